@@ -405,7 +405,7 @@ std::vector<Roster::TrainerStatus> Roster::trainers(Instant now) const {
                       .since_report = now - trainer.reported_at,
                       .idle = is_idle ? now - trainer.wanted_at : Duration{},
                       .rates = trainer.rates,
-                      .demand = trainer.scaler.demand(),
+                      .demand = counted_demand(trainer),
                       .limit = trainer.scaler.limit(),
                       .measured = trainer.scaler.measured(),
                       .reason = trainer.scaler.reason(),
@@ -414,12 +414,21 @@ std::vector<Roster::TrainerStatus> Roster::trainers(Instant now) const {
   return result;
 }
 
+uint32_t Roster::counted_demand(const Trainer& trainer) const {
+  const uint32_t demand = trainer.scaler.demand();
+  if (trainer.scaler.measured()) return demand;
+  uint32_t first = kFirstDemand;
+  for (const auto& [other_id, other] : trainers_) {
+    const bool is_of_its_program = other.user == trainer.user && other.report.about == trainer.report.about;
+    if (is_of_its_program && !other.report.about.empty() && other.scaler.measured())
+      first = std::min(first, std::max(1U, other.scaler.training_demand()));
+  }
+  return std::min(demand, first);
+}
+
 uint32_t Roster::wanted_worker_count() const {
   uint64_t count = 0;
-  for (const auto& [trainer_id, trainer] : trainers_) {
-    const uint32_t demand = trainer.scaler.demand();
-    count += trainer.scaler.measured() ? demand : std::min(demand, kFirstDemand);
-  }
+  for (const auto& [trainer_id, trainer] : trainers_) count += counted_demand(trainer);
   return static_cast<uint32_t>(std::min<uint64_t>(count, std::numeric_limits<uint32_t>::max()));
 }
 

@@ -88,7 +88,7 @@ class Roster {
     Duration since_report{};
     Duration idle{};  // for how long it has had no use for workers; 0 while it has
     RecentRates rates{};
-    uint32_t demand = 0;  // workers that it has use for
+    uint32_t demand = 0;  // workers that it has use for; one of which nothing is measured counts for a first number
     JobLimit limit = JobLimit::kUnknown;
     std::optional<MeasuredWork> measured{};
     std::string reason{};  // of the demand
@@ -96,7 +96,8 @@ class Roster {
   };
   std::vector<WorkerStatus> workers(Instant now) const;
   std::vector<TrainerStatus> trainers(Instant now) const;
-  // How many workers the trainers have use for, all together. One of which nothing is measured counts for kFirstDemand.
+  // How many workers the trainers have use for, all together. One of which nothing is measured counts for kFirstDemand,
+  // and the next loader of a program that trains, such as one that validates, for no more than the program's others.
   uint32_t wanted_worker_count() const;
   bool is_settled(Instant now) const { return now >= settled_at_; }
   uint64_t controller_id() const { return controller_id_; }
@@ -128,6 +129,7 @@ class Roster {
     bool has_changed = false;
   };
 
+  uint32_t counted_demand(const Trainer& trainer) const;
   void balance(Instant now);
   void share_out_workers();
   // The trainers of each job: all of its ranks that report, or the only one.

@@ -10,11 +10,13 @@ namespace {
 
 constexpr uint64_t kStepsMin = 8;
 constexpr double kIdleShareOfPool = 0.35;  // above it fewer workers would do; others may have use for them
-constexpr double kGrowthOfPool = 1e6;      // workers on other machines do not share CPUs: no need for small steps
-constexpr double kLinkFull = 0.8;          // of what the link carries
-constexpr double kComputing = 0.5;         // of a worker's time on CPUs; with less of it, it waits
-constexpr double kOtherTimes = 2;          // times longer or shorter
-constexpr double kIdleBesides = 0.15;      // of the workers' time, while the trainer waits
+// Workers on other machines do not share CPUs, so steps are large. Each is measured before the next: the times of a
+// trainer that hardly works ask for thousands, of which few would be of use.
+constexpr double kGrowthOfPool = 8;
+constexpr double kLinkFull = 0.8;      // of what the link carries
+constexpr double kComputing = 0.5;     // of a worker's time on CPUs; with less of it, it waits
+constexpr double kOtherTimes = 2;      // times longer or shorter
+constexpr double kIdleBesides = 0.15;  // of the workers' time, while the trainer waits
 constexpr double kSpareBesides = 1.25;
 constexpr uint32_t kShrunkMin = 2;    // batches, by which a queue gets shorter that its workers do not keep full
 constexpr double kSpareWorth = 0.05;  // of a job's progress
@@ -29,11 +31,6 @@ bool counts_anew(const wire::QueueSignal& now, const wire::QueueSignal& before) 
 bool is_other(double now, double then) { return now > kOtherTimes * then || then > kOtherTimes * now; }
 
 double seconds(uint64_t ns) { return static_cast<double>(ns) / 1e9; }
-
-// In steps and waiting for batches, from one report to another.
-double trained_s(const wire::QueueSignal& first, const wire::QueueSignal& last) {
-  return seconds(last.stepping_ns - first.stepping_ns + last.starved_ns - first.starved_ns);
-}
 
 }  // namespace
 
@@ -51,82 +48,134 @@ const char* limit_name(JobLimit limit) {
   return "unknown";
 }
 
+// ---- What is measured
+
+void JobScaler::Work::add(const wire::QueueSignal& from, const wire::QueueSignal& to) {
+  step_count += to.step_count - from.step_count;
+  stepping_ns += to.stepping_ns - from.stepping_ns;
+  starved_ns += to.starved_ns - from.starved_ns;
+  made_batches += to.made_batches - from.made_batches;
+  made_ns += to.made_ns - from.made_ns;
+  made_cpu_ns += to.made_cpu_ns - from.made_cpu_ns;
+  made_bytes += to.made_bytes - from.made_bytes;
+}
+
+double JobScaler::Work::trained_s() const { return seconds(stepping_ns + starved_ns); }
+
+bool JobScaler::Work::is_enough(uint32_t worker_count, uint32_t factor) const {
+  return trained_s() >= factor * std::chrono::duration<double>(kStretchMin).count() &&
+         step_count >= factor * kStepsMin && made_batches >= uint64_t{2} * factor * worker_count;
+}
+
+MeasuredWork JobScaler::Work::means(uint32_t worker_count) const {
+  const auto steps = static_cast<double>(step_count);
+  const double made_s = seconds(made_ns);
+  return {.workers = worker_count,
+          .wait_s = seconds(starved_ns) / steps,
+          .trainer_s = seconds(stepping_ns) / steps,
+          .worker_s = made_s / static_cast<double>(made_batches),
+          .cpu_share = made_s > 0 ? std::optional(seconds(made_cpu_ns) / made_s) : std::nullopt};
+}
+
 void JobScaler::note(const wire::TrainerReport& report, uint32_t worker_count, Instant now) {
   const wire::QueueSignal& queue = report.queue;
-  if (counts_anew(queue, last_)) *this = JobScaler(first_demand_);
+  if (last_ && counts_anew(queue, *last_)) *this = JobScaler(first_demand_);
+  if (last_) unmeasured_.add(*last_, queue);
+  most_workers_ = std::max(most_workers_, worker_count);
   last_ = queue;
   worker_count_max_ = report.worker_count_max;
-  if (worker_count != stretch_.worker_count || stretch_.report_count == 0) begin_stretch(worker_count, now);
+  if (worker_count != stretch_.worker_count || stretch_.report_count == 0) set_worker_count(worker_count, now);
   ++stretch_.report_count;
-  if (worker_count == 0) return;
-  if (!stretch_.first) {
-    if (now - stretch_.begun_at >= kWarmUp) stretch_.first = queue;
-    return;
+  if (worker_count > 0 && stretch_.until) {
+    stretch_.work.add(*stretch_.until, queue);
+    stretch_.until = queue;
+    const bool is_starving = queue.ready_batches == 0 && !queue.is_paused;
+    if (is_starving && 2 * queue.asked_batches < std::min(queue.wanted_batches, 2 * worker_count))
+      ++stretch_.short_asked_count;
+    if (stretch_.work.is_enough(worker_count)) return choose(queue, now);
+  } else if (worker_count > 0 && now - stretch_.begun_at >= kWarmUp) {
+    stretch_.until = queue;
+    stretch_.ready_at_first = queue.ready_batches;
   }
-  const bool is_starving = queue.ready_batches == 0 && !queue.is_paused;
-  if (is_starving && 2 * queue.asked_batches < std::min(queue.wanted_batches, 2 * worker_count))
-    ++stretch_.short_asked_count;
-  if (is_due(queue)) choose(queue, report.worker_count_max, now);
+  if (most_workers_ > 0 && unmeasured_.is_enough(most_workers_, kUnsteadyFactor)) choose_by_times(now);
 }
 
-void JobScaler::begin_stretch(uint32_t worker_count, Instant now) {
-  stretch_ = {.worker_count = worker_count, .begun_at = now};
-}
-
-bool JobScaler::is_due(const wire::QueueSignal& queue) const {
-  const wire::QueueSignal& first = *stretch_.first;
-  return trained_s(first, queue) >= std::chrono::duration<double>(kStretchMin).count() &&
-         queue.step_count - first.step_count >= kStepsMin &&
-         queue.made_batches - first.made_batches >= 2 * uint64_t{stretch_.worker_count};
+// Workers that come back go on where they were interrupted.
+void JobScaler::set_worker_count(uint32_t worker_count, Instant now) {
+  if (stretch_.worker_count > 0 && stretch_.work.step_count > 0)
+    interrupted_.insert_or_assign(stretch_.worker_count, std::move(stretch_));
+  stretch_ = {.worker_count = worker_count};
+  if (auto node = interrupted_.extract(worker_count)) stretch_ = std::move(node.mapped());
+  stretch_.begun_at = now;
+  stretch_.until.reset();
 }
 
 MeasuredWork JobScaler::measure(const wire::QueueSignal& queue) const {
-  const wire::QueueSignal& first = *stretch_.first;
-  const auto step_count = static_cast<double>(queue.step_count - first.step_count);
-  const auto made_count = static_cast<double>(queue.made_batches - first.made_batches);
-  const double made_s = seconds(queue.made_ns - first.made_ns);
-  const double trainer_s = seconds(queue.stepping_ns - first.stepping_ns) / step_count;
-  double wait_s = seconds(queue.starved_ns - first.starved_ns) / step_count;
-  // A trainer that lives on batches that were there waits less than its workers will soon have it wait.
-  if (queue.ready_batches + kShrunkMin <= first.ready_batches && 2 * queue.ready_batches < queue.wanted_batches)
-    wait_s = std::max(wait_s, trained_s(first, queue) / made_count - trainer_s);
-  return {
-      .workers = stretch_.worker_count,
-      .wait_s = wait_s,
-      .trainer_s = trainer_s,
-      .worker_s = made_s / made_count,
-      .cpu_share = made_s > 0 ? std::optional(seconds(queue.made_cpu_ns - first.made_cpu_ns) / made_s) : std::nullopt};
+  MeasuredWork measured = stretch_.work.means(stretch_.worker_count);
+  // A trainer that lives on batches that were there waits less than its workers will soon have it wait, if they are too
+  // slow for it. At the end of an epoch it has fewer batches as well.
+  if (queue.ready_batches + kShrunkMin <= stretch_.ready_at_first && 2 * queue.ready_batches < queue.wanted_batches)
+    measured.wait_s = std::max(measured.wait_s, measured.worker_s / measured.workers - measured.trainer_s);
+  return measured;
 }
 
-void JobScaler::choose(const wire::QueueSignal& queue, uint32_t worker_count_max, Instant now) {
+// ---- What follows
+
+void JobScaler::choose(const wire::QueueSignal& queue, Instant now) {
   const MeasuredWork measured = measure(queue);
   // The number of workers has not followed the demand, as where others have them: what is known is as before.
   if (choice_ && choice_->workers > measured.workers && measured.workers <= choice_->measured.workers)
     lessons_ = lessons_before_;
-  const uint32_t count_max = std::max(1U, worker_count_max);
-  const WorkerLimits limits{
-      .cpus = count_max, .growth_max = kGrowthOfPool, .idle_share_min = kIdleShareOfPool, .is_of_pool = true};
   const auto bottleneck = bottleneck_of(measured, queue);
   auto [choice, lessons] =
-      bottleneck ? std::pair(beside_bottleneck(measured), lessons_) : choose_workers(measured, limits, lessons_);
+      bottleneck ? std::pair(beside_bottleneck(measured), lessons_) : choose_workers(measured, limits(), lessons_);
+  note_measurement(measured);
+  limit_ = bottleneck ? *bottleneck : limit_of(choice);
+  // Batches that were asked of workers which have just come are late, so the first stretch takes no step back.
+  const bool is_early =
+      stretch_.before_count == 0 && (choice.reason == Reason::kTakenBack || choice.reason == Reason::kPartGain);
+  stretch_ = {.worker_count = stretch_.worker_count,
+              .begun_at = now,
+              .until = queue,
+              .ready_at_first = queue.ready_batches,
+              .report_count = 1,
+              .before_count = stretch_.before_count + 1};
+  if (is_early || (choice.workers != demand_ && !may_change(now))) return;  // measured again until it may
+  lessons_before_ = lessons_;
+  lessons_ = lessons;
+  adopt(choice, now);
+}
+
+// Waits teach nothing where workers were away for most of them.
+void JobScaler::choose_by_times(Instant now) {
+  MeasuredWork measured = unmeasured_.means(most_workers_);
+  measured.wait_s = std::max(0.0, measured.worker_s / measured.workers - measured.trainer_s);
+  const WorkerChoice choice = choose_by_seconds(measured, limits());
+  note_measurement(measured);
+  limit_ = limit_of(choice);
+  if (choice.workers == demand_ || may_change(now)) adopt(choice, now);
+}
+
+WorkerLimits JobScaler::limits() const {
+  return {.cpus = std::max(1U, worker_count_max_),
+          .growth_max = kGrowthOfPool,
+          .idle_share_min = kIdleShareOfPool,
+          .is_of_pool = true};
+}
+
+void JobScaler::note_measurement(const MeasuredWork& measured) {
   if (!settled_ || is_other(measured.trainer_s, settled_->trainer_s)) {
     quick_changes_left_ = kQuickChanges;
     settled_ = measured;
   }
   measured_ = measured;
   ++measurement_count_;
-  limit_ = bottleneck ? *bottleneck : limit_of(choice);
-  // Batches that were asked of workers which have just come are late, so the first stretch takes no step back.
-  const bool is_early =
-      stretch_.before_count == 0 && (choice.reason == Reason::kTakenBack || choice.reason == Reason::kPartGain);
-  const uint32_t before_count = stretch_.before_count + 1;
-  begin_stretch(stretch_.worker_count, now);
-  stretch_.before_count = before_count;
-  stretch_.report_count = 1;
-  stretch_.first = queue;
-  if (is_early || (choice.workers != demand_ && !may_change(now))) return;  // measured again until it may
-  lessons_before_ = lessons_;
-  lessons_ = lessons;
+  interrupted_.clear();
+  unmeasured_ = {};
+  most_workers_ = 0;
+}
+
+void JobScaler::adopt(const WorkerChoice& choice, Instant now) {
   choice_ = choice;
   if (choice.workers == demand_) return;
   demand_ = choice.workers;
@@ -135,15 +184,14 @@ void JobScaler::choose(const wire::QueueSignal& queue, uint32_t worker_count_max
   if (quick_changes_left_ > 0) --quick_changes_left_;
 }
 
-bool JobScaler::may_change(Instant now) {
+bool JobScaler::may_change(Instant now) const {
   return quick_changes_left_ > 0 || !changed_at_ || now - *changed_at_ >= kChangePause;
 }
 
 // The trainer waits, and its workers do so too.
 std::optional<JobLimit> JobScaler::bottleneck_of(const MeasuredWork& measured, const wire::QueueSignal& queue) const {
   if (measured.stalled_share() <= kStalledShareMax || measured.idle_share() < kIdleBesides) return std::nullopt;
-  const wire::QueueSignal& first = *stretch_.first;
-  const double bytes_per_s = static_cast<double>(queue.made_bytes - first.made_bytes) / trained_s(first, queue);
+  const double bytes_per_s = static_cast<double>(stretch_.work.made_bytes) / stretch_.work.trained_s();
   if (queue.link_bytes_per_s > 0 && bytes_per_s >= kLinkFull * static_cast<double>(queue.link_bytes_per_s))
     return JobLimit::kLink;
   if (2 * stretch_.short_asked_count > stretch_.report_count) return JobLimit::kSampler;

@@ -21,7 +21,7 @@ constexpr Duration kPauseMin = std::chrono::milliseconds(100);  // a shorter ste
 struct StepTimes {
   uint64_t step_count = 0;
   Duration stepping{};  // in steps, waiting apart
-  Duration starved{};   // waiting for the batch after a step
+  Duration starved{};   // waiting for the batch after a step; the wait after a pause is part of the pause
   Duration paused{};
 };
 
@@ -33,12 +33,12 @@ class StepClock {
     const Duration waited = waited_total - waited_total_;
     if (is_in_epoch_) {
       const Duration step = std::max(Duration(0), now - given_at_ - waited);
-      times_.starved += waited;
       if (step >= pause_min()) {
-        times_.paused += step;
+        times_.paused += step + waited;
       } else {
         ++times_.step_count;
         times_.stepping += step;
+        times_.starved += waited;
       }
       note(step);
     } else {

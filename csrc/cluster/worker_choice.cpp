@@ -10,8 +10,9 @@ namespace {
 
 constexpr double kSpare = 1.25;  // workers beyond the ratio of the means, because no two batches take the same time
 constexpr double kCpuBoundShare = 0.75;
-constexpr double kGainMin = 0.5;    // of the gain from one worker more if workers did not slow each other down
-constexpr double kPartShare = 0.7;  // of a step up that is kept where it did the work of fewer
+constexpr double kTrainerCpuMin = 0.5;  // of a CPU in use by the trainer, from which one is left to it
+constexpr double kGainMin = 0.5;        // of the gain from one worker more if workers did not slow each other down
+constexpr double kPartShare = 0.7;      // of a step up that is kept where it did the work of fewer
 constexpr double kPartSpare = 1.1;
 constexpr double kOtherConditions = 2.0;  // times longer or shorter
 constexpr double kSecondsMin = 1e-3;      // of a batch in the trainer; a shorter time is noise
@@ -30,7 +31,7 @@ uint32_t needed(const MeasuredWork& measured) {
 // Workers that wait use less than a CPU each, those with threads more.
 std::pair<uint32_t, LimitedBy> limit_of(const MeasuredWork& measured, const WorkerLimits& limits) {
   if (limits.is_of_pool) return {limits.cpus, LimitedBy::kPool};
-  const uint32_t cpus = measured.trainer_cpus > 0.5 ? std::max(1U, limits.cpus - 1) : limits.cpus;
+  const uint32_t cpus = measured.trainer_cpus > kTrainerCpuMin ? std::max(1U, limits.cpus - 1) : limits.cpus;
   const double share = measured.cpu_share ? std::max(*measured.cpu_share, 1e-3) : 1.0;
   uint32_t most = cpus;
   LimitedBy why = LimitedBy::kCpus;
@@ -73,6 +74,10 @@ bool is_elsewhere(const MeasuredWork& measured, const std::optional<MeasuredWork
   return !is_by_number && is_quite_other(measured.worker_s, basis->worker_s);
 }
 
+bool is_contradicted(const MeasuredWork& measured, uint32_t too_few) {
+  return measured.worker_s < (1 - kIdleShareMin) * too_few * measured.trainer_s;
+}
+
 std::string counted(uint32_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
@@ -93,7 +98,11 @@ std::string duration_text(double seconds) {
 
 std::string limit_text(const WorkerChoice& choice) {
   switch (choice.limited_by) {
-    case LimitedBy::kCpus: return "no more than " + std::to_string(choice.limit) + " would have CPUs to run on";
+    case LimitedBy::kCpus:
+      if (choice.cpus > 1 && choice.measured.trainer_cpus > kTrainerCpuMin)
+        return "one of the " + std::to_string(choice.cpus) + " CPUs is left to it, which leaves room for " +
+               std::to_string(choice.limit);
+      return "no more than " + std::to_string(choice.limit) + " would have CPUs to run on";
     case LimitedBy::kShards: return "the dataset has no more than " + counted(choice.limit, "shard");
     case LimitedBy::kPool: return "it may have no more than " + std::to_string(choice.limit);
     case LimitedBy::kCap: return std::to_string(choice.limit) + " is the most that is tried";
@@ -117,6 +126,7 @@ std::string reason_text(const WorkerChoice& choice) {
     case Reason::kPartGain:
       return count + " were tried and did the work of " + std::to_string(choice.workers) + ", " + stalled;
     case Reason::kIdle: return stalled + " and " + count + " were idle " + share_text(seen.idle_share()) + " of it";
+    case Reason::kTimes: return "workers come and go, so the times of batches alone count";
   }
   return "";
 }
@@ -189,11 +199,29 @@ std::pair<WorkerChoice, Lessons> choose_workers(const MeasuredWork& measured, co
     lessons.basis = measured;
     return {choose(workers, Reason::kStalled), lessons};
   }
+  // A trainer that waited for so few workers, half of whom would be idle by what batches take now.
+  if (lessons.too_few >= needed(measured) && is_contradicted(measured, lessons.too_few) &&
+      ++lessons.held >= lessons.patience) {
+    lessons.too_few = needed(measured) - 1;
+    lessons.held = 0;
+    lessons.patience *= 2;
+  }
   const uint32_t workers = std::max(needed(measured), lessons.too_few + 1);
   if (workers < count && measured.idle_share() > limits.idle_share_min)
     return {choose(workers, Reason::kIdle), lessons};
   const bool is_of_fewer = lessons.basis && lessons.basis->workers == lessons.too_few && lessons.too_few < count;
   return {choose(count, Reason::kSettled, is_of_fewer ? lessons.basis : std::nullopt), lessons};
+}
+
+WorkerChoice choose_by_seconds(const MeasuredWork& measured, const WorkerLimits& limits) {
+  const auto [limit, limited_by] = limit_of(measured, limits);
+  const uint32_t most = std::min(limit, count_of(limits.growth_max * measured.workers));
+  return {.workers = std::min(needed(measured), most),
+          .reason = Reason::kTimes,
+          .measured = measured,
+          .limit = limit,
+          .limited_by = limited_by,
+          .cpus = limits.cpus};
 }
 
 std::string WorkerChoice::why() const {
@@ -204,8 +232,7 @@ std::string WorkerChoice::why() const {
 }
 
 std::string WorkerChoice::text() const {
-  return counted(workers, "worker") + ": " + why() + ", and " + counted(cpus, "CPU") + (cpus == 1 ? " is" : " are") +
-         " free to use";
+  return counted(workers, "worker") + ": " + why() + ", and the process may use " + counted(cpus, "CPU");
 }
 
 }  // namespace penstock::cluster

@@ -7,7 +7,8 @@
 // goes there by at most twofold steps, since seconds change with the number: workers share CPUs, disks and networks. A
 // step up that did not shorten the waiting is taken back and tried again more and more seldom, since the machine may
 // have been busy with something else; of one that did the work of fewer workers, as many are kept. A number for which
-// the trainer waited is not gone down to again. So the number settles, until a batch takes a quite different time.
+// the trainer waited is gone down to again more and more seldom as well, and only if by the times of batches half of it
+// would be idle. So the number settles, until a batch takes a quite different time.
 
 #include <cstdint>
 #include <optional>
@@ -58,6 +59,7 @@ struct WorkerChoice {
     kTakenBack,  // a step up has made batches no faster
     kPartGain,   // a step up has made batches faster, as fewer workers would have
     kIdle,       // fewer would do
+    kTimes,      // the times of batches say so, and waits say nothing, as workers come and go
   };
   enum class LimitedBy : uint8_t { kCpus, kShards, kCap, kPool };
 
@@ -86,11 +88,15 @@ struct Lessons {
   std::optional<uint32_t> no_more_than{};
   std::optional<MeasuredWork> basis{};  // when these were seen
   uint32_t kept = 0;                    // choices that kept to no_more_than
+  uint32_t held = 0;                    // choices that kept above too_few, against the times of batches
   uint32_t patience = kFirstPatience;   // doubled each time that it was run out of
 };
 
 // The number of workers to go on with, and the lessons for the next choice.
 std::pair<WorkerChoice, Lessons> choose_workers(const MeasuredWork& measured, const WorkerLimits& limits,
                                                 Lessons lessons);
+
+// By the seconds of a batch alone, where waits say nothing about the number of workers.
+WorkerChoice choose_by_seconds(const MeasuredWork& measured, const WorkerLimits& limits);
 
 }  // namespace penstock::cluster

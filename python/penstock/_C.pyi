@@ -308,7 +308,9 @@ class WorkerChoice:
     sentence."""
 
     workers: int
-    reason: Literal["stalled", "settled", "limit", "no gain", "taken back", "part gain", "idle"]
+    reason: Literal[
+        "stalled", "settled", "limit", "no gain", "taken back", "part gain", "idle", "times"
+    ]
     measured: MeasuredWork
     limit: int
     limited_by: Literal["CPUs", "shards", "cap", "pool"]

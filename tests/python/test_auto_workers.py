@@ -32,7 +32,7 @@ class Computing(Augmented):
 
 SENTENCE = re.compile(
     r"\d+ workers?: .*the trainer waited \d+% of the time.*; a batch takes \S+ m?s of a worker"
-    r"(, \d+% of it on a CPU,)? and \S+ m?s of the trainer, and \d+ CPUs? (is|are) free to use"
+    r"(, \d+% of it on a CPU,)? and \S+ m?s of the trainer, and the process may use \d+ CPUs?"
 )
 
 

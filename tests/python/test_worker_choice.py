@@ -176,6 +176,18 @@ def test_a_number_that_stalled_is_not_gone_down_to_again() -> None:
         assert choice.workers == 3
 
 
+def test_a_number_that_stalled_is_tried_again_where_batches_take_a_fraction_of_it() -> None:
+    """Two workers seemed too few for 51 ms of a worker and 200 ms of the trainer, and three were
+    kept for the whole job.
+    """
+    choice, lessons = _C.choose_workers(seen(2, 0.051, 0.2, wait_s=0.2), LIMITS, _C.WorkerLessons())
+    counts = [choice.workers]
+    for _ in range(10):
+        choice, lessons = _C.choose_workers(seen(counts[-1], 0.051, 0.2), LIMITS, lessons)
+        counts.append(choice.workers)
+    assert counts == [3] * 8 + [1] * 3
+
+
 def test_a_loader_whose_batches_change_a_lot_is_looked_at_anew() -> None:
     counts, lessons = settle(Machine(0.2, 0.02, useful=4), 4, _C.WorkerLessons())
     counts, lessons = settle(Machine(0.2, 0.005), counts[-1], lessons)
@@ -189,28 +201,35 @@ def test_a_loader_whose_batches_change_a_lot_is_looked_at_anew() -> None:
             seen(2, 0.061, 0.016, wait_s=0.0098, cpu_share=0.97),
             LIMITS,
             "4 workers: the trainer waited 38% of the time for 2; a batch takes 61 ms of a worker, "
-            "97% of it on a CPU, and 16 ms of the trainer, and 8 CPUs are free to use",
+            "97% of it on a CPU, and 16 ms of the trainer, and the process may use 8 CPUs",
         ),
         (
             seen(1, 0.0021, 0.0016, wait_s=0.0008, cpu_share=None),
             _C.WorkerLimits(1),
             "1 worker: the trainer waited 33% of the time, but no more than 1 would have CPUs to "
-            "run on; a batch takes 2.1 ms of a worker and 1.6 ms of the trainer, and 1 CPU is free "
-            "to use",
+            "run on; a batch takes 2.1 ms of a worker and 1.6 ms of the trainer, and the process "
+            "may use 1 CPU",
         ),
         (
             seen(3, 12.0, 1.5, wait_s=2.0),
             _C.WorkerLimits(8, shards=3),
             "3 workers: the trainer waited 57% of the time, but the dataset has no more than 3 "
             "shards; a batch takes 12 s of a worker, 100% of it on a CPU, and 1.5 s of the "
-            "trainer, and 8 CPUs are free to use",
+            "trainer, and the process may use 8 CPUs",
+        ),
+        (
+            seen(1, 0.4, 0.1),
+            _C.WorkerLimits(2),
+            "1 worker: the trainer waited 75% of the time, but one of the 2 CPUs is left to it, "
+            "which leaves room for 1; a batch takes 400 ms of a worker, 100% of it on a CPU, and "
+            "100 ms of the trainer, and the process may use 2 CPUs",
         ),
         (
             seen(4, 0.005, 0.1),
             LIMITS,
             "1 worker: the trainer waited 0% of the time and 4 were idle 99% of it; a batch takes "
-            "5 ms of a worker, 100% of it on a CPU, and 100 ms of the trainer, and 8 CPUs are free "
-            "to use",
+            "5 ms of a worker, 100% of it on a CPU, and 100 ms of the trainer, and the process may "
+            "use 8 CPUs",
         ),
     ],
 )

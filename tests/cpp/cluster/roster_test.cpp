@@ -264,6 +264,40 @@ TEST_F(RosterTest, WorkersGoToTrainersWhoseJobsTheyCanRun) {
                 {3, "it has torch 2.12, and the job is made with torch 2.11; install the same version on both"}}));
 }
 
+// A validation loader is made anew for each validation. Each of them counted for kFirstDemand, so that a pool that grows
+// kept four workers for a training that needs one.
+TEST_F(RosterTest, AnotherLoaderOfAMeasuredProgramCountsForNoMoreThanTheFirst) {
+  settle();
+  worker(1);
+  wire::TrainerReport training{
+      .trainer_id = 100, .job = "train.py: Images", .worker_count_max = 64, .about = "host, process 7, torch 2.15"};
+  wire::TrainerReport validation = training;
+  validation.trainer_id = 101;
+  roster_.trainer_reported(training, now_);
+  EXPECT_EQ(roster_.wanted_worker_count(), kFirstDemand);
+  for (uint64_t batches = 0; batches < 100; ++batches) {
+    now_ += milliseconds(200);
+    worker(1, 100);
+    training.queue = {.delivered_batches = batches,
+                      .step_count = batches,
+                      .stepping_ns = batches * 200'000'000,
+                      .made_batches = batches,
+                      .made_ns = batches * 51'000'000};
+    roster_.trainer_reported(training, now_);
+  }
+  EXPECT_EQ(roster_.wanted_worker_count(), 1U);
+  training.worker_count_max = 0;
+  roster_.trainer_reported(training, now_);
+  EXPECT_EQ(roster_.wanted_worker_count(), 0U);
+  roster_.trainer_reported(validation, now_);
+  EXPECT_EQ(roster_.wanted_worker_count(), 1U);
+  EXPECT_EQ(roster_.trainers(now_).at(1).demand, 1U);
+  validation.trainer_id = 102;
+  validation.about = "host, process 8, torch 2.15";
+  roster_.trainer_reported(validation, now_);
+  EXPECT_EQ(roster_.wanted_worker_count(), 1U + kFirstDemand);
+}
+
 TEST_F(RosterTest, FencedIncarnationsAreRememberedUpToABound) {
   settle();
   for (uint64_t id = 1; id <= kFencedCountMax + 1; ++id) worker(id);

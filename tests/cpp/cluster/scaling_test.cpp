@@ -8,6 +8,7 @@
 #include <random>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace penstock::cluster {
@@ -33,7 +34,9 @@ class Job {
   double noise = 0;  // of each interval's times, one standard deviation
   uint32_t granted_max = 64;
   Duration grant_delay = milliseconds(1500);
-  Duration join_time{};  // for which no batch comes, as the next ones were asked of workers that have just come
+  Duration join_time{};      // for which no batch comes, as the next ones were asked of workers that have just come
+  uint32_t epoch_steps = 0;  // 0: an epoch without an end
+  Duration validation{};     // after each epoch, by another loader, to which the workers go
 
   JobScaler scaler;
   uint32_t worker_count = 0;
@@ -42,7 +45,11 @@ class Job {
   // Lets the job train for so long, and returns its batches a second over that time.
   double train(Duration time) {
     const double before = delivered_;
-    for (Duration passed{}; passed < time; passed += kReportInterval) step();
+    const Instant end = now + time;
+    while (now < end) {
+      step();
+      if (epoch_steps > 0 && delivered_ >= epoch_end_ - 1e-9) validate();
+    }
     return (delivered_ - before) / in_seconds(time);
   }
   // It does something else, as in an evaluation.
@@ -70,8 +77,14 @@ class Job {
     const double present = now < joining_until_ ? 0.0 : worker_count;
     const double made_per_s =
         std::min({present / worker_now_s, storage_batches_per_s, link_batches_per_s, sampler_batches_per_s});
-    const double wanted_count = interval_s / step_now_s;
-    const double made_count = std::clamp(2.0 * worker_count + wanted_count - stored_, 0.0, made_per_s * interval_s);
+    double wanted_count = interval_s / step_now_s;
+    double to_make = 2.0 * worker_count + wanted_count - stored_;
+    if (epoch_steps > 0) {
+      if (epoch_end_ == 0) epoch_end_ = epoch_steps;
+      wanted_count = std::min(wanted_count, epoch_end_ - delivered_);
+      to_make = std::min(to_make, epoch_end_ - made_);
+    }
+    const double made_count = std::clamp(to_make, 0.0, made_per_s * interval_s);
     const double count = std::min(stored_ + made_count, wanted_count);
     const bool is_starved = count < wanted_count;
     stored_ += made_count - count;
@@ -82,7 +95,7 @@ class Job {
     if (made_per_s == storage_batches_per_s) each_s = worker_count / storage_batches_per_s;
     made_s_ += made_count * each_s;
     stepping_s_ += count * step_now_s;
-    starved_s_ += std::max(0.0, interval_s - count * step_now_s);
+    if (is_starved) starved_s_ += interval_s - count * step_now_s;
     wire::QueueSignal& queue = report_.queue;
     queue.delivered_batches = queue.step_count = static_cast<uint64_t>(delivered_);
     queue.made_batches = static_cast<uint64_t>(made_);
@@ -94,10 +107,20 @@ class Job {
     queue.link_bytes_per_s = link_batches_per_s < 1e9 ? static_cast<uint64_t>(link_batches_per_s * 1e6) : 0;
     queue.wanted_batches = 2 * worker_count;
     queue.ready_batches = is_starved ? 0 : static_cast<uint32_t>(stored_);
-    const uint32_t to_ask = queue.wanted_batches - std::min(queue.ready_batches, queue.wanted_batches);
+    uint32_t to_ask = queue.wanted_batches - std::min(queue.ready_batches, queue.wanted_batches);
+    if (epoch_steps > 0) to_ask = std::min(to_ask, static_cast<uint32_t>(epoch_end_ - made_));
     queue.asked_batches = made_per_s == sampler_batches_per_s ? 1 : to_ask;
     report_.worker_count_max = granted_max;
     scaler.note(report_, worker_count, now);
+  }
+  void validate() {
+    const uint32_t own_count = std::exchange(worker_count, 0);
+    report_.worker_count_max = 0;
+    pause(validation);
+    worker_count = own_count;
+    made_ = delivered_;  // early batches were dropped
+    stored_ = 0;
+    epoch_end_ = delivered_ + epoch_steps;
   }
   void follow() {
     const uint32_t wanted = std::min(std::max(scaler.demand(), 1U), granted_max);
@@ -108,6 +131,7 @@ class Job {
 
   wire::TrainerReport report_{.trainer_id = 1, .job = "job", .worker_count_max = 64};
   std::mt19937 random_{7};
+  double epoch_end_ = 0;  // of all that is delivered
   double delivered_ = 0, made_ = 0, stored_ = 0, made_s_ = 0, stepping_s_ = 0, starved_s_ = 0;
   uint32_t wanted_ = 0;
   Instant wanted_since_{};
@@ -259,6 +283,57 @@ TEST(Scaling, PausesAreNotStarvation) {
   }
   EXPECT_EQ(job.scaler.demand(), wanted) << job.scaler.reason();
   EXPECT_EQ(job.scaler.change_count(), before);
+}
+
+// A job of 51 ms of a worker and 200 ms of the trainer was said to have use for 3 workers, for which it waited "30% of
+// the time for 2": at the end of an epoch it lived on its last batches. With its workers away for the validation in
+// between, nothing was measured that could have put that right.
+TEST(Scaling, AJobThatItsTrainerLimitsNeedsOneWorkerWhateverItDoesBetweenEpochs) {
+  for (const uint32_t epoch_steps : {40U, 18U, 14U, 12U, 8U, 4U}) {
+    for (const Duration validation : {Duration{}, Duration(milliseconds(500)), Duration(seconds(20))}) {
+      for (const uint32_t granted_max : {2U, 4U, 64U}) {
+        Job job;
+        job.step_s = 0.2;
+        job.worker_s = 0.051;
+        job.cpu_share = 0.05;
+        job.grant_delay = milliseconds(500);
+        job.epoch_steps = epoch_steps;
+        job.validation = validation;
+        job.granted_max = granted_max;
+        const std::string what = std::to_string(epoch_steps) + " steps, " + std::to_string(in_seconds(validation)) +
+                                 " s, " + std::to_string(granted_max) + " workers: ";
+        for (int epoch = 0; epoch * epoch_steps < 200; ++epoch) job.train(milliseconds(200 * epoch_steps));
+        ASSERT_TRUE(job.scaler.measured()) << what;
+        for (int look = 0; look < 20; ++look) {
+          job.train(seconds(5));
+          ASSERT_EQ(job.scaler.training_demand(), 1U) << what << job.scaler.reason();
+          ASSERT_EQ(job.scaler.limit(), JobLimit::kTrainer) << what << job.scaler.reason();
+        }
+      }
+    }
+  }
+}
+
+TEST(Scaling, AJobOfShortEpochsThatNeedsMoreWorkersIsGivenThem) {
+  Job job;
+  job.epoch_steps = 20;
+  job.validation = seconds(3);
+  job.granted_max = 64;
+  job.train(seconds(120));
+  EXPECT_GE(job.scaler.training_demand(), 12U) << job.scaler.reason();
+  EXPECT_LE(job.scaler.training_demand(), 20U) << job.scaler.reason();
+}
+
+// "794 wanted" by a program that only counts its batches.
+TEST(Scaling, ATrainerWithoutWorkWantsNoMoreThanCouldBeSeenToHelp) {
+  Job job;
+  job.step_s = 1e-5;
+  job.worker_s = 0.05;
+  job.granted_max = 4096;
+  job.grant_delay = seconds(100000);
+  job.worker_count = 2;
+  job.train(seconds(60));
+  EXPECT_EQ(job.scaler.demand(), 16U) << job.scaler.reason();
 }
 
 TEST(Scaling, FollowsABatchThatTakesAnotherTime) {
