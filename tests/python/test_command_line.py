@@ -5,7 +5,10 @@ nothing of what was probably meant; `run --help` and `explain --help` printed it
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -240,3 +243,22 @@ def test_help_after_a_program_is_the_programs_own(call: Call, tmp_path: Path) ->
     """The program is what runs: it is not there."""
     assert call("run", "missing.py", "--help")[0] == 2
     assert call("explain", "-m", "missing", "--help")[0] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["env"]])
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(arguments: list[str]) -> None:
+    """`penstock top --once | head` ended with "penstock top: [Errno 32] Broken pipe"."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "penstock", *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")

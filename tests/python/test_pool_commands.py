@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -142,3 +143,20 @@ def test_what_is_wrong_is_said(pool: Pool) -> None:
     ]:
         found, _, err = pool.run(*arguments)
         assert (found, words in err) == (code, True), (arguments, found, err)
+
+
+def test_what_a_reader_does_not_want_to_read_is_no_error(pool: Pool) -> None:
+    """`penstock top --once | head` said "[Errno 32] Broken pipe"."""
+    endpoint = pool.start_controller()
+    for command in (["top", "--once"], ["top", "--once", "--json"], ["status"], ["costs"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        ended = subprocess.run(
+            [sys.executable, "-m", "penstock", *command, "--controller", endpoint],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=SECONDS_MAX,
+        )
+        os.close(writer)
+        assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, ""), command

@@ -3,13 +3,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock._version import __version__
-from penstock.cli.command_parser import CommandError, HelpShown, did_you_mean
+from penstock.cli.command_parser import (
+    CommandError,
+    HelpShown,
+    did_you_mean,
+    is_output_unread,
+)
 
 
 class Command(NamedTuple):
@@ -62,14 +69,33 @@ OPTIONS = {
 }
 # The exit status of Python and its tools when they are called wrongly.
 USAGE_EXIT_CODE = 2
+# The exit status that a shell reports for a command that SIGPIPE has ended.
+UNREAD_EXIT_CODE = 128 + signal.SIGPIPE
+# Commands whose output is a program's own, and so is what comes of it.
+_OUTPUT_OF_PROGRAMS = (["run"], ["trace"])
 
 
 def main() -> int:
     """Carries out the command in ``sys.argv`` and returns the exit code. A program that ends by an
     exception, SystemExit included, ends this call by it.
     """
+    arguments = sys.argv[1:]
     try:
-        return _carry_out(sys.argv[1:])
+        code = _answer(arguments)
+        if arguments[:1] not in _OUTPUT_OF_PROGRAMS:
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if arguments[:1] in _OUTPUT_OF_PROGRAMS or not is_output_unread():
+            raise
+        # As other commands, which SIGPIPE ends without a word. Python still flushes what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD_EXIT_CODE
+
+
+def _answer(arguments: list[str]) -> int:
+    try:
+        return _carry_out(arguments)
     except HelpShown:
         return 0
     except CommandError as error:

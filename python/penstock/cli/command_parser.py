@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
@@ -128,12 +129,26 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 def carry_out(
     commands: Mapping[str, Callable[[Sequence[str]], int]], command: str, arguments: Sequence[str]
 ) -> int:
-    """Calls one of ``commands``; what it fails at is told on standard error."""
+    """Calls one of ``commands``; what it fails at is told on standard error. Raises BrokenPipeError
+    if nobody reads standard output any more."""
     try:
         return commands[command](arguments)
     except (PenstockError, ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and is_output_unread():
+            raise
         print(f"penstock {command}: {error}", file=sys.stderr)
         return FAILED_EXIT_CODE
+
+
+def is_output_unread() -> bool:
+    """Whether standard output is a pipe that its reader has closed, as `head` does."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):  # closed, or no file
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:

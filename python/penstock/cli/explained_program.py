@@ -7,6 +7,7 @@ so does the line that names the program.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -45,7 +46,11 @@ def explain_program(
         sys.stdout.flush()  # the program's own output comes first
         print(f"penstock: the plan of {found.subject}", file=sys.stderr, flush=True)
         if os.environ.get("RANK", "0") == "0":  # of several trainers one speaks
-            with open(plan_descriptor, "w", errors="replace") as stream:
+            # A reader may have seen enough, as `head` has.
+            with (
+                contextlib.suppress(BrokenPipeError),
+                open(plan_descriptor, "w", errors="replace") as stream,
+            ):
                 stream.write(_formatted(found.plan, plan_format) + "\n")
             if picture is not None:
                 try:
