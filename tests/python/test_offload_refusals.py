@@ -98,6 +98,21 @@ REFUSED = {
 }
 
 
+def test_a_loader_of_torchs_is_left_alone_and_the_import_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After the good sentence came "'DataLoader' object has no attribute '_show_plan'"."""
+    model = nn.Linear(2, 2)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 2)))
+    assert offload(model, loader) is model
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith("penstock: offload does nothing: the loader is torch.utils.data.")
+    assert "`from penstock import DataLoader`" in warning
+    assert not vars(model).keys() & {"forward", "_compiled_call_impl"}
+    offload(model, InProcessPool([]), loader)
+    assert len(warnings_of(caplog)) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_model_that_is_not_handled_trains_as_before_and_says_why(

@@ -99,7 +99,7 @@ def offload(
             f"offload was given a {type(model).__name__}, where a module or a function was expected"
         )
     for one in (loader, *loaders):
-        if not isinstance(one, torch.utils.data.DataLoader) and not hasattr(one, "_provenance"):
+        if not isinstance(one, torch.utils.data.DataLoader) and not _is_ours(one):
             raise TypeError(
                 f"offload was given a {type(one).__name__} as a loader, where a "
                 f"penstock.DataLoader is expected; make one: "
@@ -125,7 +125,8 @@ def _make_call(
         reason = _refusal(bare, loader)
         if reason is not None:
             logger.warning("penstock: offload does nothing: %s", reason)
-            loader._show_plan(Plan(refused=reason))
+            if _is_ours(loader):
+                loader._show_plan(Plan(refused=reason))
             return None
         if loader._provenance is None:
             loader._provenance = ProvenanceTable()
@@ -278,14 +279,28 @@ def _standing_for(function: M, call: OffloadedCall | OffloadedScript) -> M:
     return offloaded  # type: ignore[return-value]
 
 
+def _is_ours(loader: Any) -> bool:
+    return hasattr(loader, "_provenance")
+
+
+def _kind_of(loader: Any) -> str:
+    kind = type(loader)
+    if kind is torch.utils.data.DataLoader:
+        return "torch.utils.data.DataLoader"
+    return f"a {kind.__qualname__}"
+
+
 def _refusal(model: Any, loader: Any) -> str | None:
     is_compiled = isinstance(model, OptimizedModule) or compiled_call_of(model) is not None
     if is_compiled and user_compile_of(model) is None:
         return "the model's call was replaced by something else than torch.compile"
     if isinstance(model, OptimizedModule) and has_lazy_modules(model):
         return "the compiled model has lazy modules; run it once before it is offloaded"
-    if not hasattr(loader, "_provenance"):
-        return f"the loader is a {type(loader).__name__}, not a penstock.DataLoader"
+    if not _is_ours(loader):
+        return (
+            f"the loader is {_kind_of(loader)}, not a penstock.DataLoader; make it with "
+            "`from penstock import DataLoader`"
+        )
     if not is_parallel(loader):
         return "the loader has num_workers=0, so there is no worker to move anything to"
     if loader.replica_group is not None:
