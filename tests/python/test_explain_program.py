@@ -347,6 +347,40 @@ def test_the_first_model_is_the_outermost_with_parameters_that_gets_a_batch(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("batches", ["1", "5"])
+def test_a_tensor_that_is_not_of_the_batch_does_not_lead_to_an_inner_module(
+    run: Run, write: Write, batches: str
+) -> None:
+    """Hugging Face's Trainer hands `num_items_in_batch` to the model beside its batch, and the plan
+    was that of BertEmbeddings.
+    """
+    write(
+        "train.py",
+        NET,
+        """
+        class Outer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.net = nn.Conv2d(3, 3, 1), Net()
+            def forward(self, images, labels, num_items_in_batch):
+                self.embed(images.float())
+                self.net(images)
+                return self.net(images.flip(-1), None).sum() / num_items_in_batch
+
+        if __name__ == "__main__":
+            model = Outer()
+            for images, labels in loader_of(2, 4 * int(sys.argv[1])):
+                model(images, labels, torch.tensor(4))
+        """,
+    )
+    code, out, error = run("explain", "--format", "json", "--cut", "maximal", "train.py", batches)
+    assert code == 0, error
+    assert "the plan of Outer, called at train.py" in error
+    assert "with 2 of the 2 tensors" in error
+    assert "flip" in operators(json.loads(out))
+
+
+@pytest.mark.long
 def test_a_compiled_model_and_one_under_autocast_have_a_plan(run: Run, write: Write) -> None:
     compiled = TRAINING.replace("Net(), nn", 'torch.compile(Net(), backend="eager"), nn')
     write("train.py", NET, compiled)

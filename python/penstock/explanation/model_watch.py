@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,12 @@ class _Leaf:
     link: Any  # to a pool's workers, a `penstock.graph.link.Link`; None in one machine
 
 
+class _Place(Enum):
+    OUTSIDE = auto()  # of all models
+    IN_MODEL = auto()  # that was seen
+    IN_FOUND = auto()  # the one looked for, of which a later call is awaited
+
+
 class ModelWatch:
     """A context in which the program runs; ends it with ProgramStopped when `found` is set, or when
     no call can come any more. The patches stay in force for the code that catches that.
@@ -103,7 +110,7 @@ class ModelWatch:
         self._followed_batches = 0
         self._first_found: FoundPlan | None = None  # which may not know all that is of the batch
         self._is_offloaded = False  # whether the program has offloaded a part of a model
-        self._depth = threading.local()
+        self._thread = threading.local()  # its `place`: a _Place, once a module was called
         self._stance: Any = None
 
     def __enter__(self) -> ModelWatch:
@@ -115,11 +122,11 @@ class ModelWatch:
             # Where the program compiles all the same, there are no tensors to tell apart.
             if torch.compiler.is_compiling() or os.getpid() != watch._pid:
                 return call(self, *args, **kwargs)
-            depth = watch._enter_call(self, args, kwargs)
+            place = watch._enter_call(self, args, kwargs)
             try:
                 return call(self, *args, **kwargs)
             finally:
-                watch._depth.count = depth
+                watch._thread.place = place
 
         def watched_next(self: Any) -> Any:
             batch = advance(self)
@@ -178,11 +185,13 @@ class ModelWatch:
 
     def _enter_call(
         self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> int:
-        """To be called before a module is. Returns how many models this thread was inside of."""
-        depth: int = getattr(self._depth, "count", 0)
-        self._depth.count = depth + self._note_call(module, args, kwargs, depth == 0)
-        return depth
+    ) -> _Place:
+        """Call before a module is called. Returns where this thread was."""
+        place: _Place = getattr(self._thread, "place", _Place.OUTSIDE)
+        if place is not _Place.IN_FOUND:
+            inside = self._note_call(module, args, kwargs, place is _Place.OUTSIDE)
+            self._thread.place = place if inside is _Place.OUTSIDE else inside
+        return place
 
     def _note_call(
         self,
@@ -190,25 +199,25 @@ class ModelWatch:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         is_outermost: bool,
-    ) -> bool:
-        """Stops the program if this is the call that is looked for. Returns whether calls inside
-        this one are parts of a model that was seen."""
+    ) -> _Place:
+        """Stops the program if this is the call that is looked for. Returns the place of the calls
+        inside this one: OUTSIDE if one of them may be the outermost call of a model."""
         if self.is_stopped:
             raise ProgramStopped(0)
         tensors = tensors_in((args, kwargs))
         if not self.seen.batch_count or not tensors:
-            return True
+            return _Place.IN_MODEL
         known = [self._leaf(tensor) or self._leaf_behind(tensor) for tensor in tensors]
         leaf = next((found for found in known if found is not None), None)
         if leaf is None and not is_outermost:
-            return True
+            return _Place.IN_MODEL
         if next(module.parameters(), None) is None:
             if leaf is not None:  # a loss, or a transform
                 self.seen.note_without_parameters(name_of(module))
-            return True
+            return _Place.IN_MODEL
         offloaded = offloaded_call(module)
         if offloaded is None and self._holds_offloaded(module):
-            return False  # the offloaded model is further inside
+            return _Place.OUTSIDE  # the offloaded model is further inside
         if leaf is not None and (offloaded is not None or not self._is_offloaded):
             if None not in known or self._followed_batches >= FOLLOWED_BATCHES_MIN:
                 self._take(self._explained(module, args, kwargs, leaf, offloaded))
@@ -216,13 +225,13 @@ class ModelWatch:
             if self._first_found is None:
                 self._first_found = self._explained(module, args, kwargs, leaf, offloaded)
             self._follow()
-            return True
+            return _Place.IN_FOUND
         if is_outermost:
             self.seen.note_foreign(name_of(module), self._describe(tensors))
             self._follow()
             if self.seen.is_hopeless:
                 self._stop()
-        return True
+        return _Place.IN_MODEL
 
     def _leaf(self, tensor: torch.Tensor) -> _Leaf | None:
         tensor = _own(tensor)
