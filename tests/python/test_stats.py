@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 import warnings
 from typing import Any
@@ -14,6 +15,8 @@ from torch.utils.data import Dataset
 import penstock
 from penstock import DataLoader
 from penstock.loader.stats import LoaderStats
+from penstock.loader.step_times import StepTimes
+from penstock.tuning.spoken_numbers import spoken_share
 
 
 class Numbers(Dataset[int]):
@@ -33,8 +36,7 @@ def test_figures_are_told_in_words() -> None:
         iterator="penstock",
         batches=10,
         batch_bytes=25_000_000,
-        epochs_s=4.0,
-        wait_s=3.0,
+        ledger=StepTimes(steps=10, compute_s=1.0, dataset_s=2.5, order_s=0.5),
         fetch_s=0.215,
         prefix_s=0.05,
         boundary_batches=8,
@@ -49,8 +51,8 @@ def test_figures_are_told_in_words() -> None:
         "  1 batches are here and 3 are asked for",
         "  2 were copied, because the program holds many others",
     ]
-    assert "trainer waited 100 %" in str(dataclasses.replace(counted, wait_s=5.0))
-    assert "trainer waited 0 %" in str(dataclasses.replace(counted, epochs_s=0.0))
+    unwatched = dataclasses.replace(counted, ledger=StepTimes())
+    assert "trainer waited 0 %" in str(unwatched)
 
 
 @pytest.mark.slow
@@ -63,6 +65,20 @@ def test_a_loader_counts_its_batches_and_no_more_waiting_than_time() -> None:
     assert stats.epochs_s >= stats.wait_s > 0
     assert stats.fetch_s >= stats.dataset_s + stats.collate_s > 0
     assert "delivered 5 batches of" in str(stats)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_there_is_one_number_for_waiting(workers: int) -> None:
+    """The report said 18 % in its first line and 66 % in its advice, and stats() said 65 %."""
+    loader = DataLoader(Numbers(), batch_size=4, num_workers=workers)
+    for _ in loader:
+        pass
+    report, stats = loader.report(), loader.stats()
+    share = spoken_share(report.ledger.waiting_share)
+    assert report.ledger == stats.ledger
+    said = re.findall(r"wait(?:s|ed)(?: for batches)?(?: for)? (\d+ %) of", f"{report}\n{stats}")
+    assert len(said) >= 2 and set(said) == {share}, f"{report}\n{stats}"
 
 
 def test_warnings_of_pools_can_be_filtered_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

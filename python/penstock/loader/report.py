@@ -131,6 +131,7 @@ def _observation(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) ->
         worker_delay_s=delay_s,
         cpus=usable_cpus(),
         start_s=start_s,
+        waiting_share=ledger.waiting_share,
         epoch_steps=steps / max(1, epochs),
         batch_bytes=stats.batch_bytes / max(1, stats.batches),
         batch_samples=batch_samples_of(loader),

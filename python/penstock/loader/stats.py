@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from penstock import _C
 from penstock.loader.agreed_steps import EpochEnd
 from penstock.loader.step_times import SlowSample, StepTimes, WorkerTimes
+from penstock.tuning.spoken_numbers import spoken_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,8 @@ class LoaderStats:
         )
         lines = [
             f"DataLoader ({self.iterator}) delivered {self.batches} batches of "
-            f"{self.batch_bytes / self.batches / 1e6:.3g} MB in {self.epochs_s:.3g} s, and the "
-            f"trainer waited {100 * self._waiting_share:.0f} % of that time",
+            f"{self.batch_bytes / self.batches / 1e6:.3g} MB in {self.ledger.total_s:.3g} s, and "
+            f"the trainer waited {spoken_share(self.ledger.waiting_share)} of that time",
             f"workers spent {1e3 * self.fetch_s / self.batches:.3g} ms on a batch{moved}",
             f"{self.ready} batches are here and {self.outstanding} are asked for",
         ]
@@ -138,7 +139,3 @@ class LoaderStats:
         if self.worker_choice is not None:
             lines.append(str(self.worker_choice))
         return "\n  ".join(lines) + end
-
-    @property
-    def _waiting_share(self) -> float:
-        return min(1.0, self.wait_s / self.epochs_s) if self.epochs_s > 0 else 0.0

@@ -126,7 +126,7 @@ def _trainer(seen: Observation) -> Diagnosis | None:
             f"{spoken_time(seen.loader_s)} of a step of {spoken_time(seen.step_s)} for it. Batches "
             f"of more samples would share that.",
         )
-    waits = f"it waits for batches {spoken_share(seen.waiting_s / max(seen.step_s, 1e-12))} of it"
+    waits = f"it waits for batches {_waiting(seen)}"
     movable_s = seen.movable_s or 0.0
     if movable_s > _MOVABLE_SHARE_MIN * seen.step_s and not seen.is_offloaded:
         return Diagnosis(
@@ -275,8 +275,14 @@ def _stage(seen: Observation) -> Diagnosis:
 
 
 def _waits(seen: Observation) -> str:
-    share = seen.waiting_s / max(seen.step_s, 1e-12)
-    return f"the program waits for batches for {spoken_share(share)} of a step"
+    return f"the program waits for batches for {_waiting(seen)}"
+
+
+def _waiting(seen: Observation) -> str:
+    """The share of the waiting: the one that the report itself tells, or that of a step."""
+    if seen.waiting_share is not None:
+        return f"{spoken_share(seen.waiting_share)} of the time"
+    return f"{spoken_share(seen.waiting_s / max(seen.step_s, 1e-12))} of a step"
 
 
 def _cures(step_s: float, share: float, seen: Observation) -> bool:

@@ -31,6 +31,7 @@ class Observation:
     how long it is on a CPU for a batch, and ``worker_delay_s`` how long it waits for one, as does
     the program's thread for ``trainer_delay_s`` of a step's ``compute_s`` at most. The
     seconds until the first batch of an epoch, ``start_s``, are in none of the others.
+    ``waiting_share`` is the part of all the time, these included, where a report tells it.
     """
 
     settings: LoaderSettings
@@ -51,6 +52,7 @@ class Observation:
     cpus: int = 1
     batches: tuple[MadeBatch, ...] = ()  # in turn; none where only means are known
     start_s: float = 0.0
+    waiting_share: float | None = None
     epoch_steps: float | None = None  # of an epoch; None: without end, or unknown
     batch_bytes: float = 0.0
     batch_samples: int = 1
