@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import pickle
+import sys
 from typing import Any, NoReturn
 
 from penstock.errors import PenstockError, UnsentBatchError
@@ -21,6 +24,19 @@ from penstock.seams.iterators import DatasetKind
 from penstock.worker.fetching import FetchSpec
 
 
+@functools.cache  # once in a process
+def _tell_of_stream() -> None:
+    if os.environ.get("RANK", "0") != "0":  # of several ranks one tells
+        return
+    print(
+        'penstock: batches of a pool have the random numbers of seeding="batch", which are the '
+        "same for any workers; those of torch's workers are others. To have the same stream with "
+        'and without a pool, and not this line, pass seeding="batch"',
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 class PoolIter(LocalPoolIter):
     """Batches from a pool's workers, and from ``num_workers`` of its own beside them."""
 
@@ -29,6 +45,8 @@ class PoolIter(LocalPoolIter):
 
     def __init__(self, loader: LoaderFace) -> None:
         self._way_out = way_out(loader.pool)
+        if loader.seeding is None and not loader.shard_by_rank:
+            _tell_of_stream()
         try:
             super().__init__(loader)
         except BaseException as error:
