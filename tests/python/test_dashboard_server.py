@@ -120,7 +120,11 @@ def test_a_pool_is_told_as_json_and_a_killed_worker_as_an_event(
     plan = site.wait_for(f"/api/plan?trainer={trainer_id}", lambda told: told["plan"])["plan"]
     assert {call["where"] for call in plan["calls"]} == {"worker", "trainer"}
     assert any(edge["source"] is None for edge in plan["edges"]) and "calls run" in plan["verdict"]
+    # A trainer that had left when the page asked for its plan was an error in the browser's console.
     status, _, content = site.ask("/api/plan?trainer=0123456789abcdef")
+    gone = {"trainer": "0123456789abcdef", "plan": None, "has_left": True}
+    assert (status, json.loads(content)) == (200, gone)
+    status, _, content = site.ask("/api/plan?trainer=0x12")
     assert status == 400 and "an id that /api/status has" in json.loads(content)["error"]
     points = site.wait_for("/api/history", lambda history: len(history["points"]) >= 2)["points"]
     assert points[-1]["workers"] == 2 and points[-1]["at"] > points[0]["at"]

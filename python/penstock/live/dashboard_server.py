@@ -82,8 +82,8 @@ class Dashboard:
             self._watch.close()
 
     def answer(self, path: str, query: dict[str, list[str]], accept: str) -> tuple[bytes, str]:
-        """Content and its type. Raises KeyError for what there is not, ValueError for a query that
-        is wrong, and PenstockError while nothing is known of the pool."""
+        """Content and its type. Raises NoPageError for what there is not, ValueError for a query
+        that is wrong, and PenstockError while nothing is known of the pool."""
         if path in self._files:
             file = self._files[path]
             return file.content, file.content_type
@@ -100,7 +100,13 @@ class Dashboard:
             "/api/history": self._watch.history_json,
             "/api/events": self._watch.events_json,
         }
+        if path not in read:
+            raise NoPageError(path)
         return read[path](_since(query)), _JSON
+
+
+class NoPageError(Exception):
+    """There is nothing at an address."""
 
 
 def _since(query: dict[str, list[str]]) -> int:
@@ -199,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         except PenstockError as error:
             self._send_trouble(503, f"nothing is known of the pool now: {error}", is_api)
-        except KeyError:
+        except NoPageError:
             self._send_trouble(
                 404, f"there is no {path[:100]!r} here; the dashboard is at /", is_api
             )

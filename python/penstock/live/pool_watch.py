@@ -5,6 +5,7 @@ totals. One thread asks the controller; any number of readers cost it nothing.""
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -104,16 +105,18 @@ class PoolWatch:
 
     def plan_json(self, trainer: str) -> bytes:
         """The plan of one trainer, which the controller is asked for, though not by every reader.
-        Raises ValueError for a trainer that is not there."""
+        A trainer that has left since its id was read has none. Raises ValueError for no id."""
+        if not re.fullmatch(r"[0-9a-f]{16}", trainer):
+            raise ValueError(f"trainer is {trainer[:40]!r}; an id that /api/status has is expected")
         with self._lock:
             there = {one.id for one in self._current().trainers}
         if trainer not in there:
-            raise ValueError(f"trainer is {trainer[:40]!r}; an id that /api/status has is expected")
+            return _encoded({"trainer": trainer, "plan": None, "has_left": True})
         with self._plans_lock:
             known = self._plans.get(trainer)
             if known is None or time.monotonic() - known[0] > PLAN_S:
                 plan = shown_plan_graph(self._ask_plan(trainer))
-                known = (time.monotonic(), _encoded({"trainer": trainer, "plan": plan}))
+                known = (time.monotonic(), _encoded({"trainer": trainer, "plan": plan, "has_left": False}))
                 self._plans = {id: kept for id, kept in self._plans.items() if id in there}
                 self._plans[trainer] = known
             return known[1]

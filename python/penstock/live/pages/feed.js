@@ -85,13 +85,13 @@ export class Feed {
     for (const id of this._ledgers.keys()) if (!there.has(id)) this._ledgers.delete(id);
   }
 
-  // {plan} or {trouble} of a trainer; undefined until it is known. Asks anew, now and then, who calls it.
+  // {plan, hasLeft} or {trouble} of a trainer; undefined until it is known. Asks anew, now and then, who calls it.
   planOf(trainer) {
     const kept = this._plans.get(trainer) ?? { at: -Infinity };
     if (performance.now() - kept.at > PLAN_MS) {
       this._plans.set(trainer, { ...kept, at: performance.now() });
       read(`api/plan?trainer=${trainer}`).then(
-        (answer) => this._keepPlan(trainer, { plan: answer.plan }),
+        (answer) => this._keepPlan(trainer, { plan: answer.plan, hasLeft: answer.has_left }),
         (error) => this._keepPlan(trainer, { trouble: error.message }),
       );
     }

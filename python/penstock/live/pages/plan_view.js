@@ -43,7 +43,7 @@ export class PlanView {
     const { trainers } = feed.status;
     this._offer(trainers);
     const known = this._choice.value === "" ? undefined : feed.planOf(this._choice.value);
-    const text = JSON.stringify([this._choice.value, known === undefined, known?.plan, known?.trouble]);
+    const text = JSON.stringify([this._choice.value, known === undefined, known?.plan, known?.trouble, known?.hasLeft]);
     if (text === this._shown) return;
     this._shown = text;
     this._show(known, trainers.length > 0);
@@ -149,6 +149,7 @@ function whyNone(known, hasTrainer) {
   if (!hasTrainer) return "No job trains with this pool now.";
   if (known === undefined) return "Asking for the plan.";
   if (known.trouble !== undefined) return known.trouble;
+  if (known.hasLeft) return "This job has ended.";
   return "No plan is reported: this program has not called penstock.offload, or its plan is not made yet. penstock explain shows what could move.";
 }
 
