@@ -405,7 +405,7 @@ std::vector<Roster::TrainerStatus> Roster::trainers(Instant now) const {
                       .since_report = now - trainer.reported_at,
                       .idle = is_idle ? now - trainer.wanted_at : Duration{},
                       .rates = trainer.rates,
-                      .demand = counted_demand(trainer),
+                      .demand = trainer.scaler.measured() ? trainer.scaler.demand() : counted_demand(trainer),
                       .limit = trainer.scaler.limit(),
                       .measured = trainer.scaler.measured(),
                       .reason = trainer.scaler.reason(),
@@ -415,15 +415,16 @@ std::vector<Roster::TrainerStatus> Roster::trainers(Instant now) const {
 }
 
 uint32_t Roster::counted_demand(const Trainer& trainer) const {
-  const uint32_t demand = trainer.scaler.demand();
-  if (trainer.scaler.measured()) return demand;
-  uint32_t first = kFirstDemand;
+  const auto trained_ns = [](const Trainer& one) { return one.report.queue.stepping_ns + one.report.queue.starved_ns; };
+  uint32_t most = trainer.scaler.measured() ? std::numeric_limits<uint32_t>::max() : kFirstDemand;
   for (const auto& [other_id, other] : trainers_) {
     const bool is_of_its_program = other.user == trainer.user && other.report.about == trainer.report.about;
-    if (is_of_its_program && !other.report.about.empty() && other.scaler.measured())
-      first = std::min(first, std::max(1U, other.scaler.training_demand()));
+    if (!is_of_its_program || other.report.about.empty() || !other.scaler.measured()) continue;
+    // Two loaders that a step reads both have the same time.
+    const bool is_main = trained_ns(other) / 2 >= trained_ns(trainer) && trained_ns(other) > 0;
+    if (is_main) most = std::min(most, std::max(1U, other.scaler.training_demand()));
   }
-  return std::min(demand, first);
+  return std::min(trainer.scaler.demand(), most);
 }
 
 uint32_t Roster::wanted_worker_count() const {

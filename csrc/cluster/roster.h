@@ -96,8 +96,9 @@ class Roster {
   };
   std::vector<WorkerStatus> workers(Instant now) const;
   std::vector<TrainerStatus> trainers(Instant now) const;
-  // How many workers the trainers have use for, all together. One of which nothing is measured counts for kFirstDemand,
-  // and the next loader of a program that trains, such as one that validates, for no more than the program's others.
+  // How many workers the trainers have use for, all together. One of which nothing is measured counts for kFirstDemand.
+  // A loader that has less than half of the time of another one of its program, as one that validates, counts for no
+  // more than that one: nothing is started for it.
   uint32_t wanted_worker_count() const;
   bool is_settled(Instant now) const { return now >= settled_at_; }
   uint64_t controller_id() const { return controller_id_; }

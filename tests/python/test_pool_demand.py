@@ -22,11 +22,12 @@ pytestmark = pytest.mark.slow
 class Slow(Dataset[torch.Tensor]):
     """A sample takes its worker so long, asleep, so that two cores can play many workers."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, count: int = 100_000) -> None:
         self.seconds = seconds
+        self.count = count
 
     def __len__(self) -> int:
-        return 100_000
+        return self.count
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(self.seconds)
@@ -101,6 +102,33 @@ def test_a_job_that_waits_for_workers_that_sleep_is_told_so(pool: PoolProcesses)
     finally:
         training.stop()
     assert training.is_right
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("validates", [False, True])
+def test_a_job_that_its_trainer_limits_wants_one_worker_whatever_it_does_between_epochs(
+    pool: PoolProcesses, validates: bool
+) -> None:
+    """It was said to have use for two to four, "which wait, as for storage", and kept them. Each
+    change of the verdict is seen, also one between two looks.
+    """
+    pool.start_worker(processes=2)
+    step_s, batch_s = 0.2, 0.04
+    train = DataLoader(Slow(batch_s, 14), batch_size=None, pool=pool.endpoint)
+    val = DataLoader(Slow(batch_s, 10), batch_size=None, pool=pool.endpoint)
+    seen = []
+    for epoch in range(12):
+        for _ in train:
+            time.sleep(step_s)
+        one = max(pool.status()["trainers"], key=lambda it: it["queue"]["delivered_batches"])
+        if one["step_s"] is not None:
+            seen.append((epoch, one["workers_wanted"], one["limited_by"], one["reason"]))
+        if validates:
+            for _ in val:
+                pass
+    of_training = [one for one in seen if one[0] >= 6]
+    assert of_training
+    assert {(wanted, limit) for _, wanted, limit, _ in of_training} == {(1, "trainer")}, seen
 
 
 @pytest.mark.long

@@ -264,8 +264,8 @@ TEST_F(RosterTest, WorkersGoToTrainersWhoseJobsTheyCanRun) {
                 {3, "it has torch 2.12, and the job is made with torch 2.11; install the same version on both"}}));
 }
 
-// A validation loader is made anew for each validation. Each of them counted for kFirstDemand, so that a pool that grows
-// kept four workers for a training that needs one.
+// A validation loader is made anew for each validation. Each of them counted for kFirstDemand, so that a pool that
+// grows kept four workers for a training that needs one.
 TEST_F(RosterTest, AnotherLoaderOfAMeasuredProgramCountsForNoMoreThanTheFirst) {
   settle();
   worker(1);
@@ -292,8 +292,22 @@ TEST_F(RosterTest, AnotherLoaderOfAMeasuredProgramCountsForNoMoreThanTheFirst) {
   roster_.trainer_reported(validation, now_);
   EXPECT_EQ(roster_.wanted_worker_count(), 1U);
   EXPECT_EQ(roster_.trainers(now_).at(1).demand, 1U);
+  for (uint64_t batches = 0; batches < 40; ++batches) {  // it does nothing but wait, 4 s in all
+    now_ += milliseconds(100);
+    worker(1, 101);
+    roster_.trainer_reported(training, now_);
+    validation.queue = {.delivered_batches = batches,
+                        .step_count = batches,
+                        .starved_ns = batches * 100'000'000,
+                        .made_batches = batches,
+                        .made_ns = batches * 100'000'000};
+    roster_.trainer_reported(validation, now_);
+  }
+  EXPECT_GT(roster_.trainers(now_).at(1).demand, 1U);
+  EXPECT_EQ(roster_.wanted_worker_count(), 1U) << "nothing is started for a validation";
   validation.trainer_id = 102;
   validation.about = "host, process 8, torch 2.15";
+  validation.queue = {};
   roster_.trainer_reported(validation, now_);
   EXPECT_EQ(roster_.wanted_worker_count(), 1U + kFirstDemand);
 }
