@@ -20,7 +20,7 @@ export class PlanView {
     this._detail = element("dl", { class: "detail panel", "aria-live": "polite" });
     this._figure = element("figure", {}, element("figcaption", {}, "Calls ", element("small", {}, "choose one to see why it is where it is; arrow keys go through them")), this._svg);
     this._facts = element("ul", { class: "panel facts" });
-    this.node = element("div", {}, element("div", { class: "tools" }, element("label", { for: "plan-of" }, "Plan of ", this._choice)), this._verdict, this._facts, this._figure, this._detail);
+    this.node = element("div", {}, element("div", { class: "tools" }, element("label", { for: "plan-of" }, "Plan of ", this._choice)), this._verdict, this._facts, element("div", { class: "plan" }, this._figure, this._detail));
     this._shown = "";
     this._width = 0;
     new ResizeObserver(() => this._fit()).observe(this._svg);
