@@ -22,10 +22,13 @@ import pytest
 from pool_processes import SECONDS_MAX, PoolProcesses, Process, pool_of
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
+from shown_pools import status
 
+from penstock.errors import PenstockError
 from penstock.live import bounded_server, pool_watch
 from penstock.live.dashboard_access import parse_listen_address
 from penstock.live.dashboard_server import Dashboard
+from penstock.live.pool_view import pool_view
 from penstock.live.pool_watch import PoolWatch
 from penstock.live.request_head import HEAD_BYTES_MAX
 from penstock.live.status_poller import PoolAddress
@@ -305,6 +308,21 @@ def test_a_pool_that_is_dead_is_told_with_status_503(
         assert site.ask("/")[0] == 200  # the page, which says the same
     finally:
         dashboard.close()
+
+
+@pytest.mark.parametrize("jump_s", [365 * 86_400, -365 * 86_400])
+def test_a_status_is_as_old_as_it_is_whatever_the_clock_is_set_to(
+    monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    """The status of a dead pool was shown for a year once the clock was set back by one."""
+    watch = PoolWatch(PoolAddress("tcp://127.0.0.1:1", None, 0.3))
+    now = time.time()
+    watch.take(pool_view(status([], []), now))
+    monkeypatch.setattr(time, "time", lambda: now + jump_s)
+    assert json.loads(watch.status_json())
+    monkeypatch.setattr(pool_watch, "STALE_S", -1.0)
+    with pytest.raises(PenstockError, match="the last status is 0 s old"):
+        watch.status_json()
 
 
 def test_a_port_that_is_taken_and_other_bad_options_are_told(

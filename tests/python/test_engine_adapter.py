@@ -157,6 +157,48 @@ def test_the_end_of_the_pool_stops_all_workers(pool: PoolProcesses) -> None:
     assert engine.names == {}
 
 
+class Lingering(Scripted):
+    """Its workers do not end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stops: list[tuple[str, bool]] = []
+
+    def stop(self, name: str, *, at_once: bool) -> None:
+        self.stops.append((name, at_once))
+
+
+@pytest.mark.parametrize("jump_s", [365 * 86_400, -365 * 86_400])
+def test_a_clock_that_is_set_by_a_year_takes_no_worker_s_grace(
+    pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    engine, said = Lingering(), []
+    adapter = adapter_of(pool, engine, said)
+    adapter.turn()
+    adapter.turn(is_to_end=True)
+    asked = [(name, False) for name in sorted(engine.names)]
+    assert engine.stops == asked
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + jump_s)
+    adapter.turn(is_to_end=True)
+    assert engine.stops == asked
+
+
+def test_a_worker_that_was_stopped_before_the_clock_was_set_back_has_its_grace(
+    pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, said = Lingering(), []
+    adapter = adapter_of(pool, engine, said)
+    adapter.turn()
+    adapter.turn(is_to_end=True)
+    before = list(engine.stops)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 365 * 86_400)
+    another = adapter_of(pool, engine, said)  # of another process, which has the journal alone
+    another.turn(is_to_end=True)
+    assert engine.stops == before
+
+
 def test_a_call_that_hangs_is_left_to_itself() -> None:
     calls = BoundedCalls("stuck", 0.2)
     end = threading.Event()

@@ -67,6 +67,7 @@ class Adapter:
         self._granted_at: float | None = None  # since the last refusal
         self._seen_at: dict[str, float] | None = None  # when the engine first told of a worker
         self._asked_at: dict[str, float] = {}  # of names that the engine does not tell of yet
+        self._end_at: dict[str, float] = {}  # when a worker that was stopped has had its grace
         self._told = ""
         self._counted_at: float | None = None
         self._running_count = 0
@@ -113,6 +114,7 @@ class Adapter:
                 workers[name] = WorkerState.STOPPING
             else:
                 self._journal.note_gone(name)
+                self._end_at.pop(name, None)
         if self._counted_at is not None:
             self._spent_ms += 1e3 * (now - self._counted_at) * self._running_count
         self._counted_at = now
@@ -176,13 +178,21 @@ class Adapter:
 
     def _stop(self, names: set[str]) -> None:
         for name in sorted(names):
-            stopped_at = self._journal.stopped_at.get(name)
-            now = time.time()
-            if stopped_at is None:
-                self._journal.note_stop(name, now)
+            if name not in self._journal.stopped_at:
+                self._journal.note_stop(name, time.time())
+                self._end_at[name] = time.monotonic() + self._limits.grace_s
                 self._call(f"stop {name}", partial(self._engine.stop, name, at_once=False))
-            elif not 0 <= now - stopped_at < self._limits.grace_s:
+            elif time.monotonic() >= self._end_of_grace(name):
                 self._call(f"end {name}", partial(self._engine.stop, name, at_once=True))
+
+    def _end_of_grace(self, name: str) -> float:
+        """By a clock that is never set. Of a worker that a process before this one has stopped the
+        journal has the system's time, which is asked once and believed as far as it can be true."""
+        if name not in self._end_at:
+            age_s = time.time() - self._journal.stopped_at[name]
+            left_s = self._limits.grace_s - min(max(age_s, 0.0), self._limits.grace_s)
+            self._end_at[name] = time.monotonic() + left_s
+        return self._end_at[name]
 
     def _spawn(self, count: int) -> None:
         if count <= 0:

@@ -37,6 +37,7 @@ class PoolWatch:
     def __init__(self, address: PoolAddress) -> None:
         self._lock = threading.Lock()
         self._view: PoolView | None = None
+        self._taken_at = 0.0  # by a clock that is never set
         self._trouble = "the controller has not answered yet; ask again in a second"
         self._events = EventLog()
         self._history = PoolHistory()
@@ -58,6 +59,7 @@ class PoolWatch:
         """Takes the next status; the thread that asks does so."""
         with self._lock:
             self._view, self._trouble, self._status = view, "", None
+            self._taken_at = time.monotonic()
             self._events.add(view)
             self._history.add(view)
             self._totals.add(view)
@@ -70,7 +72,7 @@ class PoolWatch:
         """Under the lock."""
         if self._view is None:
             raise PenstockError(self._trouble)
-        age_s = time.time() - self._view.at
+        age_s = time.monotonic() - self._taken_at
         if age_s > STALE_S:
             why = self._trouble or "it answers no more"
             raise PenstockError(f"the last status is {age_s:.0f} s old: {why}")
