@@ -3,7 +3,6 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,7 +12,6 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <thread>
 #include <utility>
 
 #include "base/environment.h"
@@ -57,28 +55,10 @@ std::vector<std::string> command_of(OwnProcesses::Kind kind, const std::string& 
   return command;
 }
 
-// The line "ID ENDPOINT" that a worker reports, or nothing if it ended or is late.
-std::optional<std::string> read_line(int fd, steady_clock::time_point deadline) {
-  std::string line;
-  for (;;) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
-    pollfd waited{.fd = fd, .events = POLLIN, .revents = 0};
-    if (left.count() <= 0 || ::poll(&waited, 1, static_cast<int>(left.count())) < 0) return std::nullopt;
-    char c = 0;
-    const ssize_t count = ::read(fd, &c, 1);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return std::nullopt;
-    if (c == '\n') return line;
-    line += c;
-  }
-}
-
 Fault not_listening(OwnProcesses::Kind kind, int64_t count, ChildProcess& process, const std::string& program) {
-  std::optional<int> status;
-  const auto deadline = steady_clock::now() + milliseconds(500);
-  while (!(status = process.poll()) && steady_clock::now() < deadline) std::this_thread::sleep_for(milliseconds(10));
+  const bool has_ended = process.wait_until(steady_clock::now() + milliseconds(500));
   std::string text = "a worker of DataLoader's own (num_workers=" + std::to_string(count) + ", " + program +
-                     ") did not come to listen and " + (status ? spoken_end(*status) : "is still starting") +
+                     ") did not come to listen and " + (has_ended ? process.poll()->spoken() : "is still starting") +
                      "; see its output on stderr";
   if (kind == OwnProcesses::Kind::kPython)
     text += "; it needs a Python with penstock, which PENSTOCK_PYTHON names, else python3 on PATH";
@@ -118,11 +98,13 @@ Result<OwnProcesses> OwnProcesses::start(Kind kind, int64_t count) {
   }
   const auto deadline = steady_clock::now() + kStartMax;
   for (size_t index = 0; index < own.processes_.size(); ++index) {
-    const auto line = read_line(pipes[index].get(), deadline);
-    const size_t space = line ? line->find(' ') : std::string::npos;
+    // "ID ENDPOINT", once the worker listens.
+    const auto read = read_line_until(pipes[index].get(), deadline);
+    const std::string line = read ? read.value() : std::string();
+    const size_t space = line.find(' ');
     uint64_t id = 0;
-    if (line) std::from_chars(line->data(), line->data() + line->size(), id);
-    auto endpoint = space != std::string::npos ? net::Endpoint::parse(line->substr(space + 1))
+    std::from_chars(line.data(), line.data() + line.size(), id);
+    auto endpoint = space != std::string::npos ? net::Endpoint::parse(line.substr(space + 1))
                                                : Result<net::Endpoint>(Fault{Errc::kMalformed, ""});
     if (!endpoint || id == 0) return not_listening(kind, count, own.processes_[index], program);
     own.workers_.push_back({.worker_id = id, .endpoint = std::move(endpoint).value(), .handover = handovers[index]});
@@ -133,20 +115,17 @@ Result<OwnProcesses> OwnProcesses::start(Kind kind, int64_t count) {
 OwnProcesses::~OwnProcesses() {
   for (ChildProcess& process : processes_) process.signal(SIGTERM);
   const auto deadline = steady_clock::now() + kEndMax;
-  for (ChildProcess& process : processes_) {
-    while (!process.poll() && steady_clock::now() < deadline) std::this_thread::sleep_for(milliseconds(2));
-  }
+  for (ChildProcess& process : processes_) static_cast<void>(process.wait_until(deadline));
 }
 
 std::vector<OwnProcesses::Loss> OwnProcesses::take_losses() {
   std::vector<Loss> losses;
   for (size_t index = 0; index < processes_.size(); ++index) {
     if (lost_.contains(index)) continue;
-    const auto status = processes_[index].poll();
-    if (!status) continue;
+    const auto& end = processes_[index].poll();
+    if (!end) continue;
     lost_.insert(index);
-    losses.push_back(
-        {.worker_id = workers_[index].worker_id, .pid = processes_[index].pid(), .how = spoken_end(*status)});
+    losses.push_back({.worker_id = workers_[index].worker_id, .pid = processes_[index].pid(), .how = end->spoken()});
   }
   return losses;
 }

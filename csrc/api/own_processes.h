@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "api/child_process.h"
+#include "base/child_process.h"
 #include "base/result.h"
 #include "loader/pool_directory.h"
 

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,12 +16,12 @@
 #include <thread>
 #include <vector>
 
-#include "api/child_process.h"
 #include "api/memory_caps.h"
 #include "api/process_log.h"
 #include "api/torch_check.h"
 #include "api/worker_options.h"
 #include "api/worker_service.h"
+#include "base/child_process.h"
 #include "base/environment.h"
 #include "base/identity.h"
 #include "base/live_clock.h"
@@ -152,11 +151,11 @@ class Supervised {
   // Starts it again after it died. True if another process would fare no better.
   bool look_after(bool is_ending) {
     if (child_) {
-      const auto status = child_->poll();
-      if (status) {
+      const std::optional<ProcessEnd> end = child_->poll();
+      if (end) {
         child_.reset();
-        if (!is_ending && WIFEXITED(*status) && WEXITSTATUS(*status) == kUselessExitCode) return true;
-        if (!is_ending && *status != 0) start_later("a process " + api::spoken_end(*status) + "; another one starts");
+        if (!is_ending && end->has_exit_code(kUselessExitCode)) return true;
+        if (!is_ending && !end->has_exit_code(0)) start_later("a process " + end->spoken() + "; another one starts");
       }
     }
     if (start_at_ && *start_at_ <= steady_clock::now()) start();
@@ -171,7 +170,7 @@ class Supervised {
   void start() {
     start_at_.reset();
     started_at_ = steady_clock::now();
-    auto started = api::ChildProcess::start({.command = command_, .has_own_session = true});
+    auto started = ChildProcess::start({.command = command_, .has_own_session = true});
     if (started)
       child_.emplace(std::move(started).value());
     else
@@ -187,7 +186,7 @@ class Supervised {
 
   std::vector<std::string> command_;
   ProcessLog& log_;
-  std::optional<api::ChildProcess> child_;
+  std::optional<ChildProcess> child_;
   std::optional<steady_clock::time_point> start_at_;
   steady_clock::time_point started_at_{};
   milliseconds pause_ = kPause;
@@ -243,6 +242,7 @@ int worker_main(int argument_count, char** arguments) {
     case WorkerOptions::Mode::kHelp: std::cout << api::worker_usage(); return 0;
     case WorkerOptions::Mode::kVersion: std::cout << "penstock-worker " << PENSTOCK_VERSION << "\n"; return 0;
     case WorkerOptions::Mode::kSupervise: return supervise(options.value(), log);
+  ::signal(SIGCHLD, SIG_DFL);  // NOLINT(concurrency-mt-unsafe): whoever started it may have ignored it
     case WorkerOptions::Mode::kServe:
     case WorkerOptions::Mode::kOwn: break;
   }
