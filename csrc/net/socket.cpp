@@ -18,7 +18,9 @@ namespace {
 constexpr int kClientSocketCount = 3;
 constexpr int kOtherClientCountMax = 1024;
 constexpr int kSocketCountMax = kClientSocketCount * (static_cast<int>(wire::kRosterCountMax) + kOtherClientCountMax);
-constexpr int kReconnectMs = 5;  // a worker whose trainer is about to bind should not wait the default 100 ms
+// A name in the abstract namespace is free again once its trainer is dead, and everybody on the machine could see it:
+// who connects again may meet a process of another user there.
+constexpr int kNeverAgain = -1;
 
 // A peer that takes no more is gone.
 Fault peer_failure(const std::string& what) {
@@ -39,7 +41,7 @@ Result<std::unique_ptr<Socket>> open(void* context, const std::string& name, boo
   is_set = is_set && zmq_setsockopt(raw, ZMQ_SNDHWM, &zero, sizeof zero) == 0;
   is_set = is_set && zmq_setsockopt(raw, ZMQ_RCVHWM, &zero, sizeof zero) == 0;
   is_set = is_set && zmq_setsockopt(raw, ZMQ_IMMEDIATE, &one, sizeof one) == 0;
-  is_set = is_set && zmq_setsockopt(raw, ZMQ_RECONNECT_IVL, &kReconnectMs, sizeof kReconnectMs) == 0;
+  is_set = is_set && zmq_setsockopt(raw, ZMQ_RECONNECT_IVL, &kNeverAgain, sizeof kNeverAgain) == 0;
   if (is_bound) is_set = is_set && zmq_setsockopt(raw, ZMQ_IPC_FILTER_UID, &user, sizeof user) == 0;
   if (!is_set) return peer_failure("setting up a ZeroMQ socket");
   const std::string endpoint = "ipc://@" + name;

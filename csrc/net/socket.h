@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The sockets of a local pool. A Socket is one DEALER over ipc in the abstract namespace; connections of other users
-// are refused by the kernel's credentials. High-water marks are off: memory is bounded because a trainer has a limited
-// number of requests outstanding, and every message answers one. (ZeroMQ's own marks count messages, not bytes, and
-// drop or block where we need neither.)
+// are refused by the kernel's credentials, and one that has ended is not made again. High-water marks are off: memory
+// is bounded because a trainer has a limited number of requests outstanding, and every message answers one. (ZeroMQ's
+// own marks count messages, not bytes, and drop or block where we need neither.)
 
 #include <chrono>
 #include <cstddef>
@@ -42,6 +42,7 @@ using MessageParts = std::vector<std::vector<std::byte>>;
 class Socket {
  public:
   static Result<std::unique_ptr<Socket>> bind(SocketContext& context, const std::string& name);
+  // Once, to a name that is bound: one at which nobody listens leaves the socket without a peer.
   static Result<std::unique_ptr<Socket>> connect(SocketContext& context, const std::string& name);
 
   explicit Socket(void* socket) : socket_(socket) {}

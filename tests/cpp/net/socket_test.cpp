@@ -96,12 +96,25 @@ TEST_F(SocketTest, SendingWithoutAPeerIsClosed) {
   EXPECT_EQ(worker_->send(filled(1, 1)).error().code, Errc::kClosed);
 }
 
-TEST_F(SocketTest, AWorkerThatConnectsFirstIsWritableOnceTheTrainerBinds) {
-  worker_ = Socket::connect(context_, name_).value();
-  trainer_ = Socket::bind(context_, name_).value();
-  ASSERT_TRUE(worker_->wait_writable(seconds(30)));
-  ASSERT_TRUE(worker_->send(filled(1, 9)));
-  EXPECT_EQ(receive(*trainer_), MessageParts{filled(1, 9)});
+// A worker connected again to the name of a trainer that had died, which anybody on the machine may have bound by then,
+// and took requests from there.
+TEST_F(SocketTest, ConnectionThatHasEndedIsNotMadeAgainWithWhoeverHasTheName) {
+  open();
+  trainer_.reset();
+  while (worker_->has_peer()) {
+  }
+  std::unique_ptr<Socket> stranger;
+  while (!stranger) {  // the context's thread lets the name go
+    if (auto bound = Socket::bind(context_, name_)) stranger = std::move(bound).value();
+  }
+  const auto own = Socket::connect(context_, name_).value();
+  ASSERT_TRUE(own->wait_writable(seconds(30)));  // whoever connects to the name now is let in
+  const int value = 7;
+  ASSERT_TRUE(own->send(std::as_bytes(std::span(&value, 1))));
+  EXPECT_EQ(receive(*stranger).size(), 1u);
+  ASSERT_TRUE(worker_->wait_writable(milliseconds(200)));
+  EXPECT_FALSE(worker_->has_peer());
+  EXPECT_EQ(worker_->send(filled(1, 9)).error().code, Errc::kClosed);
 }
 
 TEST_F(SocketTest, TryReceiveWithoutAMessageIsFalse) {
