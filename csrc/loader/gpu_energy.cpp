@@ -2,6 +2,13 @@
 #include "loader/gpu_energy.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
+
+#include <chrono>
+#include <csignal>
+#include <exception>
+#include <thread>
+#include <utility>
 
 namespace penstock::loader {
 namespace {
@@ -42,6 +49,46 @@ Result<uint64_t> GpuEnergy::read() const {
   if (const int code = energy_of_(device_, &millijoules); code != kNvmlSuccess)
     return unknown("nvmlDeviceGetTotalEnergyConsumption failed with " + std::to_string(code));
   return uint64_t{millijoules} * kUjPerMj;
+}
+
+GpuEnergyMeter::GpuEnergyMeter(const std::string& uuid, const std::string& library) {
+  try {
+    std::thread([state = state_, uuid, library] {
+      try {
+        run(*state, uuid, library);
+      } catch (const std::exception&) {
+        state->meter.set({});
+      }
+    }).detach();
+  } catch (const std::exception&) {
+    // No thread is left: the energy stays unknown, as without a GPU.
+  }
+}
+
+GpuEnergyMeter::~GpuEnergyMeter() { state_->asked.close(); }
+
+wire::GpuMeter GpuEnergyMeter::take() {
+  bool next = true;
+  static_cast<void>(state_->asked.try_push(next));  // where it is full, the thread has that before it
+  return state_->meter.get();
+}
+
+void GpuEnergyMeter::run(State& state, const std::string& uuid, const std::string& library) {
+  ::pthread_setname_np(::pthread_self(), "pk_energy");
+  // Signals are for the program's own threads.
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  const auto gpu = GpuEnergy::open(uuid, library);
+  wire::GpuMeter meter;
+  bool is_first = true;
+  while (gpu) {
+    const auto now_uj = gpu.value()->read();
+    meter.now_uj = now_uj ? now_uj.value() : wire::kUnknownEnergy;
+    if (std::exchange(is_first, false)) meter.begin_uj = meter.now_uj;
+    state.meter.set(meter);
+    if (!now_uj || !state.asked.pop_until(std::chrono::steady_clock::time_point::max())) return;
+  }
 }
 
 }  // namespace penstock::loader

@@ -7,7 +7,10 @@
 #include <memory>
 #include <string>
 
+#include "base/board.h"
+#include "base/bounded_queue.h"
 #include "base/result.h"
+#include "wire/reports.h"
 
 namespace penstock::loader {
 
@@ -37,6 +40,32 @@ class GpuEnergy {
   void* device_ = nullptr;
   EnergyOf energy_of_ = nullptr;
   ShutDown shut_down_ = nullptr;  // null until the library was started
+};
+
+// Reads the energy of a GPU on a thread of its own, since a driver can hang, which is to hold up no batch and no end of
+// a program. So the thread is detached, owns all that it uses, and ends by itself once the meter is gone.
+//
+// Confined to one thread.
+class GpuEnergyMeter {
+ public:
+  // Of GpuEnergy::open.
+  GpuEnergyMeter(const std::string& uuid, const std::string& library);
+  GpuEnergyMeter(const GpuEnergyMeter&) = delete;
+  GpuEnergyMeter& operator=(const GpuEnergyMeter&) = delete;
+  ~GpuEnergyMeter();
+
+  // The reading before this call, and has the next one made. Unknown before the library has started, from the first
+  // time that the energy could not be read, and where there is no thread to read it.
+  wire::GpuMeter take();
+
+ private:
+  struct State {
+    BoundedQueue<bool> asked{1};  // closed once the meter is gone
+    Board<wire::GpuMeter> meter;
+  };
+  static void run(State& state, const std::string& uuid, const std::string& library);
+
+  const std::shared_ptr<State> state_ = std::make_shared<State>();  // shared with the thread
 };
 
 }  // namespace penstock::loader

@@ -3,13 +3,11 @@
 // What a trainer costs: what its workers spend on it, and the energy of its GPU.
 
 #include <cstdint>
-#include <future>
-#include <memory>
+#include <optional>
 #include <string>
 
 #include "base/board.h"
 #include "base/instant.h"
-#include "base/result.h"
 #include "cluster/cost_meter.h"
 #include "loader/gpu_energy.h"
 #include "wire/pool_record.h"
@@ -20,11 +18,10 @@ namespace penstock::loader {
 // Confined to the thread that loads, except where a comment says otherwise.
 class JobMeter {
  public:
-  // `uuid` and `library` are GpuEnergy's. A thread of its own starts the library, so that no batch waits for it; the
-  // energy counts from when it has started.
-  void open_gpu(const std::string& uuid, const std::string& library = kNvmlLibrary);
-  // Unknown before the library has started, and from the first time that it could not be read.
-  wire::GpuMeter read_gpu();
+  // `uuid` and `library` are GpuEnergy's. The energy counts from when the library has started.
+  void open_gpu(const std::string& uuid, const std::string& library = kNvmlLibrary) { gpu_.emplace(uuid, library); }
+  // As GpuEnergyMeter::take: of when this was called before. Never blocks.
+  wire::GpuMeter read_gpu() { return gpu_ ? gpu_->take() : wire::GpuMeter{}; }
 
   // Any message of a worker, the welcome too.
   void note_message(uint64_t worker_id, const wire::PoolAnswer& answer, Instant now);
@@ -38,9 +35,7 @@ class JobMeter {
  private:
   cluster::CostMeter workers_;
   Board<wire::JobCosts> board_;
-  std::future<Result<std::unique_ptr<GpuEnergy>>> opening_;
-  std::unique_ptr<GpuEnergy> gpu_;  // null where its energy is not known
-  wire::GpuMeter gpu_meter_;
+  std::optional<GpuEnergyMeter> gpu_;
 };
 
 }  // namespace penstock::loader

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library with the functions of NVIDIA's management library that penstock calls, and one GPU, which has used as many
-// millijoules as the environment says: FAKE_NVML_MJ. Without a value the GPU does not count.
-#include <cstdlib>
+// A library with the functions of NVIDIA's management library that penstock calls, and one GPU.
+#include <atomic>
+#include <cstdint>
 #include <cstring>
 
 #include "fake_nvml.h"
@@ -9,7 +9,9 @@
 namespace {
 
 constexpr int kSuccess = 0, kUninitialized = 1, kInvalidArgument = 2, kNotSupported = 3, kNotFound = 6;
-int start_count = 0;
+std::atomic<int> start_count{0};
+std::atomic<int64_t> used_mj{penstock::loader::kFakeGpuDoesNotCount};
+std::atomic<bool> is_hanging{false};
 int the_gpu = 0;
 
 }  // namespace
@@ -30,9 +32,16 @@ extern "C" {
 [[gnu::visibility("default")]] int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* millijoules) {
   if (start_count == 0) return kUninitialized;
   if (device != &the_gpu) return kInvalidArgument;
-  const char* const used = std::getenv("FAKE_NVML_MJ");
-  if (used == nullptr) return kNotSupported;
-  *millijoules = std::strtoull(used, nullptr, 10);
+  is_hanging.wait(true);
+  const int64_t used = used_mj.load();
+  if (used < 0) return kNotSupported;
+  *millijoules = static_cast<unsigned long long>(used);
   return kSuccess;
+}
+
+[[gnu::visibility("default")]] void fake_nvml_use(int64_t millijoules) { used_mj.store(millijoules); }
+[[gnu::visibility("default")]] void fake_nvml_hang(bool does_hang) {
+  is_hanging.store(does_hang);
+  is_hanging.notify_all();
 }
 }

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "fake_nvml.h"
@@ -14,8 +14,7 @@ namespace {
 
 class GpuEnergyTest : public testing::Test {
  protected:
-  GpuEnergyTest() { ::setenv("FAKE_NVML_MJ", "5000", 1); }
-  ~GpuEnergyTest() override { ::unsetenv("FAKE_NVML_MJ"); }
+  GpuEnergyTest() { nvml_.use(5000); }
 
   static std::string refusal(const std::string& uuid, const std::string& library = PENSTOCK_FAKE_NVML) {
     const auto opened = GpuEnergy::open(uuid, library);
@@ -24,13 +23,15 @@ class GpuEnergyTest : public testing::Test {
     EXPECT_EQ(opened.error().code, Errc::kUnsupported);
     return opened.error().message;
   }
+
+  FakeNvml nvml_{PENSTOCK_FAKE_NVML};
 };
 
 TEST_F(GpuEnergyTest, IsReadInMicrojoules) {
   const auto energy = GpuEnergy::open(kFakeGpuUuid, PENSTOCK_FAKE_NVML);
   ASSERT_TRUE(energy) << energy.error().message;
   EXPECT_EQ(energy.value()->read().value(), 5'000'000u);
-  ::setenv("FAKE_NVML_MJ", "5123", 1);
+  nvml_.use(5123);
   EXPECT_EQ(energy.value()->read().value(), 5'123'000u);
 }
 
@@ -48,7 +49,7 @@ TEST_F(GpuEnergyTest, GpuThatIsNotThereIsNamed) {
 }
 
 TEST_F(GpuEnergyTest, GpuThatDoesNotCountIsUnknownAndNotZero) {
-  ::unsetenv("FAKE_NVML_MJ");
+  nvml_.use(std::nullopt);
   EXPECT_NE(refusal(kFakeGpuUuid).find("failed with 3"), std::string::npos);
 }
 

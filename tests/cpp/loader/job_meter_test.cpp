@@ -4,7 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstdlib>
+#include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -19,18 +20,20 @@ using wire::ToTrainer;
 
 class JobMeterTest : public testing::Test {
  protected:
-  ~JobMeterTest() override { ::unsetenv("FAKE_NVML_MJ"); }
+  JobMeterTest() { nvml_.use(5000); }
 
-  // The first reading that is known; unknown where that takes 5 s.
-  wire::GpuMeter read_when_open() {
-    const Instant end = clock_now() + 5s;
-    wire::GpuMeter gpu = meter_.read_gpu();
-    while (!gpu.has_energy() && clock_now() < end) {
+  // The first reading that is as the test has it; the last one where that takes 30 s.
+  wire::GpuMeter read_until(const std::function<bool(const wire::GpuMeter&)>& is_right) {
+    const Instant end = clock_now() + 30s;
+    wire::GpuMeter gpu = meter_->read_gpu();
+    while (!is_right(gpu) && clock_now() < end) {
       std::this_thread::sleep_for(1ms);
-      gpu = meter_.read_gpu();
+      gpu = meter_->read_gpu();
     }
     return gpu;
   }
+  static bool is_known(const wire::GpuMeter& gpu) { return gpu.has_energy(); }
+  static bool is_unknown(const wire::GpuMeter& gpu) { return !gpu.has_energy(); }
 
   static wire::PoolAnswer message(ToTrainer::Kind kind, uint64_t cpu_ns) {
     wire::PoolAnswer answer;
@@ -40,40 +43,50 @@ class JobMeterTest : public testing::Test {
     return answer;
   }
 
-  JobMeter meter_;
+  FakeNvml nvml_{PENSTOCK_FAKE_NVML};
+  std::optional<JobMeter> meter_{std::in_place};
 };
 
 TEST_F(JobMeterTest, EnergyCountsFromWhenTheLibraryHasStarted) {
-  ::setenv("FAKE_NVML_MJ", "5000", 1);
-  meter_.open_gpu(kFakeGpuUuid, PENSTOCK_FAKE_NVML);
-  EXPECT_EQ(read_when_open(), (wire::GpuMeter{.begin_uj = 5'000'000, .now_uj = 5'000'000}));
-  ::setenv("FAKE_NVML_MJ", "5123", 1);
-  EXPECT_EQ(meter_.read_gpu(), (wire::GpuMeter{.begin_uj = 5'000'000, .now_uj = 5'123'000}));
+  meter_->open_gpu(kFakeGpuUuid, PENSTOCK_FAKE_NVML);
+  EXPECT_EQ(read_until(is_known), (wire::GpuMeter{.begin_uj = 5'000'000, .now_uj = 5'000'000}));
+  nvml_.use(5123);
+  const wire::GpuMeter later{.begin_uj = 5'000'000, .now_uj = 5'123'000};
+  EXPECT_EQ(read_until([&](const wire::GpuMeter& gpu) { return gpu == later; }), later);
 }
 
 TEST_F(JobMeterTest, EnergyThatCannotBeReadOnceStaysUnknown) {
-  ::setenv("FAKE_NVML_MJ", "5000", 1);
-  meter_.open_gpu(kFakeGpuUuid, PENSTOCK_FAKE_NVML);
-  ASSERT_TRUE(read_when_open().has_energy());
-  ::unsetenv("FAKE_NVML_MJ");
-  EXPECT_FALSE(meter_.read_gpu().has_energy());
-  ::setenv("FAKE_NVML_MJ", "5123", 1);
-  EXPECT_FALSE(meter_.read_gpu().has_energy());
+  meter_->open_gpu(kFakeGpuUuid, PENSTOCK_FAKE_NVML);
+  ASSERT_TRUE(read_until(is_known).has_energy());
+  nvml_.use(std::nullopt);
+  ASSERT_FALSE(read_until(is_unknown).has_energy());
+  nvml_.use(5123);
+  for (int count = 0; count < 3; ++count) EXPECT_FALSE(meter_->read_gpu().has_energy());
 }
 
-TEST_F(JobMeterTest, WithoutGpuTheEnergyIsUnknown) { EXPECT_EQ(meter_.read_gpu(), wire::GpuMeter{}); }
+// A driver that hung held up every link of the trainer, and the end of the program.
+TEST_F(JobMeterTest, DriverThatHangsHoldsUpNeitherReadingNorTheEnd) {
+  meter_->open_gpu(kFakeGpuUuid, PENSTOCK_FAKE_NVML);
+  ASSERT_TRUE(read_until(is_known).has_energy());
+  nvml_.hang(true);
+  for (int count = 0; count < 3; ++count)
+    EXPECT_EQ(meter_->read_gpu(), (wire::GpuMeter{.begin_uj = 5'000'000, .now_uj = 5'000'000}));
+  meter_.reset();
+}
+
+TEST_F(JobMeterTest, WithoutGpuTheEnergyIsUnknown) { EXPECT_EQ(meter_->read_gpu(), wire::GpuMeter{}); }
 
 TEST_F(JobMeterTest, OtherThreadsSeeWhatWorkersHaveSpent) {
   const Instant begin = clock_now();
-  meter_.note_message(7, message(ToTrainer::Kind::kWelcome, 1'000), begin);
-  meter_.note_message(7, message(ToTrainer::Kind::kPong, 4'000), begin + 1s);
+  meter_->note_message(7, message(ToTrainer::Kind::kWelcome, 1'000), begin);
+  meter_->note_message(7, message(ToTrainer::Kind::kPong, 4'000), begin + 1s);
   wire::PoolAnswer batch = message(ToTrainer::Kind::kAnswer, 4'000);
   batch.sample_count = 32;
   batch.payload_bytes = 100;
-  meter_.note_batch(batch);
-  meter_.note_parting(7, begin + 3s);
-  const wire::JobCosts costs = meter_.costs();
-  EXPECT_EQ(costs, meter_.totals());
+  meter_->note_batch(batch);
+  meter_->note_parting(7, begin + 3s);
+  const wire::JobCosts costs = meter_->costs();
+  EXPECT_EQ(costs, meter_->totals());
   EXPECT_EQ(costs.sample_count, 32u);
   EXPECT_EQ(costs.cpu_ns, 3'000u);
 }
