@@ -95,6 +95,9 @@ Result<void> StageChain::finish(Batch& batch) {
     if (outcome) outcome = stage->finish(batch);
   }
   batch.set_staged({});
+  if (stages_.tap) {
+    if (auto failure = stages_.tap->failure()) outcome = *std::move(failure);
+  }
   if (waiting_count_.load() > 0) loop_->wake();
   return outcome;
 }

@@ -64,7 +64,7 @@ class StageChain : private EventLoop::Handler {
 
   // The trainer waits for this batch: without a sequence, for any batch of the epoch.
   void await(uint32_t epoch, std::optional<uint64_t> sequence);
-  // The trainer is about to be given the batch.
+  // The trainer is about to be given the batch. The error of a stage, or of the tap.
   Result<void> finish(Batch& batch);
 
  private:

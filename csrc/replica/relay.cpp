@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "replica/relay.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
+#include <exception>
 #include <span>
+#include <system_error>
 
 #include "base/environment.h"
 #include "base/live_clock.h"
@@ -65,8 +68,14 @@ Result<std::shared_ptr<Relay>> Relay::start(RelayOptions options) {
   });
   for (const FollowerSeat& seat : relay->options_.followers)
     if (auto opened = relay->open_follower(seat); !opened) return opened.error();
-  for (size_t follower = 0; follower < relay->followers_.size(); ++follower)
-    relay->followers_[follower].thread = std::thread([self = relay.get(), follower] { self->serve(follower); });
+  try {
+    for (size_t follower = 0; follower < relay->followers_.size(); ++follower)
+      relay->followers_[follower].thread = std::thread([self = relay.get(), follower] { self->run(follower); });
+  } catch (const std::system_error& error) {
+    return Fault{Errc::kNoMemory,
+                 std::string("starting a thread pk_relay, which hands batches on to a rank, failed: ") + error.what() +
+                     "; raise the limit of processes and threads (ulimit -u, pids of a container)"};
+  }
   return relay;
 }
 
@@ -147,6 +156,24 @@ std::optional<std::pair<std::string, Duration>> Relay::awaited_follower() const 
 }
 
 // ---- The followers' side
+
+void Relay::run(size_t follower) {
+  ::pthread_setname_np(::pthread_self(), "pk_relay");
+  try {
+    serve(follower);
+  } catch (const std::exception& error) {
+    fail(follower, error.what());
+  } catch (...) {
+    fail(follower, "something that is no std::exception");
+  }
+}
+
+// The leader's program ends by it, and its followers' as their worker dies.
+void Relay::fail(size_t follower, const char* what) {
+  failure_.set(Fault{Errc::kFailed, "the thread pk_relay, which hands batches on to " +
+                                        options_.followers[follower].name + ", failed: " + what});
+  store_.stop();
+}
 
 void Relay::serve(size_t follower) {
   worker::PoolServer& server = *followers_[follower].server;

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/board.h"
 #include "base/result.h"
 #include "loader/arrival_tap.h"
 #include "net/key_ring.h"
@@ -45,7 +46,7 @@ struct RelayOptions {
 // stages; the rest for any.
 class Relay final : public loader::ArrivalTap {
  public:
-  // Listens for each follower.
+  // Listens for each follower. kNoMemory where the system has no thread left.
   static Result<std::shared_ptr<Relay>> start(RelayOptions options);
 
   // For `start`.
@@ -66,6 +67,7 @@ class Relay final : public loader::ArrivalTap {
   void asked(const cluster::RequestContent& content) override;
   void arrived(loader::Arrival& arrival) override;
   void source_stopped() override;
+  std::optional<Fault> failure() const override { return failure_.get(); }
 
   // The follower that takes no batches, for which the leader has waited for so long; none if it waits for none.
   std::optional<std::pair<std::string, Duration>> awaited_follower() const;
@@ -81,13 +83,16 @@ class Relay final : public loader::ArrivalTap {
   // The ring of the server of one follower.
   Result<net::KeyRing> key_ring(const FollowerSeat& seat) const;
   Result<void> open_follower(const FollowerSeat& seat);
+  void run(size_t follower);
   void serve(size_t follower);
+  void fail(size_t follower, const char* what);
   void answer(size_t follower, const worker::PoolWork& work);
 
   const RelayOptions options_;
   ReplicaStore store_;
   std::atomic<bool> is_closing_{false};
   std::atomic<uint64_t> handed_count_{0};
+  Board<std::optional<Fault>> failure_;  // of a thread
   std::vector<Follower> followers_;
   std::vector<Address> addresses_;
 
