@@ -9,6 +9,7 @@ Result<void> DataLink::connect(net::SocketContext& context, net::Resolver& resol
   auto client = net::DataClient::connect(context, resolver, name_, offer_, grant);
   if (!client) return client.error();
   client_ = std::move(client).value();
+  offer_ = {};
   return {};
 }
 

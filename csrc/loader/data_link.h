@@ -65,7 +65,7 @@ class DataLink {
   Outcome fail(std::string fault);
 
   const net::LinkName name_;
-  const wire::SealOffer offer_;
+  wire::SealOffer offer_;  // until it is granted
   std::unique_ptr<net::DataClient> client_;
   std::map<wire::BatchKey, IncomingBatch> incoming_;
   std::string fault_;

@@ -665,7 +665,9 @@ void PoolIo::send(const PoolSession::Command& command) {
     request.blobs = *content->blobs;
   }
   // A message that does not get through leaves a gap in the link's stamps, which the worker notices.
-  links_->send(command.worker_id, wire::write_to_worker(request));
+  auto bytes = wire::write_to_worker(request);
+  links_->send(command.worker_id, bytes);
+  if (request.offer) wipe(bytes);
 }
 
 // ---- Messages to the user

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "base/wiped.h"
 
 namespace penstock::net {
 
@@ -51,9 +52,9 @@ template <size_t kSize>
 class Wiped {
  public:
   Wiped() = default;
-  Wiped(Wiped&& other) noexcept : bytes_(other.bytes_) { other.wipe(); }
+  Wiped(Wiped&& other) noexcept : bytes_(other.bytes_) { wipe(other.bytes_); }
   Wiped& operator=(Wiped&&) = delete;
-  ~Wiped() { wipe(); }
+  ~Wiped() { wipe(bytes_); }
 
   std::span<std::byte, kSize> bytes() { return bytes_; }
   std::span<const std::byte, kSize> bytes() const { return bytes_; }
@@ -63,12 +64,6 @@ class Wiped {
   std::string_view text() const { return {reinterpret_cast<const char*>(bytes_.data()), kSize}; }
 
  private:
-  // Volatile writes are not left out, although nothing reads them.
-  void wipe() {
-    volatile std::byte* place = bytes_.data();
-    for (size_t index = 0; index < kSize; ++index) place[index] = std::byte{0};
-  }
-
   std::array<std::byte, kSize> bytes_{};
 };
 

@@ -21,7 +21,7 @@ struct evp_cipher_ctx_st;
 namespace penstock::net {
 
 using SealKey = Wiped<32>;
-using SealNonce = std::array<std::byte, wire::kSealNonceBytes>;
+using SealNonce = wire::SealNonce;
 
 // Messages under one key. At 2^32 pieces of 2^16 blocks an eavesdropper's advantage over guessing is below 2^-30 in the
 // bounds of SP 800-38D and RFC 8439; a link ends before, and the next one has other keys.

@@ -3,20 +3,30 @@
 // What a trainer shows to be let in where a worker gives out the pieces of batches. A ticket is good once.
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+
+#include "base/wiped.h"
 
 namespace penstock::net {
 
 // The name of ZeroMQ's PLAIN that goes with a ticket, and the User-Id of whoever was let in by one.
 constexpr std::string_view kTicketHolder = "ticket";
 
-// Thread-compatible.
+// Wiped when it is dropped or replaced. Thread-compatible.
 class Ticket {
  public:
   // Of characters, at most 255, since it crosses as PLAIN's password.
   explicit Ticket(std::string text) : text_(std::move(text)) {}
+  Ticket(const Ticket&) = default;
+  Ticket& operator=(const Ticket& other) {
+    Ticket copy(other);
+    text_.swap(copy.text_);
+    return *this;
+  }
+  ~Ticket() { wipe(std::as_writable_bytes(std::span(text_))); }
 
   const std::string& text() const { return text_; }
 

@@ -108,9 +108,8 @@ std::vector<std::byte> joined(const Head& head, std::initializer_list<std::span<
 // The cipher, or the set of them, and the nonce.
 constexpr size_t kSealHalfBytes = 1 + kSealNonceBytes;
 
-std::array<std::byte, kSealHalfBytes> write_seal_half(uint8_t cipher,
-                                                      const std::array<std::byte, kSealNonceBytes>& nonce) {
-  std::array<std::byte, kSealHalfBytes> bytes{std::byte{cipher}};
+WipedArray<kSealHalfBytes> write_seal_half(uint8_t cipher, const SealNonce& nonce) {
+  WipedArray<kSealHalfBytes> bytes{std::byte{cipher}};
   std::copy(nonce.begin(), nonce.end(), bytes.begin() + 1);
   return bytes;
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/wiped.h"
 #include "wire/blob_record.h"
 #include "wire/data_message.h"
 #include "wire/message.h"
@@ -45,10 +46,13 @@ constexpr uint8_t cipher_bit(SealCipher cipher) {
   return static_cast<uint8_t>(1u << (static_cast<uint8_t>(cipher) - 1));
 }
 
+// Half of what the keys of a link follow from, so as secret as they are.
+using SealNonce = WipedArray<kSealNonceBytes>;
+
 // Of a hello: what the trainer brings to the keys of the link's pieces. The other half is the worker's.
 struct SealOffer {
   uint8_t ciphers = 0;  // a set of those that it can open fast, not empty
-  std::array<std::byte, kSealNonceBytes> nonce{};
+  SealNonce nonce{};
 
   friend bool operator==(const SealOffer&, const SealOffer&) = default;
 };
@@ -56,7 +60,7 @@ struct SealOffer {
 // Of a welcome.
 struct SealGrant {
   SealCipher cipher = SealCipher::kAes256Gcm;
-  std::array<std::byte, kSealNonceBytes> nonce{};
+  SealNonce nonce{};
   std::string data_endpoint{};  // where the trainer connects for the pieces
 
   friend bool operator==(const SealGrant&, const SealGrant&) = default;

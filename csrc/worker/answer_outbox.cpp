@@ -66,7 +66,9 @@ void AnswerOutbox::pump(net::ServerSocket& socket, net::DataServer& data, SlabHa
     if (handover != nullptr && outgoing.result && outgoing.result->batch)
       place = handover->hand_over(*outgoing.result->batch);
     if (place) drop(outgoing.message.key);  // no pieces of it are needed
-    static_cast<void>(socket.send(outgoing.routing_id, write(outgoing, place, energy_uj)));
+    auto bytes = write(outgoing, place, energy_uj);
+    static_cast<void>(socket.send(outgoing.routing_id, bytes));
+    if (outgoing.grant) wipe(bytes);
   }
   while (!batches_.empty() && data.has_room()) {
     Batch& batch = batches_.front();

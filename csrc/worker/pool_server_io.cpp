@@ -307,6 +307,7 @@ void PoolServerIo::carry_out() {
       if (message.is_fresh) ++tenancy_;
       if (handover_) handover_->begin(command.trainer_id, message.link);
       auto begun = data_->begin(command.trainer_id, message.link, route->second.offer);
+      route->second.offer = {};
       if (!begun) {
         failure_ = begun.error();
         continue;
