@@ -26,6 +26,7 @@
 #include "base/identity.h"
 #include "base/live_clock.h"
 #include "penstock/error.h"
+#include "worker/descriptor_limit.h"
 #include "worker/malloc_tuning.h"
 #include "worker/pool_server.h"
 #include "worker/server_addresses.h"
@@ -103,6 +104,7 @@ void report(int fd, const worker::PoolServer& server) {
 
 int serve(const WorkerOptions& options, ProcessLog& log) {
   worker::tune_malloc();
+  const worker::DescriptorLimit limit = worker::raise_descriptor_limit();
   at::set_num_threads(1);
   auto server = start_server(options);
   if (!server) {
@@ -130,6 +132,8 @@ int serve(const WorkerOptions& options, ProcessLog& log) {
                                  .tell = [&](const std::string& text) { log.tell(text); }};
   speech.say("listens at " + its.advertised() + " and for batches at " + its.data_advertised() + " for " +
              options.controller + ", id " + id + ", process " + std::to_string(::getpid()));
+  if (limit.now != limit.before)
+    speech.say("may have " + std::to_string(limit.now) + " files open; its limit was " + std::to_string(limit.before));
   const auto served = api::serve_jobs(its, speech);
   if (served) return 0;
   log.tell(served.error().message);
@@ -238,11 +242,11 @@ int worker_main(int argument_count, char** arguments) {
   const sigset_t set = ending_signals();
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   ::signal(SIGPIPE, SIG_IGN);  // NOLINT(concurrency-mt-unsafe): there is no other thread yet
+  ::signal(SIGCHLD, SIG_DFL);  // NOLINT(concurrency-mt-unsafe): whoever started it may have ignored it
   switch (options.value().mode) {
     case WorkerOptions::Mode::kHelp: std::cout << api::worker_usage(); return 0;
     case WorkerOptions::Mode::kVersion: std::cout << "penstock-worker " << PENSTOCK_VERSION << "\n"; return 0;
     case WorkerOptions::Mode::kSupervise: return supervise(options.value(), log);
-  ::signal(SIGCHLD, SIG_DFL);  // NOLINT(concurrency-mt-unsafe): whoever started it may have ignored it
     case WorkerOptions::Mode::kServe:
     case WorkerOptions::Mode::kOwn: break;
   }

@@ -45,6 +45,7 @@ def run_worker(
     when there is no use in going on. To be called by the main thread of a process that does nothing
     else.
     """
+    limit_before, limit = _C.raise_descriptor_limit()
     server = _C.PoolServer.start(
         bind=spec.bind,
         advertised=spec.advertised,
@@ -66,6 +67,8 @@ def run_worker(
         _heed_signals(server)  # after torch, which has a handler of its own for SIGTERM
         lend_slabs_to_torch(server)
         started(server)
+        if limit != limit_before:
+            say(f"may have {limit} files open; its limit was {limit_before}")
         _serve(server, JobShelf(server, spec.code_root), tell, WorkerJournal(say))
     finally:
         signal.set_wakeup_fd(-1)
