@@ -20,6 +20,13 @@
 
 namespace penstock::loader {
 
+// A batch of which some tensors have fewer bytes than they are to have. The stages widen it, or check it for a device
+// that does.
+struct NarrowArrival {
+  std::string place;      // who sent it, in messages
+  bool may_stay = false;  // narrow, as nobody else can write to its memory
+};
+
 struct Arrival {
   enum class Kind : uint8_t {
     kBatch,
@@ -36,6 +43,7 @@ struct Arrival {
   uint64_t sequence = 0;
   std::vector<std::byte> state{};  // of kEnd: of the shard's dataset, if it has one
   std::unique_ptr<Batch> batch;
+  std::optional<NarrowArrival> narrow{};
   std::optional<Fault> error;
 };
 

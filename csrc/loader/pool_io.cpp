@@ -382,25 +382,15 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   if (lane != wire::kNoLane) lanes_.answered(lane, answer.state);
   if (whole && !answer.place) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
   auto batch = batch_of(answer, std::move(whole), spoken_id(worker_id), spoken_place(worker_id), options_.allow_pickle);
-  if (!batch->remote_error()) {
-    // A worker could write to a slab that it has handed over after its bytes were checked.
-    const auto ready = prepare_narrow(*batch, /*may_stay=*/stages_.takes_narrow() && !answer.place);
-    if (!ready) batch = error_of_damage(message.key, spoken_place(worker_id), ready.error());
-  }
+  // A worker could write to a slab that it has handed over after its bytes were checked.
+  std::optional<NarrowArrival> narrow;
+  if (!batch->remote_error() && batch->is_narrow())
+    narrow = NarrowArrival{.place = spoken_place(worker_id), .may_stay = !answer.place};
   batch->times().worker_id = worker_id;
   batch->times().made_at =
       std::min(link_meter_.written_at(worker_id, Duration(answer.sent_at)).value_or(clock_now()), clock_now());
   if (batch->withheld_bytes() > 0) batch->set_origin({.request = content, .worker_id = worker_id});
-  deliver(message.key, std::move(batch));
-}
-
-Result<void> PoolIo::prepare_narrow(Batch& batch, bool may_stay) {
-  if (may_stay) {
-    const auto kept = batch.try_keep_narrow();
-    if (!kept) return kept.error();
-    if (kept.value()) return {};
-  }
-  return batch.widen(memory_);
+  deliver(message.key, std::move(batch), std::move(narrow));
 }
 
 void PoolIo::note_made(uint64_t worker_id, const wire::PoolAnswer& answer) {
@@ -536,7 +526,7 @@ bool PoolIo::is_idle(Instant now) const {
   return !pace.is_in_epoch || now - pace.given_at > std::clamp<Duration>(pace.pause_min, kIdleAfter, kHeldMax);
 }
 
-void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch) {
+void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch, std::optional<NarrowArrival> narrow) {
   answered_at_ = clock_now();
   if (!wire::is_recall(key) && inbox_.is_stale(key.epoch)) return inbox_.counters().stale_batches.add(1);
   stages_.arrive({.kind = Arrival::Kind::kBatch,
@@ -564,6 +554,7 @@ void PoolIo::tell_of_decline(const std::string& worker, const std::string& reaso
 
 // When every worker has declined no batch will ever come, unless others join. That is an error for a job that nobody
 // has run yet. A job that was run waits, since the worker that ran it may come back.
+                  .narrow = std::move(narrow),
 void PoolIo::note_declines(const wire::TrainerRoster& roster) {
   standing_.note_pool(roster.pool_count, roster.declined_count);
   for (const auto& [worker_id, reason] : roster.declines) {

@@ -119,8 +119,6 @@ class PoolIo final : public EventLoop::Handler {
   // The message in `part`, or its place behind those that wait.
   void take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart part, Instant now);
   void take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer, Instant now);
-  // Widens what came narrow, or checks it for a device that widens it.
-  Result<void> prepare_narrow(Batch& batch, bool may_stay);
   void take_waiting(uint64_t worker_id, Instant now);
   bool waits_for_pieces(WorkerLink& link, const wire::PoolAnswer& answer) const;
   void begin_link(uint64_t worker_id, uint32_t number, wire::SealOffer& offer);
@@ -143,7 +141,7 @@ class PoolIo final : public EventLoop::Handler {
 
   void carry_out();
   void send(const cluster::PoolSession::Command& command);
-  void deliver(BatchKey key, std::unique_ptr<Batch> batch);
+  void deliver(BatchKey key, std::unique_ptr<Batch> batch, std::optional<NarrowArrival> narrow = {});
   void end_lane(BatchKey key, wire::Lane lane, Instant now);
   // Nothing was asked for since a while, so that workers would wait here for nothing.
   bool is_idle(Instant now) const;

@@ -24,6 +24,7 @@ PoolSource::PoolSource(PoolIoOptions options, uint64_t trainer_id, std::optional
 PoolSource::~PoolSource() { stop(); }
 
 Result<void> PoolSource::start(Stages stages) {
+  stages.wide_bytes = options_.arena_bytes;
   if (auto started = stages_.start(std::move(stages)); !started) return started;
   return loop_.start();
 }

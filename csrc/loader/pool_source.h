@@ -54,7 +54,10 @@ class PoolSource : public BatchSource {
   bool has_bounded_memory() const override { return false; }
   void note_pace(const TrainerPace& pace) override { io_.note_pace(pace); }
   void set_plan(const std::string& json, uint64_t change_count) { io_.set_plan(json, change_count); }
-  void retire_held() override { io_.retire_held(); }
+  void retire_held() override {
+    io_.retire_held();
+    stages_.retire_held();
+  }
 
  private:
   const PoolIoOptions options_;

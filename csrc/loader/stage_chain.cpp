@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/live_clock.h"
+#include "loader/pool_answers.h"
 
 namespace penstock::loader {
 namespace {
@@ -44,9 +45,10 @@ StageChain::~StageChain() { stop(); }
 
 Result<void> StageChain::start(Stages stages) {
   stages_ = std::move(stages);
-  if (stages_.in_order.empty() && !stages_.tap) return {};
-  takes_narrow_ = !stages_.tap && stages_.in_order.front()->takes_narrow();
-  loop_ = std::make_unique<EventLoop>("pk_stages", "which copies batches to where they are used",
+  if (stages_.wide_bytes) wide_memory_.emplace(*stages_.wide_bytes);
+  if (stages_.in_order.empty() && !stages_.tap && !wide_memory_) return {};
+  takes_narrow_ = !stages_.tap && !stages_.in_order.empty() && stages_.in_order.front()->takes_narrow();
+  loop_ = std::make_unique<EventLoop>("pk_stages", "which gets batches ready for where they are used",
                                       static_cast<EventLoop::Handler&>(*this));
   for (const auto& stage : stages_.in_order) stage->set_waker(loop_->waker());
   return loop_->start();
@@ -76,7 +78,9 @@ void StageChain::arrive(Arrival arrival) {
     if (times.made_at == Instant{}) times.made_at = times.arrived_at;
   }
   const bool is_news = arrival.kind == Arrival::Kind::kNews || arrival.kind == Arrival::Kind::kGrown;
-  if (!loop_ || is_news) return inbox_.arrive(std::move(arrival));
+  // Where batches are widened and no more, one that is as it should be need not wait for one that is widened.
+  const bool is_ready = arrival.batch && !arrival.narrow && stages_.in_order.empty() && !stages_.tap;
+  if (!loop_ || is_news || is_ready) return inbox_.arrive(std::move(arrival));
   if (arrivals_.push(std::move(arrival))) loop_->wake();
 }
 
@@ -91,13 +95,13 @@ void StageChain::await(uint32_t epoch, std::optional<uint64_t> sequence) {
 
 Result<void> StageChain::finish(Batch& batch) {
   Result<void> outcome;
+  if (stages_.tap) {
+    if (auto failure = stages_.tap->failure()) outcome = *std::move(failure);
+  }
   for (const auto& stage : stages_.in_order) {
     if (outcome) outcome = stage->finish(batch);
   }
   batch.set_staged({});
-  if (stages_.tap) {
-    if (auto failure = stages_.tap->failure()) outcome = *std::move(failure);
-  }
   if (waiting_count_.load() > 0) loop_->wake();
   return outcome;
 }
@@ -128,10 +132,34 @@ void StageChain::failed(Fault error) {
   inbox_.fail(0, error);
 }
 
+// Widens what came narrow, or checks it for a device that widens it. A batch that cannot be widened becomes an error.
+void StageChain::widen(Arrival& arrival, const NarrowArrival& narrow) {
+  PENSTOCK_ASSERT(wide_memory_, "a narrow batch came where none was to come");
+  Result<void> ready;
+  Result<bool> kept = false;
+  if (narrow.may_stay && takes_narrow_) kept = arrival.batch->try_keep_narrow();
+  if (!kept) {
+    ready = kept.error();
+  } else if (!kept.value()) {
+    ready = arrival.batch->widen(*wide_memory_);
+  }
+  BatchTimes times = arrival.batch->times();
+  times.arrived_at = times.staged_at = clock_now();  // what it took is the link's, which saved bytes by it
+  const BatchKey key{.epoch = arrival.epoch, .sequence = arrival.sequence};
+  if (!ready) arrival.batch = error_of_damage(key, narrow.place, ready.error());
+  arrival.batch->times() = times;
+}
+
 void StageChain::take(Arrival arrival) {
+  if (const auto narrow = std::exchange(arrival.narrow, std::nullopt)) {
+    const bool is_recall = wire::is_recall({.epoch = arrival.epoch, .sequence = arrival.sequence});
+    if (!is_recall && inbox_.is_stale(arrival.epoch)) return inbox_.counters().stale_batches.add(1);
+    widen(arrival, *narrow);
+  }
   const bool is_of_stream = arrival.kind == Arrival::Kind::kBatch || arrival.kind == Arrival::Kind::kEnd;
   if (stages_.tap && is_of_stream) stages_.tap->arrived(arrival);
-  if (arrival.kind != Arrival::Kind::kBatch || !has_tensors(*arrival.batch)) return inbox_.arrive(std::move(arrival));
+  const bool is_to_be_staged = arrival.kind == Arrival::Kind::kBatch && has_tensors(*arrival.batch);
+  if (!is_to_be_staged || (stages_.in_order.empty() && !stages_.tap)) return inbox_.arrive(std::move(arrival));
   const BatchKey key{.epoch = arrival.epoch, .sequence = arrival.sequence};
   waiting_.emplace(key, Waiting{.arrival = std::move(arrival)});
   // Before the bytes that are staged are looked at: finish() does it the other way round, so one of the two sees the

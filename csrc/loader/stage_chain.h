@@ -2,7 +2,8 @@
 #pragma once
 // The way of arrivals to the inbox. Where the trainer asked for pinned memory or for a device, each batch goes through
 // the stages for that on a thread of their own, so that the thread that answers leases copies nothing and calls no
-// driver. The same thread shows arrivals to a tap (arrival_tap.h). Without stages and tap there is no such thread.
+// driver. The same thread widens what a pool's workers send narrow, and shows arrivals to a tap (arrival_tap.h).
+// Without any of these there is no such thread.
 //
 // A batch is *staged* once it went through the stages, until the trainer is given it. While `staged_bytes_max` bytes
 // are staged, further batches wait on the host. One batch may always go, and so may the one that the trainer waits for,
@@ -21,6 +22,7 @@
 #include "base/event_loop.h"
 #include "base/result.h"
 #include "loader/arrival_tap.h"
+#include "loader/batch_memory.h"
 #include "loader/batch_stage.h"
 #include "loader/inbox.h"
 #include "loader/staged_bytes.h"
@@ -31,13 +33,15 @@ namespace penstock::loader {
 struct Stages {
   std::vector<std::unique_ptr<BatchStage>> in_order;
   uint64_t staged_bytes_max = 0;  // 0: no bound. Of tensors that came narrow, both their bytes count
+  // Of the memory that tensors which come narrow are widened into; none where no such tensors come.
+  std::optional<uint64_t> wide_bytes{};
   // Is shown what arrives before it goes through the stages, on the chain's thread. Shared with the owner, who keeps it
   // for the next source.
   std::shared_ptr<ArrivalTap> tap = {};
 };
 
-// arrive(), fail() and takes_narrow() are for the thread that receives; start() and stop() for the owner's; the rest
-// for the trainer's.
+// arrive(), fail() and takes_narrow() are for the thread that receives; start() and stop() for the owner's;
+// retire_held() for any; the rest for the trainer's.
 class StageChain : private EventLoop::Handler {
  public:
   // `inbox` outlives the chain. At most `arrival_count_max` batches wait.
@@ -57,6 +61,11 @@ class StageChain : private EventLoop::Handler {
   // Whether batches may arrive with tensors that were left as they came (Batch::try_keep_narrow), because a device
   // widens them. The same from start() on.
   bool takes_narrow() const { return takes_narrow_; }
+
+  // As BatchMemory::retire_held.
+  void retire_held() {
+    if (wide_memory_) wide_memory_->retire_held();
+  }
 
   // Batches of one epoch come in whatever order; what else arrives never waits for the room of a batch.
   void arrive(Arrival arrival);
@@ -89,6 +98,7 @@ class StageChain : private EventLoop::Handler {
   };
 
   void take(Arrival arrival);
+  void widen(Arrival& arrival, const NarrowArrival& narrow);
   void drop_stale();
   void let_through();
   std::optional<Next> find_next();
@@ -102,6 +112,7 @@ class StageChain : private EventLoop::Handler {
   Stages stages_;
   StagedBytes staged_;
   BoundedQueue<Arrival> arrivals_;
+  std::optional<BatchMemory> wide_memory_;  // the same from start() on
 
   // Used by the chain's thread alone, once it runs.
   WaitingBatches waiting_;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "../base/seeded_test.h"
+#include "base/board.h"
 #include "fake_device.h"
 #include "loader/copy_stage.h"
 #include "slab_batches.h"
@@ -86,6 +88,37 @@ class StageChainTest : public test::SeededTest {
   std::unique_ptr<StageChain> chain_ = std::make_unique<StageChain>(inbox_, 64);
 };
 
+// Holds the chain's thread at the first arrival until it may go on.
+class HoldingTap final : public ArrivalTap {
+ public:
+  void asked(const cluster::RequestContent&) override {}
+  void arrived(Arrival&) override { may_go_on_.wait(); }
+  void source_stopped() override {}
+  std::optional<Fault> failure() const override { return failure_.get(); }
+
+  void go_on() { go_on_.set_value(); }
+  void fail(const std::string& message) { failure_.set(Fault{Errc::kFailed, message}); }
+
+ private:
+  std::promise<void> go_on_;
+  std::shared_future<void> may_go_on_ = go_on_.get_future().share();
+  Board<std::optional<Fault>> failure_;
+};
+
+TEST_F(StageChainTest, WhatATapFailsWithIsTheErrorOfTheTrainersNextCall) {
+  const auto tap = std::make_shared<HoldingTap>();
+  tap->go_on();
+  ASSERT_TRUE(chain_->start({.in_order = {}, .tap = tap}));
+  inbox_.set_epochs(1, 1);
+  arrive(0);
+  arrive(1);
+  EXPECT_TRUE(chain_->finish(*next().batch));
+  tap->fail("the thread pk_relay failed");
+  const auto finished = chain_->finish(*next().batch);
+  ASSERT_FALSE(finished);
+  EXPECT_EQ(finished.error().message, "the thread pk_relay failed");
+}
+
 TEST_F(StageChainTest, WithoutStagesArrivalsAreInTheInboxAtOnce) {
   ASSERT_TRUE(chain_->start({}));
   inbox_.set_epochs(1, 1);
@@ -94,6 +127,51 @@ TEST_F(StageChainTest, WithoutStagesArrivalsAreInTheInboxAtOnce) {
   const Arrival arrival = *inbox_.try_pop();
   EXPECT_NE(arrival.batch->lease(), nullptr);
   EXPECT_TRUE(chain_->finish(*arrival.batch));
+}
+
+// The thread that answers leases widened batches, and lost its workers while it did.
+TEST_F(StageChainTest, NarrowBatchesAreWidenedByTheChainsThread) {
+  const auto tap = std::make_shared<HoldingTap>();
+  ASSERT_TRUE(chain_->start({.in_order = {}, .wide_bytes = 1 << 20, .tap = tap}));
+  inbox_.set_epochs(1, 1);
+  chain_->arrive({.kind = Kind::kEnd, .epoch = 1, .batch = {}, .error = {}});  // which holds the thread
+  std::mt19937_64 random(1);
+  const auto sample = wire::random_narrow(wire::Encoding::kRows, 10, random);
+  chain_->arrive({.epoch = 1,
+                  .batch = batches_.make_narrow({&sample, 1}, {.epoch = 1}),
+                  .narrow = NarrowArrival{.place = "worker 5", .may_stay = true},
+                  .error = {}});
+  EXPECT_EQ(inbox_.arrival_count(), 0u);
+  tap->go_on();
+  EXPECT_EQ(next().kind, Kind::kEnd);
+  const Arrival arrival = next();
+  ASSERT_FALSE(arrival.batch->remote_error());
+  EXPECT_TRUE(has_bytes(arrival.batch->tensors().at(0), sample.widened()));
+}
+
+TEST_F(StageChainTest, NarrowBatchThatCannotBeWidenedIsAnErrorThatNamesItsWorker) {
+  ASSERT_TRUE(chain_->start({.in_order = {}, .wide_bytes = 1 << 20}));
+  inbox_.set_epochs(1, 1);
+  std::mt19937_64 random(1);
+  auto sample = wire::random_narrow(wire::Encoding::kRows, 10, random);
+  sample.narrow[7] = std::byte{0x80};  // the highest byte of the first row's number
+  chain_->arrive({.epoch = 1,
+                  .sequence = 3,
+                  .batch = batches_.make_narrow({&sample, 1}, {.sequence = 3, .epoch = 1}),
+                  .narrow = NarrowArrival{.place = "worker 5 at tcp://a:1"},
+                  .error = {}});
+  const Arrival arrival = next();
+  EXPECT_EQ(arrival.batch->descriptor().sequence, 3u);
+  ASSERT_TRUE(arrival.batch->remote_error());
+  EXPECT_EQ(arrival.batch->remote_error()->worker, "worker 5 at tcp://a:1");
+}
+
+TEST_F(StageChainTest, BatchesThatAreNotNarrowDoNotWaitForTheThreadThatWidensOthers) {
+  ASSERT_TRUE(chain_->start({.in_order = {}, .wide_bytes = 1 << 20}));
+  inbox_.set_epochs(1, 1);
+  arrive(3);
+  EXPECT_EQ(inbox_.arrival_count(), 1u);
+  inbox_.clear();
 }
 
 TEST_F(StageChainTest, BatchesAreGivenOutWhileTheirCopiesAreHeld) {
