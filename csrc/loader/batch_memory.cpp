@@ -22,12 +22,13 @@ constexpr uint64_t kLeap = 4;                   // times the largest batch that 
 BatchMemory::BatchMemory(uint64_t arena_bytes)
     : pool_({.arena_bytes = arena_bytes, .prefetch_factor = kSlabCountWanted}, is_closing_) {}
 
-Result<LeasedSlab> BatchMemory::take(uint64_t bytes) {
-  if (bytes > std::max(kUnseenBytes, kLeap * largest_bytes_)) {
+Result<LeasedSlab> BatchMemory::take(uint64_t bytes, uint64_t backed_bytes) {
+  const bool is_likely = bytes <= std::max(kUnseenBytes, kLeap * largest_bytes_);
+  if (!is_likely && backed_bytes > 0) {
     return Fault{Errc::kTooLarge, "a batch of " + std::to_string(bytes) + " bytes, where the largest so far has " +
                                       std::to_string(largest_bytes_)};
   }
-  auto region = pool_.acquire_now(bytes);
+  auto region = is_likely ? pool_.acquire_now(bytes, backed_bytes) : pool_.acquire_apart(bytes, backed_bytes);
   if (!region) return region.error();
   const shm::SlabRegion& slab = region.value();
   auto view = view_of(slab);
@@ -35,11 +36,21 @@ Result<LeasedSlab> BatchMemory::take(uint64_t bytes) {
     slab.arena->cancel(slab.slab_index);
     return view.error();
   }
-  view.value()->populate(slab.slab_index, slab.arena->backed_bytes(slab.slab_index));
+  if (backed_bytes > 0) view.value()->populate(slab.slab_index, slab.arena->backed_bytes(slab.slab_index));
   const uint32_t generation = slab.arena->generation(slab.slab_index);
   return LeasedSlab{.lease = c10::make_intrusive<SlabLease>(view.value(), slab.slab_index, generation),
                     .is_transient = slab.is_transient,
-                    .backed_bytes = slab.arena->backed_bytes(slab.slab_index)};
+                    .backed_bytes = slab.arena->backed_bytes(slab.slab_index),
+                    .region = slab};
+}
+
+Result<void> BatchMemory::grow(LeasedSlab& slab, uint64_t bytes) {
+  shm::Arena& arena = *slab.region->arena;
+  const uint32_t slab_index = slab.region->slab_index;
+  if (auto reserved = arena.reserve(slab_index, bytes); !reserved) return reserved;
+  slab.backed_bytes = arena.backed_bytes(slab_index);
+  slab.lease->view().populate(slab_index, slab.backed_bytes);
+  return {};
 }
 
 Result<std::shared_ptr<shm::ArenaView>> BatchMemory::view_of(const shm::SlabRegion& region) {

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "base/result.h"
 #include "loader/arena_views.h"
@@ -19,8 +20,9 @@ namespace penstock::loader {
 
 struct LeasedSlab {
   c10::intrusive_ptr<SlabLease> lease;
-  bool is_transient = false;  // of an arena that is used once
-  uint64_t backed_bytes = 0;  // of the slab that have memory
+  bool is_transient = false;                // of an arena that is used once
+  uint64_t backed_bytes = 0;                // of the slab that have memory
+  std::optional<shm::SlabRegion> region{};  // of a slab that grows
 };
 
 // Confined to the thread that receives, but for retire_held(), which any may call.
@@ -28,11 +30,16 @@ class BatchMemory {
  public:
   explicit BatchMemory(uint64_t arena_bytes);
 
-  // A slab of at least `bytes`, the size that a worker claims for a batch. Never waits: a batch that does not fit the
-  // arena while the user holds much of it gets memory of its own. Errors: kNoMemory when the system has none; kTooLarge
-  // when the batches so far make such a size unlikely, so that the worker has to send the bytes before memory is set
-  // aside for them.
-  Result<LeasedSlab> take(uint64_t bytes);
+  // A slab of at least `bytes`, a size that follows from what a worker claims. Never waits: a batch that does not fit
+  // the arena while the user holds much of it gets memory of its own. Errors: kNoMemory when the system has none;
+  // kTooLarge when the batches so far make such a size unlikely.
+  Result<LeasedSlab> take(uint64_t bytes) { return take(bytes, bytes); }
+  // The same of any size and without memory, for one that fills it piece by piece and calls grow() first. So what a
+  // worker claims costs addresses alone until its bytes come; and memory for a batch of gigabytes takes the system
+  // longer to find than a thread that answers leases may be away.
+  Result<LeasedSlab> take_growing(uint64_t bytes) { return take(bytes, 0); }
+  // Gives the first `bytes` of a growing slab memory. kNoMemory.
+  static Result<void> grow(LeasedSlab& slab, uint64_t bytes);
 
   // A batch of this size has come.
   void note_received(uint64_t bytes) { largest_bytes_ = std::max(largest_bytes_, bytes); }
@@ -42,6 +49,7 @@ class BatchMemory {
   void retire_held() { views_.retire_held(); }
 
  private:
+  Result<LeasedSlab> take(uint64_t bytes, uint64_t backed_bytes);
   Result<std::shared_ptr<shm::ArenaView>> view_of(const shm::SlabRegion& region);
 
   uint64_t largest_bytes_ = 0;

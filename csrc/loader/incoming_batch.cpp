@@ -13,12 +13,13 @@ constexpr uint64_t kSharedMax = 16;
 }  // namespace
 
 IncomingBatch::IncomingBatch(BatchMemory& memory, uint64_t payload_bytes) : payload_bytes_(payload_bytes) {
-  auto slab = memory.take(payload_bytes);
+  auto slab = memory.take_growing(payload_bytes);
   if (slab) slab_ = std::move(slab).value();
 }
 
 std::span<std::byte> IncomingBatch::room_for(uint64_t offset, uint64_t bytes) {
   if (offset != have_bytes_ || bytes > payload_bytes_ - have_bytes_) return {};
+  if (slab_.lease && !BatchMemory::grow(slab_, offset + bytes)) move_to_heap();
   if (slab_.lease) return {slab_.lease->data() + offset, bytes};
   const uint64_t begin = has_no_room_ ? 0 : offset;
   try {
@@ -29,6 +30,16 @@ std::span<std::byte> IncomingBatch::room_for(uint64_t offset, uint64_t bytes) {
     return heap_;
   }
   return std::span(heap_).subspan(begin, bytes);
+}
+
+// What has come so far.
+void IncomingBatch::move_to_heap() {
+  try {
+    heap_.assign(slab_.lease->data(), slab_.lease->data() + have_bytes_);
+  } catch (const std::bad_alloc&) {
+    has_no_room_ = true;
+  }
+  slab_ = {};
 }
 
 Result<std::unique_ptr<Batch>> IncomingBatch::finish(wire::Descriptor descriptor, uint32_t record_bytes,

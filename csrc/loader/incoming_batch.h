@@ -21,7 +21,8 @@ namespace penstock::loader {
 // Confined to the thread that receives.
 class IncomingBatch {
  public:
-  // With room for the whole batch in `memory`, or else on the heap, where the room grows with the bytes that arrive.
+  // With a slab of `memory` for the whole batch, or else on the heap. Either has memory for the bytes that arrive, and
+  // not before them.
   IncomingBatch(BatchMemory& memory, uint64_t payload_bytes);
 
   // Whole, in the slab.
@@ -39,6 +40,7 @@ class IncomingBatch {
   Result<std::unique_ptr<Batch>> finish(wire::Descriptor descriptor, uint32_t record_bytes, bool allow_pickle);
 
  private:
+  void move_to_heap();
   Result<std::unique_ptr<Batch>> take_slab(wire::Descriptor descriptor, bool allow_pickle);
   Result<std::unique_ptr<Batch>> take_heap(wire::Descriptor descriptor, bool allow_pickle);
 

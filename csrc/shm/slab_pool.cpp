@@ -20,10 +20,10 @@ uint32_t SlabPool::wanted_slab_count() const {
   return std::min(options_.prefetch_factor + kSpareSlabCount, kSlabCountMax);
 }
 
-Result<std::optional<SlabRegion>> SlabPool::try_acquire(uint64_t bytes, uint32_t end) {
+Result<std::optional<SlabRegion>> SlabPool::try_acquire(uint64_t backed_bytes, uint32_t end) {
   const auto slab_index = arena_->try_acquire(end);
   if (!slab_index) return std::optional<SlabRegion>();
-  if (auto reserved = arena_->reserve(*slab_index, bytes); !reserved) {
+  if (auto reserved = arena_->reserve(*slab_index, backed_bytes); !reserved) {
     arena_->cancel(*slab_index);
     return reserved.error();
   }
@@ -34,7 +34,7 @@ Result<SlabRegion> SlabPool::acquire(uint64_t bytes) {
   if (!options_.waits) return acquire_now(bytes);
   if (is_to_renew_.exchange(false)) arena_.reset();
   if (!arena_ || bytes > arena_->slab_bytes()) {
-    if (bytes > options_.arena_bytes / 2) return make_transient(bytes);
+    if (bytes > options_.arena_bytes / 2) return make_transient(bytes, bytes);
     if (auto made = make_arena(bytes); !made) return made.error();
   }
   uint32_t end = end_of_begun();
@@ -74,21 +74,21 @@ bool SlabPool::is_worn_out() const {
   return alive_count - std::min(pinned_count, alive_count) <= spare_slab_count(alive_count, options_.prefetch_factor);
 }
 
-Result<SlabRegion> SlabPool::acquire_now(uint64_t bytes) {
+Result<SlabRegion> SlabPool::acquire_now(uint64_t bytes, uint64_t backed_bytes) {
   if (is_to_renew_.exchange(false)) arena_.reset();
   if (bytes <= options_.arena_bytes / 2) {
     if (!arena_ || bytes > arena_->slab_bytes()) {
       if (auto made = make_arena(bytes); !made) return made.error();
     }
-    auto region = try_acquire(bytes);
+    auto region = try_acquire(backed_bytes);
     if (!region) return region.error();
     if (region.value()) return *std::move(region).value();
     if (!options_.waits && is_worn_out()) {
       if (auto made = make_arena(bytes); !made) return made.error();
-      return acquire_now(bytes);
+      return acquire_now(bytes, backed_bytes);
     }
   }
-  return make_transient(bytes);
+  return make_transient(bytes, backed_bytes);
 }
 
 std::optional<SlabRegion> SlabPool::acquire_if_free(uint64_t bytes) {
@@ -116,7 +116,7 @@ Result<void> SlabPool::make_arena(uint64_t bytes) {
   return {};
 }
 
-Result<SlabRegion> SlabPool::make_transient(uint64_t bytes) {
+Result<SlabRegion> SlabPool::make_transient(uint64_t bytes, uint64_t backed_bytes) {
   // Twice the address space, which costs nothing, so that the rest of the batch and its record fit behind the bytes
   // that were asked for; without it every large batch would be copied to another arena as it is sealed.
   const uint64_t slab_bytes = std::max(bytes, std::min(2 * bytes + kTransientRoomBytes, kTransientBytesMax));
@@ -124,7 +124,7 @@ Result<SlabRegion> SlabPool::make_transient(uint64_t bytes) {
   if (!made) return made.error();
   SlabRegion region{.arena = std::move(made).value(), .slab_index = 0, .is_transient = true};
   region.slab_index = *region.arena->try_acquire();
-  if (auto reserved = region.arena->reserve(region.slab_index, bytes); !reserved) return reserved.error();
+  if (auto reserved = region.arena->reserve(region.slab_index, backed_bytes); !reserved) return reserved.error();
   ++next_arena_id_;
   return region;
 }

@@ -49,7 +49,14 @@ class SlabPool {
 
   // A slab for at least `bytes`, without waiting: where no slab is free the batch gets an arena of its own. A caller
   // that has a slab in hand already needs this, as it must not wait for a second one that the trainer's user may hold.
-  Result<SlabRegion> acquire_now(uint64_t bytes);
+  Result<SlabRegion> acquire_now(uint64_t bytes) { return acquire_now(bytes, bytes); }
+  // The same, of which the first `backed_bytes` alone have memory for sure: Arena::reserve() gives the rest of it some.
+  Result<SlabRegion> acquire_now(uint64_t bytes, uint64_t backed_bytes);
+
+  // The same in an arena of its own, so that a size that may be no batch's leaves the lasting arena as it is.
+  Result<SlabRegion> acquire_apart(uint64_t bytes, uint64_t backed_bytes) {
+    return make_transient(bytes, backed_bytes);
+  }
 
   // A slab for at least `bytes` where acquire() would have it at once and need not make the arena again; else nothing.
   std::optional<SlabRegion> acquire_if_free(uint64_t bytes);
@@ -61,10 +68,10 @@ class SlabPool {
   bool take_unannounced(const SlabRegion& region);
 
  private:
-  Result<std::optional<SlabRegion>> try_acquire(uint64_t bytes, uint32_t end = kSlabCountMax);
+  Result<std::optional<SlabRegion>> try_acquire(uint64_t backed_bytes, uint32_t end = kSlabCountMax);
   uint32_t end_of_begun() const;
   Result<void> make_arena(uint64_t bytes);
-  Result<SlabRegion> make_transient(uint64_t bytes);
+  Result<SlabRegion> make_transient(uint64_t bytes, uint64_t backed_bytes);
   uint32_t wanted_slab_count() const;
   bool is_worn_out() const;
 
