@@ -138,6 +138,14 @@ void PoolSession::lose(Peer& peer, Loss loss, Instant retry_at, Instant now) {
   dispatch_.lose_worker(*std::exchange(peer.slot, std::nullopt), loss, now);
 }
 
+// While the next link has to wait, others make what this worker owes.
+void PoolSession::remake(uint64_t worker_id, Peer& peer, Instant now) {
+  const Instant begins_at = peer.remaking.take(now);
+  if (begins_at <= now) return greet(worker_id, peer, now);
+  lose(peer, Loss::kSilent, begins_at, now);
+  carry_out(now);
+}
+
 void PoolSession::part_from(uint64_t worker_id) {
   const auto found = peers_.find(worker_id);
   if (found == peers_.end()) return;
@@ -168,12 +176,12 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
     return false;
   }
   if (message.kind == wire::ToTrainer::Kind::kBroken) {
-    greet(worker_id, peer, now);
+    remake(worker_id, peer, now);
     return false;
   }
   switch (peer.link.receive(message.link, message.stamp)) {
     case Link::Receipt::kOld: return false;
-    case Link::Receipt::kGap: greet(worker_id, peer, now); return false;
+    case Link::Receipt::kGap: remake(worker_id, peer, now); return false;
     case Link::Receipt::kNext: break;
   }
   peer.heard_at = now;
@@ -186,6 +194,7 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
     case wire::ToTrainer::Kind::kAnswer:
       send(worker_id, peer, {.kind = wire::ToWorker::Kind::kAck, .key = message.key});
       counts = peer.slot && dispatch_.answered(*peer.slot, message.key, bytes, now);
+      if (counts) peer.remaking.counted();
       break;
     case wire::ToTrainer::Kind::kHandedBack:
       if (peer.slot) dispatch_.handed_back(*peer.slot, message.key, now);
@@ -215,7 +224,7 @@ void PoolSession::lose_track(uint64_t worker_id, uint32_t link, Instant now) {
   if (found == peers_.end()) return;
   Peer& peer = found->second;
   peer.renewal.heard(now);
-  if (is_in_force(peer, link)) greet(worker_id, peer, now);
+  if (is_in_force(peer, link)) remake(worker_id, peer, now);
 }
 
 void PoolSession::died(uint64_t worker_id, Instant now) {
@@ -315,8 +324,14 @@ void PoolSession::send(uint64_t worker_id, Peer& peer, wire::ToWorker message) {
 // ---- Time
 
 void PoolSession::tick(Instant now) {
-  for (auto& [worker_id, peer] : peers_)
-    if (peer.state != State::kApart && now - peer.heard_at >= kLease) lose(peer, Loss::kSilent, now, now);
+  for (auto& [worker_id, peer] : peers_) {
+    if (peer.state == State::kApart) continue;
+    // A worker answers what it is sent. Where this trainer is late with that, as after its process was stopped, the
+    // silence since then is its own.
+    const Instant due_at = peer.state == State::kOpen ? peer.ping_at : peer.hello_at;
+    if (now > due_at) peer.heard_at = std::min(now, peer.heard_at + (now - due_at));
+    if (now - peer.heard_at >= kLease) lose(peer, Loss::kSilent, now, now);
+  }
   carry_out(now);  // others are asked for those now, so a hello must not repeat them
   for (auto& [worker_id, peer] : peers_) {
     if (peer.state != State::kOpen && !peer.has_declined && now >= peer.hello_at) {

@@ -65,7 +65,8 @@ class PoolSession {
   void heard(uint64_t worker_id, uint32_t link, Instant now);
   // Whether this is the worker's link in force, so that its messages count.
   bool is_in_force(uint64_t worker_id, uint32_t link) const;
-  // The messages of this link do not fit together, so that one of them was lost: the link is made anew.
+  // The messages of this link do not fit together, so that one of them was lost: the link is made anew, after a pause
+  // (RemakeClock) where that happened before and no answer has counted since.
   void lose_track(uint64_t worker_id, uint32_t link, Instant now);
   // The connection to a worker ended, most likely because its process did. When the worker says later that it lives,
   // the batch that it was making is blamed no longer: connections can end by themselves, time and again.
@@ -112,6 +113,7 @@ class PoolSession {
     Instant hello_at{};
     Instant heard_at{};
     RenewalClock renewal{{}};
+    RemakeClock remaking;
     Instant ping_at{};
   };
 
@@ -119,6 +121,7 @@ class PoolSession {
   void greet(uint64_t worker_id, Peer& peer, Instant now);
   void welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now);
   void lose(Peer& peer, Loss loss, Instant retry_at, Instant now);
+  void remake(uint64_t worker_id, Peer& peer, Instant now);
   void send(uint64_t worker_id, Peer& peer, wire::ToWorker message);
   void send_request(uint64_t worker_id, Peer& peer, wire::BatchKey key);
   void carry_out(Instant now);

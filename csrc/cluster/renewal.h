@@ -35,4 +35,27 @@ class RenewalClock {
   Duration patience_ = kRenewAfter;
 };
 
+constexpr Duration kRemakePause = std::chrono::milliseconds(100);
+constexpr Duration kRemakePauseMax = std::chrono::milliseconds(12'800);
+
+// When to begin a link after one whose messages did not fit together. The first one begins at once. While no answer
+// counts, each further one begins twice as long after the one before it: every link costs an agreement on keys, a
+// connection and all requests again, and a worker or a device on the way that damages each of them would otherwise have
+// the trainer do that as fast as messages cross. A value type.
+class RemakeClock {
+ public:
+  // An answer counted.
+  void counted() { pause_ = Duration(0); }
+  // When to begin the link after the one that ends now.
+  Instant take(Instant now) {
+    begun_at_ = std::max(now, begun_at_ + pause_);
+    pause_ = std::clamp(2 * pause_, kRemakePause, kRemakePauseMax);
+    return begun_at_;
+  }
+
+ private:
+  Instant begun_at_{};  // the link that was begun last because another did not hold
+  Duration pause_{};
+};
+
 }  // namespace penstock::cluster

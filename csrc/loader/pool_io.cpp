@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "base/heap_thresholds.h"
@@ -23,8 +22,11 @@ using wire::ToWorker;
 
 namespace {
 
-constexpr uint32_t kReportsBetweenPlans = 16;          // of a plan that stays
-constexpr size_t kMessagesInTurn = 16;                 // of one worker, so that no other waits for long
+constexpr uint32_t kReportsBetweenPlans = 16;      // of a plan that stays
+constexpr size_t kMessagesInTurn = 16;             // of one worker, so that no other waits for long
+constexpr uint64_t kOpenedBytesInTurn = 16 << 20;  // of all workers, beyond which none begins: some 10 ms
+// Of a connection that has ended: twice what libzmq queues, since it reads the next connection in turns with it.
+constexpr size_t kMessagesOfTheDead = 2 * size_t{wire::MessageLimits{}.received_messages_max};
 constexpr auto kReconnectPause = milliseconds(2000);   // after a refusal that libzmq takes for final, or no descriptor
 constexpr auto kIdleAfter = std::chrono::seconds(2);   // without a request: others may have the workers
 constexpr auto kHeldMax = std::chrono::seconds(60);    // without a request in mid-epoch, however long steps take
@@ -71,15 +73,29 @@ Result<void> PoolIo::serve() {
   }
   if (!options_.controller && session_.known_count() == 0) set_roster(clock_now());
   carry_out();  // the actions that were posted to the loop
+  // One time for the whole turn: whoever is heard in it, however long it takes, is not silent at its end.
   const Instant now = clock_now();
   // Why a worker declines comes before the roster that does without it.
-  for (const uint64_t worker_id : links_->take_ready(now)) serve_worker(worker_id, now);
+  serve_workers(now);
   if (auto served = serve_controller(now); !served) return served;
   connect_again(now);
-  session_.tick(clock_now());
+  session_.tick(now);
   carry_out();
-  note_standing(clock_now());
+  note_standing(now);
   return {};
+}
+
+// Those whose pieces have to wait for the next turn come first in it.
+void PoolIo::serve_workers(Instant now) {
+  opened_bytes_ = 0;
+  const std::set<uint64_t> ready = links_->take_ready(now);
+  const auto first = ready.upper_bound(last_opened_);
+  std::vector<uint64_t> in_order(first, ready.end());
+  in_order.insert(in_order.end(), ready.begin(), first);
+  for (const uint64_t worker_id : in_order) {
+    if (opened_bytes_ < kOpenedBytesInTurn) last_opened_ = worker_id;
+    serve_worker(worker_id, now);
+  }
 }
 
 Result<bool> PoolIo::wait(int wake_fd, bool may_sleep) {
@@ -257,8 +273,7 @@ void PoolIo::serve_worker(uint64_t worker_id, Instant now) {
     const auto event = link->socket().try_event();
     if (!event) return links_->note_served(worker_id);
     // Its earlier messages count: they are received first.
-    if (event->kind == ConnectionEvent::Kind::kDisconnected)
-      receive_from(worker_id, std::numeric_limits<size_t>::max(), now);
+    if (event->kind == ConnectionEvent::Kind::kDisconnected) receive_from(worker_id, kMessagesOfTheDead, now);
     if (links_->find(worker_id) == link) take_event(worker_id, *link, *event, now);
     carry_out();
   }
@@ -326,7 +341,7 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart
   note_message(worker_id, link, answer);
   const bool has_turn = answer.message.stamp == 0 || (!link.has_waiting() && !waits_for_pieces(link, answer));
   if (has_turn) return take_answer_in_turn(worker_id, link, answer, now);
-  if (!link.add_waiting(std::move(part))) session_.lose_track(worker_id, answer.message.link, now);
+  if (!link.add_waiting(std::move(part))) lose_track(worker_id, answer.message.link, now);
 }
 
 bool PoolIo::waits_for_pieces(WorkerLink& link, const wire::PoolAnswer& answer) const {
@@ -364,13 +379,12 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
       link.is_handover_given_up = true;
       tell("worker " + spoken_place(worker_id) +
            " sends its batches over a socket from now on, since its memory cannot be used: " + taken.error().message);
-      return session_.lose_track(worker_id, message.link, now);
+      return lose_track(worker_id, message.link, now);
     }
     whole.emplace(std::move(taken).value());
   } else if (answer.kind == AnswerKind::kBatch && is_awaited && is_in_force) {
     if (link.data()) whole = link.data()->take_whole(message.key);
-    if (!whole || whole->payload_bytes() != answer.payload_bytes)
-      return session_.lose_track(worker_id, message.link, now);
+    if (!whole || whole->payload_bytes() != answer.payload_bytes) return lose_track(worker_id, message.link, now);
     note_crossing(worker_id, answer);
   }
   const cluster::SharedContent content = whole ? session_.dispatch().content_of(message.key) : nullptr;
@@ -470,7 +484,7 @@ void PoolIo::connect_data(uint64_t worker_id, WorkerLink& link, const wire::Seal
 }
 
 void PoolIo::serve_data(uint64_t worker_id, Instant now) {
-  receive_pieces(worker_id, kMessagesInTurn, now);
+  if (opened_bytes_ < kOpenedBytesInTurn) receive_pieces(worker_id, kMessagesInTurn, now);
   for (;;) {
     WorkerLink* link = links_->find(worker_id);
     if (link == nullptr || !link->data() || !link->data()->is_granted()) return;
@@ -481,9 +495,9 @@ void PoolIo::serve_data(uint64_t worker_id, Instant now) {
       case ConnectionEvent::Kind::kConnected: link->data_missed_at.reset(); break;
       case ConnectionEvent::Kind::kRefused: complain(worker_id, *link, event->reason); break;
       case ConnectionEvent::Kind::kDisconnected:
-        receive_pieces(worker_id, std::numeric_limits<size_t>::max(), now);  // its earlier pieces count
-        session_.lose_track(worker_id, number, now);
-        carry_out();
+        // Its earlier pieces count, of which libzmq queues fewer than this.
+        receive_pieces(worker_id, kMessagesInTurn, now);
+        lose_track(worker_id, number, now);
     }
   }
 }
@@ -497,6 +511,7 @@ void PoolIo::receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant 
     const auto outcome = link->data()->take_piece(memory_, is_awaited);
     if (outcome == DataLink::Outcome::kNothing) return;
     if (outcome == DataLink::Outcome::kPiece) {
+      opened_bytes_ += link->data()->client().piece().size();
       session_.heard(worker_id, number, now);
       take_waiting(worker_id, now);
       continue;
@@ -505,10 +520,16 @@ void PoolIo::receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant 
       tell("worker " + spoken_place(worker_id) +
            " is connected to anew, since a piece of a batch is not what it sent: " + link->data()->fault());
     }
-    session_.lose_track(worker_id, number, now);
-    carry_out();
-    return;
+    return lose_track(worker_id, number, now);
   }
+}
+
+// Nothing that comes on the link counts any more, also while the next one has to wait.
+void PoolIo::lose_track(uint64_t worker_id, uint32_t number, Instant now) {
+  if (!session_.is_in_force(worker_id, number)) return;
+  links_->end_link(worker_id);
+  session_.lose_track(worker_id, number, now);
+  carry_out();
 }
 
 void PoolIo::end_lane(BatchKey key, wire::Lane lane, Instant now) {
@@ -533,6 +554,7 @@ void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch, std::optional<N
                   .epoch = key.epoch,
                   .sequence = key.sequence,
                   .batch = std::move(batch),
+                  .narrow = std::move(narrow),
                   .error = {}});
 }
 
@@ -554,7 +576,6 @@ void PoolIo::tell_of_decline(const std::string& worker, const std::string& reaso
 
 // When every worker has declined no batch will ever come, unless others join. That is an error for a job that nobody
 // has run yet. A job that was run waits, since the worker that ran it may come back.
-                  .narrow = std::move(narrow),
 void PoolIo::note_declines(const wire::TrainerRoster& roster) {
   standing_.note_pool(roster.pool_count, roster.declined_count);
   for (const auto& [worker_id, reason] : roster.declines) {

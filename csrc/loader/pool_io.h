@@ -112,6 +112,7 @@ class PoolIo final : public EventLoop::Handler {
 
   void connect(uint64_t worker_id);
   void connect_again(Instant now);
+  void serve_workers(Instant now);
   void serve_worker(uint64_t worker_id, Instant now);
   void receive_from(uint64_t worker_id, size_t message_count_max, Instant now);
   void take_event(uint64_t worker_id, WorkerLink& link, const net::ConnectionEvent& event, Instant now);
@@ -128,6 +129,7 @@ class PoolIo final : public EventLoop::Handler {
   void connect_data(uint64_t worker_id, WorkerLink& link, const wire::SealGrant& grant, Instant now);
   void serve_data(uint64_t worker_id, Instant now);
   void receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant now);
+  void lose_track(uint64_t worker_id, uint32_t number, Instant now);
   // A worker's id, and its endpoint while there is a link, by which a user can find it.
   std::string spoken_place(uint64_t worker_id) const;
   // Takes in how long a message or a batch was on its way.
@@ -183,6 +185,8 @@ class PoolIo final : public EventLoop::Handler {
   std::unique_ptr<WorkerLinks> links_;
   std::map<uint64_t, Instant> connect_again_at_;  // workers for whom no socket could be opened
   cluster::PoolSession session_;
+  uint64_t opened_bytes_ = 0;  // of pieces, in this turn
+  uint64_t last_opened_ = 0;   // the worker whose pieces were opened last
 
   // What workers have spent on batches that counted.
   struct Made {

@@ -69,6 +69,23 @@ class PoolSessionTest : public testing::Test {
     session_.tick(now_);
     exchange();
   }
+  // The number of the link that the worker was greeted on last, and how often it was greeted.
+  uint32_t last_link(uint64_t worker_id) const {
+    uint32_t number = 0;
+    for (const auto& command : commands_)
+      if (command.worker_id == worker_id && command.message.kind == In::kHello) number = command.message.link;
+    return number;
+  }
+  size_t hello_count() const {
+    return static_cast<size_t>(std::count_if(commands_.begin(), commands_.end(), [](const auto& command) {
+      return command.kind == Kind::kSend && command.message.kind == In::kHello;
+    }));
+  }
+  // The worker says that its link is broken.
+  void break_link(uint64_t worker_id) {
+    deliver(worker_id, {.kind = wire::ToTrainer::Kind::kBroken, .link = last_link(worker_id)});
+    exchange();
+  }
   std::vector<uint64_t> taken() { return std::exchange(taken_, {}); }
   size_t count(Kind kind) const {
     return static_cast<size_t>(
@@ -131,6 +148,65 @@ TEST_F(PoolSessionTest, SilentWorkerIsGivenUpAfterALeaseAndItsAnswersAreRefused)
   // The first worker made it all the same, on a link that has ended.
   deliver(1, {.kind = wire::ToTrainer::Kind::kAnswer, .link = 1, .stamp = 3, .key = batch(0)});
   EXPECT_TRUE(taken().empty());
+}
+
+// A trainer whose I/O thread widened a batch for 1.6 s lost all of its workers, and did so again at the next one.
+TEST_F(PoolSessionTest, TrainerThatWasHeldUpLosesNoWorker) {
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  ask(0);
+  for (int i = 0; i < 5; ++i) pass(2 * kLease);  // each worker answers the ping that comes late
+  EXPECT_EQ(session_.open_count(), 2u);
+  EXPECT_EQ(hello_count(), 2u);
+  EXPECT_EQ(session_.dispatch().reissue_count(), 0u);
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+}
+
+TEST_F(PoolSessionTest, SilenceOfAWorkerCountsWhileTheTrainerIsNotHeldUp) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  is_cut_[1] = true;
+  pass(2 * kLease);
+  EXPECT_EQ(session_.open_count(), 1u);
+  pass(kPingInterval);
+  EXPECT_EQ(session_.open_count(), 1u);
+  pass(kPingInterval);
+  EXPECT_EQ(session_.open_count(), 0u);
+}
+
+// A worker that damaged each piece had the trainer agree on keys and connect as fast as messages cross.
+TEST_F(PoolSessionTest, LinkThatDoesNotHoldIsMadeAnewEachTimeAfterTwiceAsLong) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  break_link(1);
+  EXPECT_EQ(hello_count(), 2u);  // the first time at once
+  Duration pause = kRemakePause;
+  for (size_t count = 2; count < 12; ++count) {
+    break_link(1);
+    EXPECT_EQ(session_.open_count(), 0u);
+    pass(pause - Duration(1));
+    EXPECT_EQ(hello_count(), count);
+    pass(Duration(1));
+    EXPECT_EQ(hello_count(), count + 1);
+    pause = std::min(2 * pause, kRemakePauseMax);
+  }
+  // An answer that counts makes up for all of them.
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+  const size_t before = hello_count();
+  break_link(1);
+  EXPECT_EQ(hello_count(), before + 1);
+}
+
+TEST_F(PoolSessionTest, OthersMakeWhatAWorkerOwesWhoseLinkDoesNotHold) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  break_link(1);
+  break_link(1);
+  EXPECT_EQ(session_.open_count(), 1u);
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+  EXPECT_EQ(count(Kind::kFail), 0u);
 }
 
 TEST_F(PoolSessionTest, LostAnswerIsSentAgainOnTheNextLink) {

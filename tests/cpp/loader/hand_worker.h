@@ -3,6 +3,7 @@
 // A pool's worker by hand: the live WorkerSession and socket, and batches that a test makes and may send wrongly.
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -64,6 +65,7 @@ class HandWorker {
     uint64_t claims_first = 0;                 // bytes of each batch, of which it sends one piece before the batch
     std::optional<uint64_t> ends_at{};         // answers that the shard has no more, from this sequence on
     bool declines = false;
+    bool forgets_nobody = false;                         // waits for a silent trainer however long that takes
     int refusals_to_hello = 0;                           // each with another reason
     std::optional<wire::BlobId> wishes{};                // asks for it before the first batch
     std::function<MadeBatch(uint64_t sequence)> make{};  // of each batch; without one its bytes count up
@@ -77,6 +79,7 @@ class HandWorker {
 
   std::string blob() const { return blob_; }  // once the worker is gone
   std::vector<std::string> starts() const { return starts_; }
+  int hello_count() const { return hello_count_.load(); }
   void end() {
     thread_.request_stop();
     if (thread_.joinable()) thread_.join();
@@ -88,7 +91,7 @@ class HandWorker {
       net::ServerReceipt receipt;
       while (server_->try_receive(receipt).value()) take(receipt);
       EXPECT_TRUE(data_->receive());
-      desk_.tick(clock_now());
+      if (!options_.forgets_nobody) desk_.tick(clock_now());
       work();
       send_all();
       send_pieces();
@@ -111,7 +114,10 @@ class HandWorker {
     }
     const auto request = wire::parse_to_worker(part).value();
     if (request.offer) offer_ = *request.offer;
-    if (request.message.kind == wire::ToWorker::Kind::kHello) refuse(request.message.link);
+    if (request.message.kind == wire::ToWorker::Kind::kHello) {
+      hello_count_.fetch_add(1);
+      refuse(request.message.link);
+    }
     desk_.receive(request.message, clock_now());
     if (request.message.is_lane_start)
       starts_.emplace_back(reinterpret_cast<const char*>(request.state.data()), request.state.size());
@@ -212,6 +218,7 @@ class HandWorker {
   std::string peer_;
   std::string blob_;
   std::vector<std::string> starts_;
+  std::atomic<int> hello_count_{0};
   std::jthread thread_;
 };
 

@@ -4,13 +4,19 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <memory>
 #include <optional>
+#include <semaphore>
 #include <string>
 
 #include "../net/pool_sockets.h"
@@ -116,6 +122,30 @@ uint64_t peak_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<uint64_t>(usage.ru_maxrss) << 10;
+}
+
+// Holds a thread of this process up, wherever it is, for 3 s. False if there is none of that name.
+bool hold_up(const std::string& name) {
+  static std::binary_semaphore has_ended{0};
+  struct sigaction action {};
+  action.sa_handler = [](int) {
+    timespec left{.tv_sec = 3, .tv_nsec = 0};
+    while (::nanosleep(&left, &left) != 0) {
+    }
+    has_ended.release();
+  };
+  struct sigaction before {};
+  ::sigaction(SIGUSR2, &action, &before);
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string its_name;
+    std::getline(std::ifstream(task.path() / "comm"), its_name);
+    if (its_name != name) continue;
+    if (::syscall(SYS_tgkill, ::getpid(), std::stoi(task.path().filename()), SIGUSR2) != 0) return false;
+    has_ended.acquire();
+    ::sigaction(SIGUSR2, &before, nullptr);
+    return true;
+  }
+  return false;
 }
 
 TEST_F(PoolClientTest, BatchesArePutTogetherFromTheirPieces) {
@@ -268,6 +298,17 @@ TEST_F(PoolClientTest, NameThatIsLookedUpForLongHoldsUpNoBatch) {
         });
   expect_stream(1000, 20);
   end.set_value();
+}
+
+// Whatever it is that holds the thread up: here a signal's handler does.
+TEST_F(PoolClientTest, ThreadThatIsHeldUpForLongerThanALeaseLosesNoWorker) {
+  start({.forgets_nobody = true});
+  submit(0);
+  ASSERT_EQ(next().kind, Event::Kind::kBatch);
+  const int hello_count = worker_->hello_count();
+  ASSERT_TRUE(hold_up("pk_pool_io"));
+  expect_stream(1000, 5, 1);
+  EXPECT_EQ(worker_->hello_count(), hello_count);
 }
 
 TEST_F(PoolClientTest, WorkerWhoseNameNobodyKnowsIsTold) {
