@@ -28,6 +28,7 @@ from penstock.loader.recall import Recaller
 from penstock.loader.replica_group import FeedWatch, ReplicaGroup
 from penstock.loader.source import STANDING_COUNTS, NativeThread, StreamOptions
 from penstock.pool.pool_job import Job, job_id, pack_job
+from penstock.pool.process_settings import JobSettings
 from penstock.program_line import warn
 from penstock.sampling.job_rank import JobRank
 from penstock.stream.progress import Progress
@@ -71,6 +72,7 @@ class PoolSource:
             shard_count=options.shard_count,
             trust_workers=loader.trust_workers,
             name=name,
+            settings=JobSettings.here(),
         )
         replicas = loader._replicas
         self._replicas = replicas

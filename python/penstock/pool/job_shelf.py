@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs and prefixes of a pool's worker, which it gets from its trainer as
-blobs, once for each content."""
+"""The jobs and prefixes of a pool's worker, which it gets from its trainer as blobs, once for each
+content.
+
+Each epoch has the dataset as its trainer has sent it. A dataset that batches of an earlier epoch
+have changed, or may have changed where nobody can see it, is made again from the job's blob. Each
+job has the process in its own state: settings that one leaves behind reach no other.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import OrderedDict
 
 from penstock import _C
 from penstock.errors import PenstockError, UnsupportedError
 from penstock.pool.factory_job import is_of_cpp, open_factory_job
-from penstock.pool.job_code import is_in_front
+from penstock.pool.job_code import is_in_front, put_in_front
 from penstock.pool.pool_job import JobRefused, unpack_job
+from penstock.pool.process_settings import ProcessState
 from penstock.pool.running_job import RunningJob, seeds_of
 
 _JOBS_MAX = 2  # those of two loaders that a trainer uses in turn
 _BLOB_WAIT_S = 60.0
+_KEPT_BYTES_MAX = 16 << 20
 
 
 class JobShelf:
@@ -25,6 +33,10 @@ class JobShelf:
         self._server = server
         self._code_root = code_root
         self._jobs: OrderedDict[bytes, RunningJob] = OrderedDict()
+        self._of_worker = ProcessState.now()
+        self._states: dict[bytes, ProcessState] = {}  # in which jobs have left the process
+        self._current: bytes | None = None  # the job in whose state the process is
+        self._kept_blob: tuple[bytes, bytes] = (b"", b"")  # of the last job, with its id
 
     def job_of(self, work: _C.PoolWork) -> RunningJob:
         """The job that ``work`` is of. Waits for the trainer to send it, if need be.
@@ -42,18 +54,57 @@ class JobShelf:
             # Another job's modules have taken the place of those that it imported.
             self._drop(job_id)
             job = None
+        if job is not None and not self._is_as_sent(job_id, job, work):
+            self._drop(job_id)
+            put_in_front((), self._code_root)  # so that its own modules are imported again
+            job = None
         if job is None:
             while len(self._jobs) >= _JOBS_MAX:  # first: there may be no memory for one more
                 self._drop(next(iter(self._jobs)))
-            blob = self._fetch(job_id)
-            if is_of_cpp(blob):
-                unpacked = open_factory_job(blob, self._fetch)
-            else:
-                unpacked = unpack_job(blob, self._fetch, self._code_root)
-            del blob
-            job = self._jobs[job_id] = RunningJob(self._server, unpacked, seeds_of(work))
+            began_at = time.monotonic()
+            blob = self._blob_of(job_id)
+            self._enter(None)
+            try:
+                if is_of_cpp(blob):
+                    unpacked = open_factory_job(blob, self._fetch)
+                else:
+                    unpacked = unpack_job(blob, self._fetch, self._code_root)
+                del blob
+                job = RunningJob(self._server, unpacked, seeds_of(work))
+            except BaseException:
+                self._of_worker.put_back()
+                raise
+            self._jobs[job_id] = job
+            self._current = job_id
+            job.begin_watch(time.monotonic() - began_at)
+            job.begin_epoch(work)
+        self._enter(job_id)
         self._jobs.move_to_end(job_id)
         return job
+
+    def _is_as_sent(self, job_id: bytes, job: RunningJob, work: _C.PoolWork) -> bool:
+        """Whether the job may go on: in its epoch, or in another since it has changed nothing."""
+        if not job.begin_epoch(work):
+            return True
+        self._enter(job_id)
+        return job.has_stayed()
+
+    def _enter(self, job_id: bytes | None) -> None:
+        """Puts the process into the state in which this job has left it; None: before any job."""
+        if job_id == self._current:
+            return
+        if self._current in self._jobs:
+            self._states[self._current] = ProcessState.now()
+        self._current = job_id
+        (self._of_worker if job_id is None else self._states[job_id]).put_back()
+
+    def _blob_of(self, job_id: bytes) -> bytes:
+        """A job's blob, which is kept where it is small: the next epoch may need it again."""
+        kept_id, blob = self._kept_blob
+        if kept_id != job_id:
+            blob = self._fetch(job_id)
+            self._kept_blob = (job_id, blob) if len(blob) <= _KEPT_BYTES_MAX else (b"", b"")
+        return blob
 
     def fetch_prefixes(self, work: _C.PoolWork) -> None:
         """Has the server have the prefixes of ``work``, but for those that the trainer does not
@@ -74,6 +125,10 @@ class JobShelf:
 
     def _drop(self, job_id: bytes) -> None:
         self._jobs.pop(job_id).close()
+        self._states.pop(job_id, None)
+        if self._current == job_id:
+            self._current = None
+            self._of_worker.put_back()
 
     def _fetch(self, blob_id: bytes) -> bytes:
         blob = None

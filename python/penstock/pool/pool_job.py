@@ -26,13 +26,14 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError, UnsupportedError
 from penstock.pool.job_code import PackedCode, extract_code, put_in_front
 from penstock.pool.job_pickle import pickle_into
 from penstock.pool.job_versions import Versions, imports_of, installed_version, reason_to_refuse
+from penstock.pool.process_settings import JobSettings
 from penstock.pool.unpicklable import find_unpicklable
 from penstock.pool.worker_errors import place_of_process
 from penstock.worker.fetching import FetchSpec
@@ -52,6 +53,7 @@ class Job:
     shard_count: int
     trust_workers: bool
     name: str  # its name for people
+    settings: JobSettings = field(default_factory=JobSettings)  # of the trainer's process
     code_folders: tuple[str, ...] = ()  # at a worker: where its modules are
     is_of_cpp: bool = False  # at a worker: its trainer asks what the dataset is
 
@@ -69,6 +71,7 @@ class _Header:
     code: list[dict[str, str]]  # "name", for people, and "id" of the blob, in hex
     made_with: Versions
     modules: dict[str, str]  # that no package has, and the trainer's folder to import each from
+    settings: dict[str, Any]
 
 
 def pack_job(job: Job, code: Sequence[PackedCode]) -> PackedJob:
@@ -93,7 +96,8 @@ def job_id(job: Job, code: Sequence[PackedCode]) -> bytes:
 def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) -> Job:
     """The job of a blob. From here on its modules are imported from its own code.
 
-    ``get_blob`` gives a blob by its id and may raise any exception. Modules are extracted under
+    The trainer's settings are those of this process from here on, too. ``get_blob`` gives a blob
+    by its id and may raise any exception. Modules are extracted under
     ``code_root``, a folder of this user alone; it is made if need be, and the caller removes it.
     Raises JobRefused.
     """
@@ -106,11 +110,15 @@ def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) 
     except (UnsupportedError, OSError) as error:
         raise JobRefused(f"{begin}: on this worker ({worker}), {error}") from error
     put_in_front(folders, code_root)
+    settings = JobSettings.of_fields(header.settings)
+    settings.apply()
     try:
         fetch, init_fn = pickle.loads(memoryview(blob)[: _header_span(blob).start])
     except (Exception, SystemExit) as error:  # whatever the user's own modules and objects raise
         raise JobRefused(f"{begin}: {_told(error, header, len(blob), worker)}") from error
-    return Job(fetch, init_fn, header.shard_count, header.trust_workers, header.name, folders)
+    return Job(
+        fetch, init_fn, header.shard_count, header.trust_workers, header.name, settings, folders
+    )
 
 
 def check_can_be_sent(fetch: FetchSpec, init_fn: Callable[[int], None] | None) -> None:
@@ -144,6 +152,7 @@ def _write(job: Job, code: Sequence[PackedCode], takers: Sequence[Callable[[Any]
         code=[{"name": os.path.basename(each.root), "id": each.id.hex()} for each in code],
         made_with=Versions.here(imports.packages),
         modules=imports.modules,
+        settings=asdict(job.settings),
     )
     text = json.dumps(asdict(header), sort_keys=True).encode()
     sink.write(text)
@@ -223,11 +232,13 @@ def _checked(header: _Header) -> _Header:
         and type(header.code) is list
         and all(_is_dict_of_str(each) for each in header.code)
         and _is_dict_of_str(header.modules)
+        and type(header.settings) is dict
     )
     if not are_types_right:
         raise TypeError("a field has another type")
     if any(len(bytes.fromhex(each["id"])) != hashlib.sha256().digest_size for each in header.code):
         raise ValueError("the id of its code is no SHA-256")
+    JobSettings.of_fields(header.settings)
     return header
 
 

@@ -17,6 +17,7 @@ import torch
 from penstock import _C
 from penstock.errors import ClosedError, UnsupportedError
 from penstock.pool.pool_job import Job
+from penstock.pool.process_settings import ProcessState
 from penstock.pool.worker_errors import UNSENT_BATCH, describe_error
 from penstock.seams.iterators import DatasetKind, WorkerInfo, numpy_seed, set_worker_info
 from penstock.stream.batch_seeds import EpochSeeds
@@ -24,11 +25,13 @@ from penstock.stream.shard_state import ShardStart, ShardStarts
 from penstock.stream.table_rows import plain_rows
 from penstock.worker.batch_pickle import dumps
 from penstock.worker.fetching import BatchPlace, FetchSpec, SeededFetcher, copy_for_shard
+from penstock.worker.fingerprint import Fingerprint, fingerprint
 from penstock.worker.out_of_turn import in_its_place
 from penstock.worker.slab_collate import collating_into
 from penstock.worker.threaded_fetch import FetchPool, make_pool
 
 _EPOCHS_MAX = 2  # whose last and first batches may take turns
+_LOOK_S_MIN = 0.005
 _BATCH_COUNT = struct.Struct("<Q")
 _SEEDS = struct.Struct("<qqq")  # as loader::EpochSeeds writes them
 
@@ -51,6 +54,7 @@ class RunningJob:
         self._dumps = dumps if job.trust_workers else None
         self._epochs: OrderedDict[tuple[int, bytes], _Epoch] = OrderedDict()
         self._threads = make_pool(job.fetch.fetch_threads)
+        self._trainer_id = self._newest_epoch = -1
         self._init_error = self._initialise(job.init_fn, seeds.base_seed)
         self._rows = None
         if self._init_error is None and job.fetch.auto_collation:
@@ -74,6 +78,35 @@ class RunningJob:
         except Exception as error:
             return describe_error(error)
         return None
+
+    def begin_watch(self, made_in_s: float) -> None:
+        """To be called before the first batch; ``made_in_s`` is how long it took to get and unpack
+        the job. A look at what batches may change takes no longer than to do that again."""
+        self._look_s = max(_LOOK_S_MIN, made_in_s)
+        self._before = self._look()
+        self._process_before = ProcessState.now()
+
+    def begin_epoch(self, work: _C.PoolWork) -> bool:
+        """Notes the epoch of a request. Returns whether it is one after those of earlier requests,
+        or of another trainer."""
+        is_new = work.trainer_id != self._trainer_id or work.epoch > self._newest_epoch
+        if is_new:
+            self._trainer_id, self._newest_epoch = work.trainer_id, work.epoch
+        return is_new
+
+    def has_stayed(self) -> bool:
+        """Whether the dataset and all that it leads to are known to be as they were when the job
+        was unpacked, and so is the process."""
+        if self._rows is not None:
+            return _C.are_own(self._rows)
+        if self._before is None:
+            return False
+        return self._look() == self._before and ProcessState.now() == self._process_before
+
+    def _look(self) -> Fingerprint | None:
+        fetch = self._job.fetch
+        roots = (fetch.dataset, fetch.collate_fn, self._job.init_fn)
+        return fingerprint(*roots, cost_s_max=self._look_s)
 
     def close(self) -> None:
         if self._threads is not None:

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a process that decide what a dataset computes beside the dataset: those of torch
+and numpy, the working folder, environment variables and a few settings of libraries.
+
+A job carries the trainer's. A worker makes the job's batches under them, and puts its own back
+before another job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+logger = logging.getLogger(__name__)
+
+# Variables that belong to a process, its launcher or its host, and so to no job.
+_OF_PROCESS = re.compile(
+    r"(PENSTOCK|TORCHELASTIC|TORCHINDUCTOR|TRITON|SLURM|OMPI|PMI|PMIX|MPI|RAY|NCCL|GLOO|CUDA|NVIDIA"
+    r"|KUBERNETES|OMP|MKL|KMP|GOMP|LD|PYTHON|PYTEST|COVERAGE|COV|XDG|SSH|LC|GPG|DBUS|TERM|VSCODE"
+    r"|JPY|IPY|WANDB|MLFLOW)_.*"
+    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|WORLD_NAME|NAME)|MASTER_(ADDR|PORT)|PATH|HOME|USER"
+    r"|LOGNAME|SHELL|PWD|OLDPWD|TMPDIR|TEMP|TMP|HOSTNAME|DISPLAY|LINES|COLUMNS|SHLVL|TERM|_"
+    r"|PYTHONPATH|PYTHONHASHSEED|PYTHONUNBUFFERED|VIRTUAL_ENV|ATEN_CPU_CAPABILITY"
+)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|SESSION|DSN", re.IGNORECASE)
+_ENVIRONMENT_BYTES_MAX = 128 << 10  # a job's header has 1 MiB
+
+# Settings that programs make at their head, by module and name, with the library's own values.
+_LIBRARY_DEFAULTS: Mapping[tuple[str, str], Any] = {
+    ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"): False,
+    ("PIL.Image", "MAX_IMAGE_PIXELS"): int(1024 * 1024 * 1024 // 4 // 3),
+    ("torchvision", "_image_backend"): "PIL",
+}
+
+# The settings of torch that results follow from, and their types in a job.
+_KINDS_OF_TORCH: Mapping[str, type] = {
+    "default_dtype": str,
+    "flushes_denormals": bool,
+    "deterministic": bool,
+    "deterministic_warns": bool,
+    "mkldnn": bool,
+    "matmul_precision": str,
+    "conv_precision": str,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """Settings as a job carries them. The default changes nothing."""
+
+    torch: dict[str, Any] = field(default_factory=dict)
+    numpy_errors: dict[str, str] = field(default_factory=dict)
+    folder: str | None = None
+    # That the program has changed since its process began; None for one that it has removed.
+    environment: dict[str, str | None] = field(default_factory=dict)
+    libraries: dict[str, Any] = field(default_factory=dict)  # by "module:name"
+
+    @staticmethod
+    def here() -> JobSettings:
+        """Those of this process now."""
+        return JobSettings(
+            torch=_torch_settings(),
+            numpy_errors=dict(np.geterr()),
+            folder=_folder(),
+            environment=_changed_environment(),
+            libraries={
+                f"{module}:{name}": value
+                for (module, name), value in _library_values().items()
+                if value != _LIBRARY_DEFAULTS[module, name]
+            },
+        )
+
+    @staticmethod
+    def of_fields(fields: Any) -> JobSettings:
+        """Those that a job's header has. Raises TypeError for anything else."""
+        made = JobSettings(**fields)
+        is_right = (
+            type(made.torch) is dict
+            and all(_KINDS_OF_TORCH.get(name) is type(value) for name, value in made.torch.items())
+            and _is_text_by_text(made.numpy_errors)
+            and (made.folder is None or type(made.folder) is str)
+            and type(made.environment) is dict
+            and all(value is None or type(value) is str for value in made.environment.values())
+            and type(made.libraries) is dict
+        )
+        if not is_right:
+            raise TypeError("a setting of the process has another type")
+        return made
+
+    def apply(self) -> None:
+        """Makes them those of this process. A folder that is not on this host is left out, as is a
+        library."""
+        _apply_to_torch(self.torch)
+        if self.numpy_errors:
+            np.seterr(**self.numpy_errors)  # type: ignore[arg-type]
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(self.folder)
+        _set_environment(self.environment)
+        for place, value in self.libraries.items():
+            module, _, name = place.partition(":")
+            if (module, name) in _LIBRARY_DEFAULTS:
+                with contextlib.suppress(ImportError):
+                    setattr(importlib.import_module(module), name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """All such settings of this process at one time, to be put back."""
+
+    torch: dict[str, Any]
+    thread_count: int
+    has_gradients: bool
+    numpy_errors: dict[str, str]
+    folder: str | None
+    environment: dict[str, str]
+    libraries: dict[tuple[str, str], Any]
+
+    @staticmethod
+    def now() -> ProcessState:
+        return ProcessState(
+            torch=_torch_settings(),
+            thread_count=torch.get_num_threads(),
+            has_gradients=torch.is_grad_enabled(),
+            numpy_errors=dict(np.geterr()),
+            folder=_folder(),
+            environment=dict(os.environ),
+            libraries=_library_values(),
+        )
+
+    def put_back(self) -> None:
+        _apply_to_torch(self.torch)
+        if torch.get_num_threads() != self.thread_count:
+            torch.set_num_threads(self.thread_count)
+        torch.set_grad_enabled(self.has_gradients)
+        np.seterr(**self.numpy_errors)  # type: ignore[arg-type]
+        if self.folder is not None:
+            with contextlib.suppress(OSError):  # which somebody may have removed
+                os.chdir(self.folder)
+        gone: dict[str, str | None] = {
+            name: None for name in os.environ if name not in self.environment
+        }
+        _set_environment({**gone, **self.environment})
+        for (module, name), value in _library_values().items():
+            before = self.libraries.get((module, name), _LIBRARY_DEFAULTS[module, name])
+            if value != before:
+                setattr(sys.modules[module], name, before)
+
+
+def _torch_settings() -> dict[str, Any]:
+    mkldnn: Any = torch.backends.mkldnn
+    denormal = np.float32(1e-40)  # torch has no question for that, a flag of this thread's CPU
+    return {
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "flushes_denormals": bool(denormal * np.float32(1) == 0),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "deterministic_warns": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "mkldnn": bool(mkldnn.enabled),
+        "matmul_precision": str(mkldnn.matmul.fp32_precision),
+        "conv_precision": str(mkldnn.conv.fp32_precision),
+    }
+
+
+def _apply_to_torch(settings: Mapping[str, Any]) -> None:
+    """Sets those that are not so already."""
+    now = _torch_settings()
+    changed = {name: value for name, value in settings.items() if value != now[name]}
+    mkldnn: Any = torch.backends.mkldnn
+    if "default_dtype" in changed:
+        torch.set_default_dtype(getattr(torch, settings["default_dtype"]))
+    if "flushes_denormals" in changed:
+        torch.set_flush_denormal(settings["flushes_denormals"])
+    if changed.keys() & {"deterministic", "deterministic_warns"}:
+        warns = settings["deterministic_warns"]
+        torch.use_deterministic_algorithms(settings["deterministic"], warn_only=warns)
+    if "mkldnn" in changed:
+        mkldnn.enabled = settings["mkldnn"]
+    if "matmul_precision" in changed:
+        mkldnn.matmul.fp32_precision = settings["matmul_precision"]
+    if "conv_precision" in changed:
+        mkldnn.conv.fp32_precision = settings["conv_precision"]
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return None
+
+
+def _library_values() -> dict[tuple[str, str], Any]:
+    """Those of the libraries that are imported."""
+    return {
+        (module, name): getattr(sys.modules[module], name)
+        for module, name in _LIBRARY_DEFAULTS
+        if hasattr(sys.modules.get(module), name)
+    }
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    zone = os.environ.get("TZ")
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        elif os.environ.get(name) != value:
+            os.environ[name] = value
+    if os.environ.get("TZ") != zone:
+        time.tzset()
+
+
+def _changed_environment() -> dict[str, str | None]:
+    """The variables that were changed since this process began, but for those of the process and
+    its launcher, and those that look like secrets."""
+    before = _first_environment()
+    if before is None:
+        return {}
+    changed: dict[str, str | None] = {}
+    byte_count = 0
+    for name in sorted(before.keys() | os.environ.keys()):
+        value = os.environ.get(name)
+        if value == before.get(name) or _OF_PROCESS.fullmatch(name) or _SECRET.search(name):
+            continue
+        byte_count += len(name) + len(value or "")
+        if byte_count > _ENVIRONMENT_BYTES_MAX:
+            logger.warning(
+                "penstock: the program has changed environment variables of more than %s bytes; "
+                "those from %s on do not reach a pool's workers",
+                _ENVIRONMENT_BYTES_MAX,
+                name,
+            )
+            break
+        changed[name] = value
+    return changed
+
+
+@functools.cache
+def _first_environment() -> dict[str, str] | None:
+    """The environment that this process was started with; None where the system does not say."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:
+        return None
+    pairs = (entry.partition(b"=") for entry in entries if b"=" in entry)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def _is_text_by_text(value: Any) -> bool:
+    return type(value) is dict and all(type(item) is str for pair in value.items() for item in pair)
