@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -287,6 +288,32 @@ def test_seeded_batches_are_those_of_no_workers(
     assert stream() == expected
     assert stream(prefetch_bytes=1) == expected
     assert stream(overlap_epochs=False) == expected
+
+
+class DrawsFromALibrary(Augmented):
+    """Draws from the generator of an installed package."""
+
+    def __getitem__(self, index: int) -> Any:
+        import drawing_library
+
+        return (index, float(drawing_library.draw()))
+
+
+@pytest.mark.parametrize("meanwhile", [nothing, seed, iterate_another])
+def test_generators_of_installed_packages_draw_as_with_torch(
+    meanwhile: Callable[[Any, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Early batches that were dropped had moved the package's generator."""
+    folder = tmp_path / "site-packages" / "drawing_library"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(
+        "import numpy as np\nrng = np.random.default_rng(0)\ndef draw():\n    return rng.random()\n"
+    )
+    monkeypatch.syspath_prepend(str(folder.parent))
+    importlib.import_module("drawing_library")
+    options = {"dataset": DrawsFromALibrary(), "shuffle": True}
+    expected, seen = (record(each, options, meanwhile) for each in LOADERS.values())
+    assert seen == expected
 
 
 def made_early(loader: DataLoader[Any], count: int) -> bool:

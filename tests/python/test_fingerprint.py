@@ -6,6 +6,7 @@ from __future__ import annotations
 import array
 import ctypes
 import functools
+import importlib
 import io
 import itertools
 import mmap
@@ -449,3 +450,79 @@ def test_a_dataset_that_leads_to_itself_ends() -> None:
     thing = SimpleNamespace()
     thing.self = thing
     assert look(thing) == look(thing)
+
+
+LIBRARY = {
+    "__init__.py": "from {name}.augment import shift, count_up, pick\nfrom {name} import rng\n",
+    "augment.py": (
+        "import logging\nfrom {name}.rng import GLOBAL\n"
+        "logger = logging.getLogger(__name__)\nCALLS = 0\nCHOICES = {{'a': 1}}\n"
+        "def shift():\n    return GLOBAL.generator.random()\n"
+        "def count_up():\n    global CALLS\n    CALLS += 1\n"
+        "def pick():\n    CHOICES['b'] = 2\n"
+    ),
+    "rng.py": (
+        "import numpy as np\nclass Rng:\n    def __init__(self):\n"
+        "        self.generator = np.random.default_rng(0)\nGLOBAL = Rng()\n"
+    ),
+}
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Makes an installed package of that name, and imports it."""
+    folder = tmp_path / "lib" / "site-packages"
+    monkeypatch.syspath_prepend(str(folder))
+
+    def install(name: str) -> Any:
+        (folder / name).mkdir(parents=True)
+        for file, text in LIBRARY.items():
+            (folder / name / file).write_text(text.format(name=name))
+        return importlib.import_module(name)
+
+    return install
+
+
+class Augmenting:
+    def __init__(self, augment: Callable[[], object]) -> None:
+        self.augment = augment
+
+    def __getitem__(self, index: int) -> object:
+        return self.augment()
+
+
+@pytest.mark.parametrize("change", ["shift", "count_up", "pick"])
+def test_state_of_an_installed_package_is_seen(
+    installed: Callable[[str], Any], change: str
+) -> None:
+    library = installed(f"installed_{change}")
+    dataset = Augmenting(library.shift)
+    before = look(dataset)
+    assert before is not None
+    assert look(dataset) == before
+    getattr(library, change)()
+    assert look(dataset) != before
+
+
+def test_state_of_a_package_that_an_installed_one_imports_is_seen(
+    installed: Callable[[str], Any], tmp_path: Path
+) -> None:
+    inner = installed("installed_inner")
+    folder = tmp_path / "lib" / "site-packages" / "installed_outer"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        "import installed_inner\ndef draw():\n    return installed_inner.shift()\n"
+    )
+    outer = importlib.import_module("installed_outer")
+    before = look(Augmenting(outer.draw))
+    assert before is not None
+    inner.shift()
+    assert look(Augmenting(outer.draw)) != before
+
+
+def test_a_package_with_compiled_modules_has_none(installed: Callable[[str], Any]) -> None:
+    library = installed("installed_compiled")
+    compiled = types.ModuleType("installed_compiled.fast")
+    compiled.__file__ = "/lib/site-packages/installed_compiled/fast.so"
+    sys.modules[compiled.__name__] = compiled
+    assert look(Augmenting(library.shift)) is None

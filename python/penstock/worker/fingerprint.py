@@ -53,6 +53,20 @@ _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # Py_TPFLAGS_...; classes of Pytho
 _MUTABLE_HEAP_TYPE = _HEAP_TYPE | _IMMUTABLE_TYPE
 _POINTER_BYTES = 8
 _PYTHONS_FOLDERS = (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")), "<frozen ")
+# Packages whose modules hold nothing that samples follow from, but for the global generators of torch
+# and numpy, which are put back.
+_STATELESS_PACKAGES = frozenset(
+    {
+        "penstock", "torch", "torchvision", "torchaudio", "torchtext", "numpy", "PIL", "pandas",
+        "scipy", "pyarrow", "datasets", "fsspec", "cloudpickle", "pytest", "_pytest",
+    }
+)  # fmt: skip
+# Objects of these modules of Python's, in a library's module, are no state of its samples.
+_STATELESS_MODULES = frozenset(
+    {"typing", "types", "abc", "functools", "logging", "enum", "dataclasses", "builtins", "weakref",
+     "string", "importlib.metadata", "_abc", "inspect", "operator", "warnings", "contextlib"}
+)  # fmt: skip
+_LIBRARY_DEPTH_MAX = 4
 _PACKAGES_FOLDER = re.compile(r"/(site|dist)-packages/")
 
 
@@ -79,8 +93,10 @@ class Fingerprint:
 def fingerprint(*roots: Any, cost_s_max: float) -> Fingerprint | None:
     """The present state of everything that these objects lead to.
 
-    Code is followed into the program's own functions and classes and the globals that they name,
-    not into installed packages. None when something could change unseen: memory shared with other
+    Code is followed into the program's own functions and classes and the globals that they name. Of
+    an installed package that it leads to all modules are looked at for generators, counters and
+    containers, also of the packages that those import; a package with compiled modules could keep
+    anything, unless it is one of those that are known. None when something could change unseen: memory shared with other
     processes, open files and other foreign handles, or more than can be looked at in ``cost_s_max``
     seconds, by an estimate that is the same each time. Reads the items of containers of plain data
     without a count of references, so that a worker goes on sharing their pages with the trainer.
@@ -98,6 +114,7 @@ class _Walk:
     def __init__(self, cost_s_max: float) -> None:
         self.parts: list[Any] = []
         self.seen: dict[Any, Any] = {}  # mostly by id
+        self._packages: set[str] = set()  # installed ones that were looked at
         self._content = _C.PlainContent(cost_s_max)
 
     def visit(self, value: Any) -> None:
@@ -196,6 +213,8 @@ class _Walk:
         self.seen[id(kind)] = kind
         self._visit_all(kind.__mro__[1:])
         is_of_library = _is_of_library(kind)
+        if is_of_library:
+            self._look_into_package(kind.__module__)
         for name, member in vars(kind).items():
             if isinstance(member, types.FunctionType):
                 is_looked_at = not _is_of_library(member)  # a program may have replaced some
@@ -215,7 +234,9 @@ class _Walk:
                 self.visit(cell.cell_contents)
             except ValueError:
                 self.parts.append(None)  # not filled yet
-        if not _is_of_library(value):
+        if _is_of_library(value):
+            self._look_into_package(value.__module__)
+        else:
             self._visit_attributes(value)
             names = _names_in(value.__code__)
             self._look_into_names(value.__globals__, names)
@@ -236,10 +257,102 @@ class _Walk:
     def _look_into_module(self, module: types.ModuleType, names: tuple[str, ...]) -> None:
         """Looks into the attributes of a module that are named where it is used."""
         self.parts.append(module.__name__)
-        if _is_of_library(module) or (id(module), names) in self.seen:
+        if _is_of_library(module):
+            self._look_into_package(module.__name__)
+        elif (id(module), names) not in self.seen:
+            self.seen[(id(module), names)] = module
+            self._look_into_names(vars(module), names)
+
+    def _look_into_package(self, module_name: str | None) -> None:
+        """Looks at what the modules of an installed package hold, and of those that they import."""
+        wanted = [(module_name or "").partition(".")[0]]
+        while wanted:
+            package = wanted.pop()
+            if package in self._packages or _is_stateless(package):
+                continue
+            self._packages.add(package)
+            for name, module in list(sys.modules.items()):
+                if name.partition(".")[0] == package and isinstance(module, types.ModuleType):
+                    if not _is_of_source(module):
+                        raise _OpaqueError
+                    self.parts.append(name)
+                    wanted += self._look_at_globals(package, module)
+
+    def _look_at_globals(self, package: str, module: types.ModuleType) -> set[str]:
+        """Looks at the values of a library's module; returns the packages that it names."""
+        others = set()
+        for name, value in list(vars(module).items()):
+            if isinstance(value, types.ModuleType):
+                others.add(value.__name__.partition(".")[0])
+            elif not (name.startswith("__") and name.endswith("__")):
+                origin = getattr(value, "__module__", None)
+                top = origin.partition(".")[0] if isinstance(origin, str) else package
+                if isinstance(value, (type, types.FunctionType)) and top != package:
+                    others.add(top)
+                else:
+                    self._visit_of_library(value, package, 0)
+        return others
+
+    def _visit_of_library(self, value: Any, package: str, depth: int) -> None:
+        self._content.spend(_OBJECT_S)
+        if self._content.is_opaque or depth > _LIBRARY_DEPTH_MAX:
+            raise _OpaqueError
+        kind = type(value)
+        inner: Iterable[Any] = ()
+        if kind in _PLAIN:
+            self.parts.append(value)
             return
-        self.seen[(id(module), names)] = module
-        self._look_into_names(vars(module), names)
+        if id(value) in self.seen:
+            return
+        self.seen[id(value)] = value
+        if isinstance(value, (torch.Generator, random.Random)) or kind.__module__.startswith(
+            "numpy.random"
+        ):
+            self.parts.append(_of_generator(value))
+        elif isinstance(value, type):
+            if value.__module__.partition(".")[0] == package:
+                inner = [
+                    member
+                    for name, member in vars(value).items()
+                    if not (name.startswith("__") or name == "_abc_impl")
+                ]
+        elif isinstance(value, types.FunctionType):
+            cells = (cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
+            inner = (*(value.__defaults__ or ()), *cells)
+        elif isinstance(value, _DIGESTED) and (digest := self._content.digest(value)) is not None:
+            self.parts.append(digest)
+        elif isinstance(value, dict):
+            inner = (*dict.keys(value), *dict.values(value))
+        elif isinstance(value, _CONTAINERS):
+            inner = tuple(value)
+        elif not (
+            isinstance(value, (*_COMPARED, types.ModuleType))
+            or kind.__module__ in _STATELESS_MODULES
+            or _is_stateless(kind.__module__.partition(".")[0])
+        ):
+            if not _is_of_python(kind):
+                raise _OpaqueError
+            inner = (*getattr(value, "__dict__", {}).values(), *_slot_values(value))
+        for item in list(inner):
+            self._visit_of_library(item, package, depth + 1)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _is_stateless(package: str) -> bool:
+    return package in _STATELESS_PACKAGES or package in sys.stdlib_module_names or not package
+
+
+def _is_of_source(module: types.ModuleType) -> bool:
+    """Whether all that a module holds is in its globals, as of one that was written in Python."""
+    file = getattr(module, "__file__", None)
+    return file is None or file.endswith((".py", ".pyc"))
 
 
 def _is_of_library(thing: types.FunctionType | type | types.ModuleType) -> bool:
