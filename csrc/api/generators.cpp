@@ -22,11 +22,18 @@ std::string to_text(const at::Tensor& state) {
   return to_base64({static_cast<const std::byte*>(state.const_data_ptr()), state.nbytes()});
 }
 
-at::Tensor to_tensor(const Value& text) {
-  const auto bytes = from_base64(text.text());
-  if (!bytes) refuse("the state has the state of a generator that is not base64; load a state as it was saved");
+// Tried on a generator that nobody uses: a state may come from anywhere.
+at::Tensor to_tensor(const Value& text, const std::string& place) {
+  const auto bytes = text.kind() == Value::Kind::kText ? from_base64(text.text()) : std::nullopt;
+  if (!bytes) refuse(place + " must be text in base64, got " + text.describe() + "; load the state as it was saved");
   at::Tensor state = at::empty({static_cast<int64_t>(bytes->size())}, at::TensorOptions().dtype(at::kByte));
   std::memcpy(state.mutable_data_ptr(), bytes->data(), bytes->size());
+  try {
+    at::detail::createCPUGenerator().set_state(state);
+  } catch (const c10::Error& error) {
+    refuse(place + " must be the state of a generator of torch, and torch refuses it: " +
+           error.what_without_backtrace() + "; load the state as it was saved");
+  }
   return state;
 }
 
@@ -60,10 +67,16 @@ GeneratorSnapshot GeneratorSnapshot::take_own(const std::optional<at::Generator>
 
 GeneratorSnapshot GeneratorSnapshot::from_value(const Value& value) {
   GeneratorSnapshot snapshot;
+  for (const char* part : {"globals", "own"}) {
+    const Value* found = value.kind() == Value::Kind::kDict ? value.find(part) : nullptr;
+    if (found == nullptr || found->kind() != Value::Kind::kDict)
+      refuse(std::string("state['generators']['") + part + "'] must be a dict; load the state as it was saved");
+  }
   // None in the state of a job of several ranks, each of which has its own.
   const Value& of_default = value["globals"]["torch"];
-  if (!of_default.is_none()) snapshot.of_default_ = to_tensor(of_default);
-  if (const Value* own = value["own"].find("loader")) snapshot.of_own_ = to_tensor(*own);
+  if (!of_default.is_none()) snapshot.of_default_ = to_tensor(of_default, "state['generators']['globals']['torch']");
+  if (const Value* own = value["own"].find("loader"))
+    snapshot.of_own_ = to_tensor(*own, "state['generators']['own']['loader']");
   snapshot.of_random_ = value["globals"]["random"];
   snapshot.of_numpy_ = value["globals"]["numpy"];
   return snapshot;

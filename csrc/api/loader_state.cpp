@@ -3,7 +3,9 @@
 
 #include <cxxabi.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -15,6 +17,7 @@ namespace penstock::api {
 namespace {
 
 constexpr int64_t kVersion = 1;
+constexpr int64_t kVersionOfSnapshots = 3;  // parts of it may be older than its place
 
 // The name of a sampler's class without its namespace, as Python names it.
 std::string class_name(const Sampler& sampler) {
@@ -41,12 +44,42 @@ Value decoded(const std::vector<std::byte>& state) {
   return state.empty() ? Value() : value_or_raise(dataset::unpack_value(state));
 }
 
-int64_t count_of(const Value& state, std::string_view name) {
-  const int64_t count = state[name].integer();
-  if (count < 0)
-    refuse(std::string(name) + " of the state is " + std::to_string(count) + "; load the state as it was saved");
-  return count;
-}
+// Numbers of epochs and batches below it can be added without overflow.
+constexpr int64_t kCountMax = int64_t{1} << 53;
+
+// A part of a state. The functions here throw an Error that names it where it is not as a state has it.
+struct Part {
+  const Value* value;  // null where it is missing
+  std::string place;
+
+  Part operator[](std::string_view name) const {
+    const bool is_dict = value != nullptr && value->kind() == Value::Kind::kDict;
+    if (!is_dict) expect("a dict");
+    return {value->find(name), place + "['" + std::string(name) + "']"};
+  }
+  bool is_none() const { return value == nullptr || value->is_none(); }
+
+  [[noreturn]] void expect(const std::string& wanted) const {
+    refuse(place + " must be " + wanted + ", got " + (value == nullptr ? "nothing" : value->describe()) +
+           "; load the state as it was saved");
+  }
+  int64_t integer(int64_t least, int64_t most) const {
+    const bool fits = value != nullptr && value->kind() == Value::Kind::kInteger && value->integer() >= least &&
+                      value->integer() <= most;
+    if (!fits) expect("an integer from " + std::to_string(least) + " to " + std::to_string(most));
+    return value->integer();
+  }
+  int64_t count(int64_t most = kCountMax) const { return integer(0, most); }
+  bool boolean() const {
+    if (value == nullptr || value->kind() != Value::Kind::kBoolean) expect("true or false");
+    return value->boolean();
+  }
+  const Value::Items& items(size_t count) const {
+    const bool fits = value != nullptr && value->kind() == Value::Kind::kList && value->size() == count;
+    if (!fits) expect("a list of " + std::to_string(count));
+    return value->items();
+  }
+};
 
 }  // namespace
 
@@ -138,12 +171,17 @@ void check_state(const BuiltLoader& built, const Value& state) {
         ", which is not a state of penstock's DataLoader; load a result of its state(), or of Python's state_dict()");
   }
   const Value* version = state.find("version");
-  if (version == nullptr || version->kind() != Value::Kind::kInteger || version->integer() != kVersion) {
-    refuse("the state is of version " + as_python(version) + " and this penstock reads version " +
-           std::to_string(kVersion) + "; resume it with the penstock that made it");
+  const bool is_known = version != nullptr && version->kind() == Value::Kind::kInteger &&
+                        (version->integer() == kVersion || version->integer() == kVersionOfSnapshots);
+  if (!is_known) {
+    refuse("the state is of version " + as_python(version) + " and this penstock reads versions " +
+           std::to_string(kVersion) + " and " + std::to_string(kVersionOfSnapshots) +
+           "; resume it with the penstock that made it");
   }
   const Value now = built.to_value();
-  for (const Value::Entry& entry : state["built"].entries()) {
+  const Part theirs{.value = state.find("built"), .place = "state['built']"};
+  if (theirs.value->kind() != Value::Kind::kDict) theirs.expect("a dict");
+  for (const Value::Entry& entry : theirs.value->entries()) {
     const std::string& name = entry.key.text();
     const Value* here = now.find(name);
     if (here != nullptr && here->to_json() == entry.value.to_json()) continue;
@@ -163,45 +201,71 @@ void check_state(const BuiltLoader& built, const Value& state) {
   }
 }
 
-ResumePoint read_point(const BuiltLoader& built, const Value& state) {
-  const Value& shards = state["shards"];
-  ResumePoint point{.base_seed = state["base_seed"].integer(),
-                    .answered_count = static_cast<uint64_t>(count_of(state, "_sampler_iter_yielded")),
-                    .yielded_count = static_cast<uint64_t>(count_of(state, "_num_yielded"))};
-  const Value& sampler_state = state["_index_sampler_state"];
-  if (!sampler_state.is_none()) {
+// The batches of an epoch, where they follow from what the loader was built of.
+int64_t batch_count_max(const BuiltLoader& built) {
+  const Options& options = *built.options;
+  if (built.is_iterable || options.sampler || !built.sample_count) return kCountMax;
+  const int64_t size = std::max<int64_t>(1, options.batch_size.value_or(1));
+  return *built.sample_count / size + 1;
+}
+
+// The state of a shard's iterator, which is of after its last batch. One that is older is left out: the shard is then
+// read again up to its place.
+void read_shard(const Part& shard, uint32_t shard_id, dataset::BatchReader::ShardStart& start, ResumePoint& point) {
+  if (shard.is_none()) return;
+  const Part batches = shard["batches"];
+  if (!batches.is_none() && static_cast<uint64_t>(batches.count()) != start.batch_count) return;
+  const Part iterator = shard["iterator"];
+  if (iterator.value != nullptr) {
+    start.state = *iterator.value;
+    const Part ended = shard["ended"];
+    start.is_at_end = ended.value != nullptr && ended.boolean();
+  }
+  point.shard_states.emplace(shard_id, *shard.value);
+}
+
+ResumePoint read_point(const BuiltLoader& built, const Part& state) {
+  const Part shards = state["shards"];
+  const int64_t batches_max = batch_count_max(built);
+  ResumePoint point{
+      .base_seed = state["base_seed"].integer(std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()),
+      .answered_count = static_cast<uint64_t>(state["_sampler_iter_yielded"].count(batches_max)),
+      .yielded_count = static_cast<uint64_t>(state["_num_yielded"].count(batches_max))};
+  if (!state["_index_sampler_state"].is_none() || !state["sampler"].is_none()) {
     throw Error(ErrorKind::kUnsupported,
                 "the state has that of a Python sampler, which only Python can give back; use a sampler without "
                 "state_dict(), or torch's own");
   }
-  if (built.options->shard_by_rank) point.sample_count = static_cast<uint64_t>(count_of(state, "samples"));
+  if (built.options->shard_by_rank)
+    point.sample_count = static_cast<uint64_t>(state["samples"].count(built.sample_count.value_or(kCountMax)));
   if (!built.is_iterable) {
     if (point.answered_count > 0)
       point.last_shard_id = static_cast<uint32_t>((point.answered_count - 1) % built.shard_count);
     return point;
   }
-  Value::Items counts = shards["counts"].items();
-  if (counts.size() == 1) counts[0] = state["_sampler_iter_yielded"];
+  const Part counts = shards["counts"];
+  const Part states = shards["states"];
+  counts.items(built.shard_count);
+  if (!states.is_none()) states.items(built.shard_count);
   uint64_t sum = 0;
-  for (uint32_t shard_id = 0; shard_id < counts.size(); ++shard_id) {
-    dataset::BatchReader::ShardStart start{.batch_count = static_cast<uint64_t>(counts[shard_id].integer())};
+  for (uint32_t shard_id = 0; shard_id < built.shard_count; ++shard_id) {
+    const std::string place = "[" + std::to_string(shard_id) + "]";
+    // Those who correct a state correct the count of all shards.
+    const bool is_alone = built.shard_count == 1;
+    const Part count{.value = &counts.value->items()[shard_id], .place = counts.place + place};
+    dataset::BatchReader::ShardStart start{.batch_count =
+                                               is_alone ? point.answered_count : static_cast<uint64_t>(count.count())};
     sum += start.batch_count;
-    if (!shards["states"].is_none()) {
-      const Value& shard_state = shards["states"][shard_id];
-      if (const Value* iterator = shard_state.find("iterator")) {
-        start.state = *iterator;
-        const Value* ended = shard_state.find("ended");
-        start.is_at_end = ended != nullptr && ended->boolean();
-      }
-      if (!shard_state.is_none()) point.shard_states.emplace(shard_id, shard_state);
-    }
+    if (!states.is_none())
+      read_shard({.value = &states.value->items()[shard_id], .place = states.place + place}, shard_id, start, point);
     if (start.batch_count > 0 || start.state) point.starts.emplace(shard_id, std::move(start));
   }
   if (sum != point.answered_count) {
     refuse("_sampler_iter_yielded is " + std::to_string(point.answered_count) + " and the shards gave " +
            std::to_string(sum) + " batches; load the state as it was saved");
   }
-  if (!shards["last"].is_none()) point.last_shard_id = static_cast<uint32_t>(shards["last"].integer());
+  const Part last = shards["last"];
+  if (!last.is_none()) point.last_shard_id = static_cast<uint32_t>(last.integer(0, int64_t{built.shard_count} - 1));
   return point;
 }
 
@@ -209,12 +273,13 @@ ResumePoint read_point(const BuiltLoader& built, const Value& state) {
 
 LoadedState read_state(const BuiltLoader& built, const Value& state) {
   check_state(built, state);
-  const bool has_seed = !state["base_seed"].is_none();
-  const bool is_finished = state["_iterator_finished"].boolean();
-  LoadedState loaded{.epoch = state["epoch"].integer(),
+  const Part whole{.value = &state, .place = "state"};
+  const bool has_seed = !whole["base_seed"].is_none();
+  const bool is_finished = whole["_iterator_finished"].boolean();
+  LoadedState loaded{.epoch = whole["epoch"].count(),
                      .generators = GeneratorSnapshot::from_value(state["generators"]),
                      .is_finished_in_epoch = is_finished && has_seed};
-  if (has_seed && !is_finished) loaded.point = read_point(built, state);
+  if (has_seed && !is_finished) loaded.point = read_point(built, whole);
   return loaded;
 }
 
