@@ -364,6 +364,21 @@ py::object recalled(Client& client, const Batch::Origin& origin, double timeout_
   }
 }
 
+// The states that one worker sent, or None where none has come in time.
+py::object worker_states(Client& client, double timeout_s) {
+  const auto deadline = steady_clock::now() +
+                        std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(timeout_s));
+  auto states = without_gil([&] {
+    auto taken = client.worker_states(deadline);
+    stay_if_python_exits();
+    return taken;
+  });
+  if (states) return py::bytes(reinterpret_cast<const char*>(states.value().data()), states.value().size());
+  if (states.error().code != Errc::kTimeout) raise_failure(states.error());
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  return py::none();
+}
+
 // Returns what `call` does, which profilers see as a range of that name.
 py::object in_profiler_range(const std::string& name, const py::function& call) {
   const ProfilerRange range(name.c_str());
@@ -421,6 +436,8 @@ void bind_loader(py::module_& module) {
       .def(
           "install_prefix",
           [](Client& self, const py::bytes& message) { self.broadcast(wire::RequestKind::kPrefix, bytes_of(message)); })
+      .def("want_states", &Client::want_states, py::arg("every"), py::arg("question"))
+      .def("worker_states", &worker_states, py::arg("timeout_s"))
       .def("remove_prefixes", [](Client& self) { self.broadcast(wire::RequestKind::kRemovePrefixes, {}); })
       .def("stop",
            [](Client& self) {
@@ -454,6 +471,7 @@ void bind_loader(py::module_& module) {
           "shard_state",
           [](const EpochProgress& self, uint32_t shard_id) { return bytes_or_none(self.shard_state(shard_id)); },
           py::arg("shard_id"))
+      .def("shard_state_count", &EpochProgress::shard_state_count, py::arg("shard_id"))
       .def(
           "set_shard_state",
           [](EpochProgress& self, uint32_t shard_id, const py::bytes& state) {

@@ -146,6 +146,8 @@ void bind_worker(py::module_& module) {
       .def_property_readonly(
           "is_early_epoch",
           [](const Server::Received& self) { return self.request.kind == wire::RequestKind::kEarlyEpoch; })
+      .def_property_readonly(
+          "is_for_states", [](const Server::Received& self) { return self.request.kind == wire::RequestKind::kStates; })
       .def_property_readonly("epoch", [](const Server::Received& self) { return self.request.epoch; })
       .def_property_readonly(
           "is_pickled",
@@ -191,6 +193,12 @@ void bind_worker(py::module_& module) {
             unwrap(self.answer_end(request, state ? std::as_bytes(std::span(*state)) : std::span<const std::byte>()));
           },
           py::arg("request"), py::arg("state"))
+      .def(
+          "answer_states",
+          [](Server& self, const Server::Received& request, const std::string& states) {
+            unwrap(self.answer_states(request, std::as_bytes(std::span(states))));
+          },
+          py::arg("request"), py::arg("states"))
       .def("serve_rows", &serve_rows, py::arg("sources"))
       .def(
           "collate",

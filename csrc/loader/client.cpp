@@ -448,6 +448,19 @@ std::optional<Client::Awaited> Client::awaited() const { return impl_->awaited()
 
 bool Client::wait_until(steady_clock::time_point deadline) { return impl_->wait_until(deadline); }
 
+void Client::want_states(uint64_t every, uint64_t question) {
+  const int64_t body[] = {static_cast<int64_t>(every), static_cast<int64_t>(question)};
+  impl_->broadcast({.kind = RequestKind::kStates, .index_kind = wire::IndexKind::kIntegers, .epoch = impl_->now.number},
+                   std::as_bytes(std::span(body)));
+}
+
+Result<std::vector<std::byte>> Client::worker_states(steady_clock::time_point deadline) {
+  auto states = impl_->inbox.states_until(deadline);
+  if (states) return *std::move(states);
+  if (impl_->inbox.is_dead()) return Fault{Errc::kClosed, "the connection to the workers has ended"};
+  return Fault{Errc::kTimeout, "no worker has sent its states yet"};
+}
+
 void Client::broadcast(RequestKind kind, std::span<const std::byte> body) {
   impl_->broadcast({.kind = kind, .epoch = impl_->now.number}, body);
 }

@@ -160,6 +160,13 @@ class Client {
   };
   std::optional<Awaited> awaited() const;
 
+  // Has local workers answer with the states of their datasets from the next request on, about every `every` batches.
+  // With a `question` other than 0 each answers it with those of its shards, and they are there to be taken.
+  void want_states(uint64_t every, uint64_t question);
+  // The answer of one worker, whose form the worker knows. kTimeout at the deadline. Blocks; needs no lock of the
+  // caller's.
+  Result<std::vector<std::byte>> worker_states(std::chrono::steady_clock::time_point deadline);
+
   // Ships a message to every worker, now and in the order of the requests around it.
   void broadcast(wire::RequestKind kind, std::span<const std::byte> body);
 

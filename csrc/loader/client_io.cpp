@@ -248,6 +248,8 @@ void ClientIo::receive_descriptor(uint32_t worker_id, net::MessageParts& parts) 
                              .state = parts.size() == 2 ? std::move(parts[1]) : std::vector<std::byte>(),
                              .batch = {},
                              .error = {}});
+    case DescriptorKind::kStates:
+      return inbox_.arrive_states(parts.size() == 2 ? std::move(parts[1]) : std::vector<std::byte>());
     case DescriptorKind::kSlab:
     case DescriptorKind::kInline: break;
   }

@@ -27,9 +27,15 @@ class EpochProgress {
   bool is_finished() const { return is_finished_; }
   uint32_t shard_count() const { return static_cast<uint32_t>(shard_counts_.size()); }
 
-  // The state of a shard's dataset and iterator after its last answer, as its worker sent it; empty if it sent none.
+  // The last state of a shard's dataset and iterator that its worker sent; empty if it sent none.
   const State& shard_state(uint32_t shard_id) const { return shard_states_.at(shard_id); }
-  void set_shard_state(uint32_t shard_id, State state) { shard_states_.at(shard_id) = std::move(state); }
+  // After how many answers of the shard it was so; the answers since then came without one.
+  uint64_t shard_state_count(uint32_t shard_id) const { return shard_state_counts_.at(shard_id); }
+  // The state after the last answer.
+  void set_shard_state(uint32_t shard_id, State state) {
+    shard_states_.at(shard_id) = std::move(state);
+    shard_state_counts_.at(shard_id) = shard_counts_.at(shard_id);
+  }
 
   // The shard whose turn it is, where shards are read in turn.
   uint32_t next_shard_id() const { return last_shard_id_ ? (*last_shard_id_ + 1) % shard_count() : 0; }
@@ -63,6 +69,7 @@ class EpochProgress {
     PENSTOCK_ASSERT(shard_count > 0);
     shard_counts_.assign(shard_count, 0);
     shard_states_.assign(shard_count, {});
+    shard_state_counts_.assign(shard_count, 0);
     if (answered_count_ > 0) last_shard_id_ = static_cast<uint32_t>((answered_count_ - 1) % shard_count);
   }
 
@@ -71,6 +78,7 @@ class EpochProgress {
   uint64_t yielded_count_ = 0;
   std::vector<uint64_t> shard_counts_;
   std::vector<State> shard_states_;
+  std::vector<uint64_t> shard_state_counts_;
   std::optional<uint32_t> last_shard_id_;
   bool is_finished_ = false;
 };

@@ -54,13 +54,14 @@ inline constexpr size_t kNewsCountMax = 64;
 inline constexpr size_t kRecalledCountMax = 8;
 
 // Peers decide how much arrives, and the program when it is read, so all that waits here is bounded: batches and ends
-// by the requests, news by kNewsCountMax, and that there are more workers is said once.
+// by the requests, news by kNewsCountMax, and that there are more workers is said once. Answers that nobody has room
+// for are dropped.
 //
 // News and growth arrive from the thread that receives alone. The rest may arrive from any, and any may ask is_stale()
 // and use the counters. All else is for the trainer's thread.
 class Inbox {
  public:
-  explicit Inbox(size_t arrival_count_max) : arrivals_(arrival_count_max) {}
+  explicit Inbox(size_t arrival_count_max) : arrivals_(arrival_count_max), states_(arrival_count_max) {}
 
   void arrive(Arrival arrival);
   void fail(uint32_t worker_id, const Fault& error);
@@ -82,6 +83,12 @@ class Inbox {
     auto batch = recalled_.try_pop();
     return batch ? std::move(*batch) : nullptr;
   }
+  // The states of datasets that a worker was asked for, as it wrote them. They come beside the batches too: they can be
+  // asked for when the epoch is over.
+  void arrive_states(std::vector<std::byte> states) { static_cast<void>(states_.try_push(states)); }
+  std::optional<std::vector<std::byte>> states_until(std::chrono::steady_clock::time_point deadline) {
+    return states_.pop_until(deadline);
+  }
   // As wait_until(), for a batch that was recalled.
   bool wait_for_recalled(std::chrono::steady_clock::time_point deadline) { return recalled_.wait_until(deadline); }
   // Whether nothing will come any more, since the connection failed or was ended.
@@ -92,6 +99,7 @@ class Inbox {
     is_dead_.store(true);
     arrivals_.close();
     recalled_.close();
+    states_.close();
   }
   void clear();
 
@@ -108,6 +116,7 @@ class Inbox {
   BoundedQueue<Arrival> arrivals_;
   std::atomic<bool> is_dead_{false};
   BoundedQueue<std::unique_ptr<Batch>> recalled_{kRecalledCountMax};
+  BoundedQueue<std::vector<std::byte>> states_;
   std::deque<Arrival> kept_;  // older than those in the queue; used by the trainer's thread alone
 };
 

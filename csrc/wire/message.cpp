@@ -27,7 +27,7 @@ Result<Request> parse_request(std::span<const std::byte> bytes) {
   if (request.version != kMessageVersion) {
     return malformed("a request", "its version is " + std::to_string(request.version));
   }
-  if (request.kind < RequestKind::kFetch || request.kind > RequestKind::kEarlyEpoch) {
+  if (request.kind < RequestKind::kFetch || request.kind > RequestKind::kStates) {
     return malformed("a request", "unknown kind " + std::to_string(static_cast<int>(request.kind)));
   }
   if (request.index_kind > IndexKind::kPickle) return malformed("a request", "unknown kind of indices");
@@ -58,7 +58,7 @@ Result<Descriptor> parse_descriptor(std::span<const std::byte> bytes) {
   if (descriptor.version != kMessageVersion) {
     return malformed("a descriptor", "its version is " + std::to_string(descriptor.version));
   }
-  if (descriptor.kind < DescriptorKind::kHello || descriptor.kind > DescriptorKind::kEnd) {
+  if (descriptor.kind < DescriptorKind::kHello || descriptor.kind > DescriptorKind::kStates) {
     return malformed("a descriptor", "unknown kind " + std::to_string(static_cast<int>(descriptor.kind)));
   }
   if ((descriptor.flags & ~kDescriptorFlags) != 0) return malformed("a descriptor", "unknown flags");

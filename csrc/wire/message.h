@@ -27,6 +27,7 @@ enum class RequestKind : uint8_t {
   kPrefix = 3,          // run this prefix on every later batch; the body is an encoded batch record and payload
   kRemovePrefixes = 4,  // forget all prefixes
   kEarlyEpoch = 5,      // fetches of the next epoch follow although it may never begin; the body is as for kEpoch
+  kStates = 6,          // send the dataset's state with batches from now on; the body is how often, and a question or 0
 };
 
 // How the indices of a fetch are written in its body.
@@ -57,6 +58,7 @@ enum class DescriptorKind : uint8_t {
   kSlab = 2,    // a batch in a slab
   kInline = 3,  // a batch whose record follows this descriptor and whose payload is the message's second part
   kEnd = 4,     // this worker's share of an iterable dataset is exhausted
+  kStates = 5,  // the states of the worker's shards, in the second part: the answer to a request of that name
 };
 
 constexpr uint8_t kDescriptorRaises = 1;       // flag: the batch is an ExceptionWrapper to be raised in its place

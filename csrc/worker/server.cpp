@@ -138,6 +138,12 @@ Result<void> Server::answer_end(const Received& request, std::span<const std::by
   return (*socket_)->send(parts);
 }
 
+Result<void> Server::answer_states(const Received& request, std::span<const std::byte> states) {
+  const Descriptor descriptor = describe(request, DescriptorKind::kStates, 0);
+  const std::span<const std::byte> parts[] = {std::as_bytes(std::span(&descriptor, 1)), states};
+  return (*socket_)->send(parts);
+}
+
 Descriptor Server::describe(const Received& request, DescriptorKind kind, uint8_t flags) const {
   return {.kind = kind,
           .flags = flags,

@@ -64,6 +64,8 @@ class Server {
   // Tells the trainer that a shard of an iterable dataset is exhausted, and the state of its dataset then, if it has
   // one.
   Result<void> answer_end(const Received& request, std::span<const std::byte> state = {});
+  // Sends the trainer the states of this worker's shards.
+  Result<void> answer_states(const Received& request, std::span<const std::byte> states);
 
  private:
   Result<void> open_socket(const std::string& name, std::chrono::steady_clock::time_point deadline);

@@ -229,10 +229,17 @@ def whole(make: Callable[[], Any]) -> list[Any]:
     return take(iter(make()), 99)
 
 
-def state_after(make: Callable[[], Any], count: int) -> dict[str, Any]:
-    """The state of a loader that gave ``count`` batches, as it went through JSON."""
+def state_after(
+    make: Callable[[], Any], count: int, *, asks_before: bool = False
+) -> dict[str, Any]:
+    """The state of a loader that gave ``count`` batches, as it went through JSON.
+
+    With ``asks_before`` it is not the first that is asked for.
+    """
     seed_all(7)
     loader = make()
+    if asks_before:
+        loader.state_dict()
     iterator = iter(loader)
     take(iterator, count)
     return through_json(loader.state_dict())

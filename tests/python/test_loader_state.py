@@ -253,7 +253,7 @@ def test_a_sampler_with_a_state_is_not_pulled_again(workers: int) -> None:
         return DataLoader(Counted(), 4, sampler=StatefulSampler(), num_workers=workers)
 
     expected = whole(make)
-    state = state_after(make, 3)
+    state = state_after(make, 3, asks_before=True)
     assert state["_index_sampler_state"] == {"samples_yielded": 12, "sampler": {"yielded": 12}}
     loader = make()
     loader.load_state_dict(state)

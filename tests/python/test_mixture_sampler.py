@@ -129,6 +129,7 @@ def test_weights_change_at_the_state_of_a_loader(
     sampler = MixtureSampler([1000, 1000], [1, 1])
     dataset = TensorDataset(torch.arange(2000))
     loader = DataLoader(dataset, batch_size=10, sampler=sampler, num_workers=workers)
+    loader.state_dict()  # else the first has the batches that were asked for, of the old weights
 
     def take(count: int) -> list[int]:
         batches = iter(loader)

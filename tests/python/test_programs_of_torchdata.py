@@ -101,7 +101,7 @@ class Refuses(IterableDataset[int]):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("where", ["__iter__", "state_dict", "load_state_dict"])
+@pytest.mark.parametrize("where", ["__iter__", "load_state_dict"])
 def test_what_a_worker_raises_before_its_first_batch_comes_at_next(
     where: str, persistent: bool
 ) -> None:
@@ -112,6 +112,7 @@ def test_what_a_worker_raises_before_its_first_batch_comes_at_next(
 
     def outcome(loader_class: Any) -> tuple[type, str]:
         first = make(loader_class, "")
+        first.state_dict()  # torchdata's workers send their states from the beginning
         iterator = iter(first)
         for _ in range(2):  # one of each worker
             next(iterator)

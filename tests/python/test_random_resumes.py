@@ -143,6 +143,10 @@ class Case:
         self.epochs_before = choose([0, 0, 1])
         self.batch_count = choose([0, 1, 2, 5])
         self.asks_before = choose([False, True])
+        if self.epochs_before and self.options.get("persistent_workers"):
+            # Else nobody has wanted to know what the workers' datasets and generators were when the
+            # epoch began, and a warning says so.
+            self.asks_before = True
 
     def __repr__(self) -> str:
         return repr(vars(self))

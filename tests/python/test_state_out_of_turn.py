@@ -361,6 +361,7 @@ def test_a_map_dataset_with_a_state_gets_it_back_in_each_worker() -> None:
         return DataLoader(Counting(), 2, num_workers=2, **FREE)
 
     loader = make()
+    loader.state_dict()  # which worker made which batch is known from now on
     iterator = iter(loader)
     given = [next(iterator) for _ in range(6)]
     asked = [int(numbers[-1]) for _, numbers in given]
@@ -385,6 +386,7 @@ def test_a_stateful_sampler_is_not_pulled_from_the_beginning(held: Callable[...,
         )
 
     loader = make(dataset, num_workers=2, **FREE)
+    loader.state_dict()
     iterator = iter(loader)
     given = [int(next(iterator)) for _ in range(12)]
     state = through_json(loader.state_dict())
@@ -420,3 +422,24 @@ def test_nothing_moves_when_a_state_is_asked_for() -> None:
         return seen, describe(torch.get_rng_state())
 
     assert drive(True) == drive(False)
+
+
+def test_the_first_state_has_a_samplers_indices_that_wait_for_others(
+    held: Callable[..., Held],
+) -> None:
+    order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(4)).tolist()
+    dataset = held(order[7], count=COUNT)
+
+    def make(dataset: Any, **options: Any) -> Any:
+        return DataLoader(dataset, batch_size=None, sampler=StatefulSampler(), **options)
+
+    loader = make(dataset, num_workers=2, prefetch_factor=1, **FREE)
+    iterator = iter(loader)
+    for _ in range(12):
+        next(iterator)
+    state = through_json(loader.state_dict())
+    dataset.let_go()
+    for options in ({"num_workers": 1}, {"num_workers": 0}, {"num_workers": 2, **FREE}):
+        again = make(held(count=COUNT), **options)
+        again.load_state_dict(state)
+        assert sorted(int(value) for value in again) == sorted([order[7], *order[13:]])

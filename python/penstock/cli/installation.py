@@ -114,7 +114,13 @@ class DataLoader(dataloader.DataLoader[_T_co], metaclass=_StandIn):
 
 
 class StatefulDataLoader(DataLoader[_T_co]):
-    """penstock's loader under torchdata's name. Every loader of torchdata's is an instance."""
+    """penstock's loader under torchdata's name. Every loader of torchdata's is an instance.
+
+    A program that names it means to take states: snapshots are kept from the beginning, as
+    torchdata does.
+    """
+
+    _takes_states_at_once = True
 
 
 def _original(stand_in: type) -> type[Any] | None:

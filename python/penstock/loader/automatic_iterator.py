@@ -141,6 +141,7 @@ class AutomaticPoolIter(LocalPoolIter):
 
     def _replace_pool(self, loader: LoaderFace) -> None:
         count_before = self._num_workers
+        self._workers_are_used = False
         self._close_source()  # first, since workers are forked with no native thread about
         try:
             self._open_source_of(loader.num_workers, loader)

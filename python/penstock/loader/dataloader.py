@@ -27,6 +27,7 @@ from penstock.loader.loader_state import (
     check_state,
     loaded_state,
     make_state,
+    state_interval,
 )
 from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.lookahead import look_ahead
@@ -67,6 +68,7 @@ from penstock.program_line import warn
 from penstock.seams.iterators import BaseIterator
 from penstock.stream.progress import GeneratorSnapshot, Progress, sampler_states
 from penstock.stream.sample_generators import DrawWarning
+from penstock.stream.shard_state import ResumedDataset
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tuning.automatic_count import AutomaticCount, first_count
 from penstock.tuning.load_meter import LoadMeter
@@ -88,9 +90,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     penstock's own, below, may be assigned later. The next ``iter()`` heeds them, and starts
     persistent workers anew.
 
-    snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, taken so that programs of
-        its run. :meth:`state_dict` is exact after every batch whatever this number is. A resumed
-        loader goes on from that batch and makes none again.
+    snapshot_every_n_steps: as in torchdata's StatefulDataLoader, the steps between snapshots of
+        samplers and of datasets in workers, from the first :meth:`state_dict` or
+        :meth:`load_state_dict` on; 0 for none. Before that nothing is kept or sent. The state is
+        exact after every batch whatever this number is: a resumed loader repeats what came after
+        the snapshot.
     num_workers: "auto" measures how long the trainer waits for batches and how long workers take,
         and chooses the number from that; :attr:`worker_choice` says which number and why. "auto"
         needs ``seeding="batch"``, with which the stream is the same for any number of workers, and
@@ -212,6 +216,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ...
     """
 
+    _takes_states_at_once = False  # whether a program that makes one means to take states
     _loaded_state: dict[str, Any] | None  # the place that the next iter() goes on from
     _newest_iterator: weakref.ref[BaseIterator] | None
     _replicas: ReplicaGroup | None  # once its ranks have met
@@ -459,6 +464,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._loaded_state = None
         self._are_ranks_compared = False  # since a state was loaded
         self._resuming: Progress | None = None  # while that makes an iterator
+        self._resumed_datasets: dict[int, ResumedDataset] = {}  # in this process
+        # Since somebody has asked for a state, or loaded one.
+        self._wants_states = self._takes_states_at_once
         self._is_known_sendable = False  # of a dataset that the variable's pool may serve
         self._are_batches_sent = False  # by the workers of that pool
         self._begun_order: Iterator[Any] | None = None  # which the next iterator goes on with
@@ -610,7 +618,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         of the dataset and of the sampler are. With ``in_order=False`` it also has the places of the
         batches that others have overtaken, and a batch that raised an error comes again. Raises
         ``UnsupportedError`` (and the attribute is not there for ``hasattr``) for datapipes, and for
-        workers with ``in_order=False`` and ``shard_by_rank``.
+        workers with ``in_order=False`` and ``shard_by_rank``, and ``RuntimeError`` where a dataset
+        or a sampler does not give its state. The first call has later batches bring along what a
+        state needs; one in the middle of an epoch may take long to resume from.
 
         Example::
 
@@ -646,6 +656,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "at its first batch; pass a result of state_dict() to go on from there",
                 UserWarning,
             )
+        self._wants_states = True
         self._drop_started()
         live = getattr(self, "_iterator", None)
         if isinstance(live, LocalPoolIter):
@@ -657,11 +668,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _make_state(self) -> dict[str, Any]:
         leave_unsendable(self)
+        self._want_states()
         if self._started is not None:
             return self._started.state
+        return self._state_of_now(asks_workers=True)
+
+    def _state_of_now(self, asks_workers: bool) -> dict[str, Any]:
         if self._loaded_state is not None:
             return loaded_state(self, self._loaded_state)
-        return make_state(self, self._progress)
+        return make_state(self, self._progress, asks_workers)
+
+    def _want_states(self) -> None:
+        """From now on what a state needs is kept and sent. Before, nothing is."""
+        self._wants_states = True
+        if self._progress is not None:
+            self._progress.want_states(state_interval(self))
+        for iterator in list(self._live_iterators):
+            if not iterator._shutdown:
+                iterator.source.want_states(state_interval(self))
 
     def _begin_progress(self) -> Progress:
         """To be called by an iterator before it draws anything for an epoch."""
@@ -669,7 +693,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if progress is None:
             snapshot = GeneratorSnapshot.take(self)
             progress = Progress(self._epoch_count, snapshot, shard_count(self))
-        progress.samplers_before = sampler_states(self)
+        if self._wants_states:
+            progress.samplers_before = sampler_states(self)
+        if self._wants_states or self.shard_by_rank:
+            # The state of a rank is that of its job, which no rank's place with its workers is.
+            progress.want_states(state_interval(self))
         self._progress = progress
         return progress
 
@@ -777,7 +805,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "_started",
             "_step_agreement",
             "_progress",
+            "_resumed_datasets",
             "_tuner",
+            "_wants_states",
         }
         return {name: value for name, value in vars(self).items() if name not in left_here}
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -30,12 +31,13 @@ from penstock.loader.steps_of_job import steps_of_job
 from penstock.loader.watched_steps import are_watched, watched
 from penstock.seams.iterators import BaseIterator, DatasetKind, SingleProcessIterator
 from penstock.stream.batch_seeds import EpochSeeds, generator_states, have_moved
+from penstock.stream.counted_pulls import CountedPulls
 from penstock.stream.indices import IndexOrder, IndexRecipe, is_untouched, recognise_sampler
-from penstock.stream.progress import CountedPulls
 from penstock.stream.rank_shards import RankShards
 from penstock.stream.shard_state import (
     ShardStart,
     continue_iteration,
+    is_stateful,
     load_dataset_state,
     shard_state,
 )
@@ -76,7 +78,12 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             spec = self._timed_spec(loader, shards_of_rank(loader))
             place_of_pulled = functools.partial(_place_of_pulled, weakref.ref(self))
             self._dataset_fetcher = InProcessFetcher(
-                spec, shard_count(loader), seeds, progress, place_of_pulled
+                spec,
+                shard_count(loader),
+                seeds,
+                progress,
+                place_of_pulled,
+                loader._resumed_datasets,
             )
         else:
             # A dataset that gets its state back is iterated afterwards, in _finish_resuming().
@@ -86,6 +93,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
                 self._base_seed = point.base_seed
             if not has_state:
                 self._time_fetches(loader)
+                self._watch_first_fetch(loader)
         if has_state:
             progress.finish_resuming = functools.partial(self._finish_resuming, loader)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -124,9 +132,16 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         # Module globals are cleared while Python goes down.
         if sys is None or sys.is_finalizing():
             return
-        # The loader's notes on this epoch must not keep the iterator of the dataset alive.
+        # The loader's notes on this epoch must not keep the iterator of a dataset alive, unless the
+        # state that somebody may ask for is in it.
         if hasattr(self, "_progress"):
-            self._progress.freeze_states()
+            self._progress.end_iterator(self._has_state())
+
+    def _has_state(self) -> bool:
+        fetcher = getattr(self, "_dataset_fetcher", None)
+        if isinstance(fetcher, InProcessFetcher):
+            return fetcher.has_state()
+        return is_stateful(self._dataset) or is_stateful(getattr(fetcher, "dataset_iter", None))
 
     def _make_fetcher(self, loader: LoaderFace) -> Any:
         pool = make_pool(loader.fetch_threads)
@@ -142,6 +157,23 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         else:  # it has begun to iterate the dataset
             fetcher = self._dataset_fetcher
             fetcher.collate_fn = timed_collate(self._ledger.clock, fetcher.collate_fn)
+
+    def _watch_first_fetch(self, loader: LoaderFace) -> None:
+        """Has the first batch of the pass come from its beginning, if the dataset was resumed."""
+        resumed = loader._resumed_datasets.get(0)
+        if resumed is None or self._dataset_kind != DatasetKind.Iterable:
+            return
+        fetcher = self._dataset_fetcher
+
+        def fetch_first(indices: Any) -> Any:
+            del fetcher.fetch  # from now on its own
+            return resumed.fetch_first(lambda: fetcher.fetch(indices), begin_anew)
+
+        def begin_anew() -> None:
+            fetcher.dataset_iter = iter(self._dataset)
+            fetcher.ended = False
+
+        fetcher.fetch = fetch_first
 
     def _continue_iteration(self, loader: LoaderFace, start: ShardStart) -> None:
         indices = [None] * loader.batch_size if loader.batch_size is not None else None
@@ -159,16 +191,29 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             if self._dataset_kind == DatasetKind.Map:
                 load_dataset_state(self._dataset, start)
         else:
-            load_dataset_state(self._dataset, start)
+            resumed = load_dataset_state(self._dataset, start)
+            if resumed is not None:
+                loader._resumed_datasets[0] = resumed
             self._dataset_fetcher = self._make_fetcher(loader)
             if self._dataset_kind == DatasetKind.Iterable:
                 self._continue_iteration(loader, start)
+            self._watch_first_fetch(loader)
+        for indices, number, first_place in self._repeats.pop(0, ()):
+            with contextlib.suppress(Exception):  # it was raised before the state was taken
+                self._make_again(indices, number, first_place)
         self._progress.shard_states_now = self._states_reader()
         if self._is_order_of_globals and have_moved(before):
             # The order was still to be drawn when the state was taken, from these generators.
             self._sampler_iter = iter(self._index_sampler)
             self._note_order()
             self._pull_ahead()
+
+    def _make_again(self, indices: Any, number: int, first_place: int) -> None:
+        fetcher = self._dataset_fetcher
+        if isinstance(fetcher, InProcessFetcher):
+            fetcher.make_again(indices, number, first_place)
+        else:
+            fetcher.fetch(indices)
 
     def _states_reader(self) -> Callable[[], list[Any]]:
         """Reads the shards' states. It does not hold this iterator, whose threads end with it."""
@@ -238,8 +283,9 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         """Makes the batch of the next step, for the steps that all ranks take. It may wait in
         vain: until it is given, the states are those before it."""
         if self._held is None:
-            states = self._progress.shard_states
-            self._progress.shard_states_now = lambda: states
+            if self._progress.state_interval is not None:
+                states = self._progress.shard_states
+                self._progress.shard_states_now = lambda: states
             self._held = _Held.of(self._make_batch)
         is_all = isinstance(self._held.error, StopIteration)
         return Ready(int(not is_all), is_all, raises=self._held.error is not None and not is_all)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Any
 
-_OF_THE_USER = ("_index_sampler_state", "dataset", "samplers")
+_OF_THE_USER = ("_index_sampler_state", "dataset", "sampler", "samplers")
 
 
 def sealed(state: dict[str, Any]) -> dict[str, Any]:
     """The state with the keys of all jobs' states."""
-    state = {"samples": 0, "samplers": None, **state}
+    state = {"samples": 0, "sampler": None, "samplers": None, **state}
     for name in _OF_THE_USER:
         if isinstance(state[name], dict):
             state[name] = (state[name],)

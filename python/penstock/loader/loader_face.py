@@ -16,6 +16,7 @@ from penstock.loader.past_work import PastWork
 from penstock.pool.travelling_code import TravellingCode
 from penstock.stream.progress import Progress
 from penstock.stream.sample_generators import DrawWarning
+from penstock.stream.shard_state import ResumedDataset
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tuning.load_meter import LoadMeter
 from penstock.tuning.worker_tuner import WorkerTuner
@@ -91,11 +92,15 @@ class LoaderFace(Protocol):
     _step_agreement: Any  # a StepAgreement, or None
     _provenance: ProvenanceTable | None
     _resuming: Progress | None
+    _resumed_datasets: dict[int, ResumedDataset]
     _travelling_code: TravellingCode
     _tuner: WorkerTuner
+    _wants_states: bool
 
     def _begin_progress(self) -> Progress: ...
 
     def _make_state(self) -> dict[str, Any]: ...
+
+    def _state_of_now(self, asks_workers: bool) -> dict[str, Any]: ...
 
     def _next_epoch(self) -> int: ...

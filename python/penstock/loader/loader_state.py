@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import copy
-import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -27,7 +26,6 @@ from torch.utils.data import (
     RandomSampler,
 )
 
-from penstock import _C
 from penstock.errors import StateUnsupportedError
 from penstock.loader.job_state import opened, sealed
 from penstock.loader.loader_face import LoaderFace
@@ -40,6 +38,8 @@ from penstock.loader.options import (
     shard_count,
 )
 from penstock.loader.rank_states import note_rank
+from penstock.loader.state_check import check_built, check_form
+from penstock.program_line import warn
 from penstock.sampling.rank_batch_sampler import RankBatchSampler
 from penstock.seams.iterators import DatasetKind
 from penstock.stream.batch_seeds import generator_states
@@ -51,9 +51,11 @@ from penstock.stream.progress import (
     ResumePoint,
     sampler_states,
 )
+from penstock.stream.sampler_notes import SamplerPlace
 from penstock.stream.shard_state import (
     ShardStart,
     ShardStarts,
+    StateFailure,
     is_stateful,
     load_between_epochs,
     load_shard_between_epochs,
@@ -61,6 +63,8 @@ from penstock.stream.shard_state import (
 
 _VERSION = 1
 _VERSION_OUT_OF_TURN = 2  # of a state with places that were left out, which older readers miss
+_VERSION_OF_SNAPSHOTS = 3  # parts of it may be older than its place, or of after it
+_NEVER = 1 << 62
 _T = TypeVar("_T")
 
 
@@ -78,11 +82,26 @@ def check_has_state(loader: LoaderFace) -> None:
         )
 
 
-def make_state(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
-    """The state of a loader whose last ``iter()`` began ``progress``."""
-    state = _state_at(loader, progress)
+def make_state(
+    loader: LoaderFace, progress: Progress | None, asks_workers: bool = True
+) -> dict[str, Any]:
+    """The state of a loader whose last ``iter()`` began ``progress``.
+
+    With ``asks_workers`` those that have not sent the states of their datasets are asked for them.
+    Raises RuntimeError where an object of the program's does not give its state.
+    """
+    state = _state_at(loader, progress, asks_workers)
+    _raise_failures(state)
     note_rank(loader, state, progress)
     return sealed(state) if is_same_on_all_ranks(loader) else state
+
+
+def state_interval(loader: LoaderFace) -> int:
+    """The steps between snapshots, once states are wanted."""
+    is_map = loader._dataset_kind == DatasetKind.Map
+    if is_map and (not loader.in_order or loader.shard_by_rank):
+        return 1  # which process made which batch is not known at a resume
+    return int(loader.snapshot_every_n_steps) or _NEVER
 
 
 def loaded_state(loader: LoaderFace, state: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +115,7 @@ def is_same_on_all_ranks(loader: LoaderFace) -> bool:
     return bool(loader.shard_by_rank) and loader._dataset_kind == DatasetKind.Map
 
 
-def _state_at(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
+def _state_at(loader: LoaderFace, progress: Progress | None, asks_workers: bool) -> dict[str, Any]:
     """The same, without the place of the loader's rank among others."""
     is_under_way = (
         progress is not None and progress.base_seed is not None and not progress.is_finished
@@ -118,23 +137,20 @@ def _state_at(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
     if progress is None or not is_under_way:
         state["generators"] = _generators(loader, GeneratorSnapshot.take(loader))
         if _carries_its_dataset(loader):
-            state["dataset"] = copy.deepcopy(loader.dataset.state_dict())
+            state["dataset"] = _state_of(loader.dataset)
         of_iterator = _state_of_last_iterator(loader, progress)
         if of_iterator is not None:
             state["iterator"] = of_iterator
         state["samplers"] = sampler_states(loader)
         if progress is not None and progress.is_finished and _keeps_its_workers(loader):
-            before = _decoded_all(loader, progress.shard_states)
-            if before is not None:
+            before = states_at_end(loader, progress, asks_workers)
+            if any(one is not None for one in before):
                 counts = [0] * len(before)
                 state["shards"] = {"counts": counts, "last": None, "states": None, "before": before}
         return state
     if progress.start_as_json is None:
         progress.start_as_json = _generators(loader, progress.start)
-    if progress.answered_count == 0 and progress.point is None:
-        state["samplers"] = progress.samplers_before  # from where they begin the epoch
     state.update(
-        _index_sampler_state=progress.sampler_state and dict(progress.sampler_state),
         epoch=progress.epoch,
         base_seed=progress.base_seed,
         draws_seed=progress.draws_seed,
@@ -142,19 +158,99 @@ def _state_at(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
         shards={
             "counts": list(progress.shard_counts),
             "last": progress.last_shard_id,
-            "states": _decoded_all(loader, progress.shard_states),
-            "before": _decoded_all(loader, progress.states_before),
+            "states": _none_if_all_are(_states_of_shards(loader, progress)),
+            "before": _none_if_all_are(progress.states_before),
         },
     )
+    _note_sampler(loader, progress, state)
     left = progress.left
     if left.missing:
-        state["version"] = _VERSION_OUT_OF_TURN
+        state["version"] = max(state["version"], _VERSION_OUT_OF_TURN)
         state["left"] = {"through": left.through, "missing": list(left.missing)}
+    if any(isinstance(one, dict) and "batches" in one for one in state["shards"]["states"] or ()):
+        state["version"] = _VERSION_OF_SNAPSHOTS
     if progress.share is not None:
         # The same on all ranks, however many workers each has.
         state["samples"] = progress.share.samples_before(progress.answered_count)
         state["shards"].update(counts=[progress.answered_count], last=None)
     return state
+
+
+def _note_sampler(loader: LoaderFace, progress: Progress, state: dict[str, Any]) -> None:
+    """Adds the state of the sampler in the middle of an epoch."""
+    first = progress.left.first
+    if progress.sampler.pull_count == 0 or (first == 0 and progress.samplers_before is not None):
+        # From where they begin the epoch.
+        samplers = progress.samplers_before or sampler_states(loader)
+        if first == 0 or samplers is not None:
+            state["samplers"] = samplers
+        return
+    place = progress.sampler_place()
+    state["_index_sampler_state"] = place.state
+    if place.state is None or (place.pull_count == first and not place.is_over):
+        return
+    state["version"] = _VERSION_OF_SNAPSHOTS
+    state["sampler"] = {
+        "pulls": place.pull_count,
+        "asked": list(place.asked),
+        "is_over": place.is_over,
+    }
+    if progress.share is not None:
+        state["sampler"]["samples"] = progress.share.samples_before(place.pull_count)
+
+
+def _states_of_shards(loader: LoaderFace, progress: Progress) -> list[Any]:
+    """The states of the shards of an epoch under way; None for those that begin at its beginning,
+    or are read again from there."""
+    states = progress.shard_states
+    counts = progress.shard_counts
+    is_of_map = loader._dataset_kind == DatasetKind.Map
+    if not is_parallel(loader) or has_pool(loader) or not is_stateful(loader.dataset):
+        return states
+    are_unknown = [state is None for state in states]
+    if any(are_unknown) and (progress.begins_in_unknown_state or not _can_repeat(loader, progress)):
+        warn(
+            f"state_dict() was called for the first time in the middle of an epoch of workers that "
+            f"had made batches of {type(loader.dataset).__name__} before, so what its state was "
+            f"when the epoch began is not known: a loader that resumes here begins the epoch with "
+            f"the dataset as a new worker has it; call state_dict() once before the first iter()",
+            UserWarning,
+        )
+    elif is_of_map:
+        for shard_id, count in enumerate(counts):
+            if are_unknown[shard_id] and count > 0:
+                states[shard_id] = {"batches": 0}  # they are made again
+    return states
+
+
+def _can_repeat(loader: LoaderFace, progress: Progress) -> bool:
+    """Whether the batches that a worker made of a map-style dataset are known at a resume."""
+    if loader._dataset_kind != DatasetKind.Map:
+        return True
+    first = progress.left.first
+    return bool(loader.in_order) and (
+        progress.sampler.pull_count == 0 or progress.sampler_place().state is None or first == 0
+    )
+
+
+def states_at_end(loader: LoaderFace, progress: Progress, asks_workers: bool) -> list[Any]:
+    """The states of the shards after an epoch, of workers that stay. They are asked for those that
+    they have not sent, where that is wanted."""
+    states = progress.shard_states
+    are_known = all(isinstance(state, dict) and "batches" not in state for state in states)
+    may_have_some = loader._dataset_kind == DatasetKind.Iterable or is_stateful(loader.dataset)
+    iterator = getattr(loader, "_iterator", None)
+    if may_have_some and not are_known and asks_workers and iterator is not None:
+        answered = iterator.source.ask_states()
+        states = [answered.get(shard_id) for shard_id in range(len(states))]
+    return states
+
+
+def _state_of(dataset: Any) -> Any:
+    try:
+        return copy.deepcopy(dataset.state_dict())
+    except Exception as error:
+        return StateFailure.of(dataset, error)
 
 
 def _state_of_last_iterator(loader: LoaderFace, progress: Progress | None) -> Any:
@@ -163,6 +259,8 @@ def _state_of_last_iterator(loader: LoaderFace, progress: Progress | None) -> An
     if progress is None or is_parallel(loader) or is_seeded_by_batch(loader):
         return None
     of_shard = progress.shard_states[0] or {}
+    if isinstance(of_shard, StateFailure):
+        return of_shard
     is_apart = "dataset" in of_shard or not is_stateful(loader.dataset)
     return of_shard.get("iterator") if is_apart else None
 
@@ -175,16 +273,24 @@ def _generators(loader: LoaderFace, snapshot: GeneratorSnapshot) -> dict[str, An
     return states
 
 
-def _decoded_all(loader: LoaderFace, states: list[Any]) -> list[Any] | None:
-    decoded = [_decoded(one, has_pool(loader)) for one in states]
-    return decoded if any(one is not None for one in decoded) else None
+def _none_if_all_are(states: list[Any]) -> list[Any] | None:
+    return states if any(one is not None for one in states) else None
 
 
-def _decoded(state: Any, is_of_pool: bool) -> Any:
-    """A shard's state as its worker sent it. A state from a pool's worker is never unpickled."""
-    if type(state) is not bytes:
-        return state
-    return _C.decode_value(state) if is_of_pool else pickle.loads(state)
+def _raise_failures(state: Any) -> None:
+    """Raises RuntimeError where an object of the program's did not give its state."""
+    parts: list[Any] = [state]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, StateFailure):
+            raise RuntimeError(
+                f"state_dict() of the loader needs the states of its dataset and samplers, and "
+                f"{part.text}; have it give a state at any time, or take none of the loader"
+            )
+        if isinstance(part, dict):
+            parts.extend(part.values())
+        elif isinstance(part, list):
+            parts.extend(part)
 
 
 def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
@@ -200,18 +306,22 @@ def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
             f"the state has the keys {sorted(map(str, state))}, which are not those of a state of "
             f"penstock's DataLoader; load a result of its state_dict()"
         )
-    if state.get("version") not in (_VERSION, _VERSION_OUT_OF_TURN):
+    version = state.get("version")
+    known = (_VERSION, _VERSION_OUT_OF_TURN, _VERSION_OF_SNAPSHOTS)
+    if type(version) is not int or version not in known:
         raise ValueError(
-            f"the state is of version {state.get('version')!r} and this penstock reads versions "
-            f"{_VERSION} and {_VERSION_OUT_OF_TURN}; resume it with the penstock that made it"
+            f"the state is of version {version!r} and this penstock reads versions "
+            f"{_VERSION} to {_VERSION_OF_SNAPSHOTS}; resume it with the penstock that made it"
         )
-    now = _built(loader)
-    for name, value in state["built"].items():
-        if now.get(name) != value:
+    built, now = state["built"], _built(loader)
+    check_built(built)
+    for name in [*built, *(name for name in now if name not in built)]:
+        if now.get(name) != built.get(name):
             raise ValueError(
-                f"the state is of a loader with {name} {value!r} and this one has "
+                f"the state is of a loader with {name} {built.get(name)!r} and this one has "
                 f"{name} {now.get(name)!r}, so its stream is another; build the loader as it was"
             )
+    check_form(loader, state)
     shards = state["shards"]
     if shards is None:
         return
@@ -265,7 +375,7 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
         return begin()  # accelerate knew of the end before the iterator did
     snapshot = _snapshot_from_json(state["generators"])
     for name, of_sampler in (state.get("samplers") or {}).items():
-        load_between_epochs(getattr(loader, name), of_sampler)
+        load_between_epochs(getattr(loader, name), of_sampler)  # which check_form() has looked at
     snapshot.put_back_own(loader)
     parts = {name: state.get(name) for name in ("dataset", "iterator")}
     load_shard_between_epochs(
@@ -289,8 +399,10 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
         progress.states_before = list(state["shards"]["before"])
     index_sampler = loader._index_sampler
     if isinstance(index_sampler, RankBatchSampler) and not is_between:
-        has_state = state["_index_sampler_state"] is not None
-        index_sampler.begin_at(state["_sampler_iter_yielded"], state["samples"], has_state)
+        first_of_sampler = 0
+        if state["_index_sampler_state"] is not None:
+            first_of_sampler = (state.get("sampler") or state).get("samples", state["samples"])
+        index_sampler.begin_at(state["_sampler_iter_yielded"], state["samples"], first_of_sampler)
     try:
         with GeneratorsReplayed(snapshot) if is_replayed else contextlib.nullcontext():
             iterator = begin()
@@ -341,14 +453,40 @@ def _resume_point(loader: LoaderFace, state: dict[str, Any]) -> ResumePoint:
     last_shard_id = shards["last"]
     if not is_iterable:  # batches go to the processes in turn, however many there are now
         last_shard_id = (state["_sampler_iter_yielded"] - 1) % shard_count(loader)
+    left = _places_left(state)
+    of_sampler = state.get("sampler") or {}
     return ResumePoint(
         state["base_seed"],
-        _places_left(state),
+        left,
         state["_num_yielded"],
         last_shard_id,
         starts,
-        state["_index_sampler_state"],
+        SamplerPlace(
+            state["_index_sampler_state"],
+            of_sampler.get("pulls", left.first),
+            tuple(of_sampler.get("asked", ())),
+            of_sampler.get("is_over", False),
+        ),
+        {} if is_iterable else _repeated(starts, left.delivered_count, shard_count(loader)),
     )
+
+
+def _repeated(starts: ShardStarts, delivered_count: int, process_count: int) -> dict[int, int]:
+    """The batches of a map-style dataset that processes make again, by their numbers: the last ones
+    that each was asked for in its turn."""
+    repeated = {}
+    for shard_id, start in starts.items():
+        count = start.batch_count - start.state_count
+        end = delivered_count - 1 - (delivered_count - 1 - shard_id) % process_count
+        repeated.update(
+            (end - process_count * step, shard_id) for step in range(count) if delivered_count > 0
+        )
+    if any(place < 0 for place in repeated):
+        raise ValueError(
+            f"state['shards']['counts'] has more batches of a process than the {delivered_count} "
+            f"that were given; load the state as state_dict() returned it"
+        )
+    return repeated
 
 
 def _places_left(state: dict[str, Any]) -> PlacesLeft:

@@ -24,6 +24,7 @@ from penstock.errors import UnsupportedError
 from penstock.loader.delivery import Delivery, PinDevice
 from penstock.loader.freedoms import may_begin_early, prefetch_depth
 from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_state import states_at_end
 from penstock.loader.local_source import LocalSource
 from penstock.loader.lookahead import LooksAhead, NoBatch, Ready, Taken
 from penstock.loader.options import (
@@ -42,11 +43,12 @@ from penstock.program_line import warn
 from penstock.seams.iterators import BaseIterator, DatasetKind, MultiProcessingIterator, exit_status
 from penstock.seams.storages import open_shared
 from penstock.stream.batch_seeds import EpochSeeds, draw_seed
+from penstock.stream.counted_pulls import CountedPulls
 from penstock.stream.indices import AskedIndices, IndexOrder, is_untouched, recognise_sampler
-from penstock.stream.progress import CountedPulls
+from penstock.stream.progress import Progress
 from penstock.worker.batch_pickle import dumps_index, loads
 from penstock.worker.fetching import FetchSpec
-from penstock.worker.out_of_turn import OutOfTurn
+from penstock.worker.out_of_turn import AfterOthers, OutOfTurn
 
 if TYPE_CHECKING:
     from penstock.loader.common_steps import CommonSteps
@@ -72,6 +74,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
     _shutdown = True  # until there is something to shut down
     _is_elastic = False  # whether the number of workers may change at any time
     makes_batches = False  # in the trainer itself
+    _workers_are_used = False  # they have made an epoch's batches
     _is_all_here = False  # whether no batch follows those of _ahead, where ranks agree on steps
 
     def __init__(self, loader: LoaderFace) -> None:
@@ -149,8 +152,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             before = self._progress
             self._progress = loader._begin_progress()
             self._progress.draws_seed = self._is_seeded_by_batch
-            if before.is_finished and not self._is_elastic:
-                self._progress.states_before = before.shard_states
+            if self._workers_are_used and not self._is_elastic:
+                self._note_states_before(loader, before)
         progress = self._progress
         BaseIterator._reset(self, cast(Any, loader), first_iter)
         if (begun := loader._begun_order) is not None:
@@ -168,12 +171,13 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         else:
             epoch = 0 if first_iter else self._seeds.epoch + 1
             self._seeds = EpochSeeds(int(self._base_seed), epoch)
+        self._workers_are_used = True
         self.begin_delivery(loader)
         if self._may_come_out_of_turn:
             progress.deliver_in_any_order()
         is_map = self._dataset_kind == DatasetKind.Map
         # The native side leaves out the first batches of an order, and no others.
-        is_native = is_map and not progress.left.missing
+        is_native = is_map and not progress.left.missing and not progress.repeated_places()
         is_native = is_native and is_untouched(self._sampler_iter, self._index_sampler)
         self._recipe = recognise_sampler(self._index_sampler) if is_native else None
         if self._recipe is not None:
@@ -187,6 +191,13 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._base_generator = loader.generator
         self._steps = steps_of_job(loader)
         self._begin_requests()
+
+    def _note_states_before(self, loader: LoaderFace, before: Progress) -> None:
+        """The workers stay, with their datasets as an epoch has left them."""
+        if before.is_finished and before.state_interval is not None:
+            self._progress.states_before = states_at_end(loader, before, asks_workers=True)
+        else:
+            self._progress.begins_in_unknown_state = True
 
     def begin_steps(self, loading_s: float) -> None:
         """The program has this iterator, after ``loading_s`` in which it was made."""
@@ -240,7 +251,10 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         number = self._request_number
         self._request_number += 1
         place = self._progress.place_of(number)
-        return OutOfTurn(index, place) if self._is_seeded_by_batch and place != number else index
+        if self._is_seeded_by_batch and place != number:
+            index = OutOfTurn(index, place)
+        others = self._repeats.pop(number % self._shard_count, ()) if self._repeats else ()
+        return AfterOthers(index, tuple(others)) if others else index
 
     def _unanswered(self) -> deque[Any]:
         return self._asked.after(self._progress.answered_count)

@@ -28,6 +28,7 @@ _WORKER_LOST = int(_C.Client.Event.WORKER_LOST)
 
 _STRETCH = 4  # as kStretch of the native stream
 _SLABS_MAX = 64
+_LOOK_INTERVAL_S = 1.0  # after workers that died instead of an answer
 
 
 class LocalSource:
@@ -78,7 +79,10 @@ class LocalSource:
             progress.starts,
             dict(enumerate(progress.states_before)),
             options.may_begin_early,
+            progress.state_interval,
         )
+        self._question = 0  # the last one about states
+        self._state_interval = progress.state_interval
         try:
             self._workers.start(worker_count, base_seed, fetch, loader.worker_init_fn, spec)
             self._client.start()  # native threads start after the last fork
@@ -90,6 +94,29 @@ class LocalSource:
 
     def begin_epoch(self, progress: Progress) -> None:
         self._is_active = [place not in self._gone for place in range(len(self.processes))]
+
+    def want_states(self, every: int) -> None:
+        if every != self._state_interval:
+            self._state_interval = every
+            self._client.want_states(every, 0)
+
+    def ask_states(self) -> dict[int, Any]:
+        self._question += 1
+        self._client.want_states(self._state_interval or 1, self._question)
+        states: dict[int, bytes | None] = {}
+        answer_count = 0
+        while answer_count < len(self.processes):
+            answer = self._client.worker_states(_LOOK_INTERVAL_S)
+            if answer is None:
+                self.check()
+                continue
+            question, of_worker = pickle.loads(answer)  # a child of this process wrote it
+            if question == self._question:  # one before it was interrupted
+                answer_count += 1
+                states.update(of_worker)
+        return {
+            shard_id: pickle.loads(state) for shard_id, state in states.items() if state is not None
+        }
 
     def note(self, event: int, value: Any, extra: Any) -> None:
         if event == _SHARD_ENDED:

@@ -161,12 +161,12 @@ def _check_snapshots(loader: LoaderFace) -> None:
     except TypeError:
         raise TypeError(
             f"snapshot_every_n_steps is {steps!r}; an int of 0 or more is expected, or leave it "
-            f"out: the state is exact after every batch"
+            f"out for a snapshot after each"
         ) from None
     if step_count < 0:
         raise ValueError(
-            f"snapshot_every_n_steps is {steps}; 0 or more is expected, or leave it out: the "
-            f"state is exact after every batch"
+            f"snapshot_every_n_steps is {steps}; 0 or more is expected, or leave it out for "
+            f"a snapshot after each"
         )
 
 

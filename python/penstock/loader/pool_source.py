@@ -124,6 +124,7 @@ class PoolSource:
             raise
 
     def begin_epoch(self, progress: Progress) -> None:
+        progress.decode_state = _C.decode_value  # what a pool's worker sent is never unpickled
         if self._is_iterable and progress.starts:
             self._client.set_lanes(
                 {
@@ -134,6 +135,12 @@ class PoolSource:
                     for shard_id, start in progress.starts.items()
                 }
             )
+
+    def want_states(self, every: int) -> None:
+        """A pool's workers send them with each batch, for others to go on with a shard."""
+
+    def ask_states(self) -> dict[int, Any]:
+        return {}  # no dataset stays with a pool's workers
 
     def note(self, event: int, value: Any, extra: Any) -> None:
         """A shard's end is no news: a pool's workers serve any."""

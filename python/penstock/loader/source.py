@@ -31,6 +31,15 @@ class Source(Protocol):
     def begin_epoch(self, progress: Progress) -> None:
         """To be called before the stream is asked for an epoch's batches."""
 
+    def want_states(self, every: int) -> None:
+        """Has batches that are asked for from now on bring the states of datasets along, about
+        every so many steps."""
+
+    def ask_states(self) -> dict[int, Any]:
+        """The states of all shards as they are now, by shard; those without one are left out. Waits
+        for the workers to have made what they were asked for."""
+        ...
+
     def note(self, event: int, value: Any, extra: Any) -> None:
         """Notes an event of the stream that is about workers. Raises torch's error for a death that
         the others cannot make up for."""

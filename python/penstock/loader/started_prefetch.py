@@ -29,7 +29,7 @@ from penstock.stream.progress import (
     own_generators,
     sampler_states,
 )
-from penstock.stream.shard_state import load_between_epochs
+from penstock.stream.shard_state import StateFailure, load_between_epochs
 
 _Begin = Callable[[], BaseIterator]
 # Torch's options that may be assigned after construction, and that a new iterator is made with.
@@ -52,7 +52,7 @@ _PLAIN = (int, float, str, bytes, type(None))
 class _Before:
     """A loader before ``start_prefetch()``."""
 
-    state: dict[str, Any]
+    state: dict[str, Any] | RuntimeError  # in the place of it, where something has none to give
     loaded_state: dict[str, Any] | None
     progress: Progress | None
     epoch_count: int
@@ -78,6 +78,8 @@ class StartedPrefetch:
     @property
     def state(self) -> dict[str, Any]:
         """Of the loader before its prefetching was started, for its ``state_dict()``."""
+        if isinstance(self._before.state, RuntimeError):
+            raise self._before.state
         return copy.deepcopy(self._before.state)
 
     @property
@@ -120,7 +122,8 @@ class StartedPrefetch:
         if before.loaded_state is None:
             inputs = self._inputs_now(loader)
             for name, state in before.of_samplers.items():
-                if _are_same(_with_name(self._inputs, name), _with_name(inputs, name)):
+                is_same = _are_same(_with_name(self._inputs, name), _with_name(inputs, name))
+                if is_same and not isinstance(state, StateFailure):
                     load_between_epochs(getattr(loader, name), state)
         loader._loaded_state = before.loaded_state
         loader._progress = before.progress
@@ -179,8 +182,13 @@ def check_can_start(loader: LoaderFace) -> None:
 def _before(loader: LoaderFace) -> _Before:
     running: Any = getattr(loader, "_iterator", None)
     goes_on = running is not None and running.own_options == own_options(loader)
+    state: dict[str, Any] | RuntimeError
+    try:
+        state = loader._state_of_now(asks_workers=loader._wants_states)
+    except RuntimeError as error:
+        state = error
     return _Before(
-        state=loader._make_state(),
+        state=state,
         loaded_state=loader._loaded_state,
         progress=loader._progress,
         epoch_count=loader._epoch_count,

@@ -21,7 +21,7 @@ from penstock.pool.process_settings import ProcessState
 from penstock.pool.worker_errors import UNSENT_BATCH, describe_error
 from penstock.seams.iterators import DatasetKind, WorkerInfo, numpy_seed, set_worker_info
 from penstock.stream.batch_seeds import EpochSeeds
-from penstock.stream.shard_state import ShardStart, ShardStarts
+from penstock.stream.shard_state import ShardStart, ShardStarts, StateFailure
 from penstock.stream.table_rows import plain_rows
 from penstock.worker.batch_pickle import dumps
 from penstock.worker.fetching import BatchPlace, FetchSpec, SeededFetcher, copy_for_shard
@@ -259,8 +259,11 @@ class _Epoch:
             raise
 
     def state(self, shard_id: int) -> bytes | None:
+        """For another worker to go on with the shard. Without one, that reads it again."""
         state = self.fetcher.state(shard_id)
-        return None if state is None else _C.encode_value(state, "the dataset's state")
+        if state is None or isinstance(state, StateFailure):
+            return None
+        return _C.encode_value(state, "the dataset's state")
 
 
 def seeds_of(work: _C.PoolWork) -> EpochSeeds:

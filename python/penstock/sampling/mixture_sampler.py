@@ -96,7 +96,8 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
 
         They stay in force when a state is loaded later. A loader asks for batches ahead. So that
         it is certain which sample is the first of the new shares, take a loader's state, set the
-        weights and load the state.
+        weights and load the state. (The first state of a loader with workers has the indices of the
+        batches on their way, which come first; take one before the first batch to have none.)
         """
         self._weights = self._chosen_weights = self._checked_weights(weights)
         self._place.schedule = _schedule_of(self._weights)

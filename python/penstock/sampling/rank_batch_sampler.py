@@ -42,17 +42,16 @@ class RankBatchSampler(Sampler[list[int]]):
         self.remainder = remainder
         self.first_place = 0  # of the batch that was given last, in the order of the epoch
         self._first_step = self._first_sample = 0  # where the next iteration begins
-        self._sampler_has_skipped = False
+        self._first_of_sampler = 0  # the sample that the sampler begins at by itself
 
     def __iter__(self) -> Iterator[list[int]]:
         # A generator, which begins when it is first asked: loaders call iter() more than once.
         first_step, first_sample = self._first_step, self._first_sample
-        is_skipped = self._sampler_has_skipped
+        left_out = first_sample - self._first_of_sampler
         self.begin_at(0, 0)
         share = self.share(first_step, first_sample)
         order = iter(self.sampler)
-        if not is_skipped:
-            next(itertools.islice(order, first_sample, first_sample), None)
+        next(itertools.islice(order, left_out, left_out), None)
         taken = first_sample
         for step in range(first_step, share.step_count):
             samples = list(itertools.islice(order, self.step_size))
@@ -81,13 +80,13 @@ class RankBatchSampler(Sampler[list[int]]):
         """Of an epoch that begins after so many steps and samples."""
         return _C.RankShare(len(self.sampler), self.options(first_step, first_sample))
 
-    def begin_at(self, step: int, sample: int, is_skipped: bool = False) -> None:
+    def begin_at(self, step: int, sample: int, first_of_sampler: int = 0) -> None:
         """Makes the next iteration begin after so many steps and samples of the epoch.
 
-        ``is_skipped``: the sampler has a state, and begins there by itself.
+        ``first_of_sampler``: the sampler has a state, and begins after so many samples by itself.
         """
         self._first_step, self._first_sample = step, sample
-        self._sampler_has_skipped = is_skipped
+        self._first_of_sampler = first_of_sampler
 
     @property
     def start(self) -> tuple[int, int]:

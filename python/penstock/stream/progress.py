@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import copy
-import itertools
-from collections import deque
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,10 +12,16 @@ from typing import Any, Protocol
 import torch
 
 from penstock import _C
-from penstock.sampling.rank_batch_sampler import RankBatchSampler
 from penstock.stream.batch_seeds import GeneratorsKept, generator_states, put_back
 from penstock.stream.places_left import DeliveredPlaces, PlacesLeft
-from penstock.stream.shard_state import ShardStarts, is_stateful
+from penstock.stream.sampler_notes import SamplerNotes, SamplerPlace
+from penstock.stream.shard_state import (
+    ShardStarts,
+    StateFailure,
+    dated,
+    is_stateful,
+    undated,
+)
 
 
 class GeneratorHolder(Protocol):
@@ -90,15 +95,28 @@ def own_generators(loader: GeneratorHolder) -> dict[str, torch.Generator]:
     return {name: value for name, value in found.items() if isinstance(value, torch.Generator)}
 
 
+SAMPLERS = ("batch_sampler", "sampler")  # the loader's names for them
+
+
 def sampler_states(loader: GeneratorHolder) -> dict[str, Any] | None:
-    """The states between epochs of samplers of the user's own, by the loader's name for them."""
-    samplers = {name: getattr(loader, name) for name in ("batch_sampler", "sampler")}
+    """The states between epochs of samplers of the user's own, by the loader's name for them.
+
+    One that does not give its state has a StateFailure in the place of it.
+    """
+    samplers = {name: getattr(loader, name) for name in SAMPLERS}
     states = {
-        name: copy.deepcopy(sampler.state_dict())
+        name: _state_or_failure(sampler)
         for name, sampler in samplers.items()
         if is_stateful(sampler)
     }
     return states or None
+
+
+def _state_or_failure(thing: Any) -> Any:
+    try:
+        return copy.deepcopy(thing.state_dict())
+    except Exception as error:
+        return StateFailure.of(thing, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +128,10 @@ class ResumePoint:
     yielded_count: int
     last_shard_id: int | None
     starts: ShardStarts
-    sampler_state: dict[str, Any] | None
+    sampler: SamplerPlace
+    # Of a map-style dataset with states: the batches that each process makes again, since its state
+    # is older than the place.
+    repeated: dict[int, int]  # by their number in the epoch, the process
 
 
 class Progress:
@@ -145,28 +166,32 @@ class Progress:
         # In the trainer's own process the states are those of the moment in which they are asked
         # for: the program may have changed the dataset, or drawn, since the last answer.
         self.shard_states_now: Callable[[], list[Any]] | None = None
-        self._resumed_states: list[Any] = [None] * shard_count  # until workers send others
+        # A state is bytes as long as it is the one that a worker of this process sent, in the
+        # native account. Those of a checkpoint are never read so.
+        self.decode_state: Callable[[bytes], Any] = pickle.loads
+        # Until workers send others.
+        self._resumed_states: list[dict[str, Any] | None] = [None] * shard_count
         # The states of the shards after the epoch before, where workers that stay have them.
         self.states_before: list[Any] = [None] * shard_count
+        # The workers have made an epoch before, and nobody wanted to know in which states it left
+        # their datasets.
+        self.begins_in_unknown_state = False
+        self.state_interval: int | None = None  # steps between snapshots; None: nobody wants them
         # The last thing that resuming does, with the generators as they are then.
         self.finish_resuming: Callable[[], None] | None = None
         self.first_step = 0  # steps of the epoch before it was resumed, where ranks share shards
         self.pulled_count = 0
-        self._sampled_count = 0
-        # By the number of pulls after which the sampler had them, of batches not delivered yet.
-        self._sampler_states: deque[tuple[int, dict[str, Any]]] = deque()
-        self._sampler_state: dict[str, Any] | None = None
         if point is not None:
             self.pulled_count = point.left.delivered_count
             self.counts.resume(self.pulled_count, point.yielded_count, point.last_shard_id)
-            self._sampler_state = point.sampler_state
-            if point.sampler_state is not None:
-                self._sampled_count = point.sampler_state["samples_yielded"]
             for shard_id, shard in point.starts.items():
                 self.counts.set_shard_answers(shard_id, shard.batch_count)
-                self._resumed_states[shard_id] = shard.state
+                if shard.state is not None:
+                    self._resumed_states[shard_id] = dated(shard.state, shard.batch_count)
         self._resumed_left = PlacesLeft(0) if point is None else point.left
-        self._sampler_pull_count = self._resumed_left.first
+        self.sampler = SamplerNotes(
+            self._resumed_left.first, None if point is None else point.sampler
+        )
         self._delivered: DeliveredPlaces | None = None  # where batches may come out of turn
 
     @property
@@ -200,22 +225,31 @@ class Progress:
 
     @property
     def shard_states(self) -> list[Any]:
-        """After the last answer of each shard: bytes as its worker sent them, or as resumed."""
+        """The newest that is known of each shard, for a state of the loader. One that is older than
+        the last answer says under "batches" after how many it was taken. A StateFailure is in the
+        place of one that could not be taken."""
         if self.shard_states_now is not None:
             return copy.deepcopy(self.shard_states_now())
-        sent = map(self.counts.shard_state, range(len(self._resumed_states)))
-        return [
-            resumed if state is None else state
-            for state, resumed in zip(sent, self._resumed_states, strict=True)
-        ]
+        return [*map(self._shard_state, range(len(self._resumed_states)))]
 
-    @property
-    def sampler_state(self) -> dict[str, Any] | None:
-        """Before the pull of the first batch that is left."""
-        first = self.left.first
-        while self._sampler_states and self._sampler_states[0][0] <= first:
-            _, self._sampler_state = self._sampler_states.popleft()
-        return self._sampler_state
+    def _shard_state(self, shard_id: int) -> Any:
+        answer_count = self.shard_counts[shard_id]
+        sent = self.counts.shard_state(shard_id)
+        if sent is None:
+            resumed = copy.deepcopy(self._resumed_states[shard_id])
+            return None if resumed is None else undated(resumed, answer_count)
+        state = self.decode_state(sent)
+        if isinstance(state, StateFailure):
+            return state
+        return undated(dated(state, self.counts.shard_state_count(shard_id)), answer_count)
+
+    def want_states(self, every: int) -> None:
+        """From now on snapshots are kept, about every so many steps."""
+        self.state_interval = self.sampler.every = every
+
+    def sampler_place(self) -> SamplerPlace:
+        """See :meth:`.SamplerNotes.place`."""
+        return self.sampler.place(self.left.first)
 
     @property
     def left(self) -> PlacesLeft:
@@ -223,6 +257,10 @@ class Progress:
         if self._delivered is not None:
             return self._delivered.left()
         return self._resumed_left.after(self.answered_count)
+
+    def repeated_places(self) -> dict[int, int]:
+        """The batches that are made again for nothing, and by which process."""
+        return {} if self.point is None else self.point.repeated
 
     def place_of(self, number: int) -> int:
         """The place in the epoch of the batch that is asked for by ``number``."""
@@ -254,13 +292,9 @@ class Progress:
         """The indices of the next request are there."""
         self.pulled_count += 1
 
-    def note_sampler(self, index: Any, state: dict[str, Any] | None) -> None:
-        """The sampler gave ``index``, after which it has ``state``."""
-        self._sampler_pull_count += 1
-        if state is not None:
-            self._sampled_count += len(index) if isinstance(index, (list, tuple)) else 1
-            noted = {"samples_yielded": self._sampled_count, **state}
-            self._sampler_states.append((self._sampler_pull_count, noted))
+    def note_sampler(self, index: Any) -> None:
+        """The sampler gave ``index``."""
+        self.sampler.note(index, self.left.first)
 
     def answer(self, shard_id: int, is_error: bool) -> None:
         """The next request was answered, in the trainer's own process."""
@@ -280,120 +314,21 @@ class Progress:
         self.counts.share_out(process_count)
         self._resumed_states = [None] * process_count
 
-    def freeze_states(self) -> None:
-        """The iterator ends: the shards' states stay as they are now."""
-        if self.shard_states_now is not None:
-            self._resumed_states = self.shard_states
-            self.shard_states_now = None
+    def end_iterator(self, has_state: bool) -> None:
+        """The iterator ends, and its shards' states stay as they are now. Where nobody has wanted
+        to know one, what has a state lives on, for the first who does, until the next epoch."""
+        if has_state and self.state_interval is None:
+            return
+        if has_state and self.shard_states_now is not None:
+            try:
+                states = self.shard_states
+            except Exception:
+                return  # raised again for those who ask
+            self._resumed_states = [
+                None if state is None else dated(state, count)
+                for state, count in zip(states, self.shard_counts, strict=False)
+            ]
+        self.shard_states_now = None
 
     def finish(self) -> None:
         self.counts.finish()
-
-
-class CountedPulls:
-    """The work of both iterators with the sampler: counting, noting its states, resuming it."""
-
-    _progress: Progress
-    _index_sampler: Any
-    _sampler_iter: Any
-    _is_sampler_stateful: bool
-    _pulled_place = 0  # of the first sample that was pulled last, in the order of the epoch
-    _next_place = 0  # of the first sample that is pulled next
-    # Batches that a resumed epoch has to make before it goes on: their indices, and the place of
-    # the first sample of each.
-    _left_out: deque[tuple[Any, int]]
-
-    def _next_index(self) -> Any:
-        if self._left_out:
-            index, self._pulled_place = self._left_out.popleft()
-        else:
-            index = self._pull_sampler()
-        self._progress.pull()
-        return index
-
-    def _pull_sampler(self) -> Any:
-        index = next(self._sampler_iter)
-        self._note_place(index)
-        state = self._take_sampler_state() if self._is_sampler_stateful else None
-        self._progress.note_sampler(index, state)
-        return index
-
-    def _note_place(self, index: Any) -> None:
-        if isinstance(self._index_sampler, RankBatchSampler):
-            self._pulled_place = self._index_sampler.first_place
-            return
-        self._pulled_place = self._next_place
-        self._next_place += len(index) if isinstance(index, (list, tuple)) else 1
-
-    def _place_of_pulled(self) -> int:
-        """Where the indices that were pulled last begin in the order of the epoch."""
-        return self._pulled_place
-
-    def _undo_seed(self, loader: GeneratorHolder) -> None:
-        """Takes back the draws of making an iterator in the place of one that was only reset."""
-        if not self._progress.draws_seed:
-            self._progress.start.put_back_globals()
-            self._progress.start.put_back_own(loader)
-            self._sampler_iter = iter(self._index_sampler)
-
-    def _note_sampler(self) -> None:
-        """To be called with each new ``_sampler_iter``."""
-        self._pulled_place = self._next_place = 0
-        self._left_out = deque()
-        if isinstance(self._index_sampler, RankBatchSampler):
-            self._progress.share = self._index_sampler.share(*self._index_sampler.start)
-        self._is_sampler_stateful = any(map(is_stateful, self._sampler_parts().values()))
-
-    def _sampler_parts(self) -> dict[str, Any]:
-        return {
-            "index_sampler": self._index_sampler,
-            "sampler": getattr(self._index_sampler, "sampler", None),
-            "iterator": self._sampler_iter,
-        }
-
-    def _take_sampler_state(self) -> dict[str, Any]:
-        return {
-            name: copy.deepcopy(part.state_dict())
-            for name, part in self._sampler_parts().items()
-            if is_stateful(part)
-        }
-
-    def _resume_sampler(self) -> None:
-        """Moves the sampler to the place where a resumed epoch goes on: by its state, or by
-        repeating its pulls. Batches that were delivered out of turn are left out.
-        """
-        point = self._progress.point
-        if point is None:
-            return
-        self._move_sampler(point)
-        for place in range(point.left.first, point.left.through):
-            index = self._pull_sampler()
-            if place in point.left.missing:  # the sampler may fill the same list again
-                kept = index.copy() if type(index) is list else index
-                self._left_out.append((kept, self._pulled_place))
-
-    def _move_sampler(self, point: ResumePoint) -> None:
-        """To the first batch that is left."""
-        state = point.sampler_state
-        if state is None:
-            if isinstance(self._index_sampler, RankBatchSampler):
-                return  # which begins there by itself
-            for _ in range(point.left.first):
-                index = next(self._sampler_iter, None)
-                if index is not None:
-                    self._note_place(index)
-            return
-        self._next_place = state["samples_yielded"]
-        for name, part in self._sampler_parts().items():
-            if name in state and name != "iterator":
-                part.load_state_dict(state[name])
-        self._sampler_iter = iter(self._index_sampler)
-        if "iterator" in state:
-            self._sampler_iter.load_state_dict(state["iterator"])
-
-    def _pull_ahead(self) -> None:
-        """Has the sampler make the draws of its first pull, while generators are replayed."""
-        if self._progress.is_replayed and not self._is_sampler_stateful:
-            self._sampler_iter = itertools.chain(
-                [*itertools.islice(self._sampler_iter, 1)], self._sampler_iter
-            )

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The states of datasets and of their iterators, and how a shard goes on from where it was left.
 
-An object with ``state_dict()`` and ``load_state_dict()`` is asked for its state after each batch
-and given it back at a resume. Any other iterable dataset is read again up to the place. A map-style
-dataset is one shard for each process that reads it.
+An object with ``state_dict()`` and ``load_state_dict()`` is asked for its state once the loader's
+is wanted, every so many steps, and given it back at a resume. What came after it is made again, and
+so are the batches of any other iterable dataset, up to the place. A map-style dataset is one shard
+for each process that reads it.
 """
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, Sampler, default_collate, default_convert
 
-from penstock.stream.batch_seeds import GeneratorsKept
+from penstock.stream.batch_seeds import GeneratorsKept, generator_states, put_back
 
 _NOTHING = object()
 
@@ -22,36 +26,137 @@ class ShardStart(NamedTuple):
     """Where a shard goes on. Picklable when the state is."""
 
     batch_count: int  # made of it before, those that raised included
-    state: dict[str, Any] | None  # from shard_state()
+    # From shard_state(). Under "batches", after how many of them it was taken, if not the last.
+    state: dict[str, Any] | None
+
+    @property
+    def state_count(self) -> int:
+        """The number of batches that need not be made again."""
+        return 0 if self.state is None else int(self.state.get("batches", self.batch_count))
 
 
 ShardStarts = dict[int, ShardStart]  # by shard; those that begin at their beginning are left out
+
+
+@dataclass(frozen=True, slots=True)
+class StateFailure:
+    """Takes the place of a state that could not be taken. Picklable."""
+
+    text: str
+
+    @staticmethod
+    def of(thing: Any, error: Exception) -> StateFailure:
+        return StateFailure(
+            f"{type(thing).__name__}.state_dict() raised {type(error).__name__}: {error}"
+        )
+
+
+def dated(state: Any, batch_count: int) -> Any:
+    """The state with the number of batches after which it was taken."""
+    return state if isinstance(state, StateFailure) else {"batches": batch_count, **state}
+
+
+def undated(state: Any, batch_count: int) -> Any:
+    """The state without that number where it is the one after the last of ``batch_count``."""
+    if isinstance(state, StateFailure) or state["batches"] != batch_count:
+        return state
+    return {name: part for name, part in state.items() if name != "batches"} or None
+
+
+def is_state_due(sequence: int, every: int, lane_count: int) -> bool:
+    """Whether the state after batch ``sequence`` is one for a snapshot, which is made of the last
+    ones of all lanes before a multiple of ``every``."""
+    return every <= lane_count or sequence % every >= every - lane_count
 
 
 def is_stateful(thing: Any) -> bool:
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
-def shard_state(fetcher: Any, dataset: Any) -> dict[str, Any] | None:
+def shard_state(fetcher: Any, dataset: Any) -> dict[str, Any] | StateFailure | None:
     """The state of ``dataset`` and of the iterator that torch's ``fetcher`` has of it.
 
     None when neither has one.
     """
     iterator = getattr(fetcher, "dataset_iter", None)
-    state = {}
-    if iterator is not dataset and is_stateful(dataset):
-        state["dataset"] = dataset.state_dict()
-    if iterator is not None and is_stateful(iterator):
-        state["iterator"] = iterator.state_dict()
+    parts = {"dataset": None if iterator is dataset else dataset, "iterator": iterator}
+    state: dict[str, Any] = {}
+    for name, part in parts.items():
+        if part is not None and is_stateful(part):
+            try:
+                state[name] = part.state_dict()
+            except Exception as error:
+                return StateFailure.of(part, error)
     if state and iterator is not None:
         state["ended"] = fetcher.ended
     return state or None
 
 
-def load_dataset_state(dataset: Any, start: ShardStart | None) -> None:
-    """Gives a dataset its state back; to be called before it is iterated."""
-    if start is not None and start.state is not None and "dataset" in start.state:
-        dataset.load_state_dict(start.state["dataset"])
+def load_dataset_state(dataset: Any, start: ShardStart | None) -> ResumedDataset | None:
+    """Gives a dataset its state back; to be called before it is iterated. Returns what its later
+    passes need, of an iterable dataset that was in the middle of one."""
+    if start is None or start.state is None or "dataset" not in start.state:
+        return None
+    is_iterable = isinstance(dataset, IterableDataset)
+    resumed = ResumedDataset(dataset) if is_iterable and start.batch_count > 0 else None
+    dataset.load_state_dict(start.state["dataset"])
+    return resumed
+
+
+class ResumedDataset:
+    """A dataset that goes on from a state, and then begins its passes at the beginning.
+
+    Some datasets, those of Hugging Face among them, begin each pass at the place that they were
+    given once. It shows by their state after the first batch of a pass, which is then the one after
+    the first batch of the resumed pass. They are given the state back that they had before.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        """To be made before the dataset is given its state."""
+        self._dataset = dataset
+        self._before = self._state()
+        self._after_first: Any = None  # batch of the resumed pass
+
+    def fetch_first(self, fetch: Callable[[], Any], begin_anew: Callable[[], None]) -> Any:
+        """The first batch of a pass, or the exception in its place. ``begin_anew`` makes the
+        iterator of ``fetch`` again."""
+        before = generator_states()
+        try:
+            batch = fetch()
+        except Exception as error:
+            if not self._begins_as_resumed(isinstance(error, StopIteration)):
+                raise
+        else:
+            if not self._begins_as_resumed(is_at_end=False):
+                return batch
+            del batch
+        self._dataset.load_state_dict(self._before)
+        put_back(before)
+        begin_anew()
+        return fetch()
+
+    def _begins_as_resumed(self, is_at_end: bool) -> bool:
+        state = self._state()
+        if isinstance(self._before, StateFailure) or isinstance(state, StateFailure):
+            return False
+        if self._after_first is None:
+            self._after_first = (state, is_at_end)
+            return False
+        after_first, was_at_end = self._after_first
+        return was_at_end == is_at_end and _are_equal(after_first, state)
+
+    def _state(self) -> Any:
+        try:
+            return copy.deepcopy(self._dataset.state_dict())
+        except Exception as error:
+            return StateFailure.of(self._dataset, error)
+
+
+def _are_equal(state: Any, other: Any) -> bool:
+    try:
+        return bool(state == other)
+    except Exception:  # as of tensors with several elements
+        return pickle.dumps(state) == pickle.dumps(other)
 
 
 def load_between_epochs(iterated: Any, state: Any) -> None:
@@ -79,7 +184,9 @@ def load_shard_between_epochs(dataset: Any, state: dict[str, Any]) -> None:
     say.
     """
     if "iterator" in state:
-        iter(dataset).load_state_dict(state["iterator"])
+        iterator = iter(dataset)
+        _check_takes(iterator)
+        iterator.load_state_dict(state["iterator"])
     if "dataset" in state:
         load_between_epochs(dataset, state["dataset"])
 
@@ -95,28 +202,39 @@ def continue_iteration(
 ) -> None:
     """Moves torch's fetcher of an iterable dataset, just made, to where its shard was left.
 
-    With a state that is given back. Without one the batches are made again and dropped, each after
-    ``before_batch(place)``, from place 1; one that raises takes its place as it did before.
+    A state is given back. The batches after it, or all where there is none, are made again and
+    dropped, each after ``before_batch(place)``; one that raises takes its place as it did before.
     """
     if start.state is not None:
         if "iterator" in start.state:
+            _check_takes(fetcher.dataset_iter)
             fetcher.dataset_iter.load_state_dict(start.state["iterator"])
         fetcher.ended = start.state.get("ended", False)
-        return
     collate_fn = fetcher.collate_fn
     if draws_nothing(collate_fn):
         fetcher.collate_fn = _drop  # one of the user's may draw numbers that change later samples
     try:
-        for place in range(1, start.batch_count + 1):
+        for place in range(start.state_count + 1, start.batch_count + 1):
             before_batch(place)
             try:
                 fetcher.fetch(indices)
             except StopIteration:
-                break
+                raise ValueError(
+                    f"the state is of a place after {start.batch_count} batches of a shard, and "
+                    f"the dataset has {place - 1} of it; resume with the dataset as it was"
+                ) from None
             except Exception:
                 pass  # it was raised before the state was taken
     finally:
         fetcher.collate_fn = collate_fn
+
+
+def _check_takes(iterator: Any) -> None:
+    if not is_stateful(iterator):
+        raise ValueError(
+            f"the state has one of a dataset's iterator, and this is a {type(iterator).__name__}, "
+            f"which takes none; resume with the dataset as it was"
+        )
 
 
 def _drop(samples: Any) -> None:

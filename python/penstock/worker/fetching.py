@@ -30,7 +30,9 @@ from penstock.stream.progress import Progress
 from penstock.stream.rank_shards import RankShards
 from penstock.stream.sample_generators import PlacedSamples, accepts_generator
 from penstock.stream.shard_state import (
+    ResumedDataset,
     ShardStarts,
+    StateFailure,
     continue_iteration,
     draws_nothing,
     is_stateful,
@@ -121,7 +123,7 @@ class Fetcher(Protocol):
 
     def fetch(self, indices: Any, place: BatchPlace) -> Any: ...
 
-    def state(self, shard_id: int) -> dict[str, Any] | None:
+    def state(self, shard_id: int) -> dict[str, Any] | StateFailure | None:
         """The state to resume a shard with after its last batch, if anything of it has one."""
         ...
 
@@ -130,7 +132,8 @@ class TorchFetcher:
     """Torch's fetcher as it is.
 
     A shard of ``starts`` goes on where it was left. ``before_dropped`` is called before each batch
-    that is made for nothing then.
+    that is made for nothing then. ``resumed`` has the datasets that were given a state in this
+    epoch, or in an earlier one.
     """
 
     threads_drew = False
@@ -141,21 +144,31 @@ class TorchFetcher:
         pool: FetchPool | None,
         starts: ShardStarts,
         before_dropped: Callable[[], None],
+        resumed: dict[int, ResumedDataset],
     ) -> None:
         self._dataset = spec.dataset
         self._starts = dict(starts) if spec.dataset_kind == DatasetKind.Iterable else {}
         self._before_dropped = before_dropped
-        for start in self._starts.values():
-            load_dataset_state(self._dataset, start)
-        self._fetcher = spec.make_fetcher(self._dataset, pool)
+        for shard_id, start in self._starts.items():
+            _note_resumed(resumed, shard_id, load_dataset_state(self._dataset, start))
+        self._to_watch = dict(resumed)  # until their first batch
+        self._make_fetcher = functools.partial(spec.make_fetcher, self._dataset, pool)
+        self._fetcher = self._make_fetcher()
 
     def fetch(self, indices: Any, place: BatchPlace) -> Any:
         start = self._starts.pop(place.shard_id, None)
         if start is not None:
             continue_iteration(self._fetcher, start, indices, lambda number: self._before_dropped())
-        return self._fetcher.fetch(indices)
+        resumed = self._to_watch.pop(place.shard_id, None)
+        if resumed is None:
+            return self._fetcher.fetch(indices)
+        return resumed.fetch_first(lambda: self._fetcher.fetch(indices), self._begin_anew)
 
-    def state(self, shard_id: int) -> dict[str, Any] | None:
+    def _begin_anew(self) -> None:
+        self._before_dropped()
+        self._fetcher = self._make_fetcher()
+
+    def state(self, shard_id: int) -> dict[str, Any] | StateFailure | None:
         return shard_state(self._fetcher, self._dataset)
 
 
@@ -165,7 +178,8 @@ class SeededFetcher:
 
     An iterable dataset is read in ``shard_count`` shards, of which this process serves those of
     ``datasets``, from :func:`datasets_of_shards`. Each is read as by a worker of its own, with its
-    own ``get_worker_info()``. ``starts`` and ``before_dropped`` are as for :class:`TorchFetcher`.
+    own ``get_worker_info()``. ``starts``, ``before_dropped`` and ``resumed`` are as for
+    :class:`TorchFetcher`.
     """
 
     def __init__(
@@ -177,9 +191,11 @@ class SeededFetcher:
         seeds: EpochSeeds,
         starts: ShardStarts,
         before_dropped: Callable[[], None],
+        resumed: dict[int, ResumedDataset] | None = None,
     ) -> None:
         self._spec = spec
         self._starts = starts
+        self._resumed = {} if resumed is None else resumed
         self._before_dropped = before_dropped
         self._datasets = datasets
         self._shards = spec.shards or RankShards(0, 1, shard_count)
@@ -252,8 +268,21 @@ class SeededFetcher:
         return self._spec.collate_fn(samples)
 
     def _fetch_of_shard(self, indices: Any, shard_id: int) -> Any:
-        if shard_id not in self._fetchers:
+        is_first = shard_id not in self._fetchers
+        if is_first:
             self._fetchers[shard_id] = self._make_fetcher(shard_id, indices)
+        resumed = self._resumed.get(shard_id) if is_first else None
+        if resumed is None:
+            return self._fetch_next(indices, shard_id)
+
+        def begin_anew() -> None:
+            self.forget(shard_id)
+            self._before_dropped()
+            self._fetchers[shard_id] = self._make_fetcher(shard_id, indices)
+
+        return resumed.fetch_first(lambda: self._fetch_next(indices, shard_id), begin_anew)
+
+    def _fetch_next(self, indices: Any, shard_id: int) -> Any:
         self._places[shard_id] += 1
         self._seeds.seed_generators(self._shards.ids[shard_id], self._places[shard_id])
         return self._fetchers[shard_id].fetch(indices)
@@ -261,7 +290,8 @@ class SeededFetcher:
     def _make_fetcher(self, shard_id: int, indices: Any) -> Any:
         self._seeds.seed_generators(self._shards.ids[shard_id], 0)
         start = self._starts.get(shard_id)
-        load_dataset_state(self._datasets[shard_id], start)
+        resumed = load_dataset_state(self._datasets[shard_id], start)
+        _note_resumed(self._resumed, shard_id, resumed)
         fetcher = self._spec.make_fetcher(self._datasets[shard_id], None)
         if start is None:
             return fetcher
@@ -279,12 +309,23 @@ class SeededFetcher:
         self._fetchers.pop(shard_id, None)
         self._places.pop(shard_id, None)
 
-    def state(self, shard_id: int) -> dict[str, Any] | None:
+    def state(self, shard_id: int) -> dict[str, Any] | StateFailure | None:
         if self._is_map:
             return shard_state(self._fetcher, self._spec.dataset)
         if shard_id not in self._fetchers:
             return None
         return shard_state(self._fetchers[shard_id], self._datasets[shard_id])
+
+    def has_stateful_iterator(self) -> bool:
+        iterators = (getattr(one, "dataset_iter", None) for one in self._fetchers.values())
+        return any(map(is_stateful, iterators))
+
+
+def _note_resumed(
+    resumed: dict[int, ResumedDataset], shard_id: int, dataset: ResumedDataset | None
+) -> None:
+    if dataset is not None:
+        resumed[shard_id] = dataset
 
 
 def datasets_of_shards(spec: FetchSpec, shards: Sequence[int]) -> dict[int, Any]:
@@ -327,8 +368,11 @@ class InProcessFetcher:
         seeds: EpochSeeds,
         progress: Progress,
         place_of_pulled: Callable[[], int],
+        resumed: dict[int, ResumedDataset],
     ) -> None:
-        """``place_of_pulled`` says where the indices that were pulled last begin in the order."""
+        """``place_of_pulled`` says where the indices that were pulled last begin in the order.
+        ``resumed`` is that of the epoch before; only the first shard is read of one dataset in all
+        epochs."""
         datasets = datasets_of_shards(spec, range(shard_count))
         if spec.shards is not None and shard_count > 0:
             # Else the dataset would go through the epochs with the first shard of each rank.
@@ -338,7 +382,14 @@ class InProcessFetcher:
         self._dataset = spec.dataset
         self._is_map = spec.dataset_kind == DatasetKind.Map
         self._fetcher = SeededFetcher(
-            spec, pool, datasets, shard_count, seeds, progress.starts, lambda: None
+            spec,
+            pool,
+            datasets,
+            shard_count,
+            seeds,
+            progress.starts,
+            lambda: None,
+            resumed if shard_count == 1 else None,
         )
         self._starts = progress.starts
         self._place_of_pulled = place_of_pulled
@@ -374,25 +425,36 @@ class InProcessFetcher:
                 return batch
         raise StopIteration
 
-    def states_reader(self) -> Callable[[], list[dict[str, Any] | None]]:
+    def has_state(self) -> bool:
+        """Whether a dataset or one of their iterators has a state."""
+        return is_stateful(self._dataset) or self._fetcher.has_stateful_iterator()
+
+    def states_reader(self) -> Callable[[], list[dict[str, Any] | StateFailure | None]]:
         """Reads the states of all shards, as they are when it is called. Holds no threads."""
         if self._is_map:
             return functools.partial(_states_of_map, self._dataset, self._shard_count)
         return self._states
 
-    def _states(self) -> list[dict[str, Any] | None]:
+    def make_again(self, indices: Any, number: int, first_place: int) -> None:
+        """Makes a batch of a map-style dataset for nothing."""
+        with GeneratorsKept():
+            self._fetcher.fetch(indices, BatchPlace(number, 0, first_place))
+
+    def _states(self) -> list[dict[str, Any] | StateFailure | None]:
         return [self._state(shard_id) for shard_id in range(self._shard_count)]
 
-    def _state(self, shard_id: int) -> dict[str, Any] | None:
+    def _state(self, shard_id: int) -> dict[str, Any] | StateFailure | None:
         state = self._fetcher.state(shard_id)
         start = self._starts.get(shard_id)
         if state is None and start is not None:
             return start.state  # the shard has not been read since it was resumed
         dataset: Any = self._datasets.get(shard_id)
-        if state is None and is_stateful(dataset):
-            return {"dataset": dataset.state_dict()}  # the shard has not begun in this epoch
+        if state is None and dataset is not None:  # the shard has not begun in this epoch
+            return shard_state(None, dataset)
         return state
 
 
-def _states_of_map(dataset: Any, shard_count: int) -> list[dict[str, Any] | None]:
+def _states_of_map(
+    dataset: Any, shard_count: int
+) -> list[dict[str, Any] | StateFailure | None]:
     return [shard_state(None, dataset) for _ in range(shard_count)]

@@ -24,7 +24,8 @@ _IDLE_S = (
 
 
 class RequestFeed:
-    """Gives out fetches, epochs and early epochs; an early epoch is treated as an epoch.
+    """Gives out fetches, epochs, early epochs, which are treated as epochs, and questions about
+    states.
 
     ``rows`` are those of a plain TensorDataset, whose fetches are carried out natively on the way.
     ``watch`` is None where no epoch begins early. Raises ClosedError when the trainer has hung up.
@@ -55,6 +56,8 @@ class RequestFeed:
             if self._early_epoch is not None and self._rows is None:
                 self._look_for_epoch()
             request = self._received.popleft() if self._received else self._receive()
+            if request.is_for_states:
+                return request
             if request.is_early_epoch:
                 if self._try_begin_early(request):
                     return request

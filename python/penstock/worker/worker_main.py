@@ -34,7 +34,10 @@ from penstock.seams.iterators import (
 )
 from penstock.stream.batch_seeds import EpochSeeds
 from penstock.stream.shard_state import (
+    ResumedDataset,
     ShardStarts,
+    StateFailure,
+    is_state_due,
     load_dataset_state,
     load_shard_between_epochs,
 )
@@ -53,7 +56,7 @@ from penstock.worker.fetching import (
 )
 from penstock.worker.fingerprint import Fingerprint, fingerprint
 from penstock.worker.held_interrupt import release_in_child
-from penstock.worker.out_of_turn import in_its_place
+from penstock.worker.out_of_turn import in_its_place, make_others
 from penstock.worker.pickled_once import PickledOnce
 from penstock.worker.request_feed import RequestFeed
 from penstock.worker.slab_collate import collating_into, lend_slabs_to_torch
@@ -80,6 +83,7 @@ class WorkerSpec:
     starts: ShardStarts  # of a resumed epoch; for a map-style dataset by worker
     states_before: dict[int, Any]  # of the shards' datasets when the epoch began, or None
     may_begin_early: bool  # whether the next epoch may be asked for before it begins
+    state_interval: int | None  # steps between states of the dataset; None: nobody wants them
 
 
 def worker_loop(
@@ -173,8 +177,11 @@ def _serve(
     init_error: ExceptionWrapper | None = None
     into_slab = collating_into(server, fetch)
     fetcher: Fetcher
+    last: Fetcher | None = None  # that a batch was asked of
     datasets: dict[int, Any] = {}
     starts = spec.starts
+    resumed: dict[int, ResumedDataset] = {}
+    every = spec.state_interval
     try:
         if init_fn is not None:
             init_fn(worker_id)
@@ -185,8 +192,8 @@ def _serve(
         if fetch.dataset_kind == DatasetKind.Map:
             load_dataset_state(fetch.dataset, starts.get(worker_id))
         if not spec.is_seeded_by_batch:  # otherwise even the first epoch is announced
-            mine = {worker_id: starts[worker_id]} if worker_id in starts else {}
-            fetcher = TorchFetcher(into_slab, pool, mine, server.begin)
+            start = {worker_id: starts[worker_id]} if worker_id in starts else {}
+            fetcher = TorchFetcher(into_slab, pool, start, server.begin, resumed)
     except Exception:
         init_error = ExceptionWrapper(where=where)
     rows = None
@@ -208,14 +215,27 @@ def _serve(
                 seeds = EpochSeeds(*_indices_of(request))
                 datasets = datasets or datasets_of_shards(fetch, shards)
                 fetcher = SeededFetcher(
-                    into_slab, pool, datasets, spec.shard_count, seeds, starts, server.begin
+                    into_slab,
+                    pool,
+                    datasets,
+                    spec.shard_count,
+                    seeds,
+                    starts,
+                    server.begin,
+                    resumed,
                 )
                 # A batch of this epoch may be asked for after the next one was begun early.
                 of_epochs = {epoch: of_epochs[epoch] for epoch in list(of_epochs)[-1:]}
                 of_epochs[request.epoch] = fetcher
                 starts = {}  # later epochs of persistent workers begin at their beginning
             else:
-                fetcher = TorchFetcher(into_slab, pool, {}, server.begin)
+                fetcher = TorchFetcher(into_slab, pool, {}, server.begin, resumed)
+            continue
+        if request.is_for_states:
+            every, question = request.indices()
+            if question:
+                states = {shard_id: _state_after(last, shard_id) for shard_id in shards}
+                server.answer_states(request, pickle.dumps((question, states)))
             continue
         if request.shard_id in ended_shards:
             continue
@@ -230,24 +250,24 @@ def _serve(
                 init_error = None  # then there is no fetcher until the next epoch, as in torch's
         else:
             try:
-                fetcher = of_epochs.get(request.epoch, fetcher)
+                last = fetcher = of_epochs.get(request.epoch, fetcher)
                 place = BatchPlace(request.sequence, request.shard_id, request.first_place)
-                batch = fetcher.fetch(*in_its_place(_indices_of(request), place))
+                indices = make_others(_indices_of(request), place, fetcher.fetch, server.begin)
+                batch = fetcher.fetch(*in_its_place(indices, place))
                 threads_drew = fetcher.threads_drew
             except Exception as error:
                 if isinstance(error, StopIteration) and fetch.dataset_kind == DatasetKind.Iterable:
                     ended_shards.add(request.shard_id)
-                    _answer_end(server, request, _state_at_end(fetcher, request))
+                    state_after = None if every is None else _state_after(last, request.shard_id)
+                    _answer_end(server, request, state_after)
                     continue
                 sample = spoken_sample(error)
                 # The traceback must not be kept in a variable: it would keep this frame, and the
                 # batch, alive.
                 batch, raises = ExceptionWrapper(where=where), True
                 batch.exc_msg = name_sample(batch.exc_msg, sample)
-            try:
-                state_after = _state_after(fetcher, request)
-            except Exception:
-                batch, raises = ExceptionWrapper(where=where), True
+            if every is not None and is_state_due(request.sequence, every, spec.shard_count):
+                state_after = _state_after(last, request.shard_id)
         stays = repeats is not None and repeats.note_batch(time.monotonic() - began_at)
         marks = AnswerMarks(raises, threads_drew, stays, state_after)
         try:
@@ -260,7 +280,8 @@ def _serve(
 def _load_states_before(datasets: dict[int, Any], spec: WorkerSpec) -> None:
     for shard_id, dataset in datasets.items():
         start, before = spec.starts.get(shard_id), spec.states_before.get(shard_id)
-        if (start is None or start.state is None) and before is not None:
+        is_known = isinstance(before, dict)
+        if (start is None or start.state is None) and is_known:
             load_shard_between_epochs(dataset, before)
 
 
@@ -281,21 +302,18 @@ class AnswerMarks(NamedTuple):
     state: bytes | None  # pickled: of the dataset and its iterator after the batch
 
 
-def _state_after(fetcher: Fetcher, request: _C.WorkerRequest) -> bytes | None:
-    state = fetcher.state(request.shard_id)
-    return None if state is None else pickle.dumps(state)
+def _state_after(fetcher: Fetcher | None, shard_id: int) -> bytes | None:
+    state = None if fetcher is None else fetcher.state(shard_id)
+    try:
+        return None if state is None else pickle.dumps(state)
+    except Exception as error:  # the batch is as good as ever
+        failure = f"the state of a shard was refused by pickle: {type(error).__name__}: {error}"
+        return pickle.dumps(StateFailure(failure))
 
 
 def _indices_of(request: _C.WorkerRequest) -> Any:
     indices = request.indices()
     return pickle.loads(indices) if request.is_pickled else indices
-
-
-def _state_at_end(fetcher: Fetcher, request: _C.WorkerRequest) -> bytes | None:
-    try:
-        return _state_after(fetcher, request)
-    except Exception:
-        return None  # that of the last batch stands
 
 
 def _answer_end(server: _C.WorkerServer, request: _C.WorkerRequest, state: bytes | None) -> None:

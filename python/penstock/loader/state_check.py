@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The form of a loader's state, looked at before anything of it is used.
+
+A state is data: it may come from a file that anybody has written. What is not of the form that
+``state_dict()`` gives is refused with a ValueError that names its place, and nothing in it is
+unpickled or looked up. The states of the program's own datasets and samplers are passed on to
+these as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from penstock.loader.job_state import opened
+from penstock.loader.loader_face import LoaderFace
+from penstock.loader.options import shard_count
+from penstock.sampling.rank_batch_sampler import RankBatchSampler
+from penstock.seams.iterators import DatasetKind
+from penstock.stream.indices import recognise_sampler
+from penstock.stream.progress import SAMPLERS, own_generators
+from penstock.stream.shard_state import is_stateful
+
+_COUNT_MAX = 1 << 53  # epochs and batches below it can be counted on
+_SEED_MAX = 1 << 63
+_MT19937_WORDS = 624
+_PHILOX_WORDS = 4
+
+
+class Part:
+    """A part of a state. Its methods raise ValueError where it is not as a state has it."""
+
+    def __init__(self, value: Any, place: str = "state") -> None:
+        self.value = value
+        self.place = place
+
+    def __getitem__(self, name: str | int) -> Part:
+        """A part of it; its value is None where there is none of that name."""
+        value = self.value.get(name) if isinstance(name, str) else self.value[name]
+        return Part(value, f"{self.place}[{name!r}]")
+
+    def expect(self, wanted: str) -> NoReturn:
+        raise ValueError(
+            f"{self.place} must be {wanted}, got {_spoken(self.value)}; load the state as "
+            f"state_dict() returned it"
+        )
+
+    def integer(self, least: int = 0, most: int = _COUNT_MAX) -> int:
+        if type(self.value) is not int or not least <= self.value <= most:
+            self.expect(f"an integer from {least} to {most}")
+        return int(self.value)
+
+    def boolean(self) -> bool:
+        if type(self.value) is not bool:
+            self.expect("True or False")
+        return bool(self.value)
+
+    def dictionary(self, *names: str, may_lack: tuple[str, ...] = ()) -> None:
+        """It has these parts, and perhaps others of ``may_lack``."""
+        if not isinstance(self.value, Mapping):
+            self.expect("a dictionary")
+        missing = [name for name in names if name not in self.value]
+        if missing:
+            self.expect(f"a dictionary with {', '.join(map(repr, missing))}")
+        unknown = [name for name in self.value if name not in names and name not in may_lack]
+        if unknown and may_lack:
+            self.expect(f"a dictionary with no more than {', '.join([*names, *may_lack])}")
+
+    def sequence(self, count: int | None = None) -> list[Part]:
+        """The parts of a list, or of the tuple that torch.distributed.checkpoint keeps."""
+        if not isinstance(self.value, (list, tuple)):
+            self.expect("a list")
+        if count is not None and len(self.value) != count:
+            self.expect(f"a list of {count}")
+        return [self[place] for place in range(len(self.value))]
+
+
+def check_form(loader: LoaderFace, state: Mapping[str, Any]) -> None:
+    """Raises ValueError, which names the place, where ``state`` is not of the form that a state of
+    this loader has."""
+    if loader.shard_by_rank and loader._dataset_kind == DatasetKind.Map:
+        state = opened(dict(state))
+    whole = Part(state)
+    whole.dictionary("base_seed", "dataset", "generators", "shards", "_index_sampler_state")
+    whole["epoch"].integer()
+    whole["_num_yielded"].integer()
+    whole["_iterator_finished"].boolean()
+    whole["draws_seed"].boolean()
+    answered_count = whole["_sampler_iter_yielded"].integer()
+    if whole["base_seed"].value is not None:
+        whole["base_seed"].integer(-_SEED_MAX, _SEED_MAX - 1)
+    if whole["samples"].value is not None:
+        whole["samples"].integer()
+    _check_generators(loader, whole["generators"])
+    _check_shards(loader, whole["shards"])
+    first = _check_left(whole["left"], answered_count)
+    _check_sampler(loader, whole, first)
+    _check_of_dataset(loader, whole)
+    is_between = whole["base_seed"].value is None or whole["_iterator_finished"].value
+    if is_between:
+        return
+    if whole["shards"].value is None:
+        whole["shards"].expect("a dictionary")
+    if isinstance(loader._index_sampler, RankBatchSampler):
+        whole["samples"].integer()
+    if loader._dataset_kind == DatasetKind.Map:
+        recipe = recognise_sampler(loader._index_sampler)
+        if recipe is not None and recipe.share is None:
+            whole["_sampler_iter_yielded"].integer(0, recipe.batch_count)
+
+
+def check_built(of_state: Any) -> None:
+    """Raises ValueError where what the state's loader was built of is not a dictionary of plain
+    values."""
+    built = Part(of_state, "state['built']")
+    built.dictionary()
+    for name in built.value:
+        part = built[name]
+        if part.value is not None and type(part.value) not in (bool, int, float, str):
+            part.expect("a number, a text or None")
+
+
+def _check_left(left: Part, answered_count: int) -> int:
+    """Returns the place of the first batch that is left."""
+    if left.value is None:
+        return answered_count
+    left.dictionary("through", "missing")
+    through = left["through"].integer()
+    first = 0
+    places = left["missing"].sequence()
+    for part in places:
+        first = part.integer(first, through - 1) + 1
+    return places[0].integer() if places else through
+
+
+def _check_shards(loader: LoaderFace, shards: Part) -> None:
+    if shards.value is None:
+        return
+    shards.dictionary("counts", "last", "states")
+    process_count = shard_count(loader)
+    is_iterable = loader._dataset_kind == DatasetKind.Iterable
+    counts = shards["counts"].sequence()
+    for part in counts:
+        part.integer()
+    if shards["last"].value is not None:
+        most = process_count if is_iterable else max(process_count, len(counts))
+        shards["last"].integer(0, most - 1)
+    if shards["step"].value is not None:
+        shards["step"].integer()
+    for name in ("states", "before"):
+        if shards[name].value is None:
+            continue
+        states = shards[name].sequence()
+        if name == "states" and len(counts) != len(states) and len(states) == process_count:
+            shards["counts"].expect(f"a list of {len(states)}")
+        for place, part in enumerate(states):
+            count = counts[place].value if name == "states" and place < len(counts) else 0
+            _check_shard(loader, part, count)
+
+
+def _check_shard(loader: LoaderFace, shard: Part, batch_count: int) -> None:
+    if shard.value is None:
+        return
+    if not isinstance(shard.value, Mapping):
+        shard.expect("a dictionary or None")
+    shard.dictionary(may_lack=("dataset", "iterator", "ended", "batches"))
+    if "ended" in shard.value:
+        shard["ended"].boolean()
+    if "batches" in shard.value:
+        shard["batches"].integer(0, batch_count)
+    if "dataset" in shard.value and not is_stateful(loader.dataset):
+        shard["dataset"].expect(f"left out, since {_type_of(loader.dataset)} takes no state")
+    if "iterator" in shard.value and loader._dataset_kind != DatasetKind.Iterable:
+        shard["iterator"].expect(f"left out, since {_type_of(loader.dataset)} is not iterated")
+
+
+def _check_sampler(loader: LoaderFace, whole: Part, first: int) -> None:
+    samplers = whole["samplers"]
+    if samplers.value is not None:
+        samplers.dictionary()
+        for name in samplers.value:
+            if name not in SAMPLERS:
+                samplers.expect(f"a dictionary with no more than {', '.join(SAMPLERS)}")
+            _check_takes(samplers[name], getattr(loader, name))
+    state = whole["_index_sampler_state"]
+    of_place = whole["sampler"]
+    if state.value is None:
+        if of_place.value is not None:
+            of_place.expect("None without a state of the sampler")
+        return
+    state.dictionary("samples_yielded", may_lack=("index_sampler", "sampler", "iterator"))
+    state["samples_yielded"].integer()
+    index_sampler = loader._index_sampler
+    parts = {"index_sampler": index_sampler, "sampler": getattr(index_sampler, "sampler", None)}
+    for name, part in parts.items():
+        if name in state.value:
+            _check_takes(state[name], part)
+    if of_place.value is None:
+        return
+    of_place.dictionary("pulls", "asked", "is_over", may_lack=("samples",))
+    pull_count = of_place["pulls"].integer()
+    of_place["is_over"].boolean()
+    of_place["asked"].sequence(max(0, pull_count - first))
+    if of_place["samples"].value is not None:
+        of_place["samples"].integer(0, whole["samples"].integer())
+    if isinstance(index_sampler, RankBatchSampler):
+        of_place["pulls"].integer(0, first)
+
+
+def _check_of_dataset(loader: LoaderFace, whole: Part) -> None:
+    if whole["dataset"].value is not None:
+        _check_takes(whole["dataset"], loader.dataset)
+    if whole["iterator"].value is not None and loader._dataset_kind != DatasetKind.Iterable:
+        whole["iterator"].expect(f"left out, since {_type_of(loader.dataset)} is not iterated")
+
+
+def _check_takes(part: Part, thing: Any) -> None:
+    if not is_stateful(thing):
+        part.expect(f"left out, since {_type_of(thing)} takes no state")
+
+
+def _check_generators(loader: LoaderFace, generators: Part) -> None:
+    generators.dictionary("globals", "own")
+    of_globals = generators["globals"]
+    of_globals.dictionary("torch", "random", "numpy")
+    if of_globals["torch"].value is not None:
+        _check_of_torch(of_globals["torch"], torch.Generator())
+    if of_globals["random"].value is not None:
+        _check_of_random(of_globals["random"])
+    if of_globals["numpy"].value is not None:
+        _check_of_numpy(of_globals["numpy"])
+    generators["own"].dictionary()
+    mine = own_generators(loader)
+    for name in generators["own"].value:
+        part = generators["own"][name]
+        scratch = torch.Generator(device=mine[name].device) if name in mine else None
+        _check_of_torch(part, scratch)
+
+
+def _check_of_torch(part: Part, scratch: torch.Generator | None) -> None:
+    """Tries the state on a generator that nobody uses; None: its form alone."""
+    if type(part.value) is not str:
+        part.expect("a text in base64")
+    try:
+        content = bytearray(base64.b64decode(part.value, validate=True))
+        if scratch is not None:
+            scratch.set_state(torch.frombuffer(content, dtype=torch.uint8))
+    except Exception as error:
+        part.expect(f"the state of a generator of torch ({type(error).__name__}: {error})")
+
+
+def _check_of_random(part: Part) -> None:
+    version, words, gauss_next = part.sequence(3)
+    version.integer()
+    for word in words.sequence():
+        word.integer(0, (1 << 32) - 1)
+    try:
+        random.Random().setstate((version.value, tuple(words.value), gauss_next.value))
+    except Exception as error:
+        part.expect(f"a state of random.getstate() ({type(error).__name__}: {error})")
+    if gauss_next.value is not None and type(gauss_next.value) is not float:
+        gauss_next.expect("a float or None")
+
+
+def _check_of_numpy(part: Part) -> None:
+    """NumPy takes any place in its words, and would read beyond them."""
+    part.dictionary("bit_generator", "state", "has_gauss", "gauss")
+    of_bits = part["state"]
+    of_bits.dictionary()
+    if part["bit_generator"].value == "MT19937":
+        of_bits.dictionary("key", "pos")
+        of_bits["pos"].integer(0, _MT19937_WORDS)
+        for word in of_bits["key"].sequence(_MT19937_WORDS):
+            word.integer(0, (1 << 32) - 1)
+    if part["bit_generator"].value == "Philox":
+        part["buffer_pos"].integer(0, _PHILOX_WORDS)
+    part["has_gauss"].integer(0, 1)
+    if type(part["gauss"].value) not in (int, float):
+        part["gauss"].expect("a number")
+    try:
+        now = np.random.get_bit_generator()
+        np.random.RandomState(type(now)()).set_state(part.value)
+    except Exception as error:
+        part.expect(f"a state of this numpy's generator ({type(error).__name__}: {error})")
+
+
+def _spoken(value: Any) -> str:
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)[:80]
+    if isinstance(value, (list, tuple, Mapping, str, bytes)):
+        return f"{_type_of(value)} of {len(value)}"
+    return _type_of(value)
+
+
+def _type_of(value: Any) -> str:
+    return type(value).__qualname__
