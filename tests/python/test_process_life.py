@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -94,6 +95,8 @@ def _below(pid: int) -> list[int]:
 
 
 def _held_by(pid: int | str, whose: str) -> tuple[Counter[str], Counter[str]]:
+    if pid != "self" and not process_traces.is_running(int(pid)):
+        return Counter({"processes that nobody has waited for": 1}), Counter()
     [resident] = [
         line
         for line in Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -126,6 +129,29 @@ def lives(short: int, long: int) -> Any:
     """Both lengths of a test's life."""
     cases = [pytest.param(short, id="short"), pytest.param(long, id="long", marks=pytest.mark.long)]
     return pytest.mark.parametrize("turns", cases)
+
+
+KEPT: list[Any] = []
+LEAKS: dict[str, Callable[[], Any]] = {
+    "memory of this process": lambda: b"x" * (2 * MIB),
+    "objects": lambda: [[] for _ in range(OBJECT_NOISE)],
+    "descriptors of this process": lambda: open(os.devnull),
+    "shared mappings of this process": lambda: torch.ones(1).share_memory_(),
+    "processes, others": lambda: subprocess.Popen(["sleep", "3600"]),
+}
+
+
+@pytest.mark.parametrize("what", LEAKS)
+def test_a_life_that_leaks_is_seen(what: str) -> None:
+    with pytest.raises(AssertionError, match=what):
+        live(lambda _: KEPT.append(LEAKS[what]()), turns=4, warm=2)
+    for one in KEPT:
+        if isinstance(one, subprocess.Popen):
+            one.kill()
+            one.wait()
+        elif what.startswith("descriptors"):
+            one.close()
+    KEPT.clear()
 
 
 def row(index: int) -> torch.Tensor:

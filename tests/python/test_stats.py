@@ -47,7 +47,8 @@ def test_figures_are_told_in_words() -> None:
     assert str(counted).splitlines() == [
         "DataLoader (penstock) delivered 10 batches of 2.5 MB in 4 s, and the trainer waited 75 % "
         "of that time",
-        "  workers spent 21.5 ms on a batch, 5 ms of it on calls that offload() moved, in 8 batches",
+        "  workers spent 21.5 ms on a batch, 5 ms of it on calls that offload() moved, in 8 "
+        "batches",
         "  1 batches are here and 3 are asked for",
         "  2 were copied, because the program holds many others",
     ]
