@@ -7,10 +7,12 @@ for, and none is asserted.
 
 from __future__ import annotations
 
+import itertools
 import os
+import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,46 +20,51 @@ SECONDS_MAX = 60.0
 
 
 class AwaitedGate:
-    """A pipe, which forked workers share with the trainer. One `pass_through` for each opening."""
+    """Two pipes, which forked workers share with the trainer. One worker passes, once."""
 
     def __init__(self) -> None:
-        self._reader, self._writer = os.pipe()
+        self._pipes = [os.pipe(), os.pipe()]
 
     def pass_through(self) -> None:
-        """Called by a worker; waits until the gate is opened."""
-        os.read(self._reader, 1)
+        """Called by the worker; waits until the gate is opened."""
+        (_, here), (opened, _) = self._pipes
+        os.write(here, b"!")
+        os.read(opened, 1)
 
     def close(self) -> None:
-        os.close(self._reader)
-        os.close(self._writer)
+        for end in itertools.chain(*self._pipes):
+            os.close(end)
 
     @contextmanager
-    def opened_when_awaited(self, loader: Any, ready: int = 0) -> Iterator[None]:
-        """Opens once `ready` batches are here that are not given out and, from then on, the
-        trainer has waited twice as long as it does without looking for Ctrl-C: all of the second
-        wait was after that moment, and the trainer is in the midst of the next one."""
-        opener = threading.Thread(target=self._open, args=(loader, ready))
+    def opened_when_awaited(self, loader: Any, *, given: int, ready: int = 0) -> Iterator[None]:
+        """Opens once a worker is here, `given` batches were given out and `ready` others are here,
+        and the trainer has looked for Ctrl-C twice since, which it does when it has waited long. So
+        it has waited for this worker's batch all the time between the two looks, and still does."""
+        opener = threading.Thread(target=self._open, args=(loader, given, ready))
         opener.start()
         try:
             yield
         finally:
             opener.join()
 
-    def _open(self, loader: Any, ready: int) -> None:
-        deadline = time.monotonic() + SECONDS_MAX
+    def _open(self, loader: Any, given: int, ready: int) -> None:
+        (is_here, _), (_, open_it) = self._pipes
         try:
-            while loader.stats().ready < ready and time.monotonic() < deadline:
-                time.sleep(0.01)
+            select.select([is_here], [], [], SECONDS_MAX)
+            wait_until(lambda: loader.stats().batches == given and loader.stats().ready >= ready)
             waits = loader.stats().waits
-            while loader.stats().waits < waits + 2 and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_until(lambda: loader.stats().waits >= waits + 2)
         finally:
-            os.write(self._writer, b"!")
+            os.write(open_it, b"!")
 
 
 def wait_until_ready(loader: Any, count: int) -> None:
     """Waits until so many batches are here, so that the program has none of them to wait for."""
+    wait_until(lambda: loader.stats().ready == count)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS_MAX
-    while loader.stats().ready < count:
-        assert time.monotonic() < deadline, loader.stats()
+    while not is_so():
+        assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -108,7 +108,7 @@ def test_a_trainer_that_is_faster_than_its_worker_waits_for_the_dataset(
 ) -> None:
     dataset = Timed(48, gate, late=21)
     loader = DataLoader(dataset, batch_size=4, num_workers=1, collate_fn=collate, seeding=seeding)
-    with gate.opened_when_awaited(loader):
+    with gate.opened_when_awaited(loader, given=5):
         done = Trained(loader)
     assert done.times.steps == 12
     assert done.times.dataset_s > 0
@@ -133,10 +133,10 @@ def test_a_batch_that_is_late_while_later_ones_are_here_is_a_wait_for_the_order(
     gate: AwaitedGate,
 ) -> None:
     loader = DataLoader(Timed(32, gate, late=8), batch_size=4, num_workers=2)
-    with gate.opened_when_awaited(loader, ready=1):
+    with gate.opened_when_awaited(loader, given=2, ready=1):
         assert Trained(loader).times.order_s > 0
     free = DataLoader(Timed(32, gate, late=8), batch_size=4, num_workers=2, in_order=False)
-    with gate.opened_when_awaited(free):
+    with gate.opened_when_awaited(free, given=7):
         assert Trained(free).times.order_s == 0
 
 
@@ -144,13 +144,13 @@ def test_workers_that_have_to_start_are_waited_for_as_workers(gate: AwaitedGate)
     loader = DataLoader(
         Timed(8), batch_size=4, num_workers=1, worker_init_fn=lambda _: gate.pass_through()
     )
-    with gate.opened_when_awaited(loader):
+    with gate.opened_when_awaited(loader, given=0):
         assert Trained(loader).times.worker_s > 0
 
 
 def test_an_iterable_dataset_is_waited_for_as_one_of_indices_is(gate: AwaitedGate) -> None:
     loader = DataLoader(TimedStream(gate), batch_size=4, num_workers=1)
-    with gate.opened_when_awaited(loader):
+    with gate.opened_when_awaited(loader, given=0):
         done = Trained(loader)
     assert done.times.dataset_s > 0
     assert loader.stats().dataset_s >= done.samples_s
@@ -216,7 +216,7 @@ def test_a_slow_sample_has_its_index(
 ) -> None:
     # Of eight samples none is left out for slower ones.
     loader = DataLoader(Timed(8, gate, late=5), batch_size=4, num_workers=1, collate_fn=collate)
-    with gate.opened_when_awaited(loader):
+    with gate.opened_when_awaited(loader, given=1):
         samples = torch.cat(list(loader))
     slow = loader.stats().slow_samples
     assert [one.seconds for one in slow] == sorted((one.seconds for one in slow), reverse=True)
