@@ -64,9 +64,7 @@ TEST_F(ClientSocketTest, IsToBeLookedAtAgainOnlyWhileAConnectionThatEndedIsNotTh
   EXPECT_FALSE(client->due_at());
   server.reset();
   ASSERT_TRUE(next_event(*client));
-  const auto due = client->due_at();
-  ASSERT_TRUE(due);
-  EXPECT_GT(*due, clock_now());
+  ASSERT_TRUE(client->due_at());
   server = serve_again(endpoint);
   ASSERT_TRUE(server);
   expect_connected(*client);

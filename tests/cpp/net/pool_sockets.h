@@ -154,9 +154,8 @@ class PoolSocketsTest : public testing::Test {
   static std::vector<std::byte> filled(size_t size, int value) { return {size, static_cast<std::byte>(value)}; }
   static std::vector<std::byte> copy_of(const ReceivedPart& part) { return {part.bytes().begin(), part.bytes().end()}; }
 
-  // That a client who may connect is, and gets a message there and one back, in less than a second.
+  // That a client who may connect is, and gets a message there and one back.
   void expect_served(ServerSocket& server, Role role = Role::kTrainer) {
-    const auto begun = Clock::now();
     const auto client = connect(server, role);
     expect_connected(*client);
     const auto question = filled(1000, 5);
@@ -172,7 +171,6 @@ class PoolSocketsTest : public testing::Test {
     ASSERT_TRUE(answer);
     ASSERT_EQ(answer->parts.size(), 1u);
     EXPECT_EQ(copy_of(answer->parts[0]), reply);
-    EXPECT_LT(Clock::now() - begun, std::chrono::seconds(1));
   }
 
   // Memory of this process in bytes: `index` 0 is its address space, 1 its resident part.
