@@ -148,6 +148,27 @@ def test_a_dataset_that_cannot_be_sent_is_read_by_the_workers_that_the_program_a
     assert loader.stats().iterator == "penstock"
 
 
+class NotesPickles(Augmented):
+    def __init__(self, notes: Path) -> None:
+        super().__init__(4)
+        self.notes = notes
+
+    def __getstate__(self) -> Any:
+        with open(self.notes, "a") as file:
+            file.write("x")
+        return vars(self)
+
+
+@pytest.mark.slow
+def test_the_dataset_of_a_loader_that_the_pool_serves_is_pickled_once_for_its_first_epoch(
+    variable: str, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    loader = DataLoader(NotesPickles(notes), num_workers=1, code_paths=[CODE])
+    assert len(list(loader)) == 4
+    assert notes.read_text() == "x"
+
+
 @pytest.mark.slow
 def test_a_state_of_a_loader_that_was_left_out_resumes_one_that_is_not_yet(variable: str) -> None:
     options: dict[str, Any] = {

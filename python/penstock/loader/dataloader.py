@@ -55,6 +55,7 @@ from penstock.loader.started_prefetch import StartedPrefetch, check_can_start
 from penstock.loader.stats import LoaderStats
 from penstock.loader.step_times import step_times
 from penstock.loader.variable_pool import (
+    begin_sendable,
     begin_tried,
     has_sent_batch,
     is_on_trial,
@@ -63,6 +64,7 @@ from penstock.loader.variable_pool import (
     named_pool,
     use_variable,
 )
+from penstock.pool.known_pickle import KnownPickle
 from penstock.pool.travelling_code import TravellingCode
 from penstock.program_line import warn
 from penstock.seams.iterators import BaseIterator
@@ -381,7 +383,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return iterator
 
     def _begin_iterator(self) -> BaseIterator:
-        leave_unsendable(self)
+        return begin_sendable(self, self._begin_as_it_is)  # type: ignore[no-any-return]
+
+    def _begin_as_it_is(self) -> BaseIterator:
         check_options(self)
         live = getattr(self, "_iterator", None)  # frameworks delete it
         if isinstance(live, LocalPoolIter) and live.own_options != own_options(self):
@@ -458,6 +462,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._replicas = None
         self._step_agreement = None
         self._travelling_code = TravellingCode()
+        self._known_pickle = KnownPickle()
         self._epoch_count = 0
         self._draw_warning = DrawWarning()
         self._progress: Progress | None = None  # of the last iter()
@@ -796,6 +801,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "_parked_client",
             "_replicas",
             "_travelling_code",
+            "_known_pickle",
             "_provenance",
             "_plan",
             "_plan_changes",

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from penstock.loader.parked_client import ParkedClient
 from penstock.loader.past_work import PastWork
+from penstock.pool.known_pickle import KnownPickle
 from penstock.pool.travelling_code import TravellingCode
 from penstock.stream.progress import Progress
 from penstock.stream.sample_generators import DrawWarning
@@ -78,6 +79,7 @@ class LoaderFace(Protocol):
     _loaded_state: dict[str, Any] | None
     _newest_iterator: weakref.ref[Any] | None
     _parked_client: ParkedClient
+    _known_pickle: KnownPickle
     _is_known_sendable: bool
     _are_batches_sent: bool
     _begun_order: Iterator[Any] | None

@@ -2,7 +2,7 @@
 """The source of an iterator whose batches come from the workers of a pool.
 
 Workers come and go while it runs. The job (dataset, collate_fn and their companions) is pickled for
-each source, and workers that do not have it yet ask for it.
+each source unless nothing of it has changed, and workers that do not have it yet ask for it.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ class PoolSource:
             self._job_id = _NO_JOB  # another rank has the batches made
             parked = self._parked_client.take((self._job_id, *standing))
         elif not self._parked_client.is_empty:
-            self._job_id = job_id(job, code)
+            self._job_id = job_id(job, code, loader._known_pickle)
             parked = self._parked_client.take((self._job_id, *standing))
         if parked is None and self._feed_watch is None:
-            self._job_id, blobs = pack_job(job, code)
+            self._job_id, blobs = pack_job(job, code, loader._known_pickle)
         self._purpose = (self._job_id, *standing)
         try:
             self._own.start(own_worker_count)

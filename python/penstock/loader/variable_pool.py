@@ -79,8 +79,8 @@ def use_variable(loader: LoaderFace, pool: str | None) -> None:
 def leave_unsendable(loader: LoaderFace) -> None:
     """Takes the variable's pool from a loader whose dataset cannot be sent to it, and warns.
 
-    Pickles the dataset once, into nothing, so that it is known before anything is drawn for an
-    epoch.
+    For a state before the first ``iter()``, which is of one stream or of the other: pickles the
+    dataset once, into nothing.
     """
     if not isinstance(loader.pool, VariablePool) or loader._is_known_sendable:
         return
@@ -97,10 +97,44 @@ def leave_unsendable(loader: LoaderFace) -> None:
         )
         check_can_be_sent(spec, loader.worker_init_fn)
     except pickle.PicklingError as error:
-        address, loader.pool = loader.pool, None
-        _warn(loader, address, Obstacle(str(error), "do that"))
+        _leave_for_dataset(loader, error)
     else:
         loader._is_known_sendable = True
+
+
+def _leave_for_dataset(loader: LoaderFace, error: pickle.PicklingError) -> None:
+    address, loader.pool = loader.pool, None
+    _warn(loader, address, Obstacle(str(error).removesuffix(way_out(address)), "do that"))
+
+
+def begin_sendable(loader: LoaderFace, begin: Callable[[], Any]) -> Any:
+    """Makes the loader's next iterator by ``begin``; without the variable's pool, after a warning,
+    where the dataset cannot be pickled for it: then from the same draws."""
+    if not isinstance(loader.pool, VariablePool) or loader._is_known_sendable:
+        return begin()
+    before = _Before(loader)
+    try:
+        iterator = begin()
+    except pickle.PicklingError as error:
+        before.put_back(loader)
+        _leave_for_dataset(loader, error)
+        return begin()
+    loader._is_known_sendable = True
+    return iterator
+
+
+class _Before:
+    """A loader before an iterator is made that may be given up again."""
+
+    def __init__(self, loader: LoaderFace) -> None:
+        self._epoch_count, self._progress = loader._epoch_count, loader._progress
+        self._snapshot = GeneratorSnapshot.take(loader)
+
+    def put_back(self, loader: LoaderFace) -> None:
+        loader._iterator = None
+        loader._epoch_count, loader._progress = self._epoch_count, self._progress
+        self._snapshot.put_back_globals()
+        self._snapshot.put_back_own(loader)
 
 
 def leave_pool_of_another_state(loader: LoaderFace, state: dict[str, Any]) -> None:
@@ -117,18 +151,13 @@ def leave_pool_of_another_state(loader: LoaderFace, state: dict[str, Any]) -> No
 def begin_tried(loader: LoaderFace, begin: Callable[[], Any]) -> Any:
     """Makes the loader's next iterator by ``begin``, without the pool where its workers do not send
     the batches: then from the same draws as the one that the first batch was asked for by."""
-    leave_unsendable(loader)
     if not is_on_trial(loader):
         return begin()
-    epoch_count, progress = loader._epoch_count, loader._progress
-    snapshot = GeneratorSnapshot.take(loader)
+    before = _Before(loader)
     iterator = begin()
-    if has_sent_batch(loader, iterator):
+    if not is_on_trial(loader) or has_sent_batch(loader, iterator):
         return iterator
-    loader._iterator = None
-    loader._epoch_count, loader._progress = epoch_count, progress
-    snapshot.put_back_globals()
-    snapshot.put_back_own(loader)
+    before.put_back(loader)
     return begin()
 
 

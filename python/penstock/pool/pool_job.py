@@ -7,10 +7,10 @@ anything is unpickled. The user's own modules are blobs of their own, which the 
 blob's id is its SHA-256, so the same job has the same id again, in the next epoch as in a run that
 resumes; job_pickle.py keeps random parts out of the pickle for that.
 
-Each epoch has the dataset as it is when the epoch begins, as torch's fresh workers have it. Nothing
-cheaper than a pickle tells whether it has changed: a program may write to any object and to any
-memory that the dataset reaches, without a trace. So :func:`job_id` pickles it again, and keeps
-nothing of that but the hash, which the header comes last for.
+Each epoch has the dataset as it is when the epoch begins, as torch's fresh workers have it. Where a
+look at all that it holds shows that it has not changed, the hash of its pickle is the one of before
+(known_pickle.py). Elsewhere :func:`job_id` pickles it again, and keeps nothing of that but the
+hash, which the header comes last for.
 
 To unpickle a job is to run the trainer's code: only a worker does, and only for a trainer whose key
 the pool knows.
@@ -24,6 +24,7 @@ import os
 import pickle
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -33,6 +34,7 @@ from penstock.errors import PenstockError, UnsupportedError
 from penstock.pool.job_code import PackedCode, extract_code, put_in_front
 from penstock.pool.job_pickle import pickle_into
 from penstock.pool.job_versions import Versions, imports_of, installed_version, reason_to_refuse
+from penstock.pool.known_pickle import KnownPickle
 from penstock.pool.process_settings import JobSettings
 from penstock.pool.unpicklable import find_unpicklable
 from penstock.pool.worker_errors import place_of_process
@@ -74,22 +76,31 @@ class _Header:
     settings: dict[str, Any]
 
 
-def pack_job(job: Job, code: Sequence[PackedCode]) -> PackedJob:
+def pack_job(job: Job, code: Sequence[PackedCode], known: KnownPickle | None = None) -> PackedJob:
     """Pickles ``job``, with copies of all data that its dataset holds.
 
     Raises PicklingError, which names the object that cannot be pickled.
     """
     chunks: list[Any] = []
     found = hashlib.sha256()
-    _write(job, code, [found.update, chunks.append])
+    known = known or KnownPickle()
+    known.recall(job.fetch, job.init_fn)
+    modules = _pickle(job, found, [chunks.append], known)
+    _write_header(job, code, modules, [found.update, chunks.append])
     blobs = {found.digest(): b"".join(chunks), **{each.id: each.data for each in code}}
     return PackedJob(found.digest(), blobs)
 
 
-def job_id(job: Job, code: Sequence[PackedCode]) -> bytes:
+def job_id(job: Job, code: Sequence[PackedCode], known: KnownPickle | None = None) -> bytes:
     """The id that :func:`pack_job` would give. Keeps no copy of the data. Raises as that does."""
-    found = hashlib.sha256()
-    _write(job, code, [found.update])
+    known = known or KnownPickle()
+    recalled = known.recall(job.fetch, job.init_fn)
+    if recalled is None:
+        found = hashlib.sha256()
+        modules = _pickle(job, found, [], known)
+    else:
+        found, modules = recalled
+    _write_header(job, code, modules, [found.update])
     return found.digest()
 
 
@@ -137,13 +148,28 @@ class _Sink:
             take(data)
 
 
-def _write(job: Job, code: Sequence[PackedCode], takers: Sequence[Callable[[Any], object]]) -> None:
-    """Gives each of ``takers`` the blob of ``job``, part by part. The large parts are the objects'
-    own memory, and to be copied before anything of the job changes.
+def _pickle(
+    job: Job, found: Any, takers: Sequence[Callable[[Any], object]], known: KnownPickle
+) -> set[str]:
+    """Gives ``found``, a hash, and each of ``takers`` the pickle of the job's objects, part by part.
+    The large parts are the objects' own memory, and to be copied before anything of the job
+    changes. Returns the modules that the pickle may import.
     """
-    sink = _Sink(takers)
+    began_at = time.perf_counter()
     with _blaming_parts(job.fetch, job.init_fn):
-        modules = pickle_into(sink, (job.fetch, job.init_fn))
+        modules = pickle_into(_Sink([found.update, *takers]), (job.fetch, job.init_fn))
+    known.note(found, modules, time.perf_counter() - began_at)
+    return modules
+
+
+def _write_header(
+    job: Job,
+    code: Sequence[PackedCode],
+    modules: set[str],
+    takers: Sequence[Callable[[Any], object]],
+) -> None:
+    """Gives each of ``takers`` the rest of the job's blob."""
+    sink = _Sink(takers)
     imports = imports_of(modules, sent=frozenset().union(*(each.paths for each in code)))
     header = _Header(
         name=job.name,

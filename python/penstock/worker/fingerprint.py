@@ -180,6 +180,7 @@ class _Walk:
             self._visit_attributes(value)
         if isinstance(value, _CONTAINERS) and type(value) not in _CONTAINERS:
             self._visit_all(_slot_values(value))
+            self.visit(type(value))
         if isinstance(value, collections.defaultdict):
             self.visit(value.default_factory)
         digest = self._content.digest(value) if isinstance(value, _DIGESTED) else None
