@@ -171,7 +171,7 @@ class PoolIo final : public EventLoop::Handler {
   BlobStore blobs_;
   BatchMemory memory_;
   ArenaViews passed_views_;  // of own workers
-  PoolStanding standing_;
+  PoolStanding standing_{options_.job_kind};
 
   std::unique_ptr<net::SocketContext> context_;
   std::unique_ptr<net::ReadySet> ready_set_;

@@ -50,7 +50,8 @@ std::string PoolStanding::describe_declined(const std::string& where) const {
 }
 
 std::string PoolStanding::spoken_lack(const std::string& where) const {
-  const std::string start = "start some (penstock worker --controller " + where + ")";
+  const std::string program = job_kind_ == wire::JobKind::kPlugin ? "penstock-worker" : "penstock worker";
+  const std::string start = "start some (" + program + " --controller " + where + ")";
   std::string text = "the controller at " + where + " has no worker for this trainer: ";
   if (declined_count_ == 0) {
     text += start + ", or wait until other trainers need fewer";

@@ -10,6 +10,7 @@
 
 #include "base/instant.h"
 #include "base/mutex.h"
+#include "wire/reports.h"
 
 namespace penstock::loader {
 
@@ -27,6 +28,8 @@ class PoolStanding {
     std::string lookup_failure{};  // why nobody knows its host
     Duration silence{};
   };
+
+  explicit PoolStanding(wire::JobKind job_kind) : job_kind_(job_kind) {}
 
   void note(Controller controller, size_t known_count, size_t open_count);
   // How many workers the pool has, and how many of them cannot run this trainer's job.
@@ -51,6 +54,7 @@ class PoolStanding {
   std::string spoken_refusals() const PENSTOCK_REQUIRES(mutex_);
   void make_room_for(uint64_t worker_id) PENSTOCK_REQUIRES(mutex_);  // among the refusals
 
+  const wire::JobKind job_kind_;  // it decides which program is to be started as a worker
   mutable Mutex mutex_;
   Controller controller_ PENSTOCK_GUARDED_BY(mutex_);
   size_t known_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;

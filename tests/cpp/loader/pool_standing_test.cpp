@@ -17,7 +17,7 @@ void expect_said(const std::string& text, const std::string& words) {
 }
 
 TEST(PoolStanding, ControllerThatNeverAnsweredIsToBeStarted) {
-  PoolStanding standing;
+  PoolStanding standing(wire::JobKind::kPython);
   standing.note({.silence = seconds(7)}, 0, 0);
   expect_said(standing.describe(kWhere), "no controller has answered at tcp://alpha:7000, where one was asked for 7 s");
   expect_said(standing.describe(kWhere), "penstock controller --bind tcp://alpha:7000");
@@ -26,7 +26,7 @@ TEST(PoolStanding, ControllerThatNeverAnsweredIsToBeStarted) {
 
 // The user was told to start a controller at an address with a typing mistake in it.
 TEST(PoolStanding, NameThatNobodyKnowsIsTold) {
-  PoolStanding standing;
+  PoolStanding standing(wire::JobKind::kPython);
   standing.note({.lookup_failure = "Name or service not known"}, 0, 0);
   const std::string text = standing.describe(kWhere);
   expect_said(text, "knows no address of that name (Name or service not known)");
@@ -35,7 +35,7 @@ TEST(PoolStanding, NameThatNobodyKnowsIsTold) {
 
 // The user was told to start workers, or that no controller had answered, when the controller had died.
 TEST(PoolStanding, ControllerThatAnsweredAndIsSilentIsNotTakenForOneThatNeverWas) {
-  PoolStanding standing;
+  PoolStanding standing(wire::JobKind::kPython);
   standing.note({.has_answered = true, .silence = seconds(12)}, 2, 1);
   const std::string text = standing.describe(kWhere);
   expect_said(text, "the controller at tcp://alpha:7000 answered until 12 s ago");
@@ -46,15 +46,26 @@ TEST(PoolStanding, ControllerThatAnsweredAndIsSilentIsNotTakenForOneThatNeverWas
 }
 
 TEST(PoolStanding, ControllerThatAnswersSaysHowManyWorkersThereAre) {
-  PoolStanding standing;
+  PoolStanding standing(wire::JobKind::kPython);
   standing.note({.has_answered = true, .silence = seconds(1)}, 0, 0);
   expect_said(standing.describe(kWhere), "has no worker for this trainer: start some");
   standing.note({.has_answered = true, .silence = seconds(1)}, 2, 1);
   expect_said(standing.describe(kWhere), "1 worker of 2 that the controller at tcp://alpha:7000 has named");
 }
 
+// The user of a plug-in was told to start `penstock worker`, whose workers declined the job, and training failed.
+TEST(PoolStanding, WorkersToStartAreOfTheKindOfTheJob) {
+  PoolStanding python(wire::JobKind::kPython);
+  PoolStanding plugin(wire::JobKind::kPlugin);
+  for (PoolStanding* standing : {&python, &plugin}) standing->note({.has_answered = true}, 0, 0);
+  expect_said(python.describe(kWhere), "start some (penstock worker --controller tcp://alpha:7000)");
+  expect_said(plugin.describe(kWhere), "start some (penstock-worker --controller tcp://alpha:7000)");
+  plugin.note_pool(1, 1);
+  expect_said(plugin.describe_declined(kWhere), "start some (penstock-worker --controller tcp://alpha:7000)");
+}
+
 TEST(PoolStanding, FewReasonsAreSpokenAndALimitedNumberKept) {
-  PoolStanding standing;
+  PoolStanding standing(wire::JobKind::kPython);
   for (uint64_t id = 1; id <= 2 * kRefusalCountMax; ++id) standing.note_refusal(id, "no room");
   const std::string text = standing.describe_declined(kWhere);
   expect_said(text, "and " + std::to_string(kRefusalCountMax - kRefusalSpokenCountMax) + " more");
@@ -62,7 +73,7 @@ TEST(PoolStanding, FewReasonsAreSpokenAndALimitedNumberKept) {
 }
 
 TEST(PoolStanding, ReasonOfTheWorkerItselfIsKept) {
-  PoolStanding standing;
+  PoolStanding standing(wire::JobKind::kPython);
   EXPECT_TRUE(standing.note_reported_refusal(7, "no module named 'im"));
   EXPECT_FALSE(standing.note_reported_refusal(7, "no module named 'im"));
   EXPECT_TRUE(standing.note_refusal(7, "no module named 'images'"));
