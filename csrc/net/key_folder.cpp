@@ -123,7 +123,26 @@ Result<PublicKey> load_public(int folder_fd, const std::string& folder, const st
   return key;
 }
 
+std::string with_article(Role role) { return (role == Role::kOperator ? "an " : "a ") + std::string(role_name(role)); }
+
+// A folder with the secret of another role: most likely a trainer's, given to a command for operators.
+std::optional<Fault> other_role(int folder_fd, const std::string& folder, Role role) {
+  const auto is_there = [folder_fd](const std::string& name) {
+    return ::faccessat(folder_fd, name.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+  };
+  if (is_there(file_name(role, ".secret"))) return std::nullopt;
+  for (const Role other : kRoles) {
+    if (!is_there(file_name(other, ".secret"))) continue;
+    return key_error(
+        Errc::kMismatch, folder,
+        "the folder has the keys of " + with_article(other) + " and this needs those of " + with_article(role),
+        "name a folder with " + file_name(role, ".secret"));
+  }
+  return std::nullopt;
+}
+
 Result<KeyPair> load_secret(int folder_fd, const std::string& folder, Role role) {
+  if (auto other = other_role(folder_fd, folder, role)) return *std::move(other);
   const std::string name = file_name(role, ".secret");
   FileText text;
   auto read = read_key_file(folder_fd, folder, name, text);

@@ -347,7 +347,7 @@ def test_keys_that_others_could_have_or_that_do_not_fit_are_refused(
     for role in ROLES:
         damages: list[tuple[Callable[[Path], None], str]] = [
             (shutil.rmtree, "make keys with penstock keys, or correct the path"),
-            (without(f"{role}.secret"), f"{role}.secret failed"),
+            (without(f"{role}.secret"), f"name a folder with {role}.secret"),
             (without("controller.public"), "controller.public failed"),
             (open_to_others(f"{role}.secret", 0o640), "chmod go= "),
             (open_to_others("controller.public", 0o602), "chmod go= "),

@@ -254,6 +254,16 @@ TEST_F(KeyFolder, TwoRolesWithOneKeyAreRefused) {
   expect_refused(Errc::kMismatch, {"worker", "operator", "same key"});
 }
 
+// `penstock status` with a trainer's keys said "make keys with penstock keys".
+TEST_F(KeyFolder, KeysOfAnotherRoleAreNamedAsSuch) {
+  for (const Role role : kRoles)
+    if (role != Role::kWorker) std::filesystem::remove(file(std::string(role_name(role)) + ".secret"));
+  expect_refused(Errc::kMismatch, {"the folder has the keys of a worker and this needs those of a trainer",
+                                   "name a folder with trainer.secret"});
+  std::filesystem::remove(file("worker.secret"));
+  expect_refused(Errc::kFailed, {"trainer.secret", "make keys with penstock keys"});
+}
+
 TEST_F(KeyFolder, AMissingPublicKeyIsNamed) {
   ::unlink(file("controller.public").c_str());
   expect_refused(Errc::kFailed, {"controller.public"});
