@@ -75,6 +75,7 @@ graph::Input CaptureBuilder::tensor_input(const at::Tensor& tensor, const std::s
   input.dtype = *dtype;
   for (const int64_t size : tensor.sizes()) input.sizes.emplace_back(size);
   input.value = new_value();
+  ranks_.set(input.value, static_cast<size_t>(tensor.dim()));
   return input;
 }
 
@@ -112,6 +113,11 @@ Bound CaptureBuilder::known(const c10::IValue& value, const std::string& path) {
   return Bound::of_object(value, path);
 }
 
+std::optional<size_t> CaptureBuilder::rank_of(const Bound& bound) const {
+  const graph::ValueRef* value = bound.value();
+  return value == nullptr ? std::nullopt : ranks_.find(value->id);
+}
+
 const graph::Input* CaptureBuilder::find_leaf(const Bound& bound) const {
   const graph::ValueRef* value = bound.value();
   if (value == nullptr) return nullptr;
@@ -141,6 +147,7 @@ std::vector<Bound> CaptureBuilder::append(graph::Node node, size_t result_count,
     node.results.push_back(new_value());
     results.push_back(Bound::of_argument({graph::ValueRef{node.results.back()}}));
   }
+  ranks_.note_call(node);
   graph.nodes.push_back(std::move(node));
   return results;
 }

@@ -13,6 +13,7 @@
 
 #include "capture/bound.h"
 #include "capture/capture.h"
+#include "capture/ranks.h"
 
 namespace penstock::capture {
 
@@ -29,6 +30,9 @@ class CaptureBuilder {
 
   // A value that is known now: an attribute or a constant of the program. Tensors become inputs, each once.
   Bound known(const c10::IValue& value, const std::string& path);
+
+  // The number of dimensions of a tensor, if it is known.
+  std::optional<size_t> rank_of(const Bound& bound) const;
 
   // The leaf that a value is, or null.
   const graph::Input* find_leaf(const Bound& bound) const;
@@ -59,6 +63,7 @@ class CaptureBuilder {
   std::span<const std::optional<uint32_t>> leaf_indices_;
   size_t taken_count_ = 0;
   Captured captured_;
+  Ranks ranks_;
   std::unordered_map<const c10::TensorImpl*, graph::ValueId> tensors_;
 };
 

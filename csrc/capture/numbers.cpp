@@ -53,8 +53,8 @@ bool read_metadata(ProgramValues& values, const jit::Node* node, std::string_vie
     }
   }
   if (node->input(0)->type()->kind() != c10::TypeKind::TensorType || of.is_number_tensor) return false;
-  if (const graph::Input* leaf = values.builder().find_leaf(of); leaf != nullptr && kind == "aten::dim") {
-    values.bind(node->output(), Bound::of_number(static_cast<int64_t>(leaf->sizes.size())));
+  if (const auto rank = values.builder().rank_of(of); rank && kind == "aten::dim") {
+    values.bind(node->output(), Bound::of_number(static_cast<int64_t>(*rank)));
     return true;
   }
   std::vector<graph::Argument> arguments{of.argument};

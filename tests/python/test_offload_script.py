@@ -14,6 +14,7 @@ from cut_models import CASES
 from in_process_pool import InProcessPool
 from offload_training import bits, fresh, train, warnings_of
 from torch import nn
+from torch.nn import functional as F
 
 from penstock.cut.offloading import detach, offload
 from penstock.cut.script_models import SETTLED_RUNS
@@ -125,6 +126,68 @@ def test_scripted_models_of_every_style_train_as_before(name: str) -> None:
     batches = [case.make_batch(seed % 6) for seed in range(SETTLED_RUNS + 4)]
     model, pool = lives(lambda: scripted(case.make_model), batches, case.loss)
     assert pool.plan is not None and pool.plan.moved and used_count(model) >= 2
+
+
+class Resizes(nn.Module):
+    """Scripted, `interpolate` branches on the dimensions of its input, and raises in most branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.full((3, 1, 1), 0.5))
+        self.conv = nn.Conv2d(3, 2, 3)
+
+
+class ResizesToASize(Resizes):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = (x.float().permute(0, 3, 1, 2) / 255.0 - self.mean).contiguous()
+        x = F.interpolate(x, size=[9, 7], mode="bilinear", align_corners=False, antialias=True)
+        return self.conv(x).mean(dim=(2, 3))
+
+
+class ResizesByFactors(Resizes):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() == 3:
+            x = x.unsqueeze(0)
+        x = F.interpolate(x.permute(0, 3, 1, 2).float(), scale_factor=[0.5, 0.5], mode="nearest")
+        return self.conv(x * 2.0 - self.mean).mean(dim=(2, 3))
+
+
+class Squeezes(Resizes):
+    """The dimensions depend on a size, which the next batch may have otherwise."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.float().permute(0, 3, 1, 2).squeeze()
+        if x.dim() == 3:
+            x = x.unsqueeze(0)
+        return self.conv(x).mean(dim=(2, 3))
+
+
+def images_of(size: int, seed: int) -> torch.Tensor:
+    draws = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (size, 12, 10, 3), dtype=torch.uint8, generator=draws)
+
+
+IMAGES = [images_of(4, seed) for seed in range(SETTLED_RUNS + 6)]
+
+
+@pytest.mark.parametrize(
+    ("make_model", "moved"),
+    [
+        (ResizesToASize, ["to", "permute", "div", "sub", "contiguous", "_upsample_bilinear2d_aa"]),
+        (ResizesByFactors, ["permute", "to", "upsample_nearest2d", "mul", "sub"]),
+    ],
+)
+def test_a_scripted_interpolate_moves(make_model: Callable[[], nn.Module], moved: list[str]) -> None:
+    _, pool = lives(lambda: scripted(make_model), IMAGES)
+    assert pool.plan is not None and pool.plan.refused is None
+    names = [call.operator.split(" at ")[0].removeprefix("aten::") for call in pool.plan.moved]
+    assert [name for name in names if name in moved] == moved, names
+
+
+def test_dimensions_that_follow_from_a_size_decide_no_branch() -> None:
+    batches = [*IMAGES[:-2], images_of(1, 1), images_of(4, 1)]
+    model, pool = lives(lambda: scripted(Squeezes), batches)
+    assert pool.plan is not None and pool.plan.refused is None and used_count(model)
 
 
 class TwoViews(Rows):
