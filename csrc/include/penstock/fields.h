@@ -10,8 +10,9 @@
 //   };
 //   PENSTOCK_FIELDS(Sample, image, label)  // at the namespace of the struct
 //
-// A struct becomes a dict with its fields' names. It is read from a dict by name, from a list or tuple by position. For
-// another type, specialise Conversion.
+// A struct becomes a dict with its fields' names, so a function that returns a Value may return the struct. The others
+// become values by to_value(). A struct is read from a dict by name, from a list or tuple by position. For another
+// type, specialise Conversion.
 
 #include <ATen/core/Tensor.h>
 
@@ -56,11 +57,6 @@ struct StructFields {
 };
 template <typename... Fields>
 StructFields(const char*, std::tuple<Fields...>) -> StructFields<Fields...>;
-
-template <typename T>
-concept HasFields = requires(const T* type) {
-  penstock_fields(type);
-};
 
 }  // namespace detail
 
@@ -212,6 +208,9 @@ struct Conversion<T> {
     (read(field), ...);
   }
 };
+
+template <detail::HasFields T>
+Value::Value(T structure) : Value(Conversion<T>::to_value(std::move(structure))) {}
 
 // A value of anything that has a Conversion.
 template <typename T>

@@ -20,6 +20,16 @@
 
 namespace penstock {
 
+namespace detail {
+
+// A struct whose fields PENSTOCK_FIELDS names.
+template <typename T>
+concept HasFields = requires(const T* type) {
+  penstock_fields(type);
+};
+
+}  // namespace detail
+
 // A value type: copies share the memory of their tensors, as copies of a tensor do. Reading it as what it is not throws
 // an Error of kind kValue that says what it is.
 //
@@ -56,6 +66,8 @@ class PENSTOCK_API Value {
   inline Value(std::string_view value);
   inline Value(const char* value);
   inline Value(at::Tensor value);
+  template <detail::HasFields T>
+  Value(T structure);  // a dict (fields.h)
 
   static Value list(Items items);
   static Value tuple(Items items);

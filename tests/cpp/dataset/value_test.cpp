@@ -54,6 +54,16 @@ TEST(Value, MalformedJsonIsRefused) {
   EXPECT_NE(refusal([&] { Value(at::arange(2)).to_json(); }).find("a tensor"), std::string::npos);
 }
 
+Value purchase_of(int64_t customer) {
+  return shop::Purchase{.amount = at::arange(2), .customer = customer, .note = {}};
+}
+
+// "could not convert 'Sample' to 'penstock::Value'", of a dataset whose `get` returned its struct.
+TEST(Fields, AStructIsReturnedAsAValue) {
+  EXPECT_EQ(purchase_of(7)["customer"].integer(), 7);
+  EXPECT_EQ(Value::list({purchase_of(1), shop::Purchase{}})[1]["customer"].integer(), 0);
+}
+
 TEST(Fields, AStructIsADictAndComesBackFromDictAndList) {
   const shop::Purchase purchase{.amount = at::arange(2), .customer = 7, .note = {}};
   const Value value = to_value(purchase);
