@@ -36,6 +36,7 @@ namespace penstock::cluster {
 
 constexpr Duration kSettling = std::chrono::seconds(2);
 constexpr size_t kFencedCountMax = 4096;  // incarnations that are remembered
+constexpr size_t kPoolCountMax = 4096;    // workers of a pool, and trainers: a roster names no more
 
 // What an operator lays down for the jobs of one name, or for one user.
 struct JobTerms {
@@ -56,6 +57,17 @@ struct RosterOptions {
 class Roster {
  public:
   Roster(uint64_t controller_id, Instant now, RosterOptions options = {});
+
+  // Whether it is known, or there is room for one more. Others must not report.
+  bool may_report_worker(uint64_t worker_id) const {
+    return workers_.size() < kPoolCountMax || workers_.contains(worker_id);
+  }
+  bool may_report_trainer(uint64_t trainer_id) const {
+    return trainers_.size() < kPoolCountMax || trainers_.contains(trainer_id);
+  }
+  size_t count() const { return workers_.size() + trainers_.size(); }
+  bool has_worker(uint64_t worker_id) const { return workers_.contains(worker_id); }
+  bool has_trainer(uint64_t trainer_id) const { return trainers_.contains(trainer_id); }
 
   wire::WorkerOrders worker_reported(const wire::WorkerReport& report, Instant now);
   // `user` is the one whose key it shows; empty for a trainer with the role's key.

@@ -84,9 +84,12 @@ void Controller::receive(const net::ServerReceipt& receipt, Instant now) {
 
 void Controller::take(const net::Peer& peer, const wire::ControlMessage& message, Instant now) {
   const Role role = peer.identity.role;
-  if (const auto* worker = std::get_if<wire::WorkerReport>(&message); worker != nullptr && role == Role::kWorker)
+  if (const auto* worker = std::get_if<wire::WorkerReport>(&message); worker != nullptr && role == Role::kWorker) {
+    if (!may_report(peer, "worker", worker->worker_id, roster_.may_report_worker(worker->worker_id))) return;
     return send(peer.routing_id, roster_.worker_reported(*worker, now));
+  }
   if (const auto* trainer = std::get_if<wire::TrainerReport>(&message); trainer != nullptr && role == Role::kTrainer) {
+    if (!may_report(peer, "trainer", trainer->trainer_id, roster_.may_report_trainer(trainer->trainer_id))) return;
     trainers_[trainer->trainer_id] = peer.routing_id;
     costs_.reported(*trainer, now);
     const auto user = users_.find(peer.identity.key);
@@ -108,6 +111,29 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
   }
   if (role == Role::kOperator) return take_of_operator(peer, message, now);
   refuse_role(peer);
+}
+
+// A connection is that of one process, so that one key cannot fill the pool with workers, or with trainers, that are
+// not there.
+bool Controller::may_report(const net::Peer& peer, const std::string& what, uint64_t id, bool has_room) {
+  const Reporter reporter{peer.identity.role, id};
+  const auto bound = reporter_at_.find(peer.routing_id);
+  if (bound != reporter_at_.end() && bound->second != reporter) {
+    refuse(peer, "a connection must report one " + what + ", got reports of " + spoken_id(bound->second.second) +
+                     " and " + spoken_id(id) + "; connect once for each");
+    return false;
+  }
+  if (!has_room) {
+    refuse(peer, "this pool has " + std::to_string(cluster::kPoolCountMax) + " " + what +
+                     "s, the most that it can have; start another controller for more");
+    return false;
+  }
+  if (bound != reporter_at_.end()) return true;
+  std::string& connection = connection_of_[reporter];
+  reporter_at_.erase(connection);  // that it had before this one
+  connection = peer.routing_id;
+  reporter_at_.emplace(connection, reporter);
+  return true;
 }
 
 void Controller::take_of_operator(const net::Peer& peer, const wire::ControlMessage& message, Instant now) {
@@ -152,11 +178,23 @@ void Controller::push_rosters() {
     const auto roster = roster_.roster_of(trainer_id);
     if (const auto known = trainers_.find(trainer_id); known != trainers_.end()) send(known->second, roster);
   }
+  forget_reporters();
   if (trainers_.size() <= 2 * roster_.trainers(clock_now()).size() + 16) return;
   std::set<uint64_t> alive;  // whose routing ids are still of use
   for (const auto& trainer : roster_.trainers(clock_now())) alive.insert(trainer.report.trainer_id);
   std::erase_if(trainers_, [&](const auto& item) { return !alive.contains(item.first); });
   std::erase_if(plans_, [&](const auto& item) { return !alive.contains(item.first); });
+}
+
+// Those that have gone. Who reports again is bound again.
+void Controller::forget_reporters() {
+  if (connection_of_.size() <= 2 * roster_.count() + 16) return;
+  std::erase_if(connection_of_, [&](const auto& item) {
+    const auto& [role, id] = item.first;
+    if (role == Role::kWorker ? roster_.has_worker(id) : roster_.has_trainer(id)) return false;
+    reporter_at_.erase(item.second);
+    return true;
+  });
 }
 
 void Controller::send(const std::string& routing_id, const wire::ControlMessage& message) {

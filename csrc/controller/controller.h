@@ -57,10 +57,12 @@ class Controller {
 
   void receive(const net::ServerReceipt& receipt, Instant now);
   void take(const net::Peer& peer, const wire::ControlMessage& message, Instant now);
+  bool may_report(const net::Peer& peer, const std::string& what, uint64_t id, bool has_room);
   void take_of_operator(const net::Peer& peer, const wire::ControlMessage& message, Instant now);
   void refuse(const net::Peer& peer, std::string reason);
   void refuse_role(const net::Peer& peer);
   void push_rosters();
+  void forget_reporters();
   // To a peer that is gone nothing is said; it will report again.
   void send(const std::string& routing_id, const wire::ControlMessage& message);
 
@@ -72,6 +74,10 @@ class Controller {
   cluster::Roster roster_;
   cluster::PoolScaling scaling_;
   cluster::CostLedger costs_;
+  // The worker or the trainer that reports over a connection, by its routing id, and the last connection of each.
+  using Reporter = std::pair<Role, uint64_t>;
+  std::map<std::string, Reporter> reporter_at_;
+  std::map<Reporter, std::string> connection_of_;
   std::map<uint64_t, std::string> trainers_;  // routing id of the last report, by trainer
   std::map<uint64_t, KnownPlan> plans_;       // by trainer
   ControllerCounters counters_;

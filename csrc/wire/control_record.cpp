@@ -229,6 +229,43 @@ void fields(Visitor& visit, PlanAnswer& m) {
   visit(m.json, kPlanBytesMax);
 }
 
+// Totals above the limit have been counted by nobody, and would overflow where they
+// are added up.
+constexpr uint64_t kTotalMax = uint64_t{1} << 62;
+
+class LargestNumber {
+ public:
+  template <PlainNumber T>
+  void operator()(const T& value) {
+    largest = std::max(largest, static_cast<uint64_t>(value));
+  }
+  uint64_t largest = 0;
+};
+template <typename... Part>
+bool has_larger_total(Part&... parts) {
+  LargestNumber number;
+  (fields(number, parts), ...);
+  return number.largest > kTotalMax;
+}
+
+// What no process reports; nullptr where it may.
+template <typename Message>
+const char* fault_of(Message&) {
+  return nullptr;
+}
+const char* fault_of(WorkerReport& m) {
+  if (m.worker_id == 0) return "a worker has no id";
+  if (m.job_kinds == 0 || (m.job_kinds & ~kJobKinds) != 0) return "a worker runs unknown kinds of jobs";
+  return nullptr;
+}
+const char* fault_of(TrainerReport& m) {
+  if (m.trainer_id == 0) return "a trainer has no id";
+  if (m.job_kind != JobKind::kPython && m.job_kind != JobKind::kPlugin) return "a trainer has an unknown kind of job";
+  if (m.job_rank.rank >= m.job_rank.world_size) return "a rank is not below the number of ranks";
+  if (has_larger_total(m.queue, m.steps, m.costs)) return "a total is more than can have been counted";
+  return nullptr;
+}
+
 class Writer {
  public:
   // Inlined into write_control, where the vector is known to be empty, g++ 12 sees an overflow that there is not.
@@ -300,6 +337,7 @@ class Reader {
     if (!bytes_.ok()) return malformed_control("it ends before its last field");
     if (bytes_.remaining() != 0)
       return malformed_control(std::to_string(bytes_.remaining()) + " bytes follow its last field");
+    if (const char* fault = fault_of(message)) return malformed_control(fault);
     return ControlMessage(std::move(message));
   }
 

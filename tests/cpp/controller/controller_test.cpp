@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <thread>
 
 #include "../net/pool_sockets.h"
@@ -23,6 +24,22 @@ using net::Role;
 using wire::ControlMessage;
 using wire::TrainerRoster;
 using wire::WorkerOrders;
+
+// How many fields a record has.
+struct AnyValue {
+  template <typename T>
+  operator T() const;  // NOLINT(google-explicit-constructor): it stands for every value
+};
+template <typename Record, typename... Values>
+constexpr size_t field_count() {
+  if constexpr (requires { Record{Values{}..., AnyValue{}}; }) {
+    return field_count<Record, Values..., AnyValue>();
+  } else {
+    return sizeof...(Values);
+  }
+}
+
+bool is_whole_json(const std::string& text);
 
 class ControllerTest : public net::PoolSocketsTest {
  protected:
@@ -88,6 +105,15 @@ class ControllerTest : public net::PoolSocketsTest {
     }
     ADD_FAILURE() << "the controller never assigned the worker";
     return {};
+  }
+
+  static void expect_all_served(net::ClientSocket& worker_client, net::ClientSocket& trainer_client,
+                                net::ClientSocket& operator_client) {
+    EXPECT_TRUE(std::holds_alternative<WorkerOrders>(exchange(worker_client, worker(7))));
+    EXPECT_TRUE(std::holds_alternative<TrainerRoster>(exchange(trainer_client, trainer(9))));
+    const auto status = exchange(operator_client, wire::StatusRequest{});
+    ASSERT_TRUE(std::holds_alternative<wire::Status>(status));
+    EXPECT_TRUE(is_whole_json(std::get<wire::Status>(status).json)) << std::get<wire::Status>(status).json;
   }
 
   FileDescriptor stop_fd_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
@@ -347,6 +373,97 @@ TEST(PoolStatus, LargeWorkerDoesNotHideThoseBehindIt) {
 TEST(PoolStatus, IdsAreSixteenDigits) {
   EXPECT_EQ(spoken_id(0xabc), "0000000000000abc");
   EXPECT_EQ(spoken_id(~uint64_t{0}), "ffffffffffffffff");
+}
+
+// One connection filled every trainer's roster with thousands of workers that were not there.
+TEST_F(ControllerTest, ConnectionReportsOneWorkerOrOneTrainer) {
+  const auto worker_client = join(Role::kWorker);
+  const auto trainer_client = join(Role::kTrainer);
+  settled(*worker_client, *trainer_client);
+  for (uint64_t id = 100; id < 110; ++id) {
+    const auto answer = exchange(*worker_client, worker(id));
+    const auto* refusal = std::get_if<wire::Refusal>(&answer);
+    ASSERT_NE(refusal, nullptr);
+    EXPECT_NE(refusal->reason.find("a connection must report one worker, got reports of 0000000000000007 and"),
+              std::string::npos)
+        << refusal->reason;
+  }
+  ControlMessage answer = exchange(*trainer_client, trainer(100));
+  while (std::holds_alternative<TrainerRoster>(answer)) answer = next(*trainer_client);  // that were pushed before
+  ASSERT_TRUE(std::holds_alternative<wire::Refusal>(answer));
+  EXPECT_TRUE(std::holds_alternative<WorkerOrders>(exchange(*worker_client, worker(7)))) << "it is heard as before";
+  const auto roster = exchange(*trainer_client, trainer(9));
+  ASSERT_TRUE(std::holds_alternative<TrainerRoster>(roster));
+  EXPECT_EQ(std::get<TrainerRoster>(roster).pool_count, 1u);
+}
+
+TEST_F(ControllerTest, WorkerThatConnectsAgainIsHeardOverItsNewConnection) {
+  auto client = join(Role::kWorker);
+  ASSERT_TRUE(std::holds_alternative<WorkerOrders>(exchange(*client, worker(7))));
+  const auto again = join(Role::kWorker);
+  EXPECT_TRUE(std::holds_alternative<WorkerOrders>(exchange(*again, worker(7))));
+}
+
+// A worker's report that is as it should be but for one field. Whatever the controller makes of it, others are served.
+TEST_F(ControllerTest, ReportWithOneWrongFieldLeavesOthersServed) {
+  const auto alterations = std::to_array<void (*)(wire::WorkerReport&)>({
+      [](auto& r) { r.worker_id = 0; },
+      [](auto& r) { r.incarnation = ~uint32_t{0}; },
+      [](auto& r) { r.endpoint = std::string(256, '\xff'); },
+      [](auto& r) { r.is_draining = true; },
+      [](auto& r) { r.trainer_id = 12345; },
+      [](auto& r) { r.about = std::string(4096, '\0'); },
+      [](auto& r) { r.declined.assign(64, 9); },
+      [](auto& r) { r.decline_reason = std::string(1024, '"'); },
+      [](auto& r) { r.name = std::string(128, '\\'); },
+      [](auto& r) { r.job_kinds = 0xff; },
+      [](auto& r) { r.torch = 0xffff; },
+  });
+  static_assert(alterations.size() == field_count<wire::WorkerReport>(), "a field of a worker's report has no case");
+  const auto worker_client = join(Role::kWorker);
+  const auto trainer_client = join(Role::kTrainer);
+  const auto operator_client = join(Role::kOperator);
+  settled(*worker_client, *trainer_client);
+  for (const auto alter : alterations) {
+    const auto hostile = join(Role::kWorker);
+    wire::WorkerReport report = worker(8);
+    alter(report);
+    const auto answer = exchange(*hostile, report);
+    EXPECT_TRUE(std::holds_alternative<WorkerOrders>(answer) || std::holds_alternative<wire::Refusal>(answer));
+    ASSERT_TRUE(hostile->send(wire::write_control(wire::Farewell{.id = report.worker_id, .is_worker = true})));
+    expect_all_served(*worker_client, *trainer_client, *operator_client);
+  }
+}
+
+TEST_F(ControllerTest, TrainersReportWithOneWrongFieldLeavesOthersServed) {
+  constexpr uint64_t kMost = ~uint64_t{0};
+  const auto alterations = std::to_array<void (*)(wire::TrainerReport&)>({
+      [](auto& r) { r.trainer_id = 0; },
+      [](auto& r) { r.job = std::string(256, '"'); },
+      [](auto& r) { r.worker_count_max = ~uint32_t{0}; },
+      [](auto& r) { r.queue.delivered_batches = r.queue.stepping_ns = r.queue.made_ns = kMost; },
+      [](auto& r) { r.steps.compute_ns = kMost; },
+      [](auto& r) { r.costs.cpu_ns = kMost; },
+      [](auto& r) { r.gpu = {.begin_uj = 0, .now_uj = kMost - 1}; },
+      [](auto& r) { r.about = std::string(4096, '\xff'); },
+      [](auto& r) { r.job_kind = wire::JobKind::kPlugin; },
+      [](auto& r) { r.torch = 0xffff; },
+      [](auto& r) { r.job_rank = {.group = 1, .rank = 5, .world_size = 0}; },
+  });
+  static_assert(alterations.size() == field_count<wire::TrainerReport>(), "a field of a trainer's report has no case");
+  const auto worker_client = join(Role::kWorker);
+  const auto trainer_client = join(Role::kTrainer);
+  const auto operator_client = join(Role::kOperator);
+  settled(*worker_client, *trainer_client);
+  for (const auto alter : alterations) {
+    const auto hostile = join(Role::kTrainer);
+    wire::TrainerReport report = trainer(8);
+    alter(report);
+    const auto answer = exchange(*hostile, report);
+    EXPECT_TRUE(std::holds_alternative<TrainerRoster>(answer) || std::holds_alternative<wire::Refusal>(answer));
+    ASSERT_TRUE(hostile->send(wire::write_control(wire::Farewell{.id = report.trainer_id})));
+    expect_all_served(*worker_client, *trainer_client, *operator_client);
+  }
 }
 
 }  // namespace
