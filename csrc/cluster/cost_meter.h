@@ -32,9 +32,12 @@ class CostMeter {
 
  private:
   struct Tenancy {
+    Instant begun_at{};
     wire::WorkerMeter meter{};
     Instant heard_at{};
     bool is_metered = false;
+    uint64_t cpu_ns = 0;  // that were counted, and microjoules
+    uint64_t energy_uj = 0;
   };
 
   void advance(Tenancy& tenancy, const wire::WorkerMeter& meter, Instant now);

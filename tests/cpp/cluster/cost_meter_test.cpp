@@ -103,5 +103,17 @@ TEST_F(CostMeterTest, BatchesAreCountedWithTheirSamplesAndBytes) {
   EXPECT_EQ(totals(), (wire::JobCosts{.batch_count = 2, .sample_count = 71, .batch_bytes = 1100}));
 }
 
+// One message made a job's bill overflow.
+TEST_F(CostMeterTest, WorkerThatClaimsMoreThanAMachineCanSpendCostsNoMore) {
+  welcome(1, {.cpu_ns = 0, .energy_uj = 0});
+  for (int count = 0; count < 3; ++count) {
+    hear(1, seconds(1), {.cpu_ns = ~uint64_t{0}, .energy_uj = kUnknownEnergy - 1});
+    hear(1, seconds(1), {.cpu_ns = 0, .energy_uj = 0});
+  }
+  EXPECT_LE(totals().cpu_ns, ns(seconds(70)) * 4096);
+  EXPECT_LE(totals().energy_uj, uint64_t{70} * 100'000 * 1'000'000);
+  EXPECT_EQ(totals().served_ns, ns(seconds(6)));
+}
+
 }  // namespace
 }  // namespace penstock::cluster
