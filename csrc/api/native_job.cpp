@@ -201,7 +201,10 @@ Result<void> NativeJob::send(PoolServer& server, const PoolWork& work, const Val
   worker::BatchContent content{
       .tensors = nested.value().tensors, .boundary_keys = {}, .nest = nested.value().nest.view()};
   server.writer().clock() = reader_.clock();
-  return server.answer(work, std::move(content), {.state = std::move(state), .sample_count = reader_.sample_count()});
+  return server.answer(work, std::move(content),
+                       {.state = std::move(state),
+                        .sample_count = reader_.sample_count(),
+                        .dataset_size = reader_.is_iterable() ? wire::kNoSize : static_cast<uint64_t>(size_)});
 }
 
 }  // namespace penstock::api

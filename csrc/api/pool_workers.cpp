@@ -70,6 +70,35 @@ dataset::JobText job_of(const AnyDataset& dataset, const Options& options,
   return job;
 }
 
+// What a worker said the dataset is. It is a worker's word, so nothing of it is taken for granted.
+DatasetShape shape_of(loader::Batch& batch) {
+  if (const auto& error = batch.remote_error()) {
+    const std::string worker = error->worker.empty() ? "a worker" : "worker " + error->worker;
+    throw Error(ErrorKind::kWorker, worker + " cannot tell what the dataset is: " + error->text);
+  }
+  const std::string worker = "worker " + spoken_id(batch.times().worker_id);
+  const auto refuse = [&](const std::string& seen) {
+    throw Error(ErrorKind::kWorker, worker +
+                                        " was asked what the dataset is, and must answer a dict of 'iterable', a " +
+                                        "bool, and 'size', an integer of 0 or more, or None for an iterable dataset; "
+                                        "got " +
+                                        seen + "; see that its version of penstock is that of this program");
+  };
+  const auto said = dataset::read_value(batch.frame().nest, batch.tensors());
+  if (!said) refuse(said.error().message);
+  const Value* iterable = said.value().find("iterable");
+  const Value* size = said.value().find("size");
+  if (iterable == nullptr || size == nullptr || iterable->kind() != Value::Kind::kBoolean)
+    refuse(said.value().describe());
+  if (iterable->boolean()) {
+    if (!size->is_none()) refuse("an iterable dataset of the size " + size->describe());
+    return {.is_iterable = true};
+  }
+  if (size->kind() != Value::Kind::kInteger) refuse("the size " + size->describe());
+  if (size->integer() < 0) refuse("the size " + std::to_string(size->integer()));
+  return {.sample_count = size->integer()};
+}
+
 std::string saved(const torch::jit::Module& module) {
   std::ostringstream stream;
   module.save(stream);
@@ -147,6 +176,7 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
           .job_kind =
               std::holds_alternative<PluginDataset>(job_.dataset) ? wire::JobKind::kPlugin : wire::JobKind::kPython,
           .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
+          .said_size = said_size_,
           .job_rank = loader::job_rank(loader::identity_of_launched_job(), job_.name, static_cast<uint32_t>(place.rank),
                                        static_cast<uint32_t>(place.world_size))},
       value_or_raise(draw_identity()), std::move(own_keys), std::move(own_workers));
@@ -178,26 +208,29 @@ DatasetShape PoolWorkers::ask_for_shape() {
       options_.timeout.count() > 0 ? steady_clock::now() + options_.timeout : steady_clock::time_point::max();
   for (;;) {
     Event event = client->try_next();
-    if (event.kind == Event::Kind::kFailed) throw Error(ErrorKind::kWorker, event.message().data());
-    if (event.kind == Event::Kind::kNews) {
-      TORCH_WARN(event.error->message);
+    switch (event.kind) {
+      case Event::Kind::kBatch: {
+        const DatasetShape shape = shape_of(*event.batch);
+        said_size_ = {.size = shape.is_iterable ? wire::kNoSize : static_cast<uint64_t>(shape.sample_count),
+                      .by = spoken_id(event.batch->times().worker_id)};
+        client->stop();
+        return shape;
+      }
+      case Event::Kind::kFailed: throw Error(ErrorKind::kWorker, event.error->message);
+      case Event::Kind::kShardEnded:
+      case Event::Kind::kEnd:
+        throw Error(ErrorKind::kWorker, "the workers were asked what the dataset is, and have not told");
+      case Event::Kind::kNews: TORCH_WARN(event.error->message); break;
+      case Event::Kind::kNothing:
+        if (!client->wait_until(std::min(deadline, steady_clock::now() + kCheckInterval))) look_after(*client);
+        break;
+      default: break;  // of workers
     }
-    if (event.kind == Event::Kind::kBatch) {
-      loader::Batch& batch = *event.batch;
-      if (batch.remote_error())
-        throw Error(ErrorKind::kWorker, "a worker cannot tell what the dataset is: " + batch.remote_error()->text);
-      const Value said = value_or_raise(dataset::read_value(batch.frame().nest, batch.tensors()));
-      DatasetShape shape{.is_iterable = said["iterable"].boolean()};
-      if (!shape.is_iterable) shape.sample_count = said["size"].integer();
-      client->stop();
-      return shape;
-    }
-    if (event.kind != Event::Kind::kNothing) continue;
+    // Whatever comes meanwhile, the time is that of the whole.
     if (steady_clock::now() >= deadline) {
       throw Error(ErrorKind::kTimeout,
                   "no worker has told what the dataset is within the timeout: " + client->describe_pool());
     }
-    if (!client->wait_until(std::min(deadline, steady_clock::now() + kCheckInterval))) look_after(*client);
   }
 }
 

@@ -52,6 +52,7 @@ class PoolWorkers final : public WorkerSet {
   wire::BlobId job_id_{};
   std::string transform_blob_;
   DatasetShape shape_;
+  loader::PoolIoOptions::SaidSize said_size_;  // the worker that told shape_
   Client client_;
   std::shared_ptr<loader::Client> as_client_;  // client_, for those who know no pools
   std::vector<Message> prefixes_;

@@ -76,13 +76,20 @@ std::optional<py::bytes> fetch_blob(PoolServer& server, const std::string& id_by
   return bytes ? std::optional(to_python(*bytes)) : std::nullopt;
 }
 
+uint64_t told_size(const std::optional<int64_t>& dataset_size) {
+  if (!dataset_size) return wire::kSizeUntold;
+  return *dataset_size < 0 ? wire::kNoSize : static_cast<uint64_t>(*dataset_size);
+}
+
 void answer(PoolServer& server, const PoolWork& work, const py::object& batch, bool threads_drew,
-            const std::optional<py::bytes>& state, const py::object& dumps, uint32_t sample_count) {
+            const std::optional<py::bytes>& state, const py::object& dumps, uint32_t sample_count,
+            const std::optional<int64_t>& dataset_size) {
   EncodedNest encoded = dumps.is_none() ? encode_plain_nest(batch, "batch") : encode_nest(batch, dumps);
   worker::BatchContent content{.tensors = encoded.tensors, .boundary_keys = {}, .nest = encoded.nest.view()};
   worker::PoolMarks marks{.flags = threads_drew ? wire::kDescriptorThreadsDrew : uint8_t{0},
                           .state = copy_of(state),
-                          .sample_count = sample_count};
+                          .sample_count = sample_count,
+                          .dataset_size = told_size(dataset_size)};
   unwrap(without_gil([&] { return server.answer(work, std::move(content), std::move(marks)); }));
 }
 
@@ -98,12 +105,14 @@ std::optional<std::string> spoken(worker::Standing::DrainCause cause) {
 }
 
 // A batch of a TensorDataset. False when the request's indices are not plain rows.
-Result<bool> answer_rows(PoolServer& server, const PoolWork& work, const std::vector<at::Tensor>& sources) {
+Result<bool> answer_rows(PoolServer& server, const PoolWork& work, const std::vector<at::Tensor>& sources,
+                         const std::optional<int64_t>& dataset_size) {
   if (work.index_kind != wire::IndexKind::kIntegers) return false;
   const std::span indices(reinterpret_cast<const int64_t*>(work.indices.data()), work.indices.size() / sizeof(int64_t));
   const auto batch = worker::gather_batch(server.writer(), sources, indices);
   if (!batch) return false;
-  worker::PoolMarks marks{.sample_count = static_cast<uint32_t>(indices.size())};
+  worker::PoolMarks marks{.sample_count = static_cast<uint32_t>(indices.size()),
+                          .dataset_size = told_size(dataset_size)};
   if (auto sent = server.answer(work, batch->content(), std::move(marks)); !sent) return sent.error();
   return true;
 }
@@ -195,13 +204,14 @@ void bind_pool_worker(py::module_& module) {
           "fetch_clock", [](PoolServer& self) -> dataset::FetchClock& { return self.writer().clock(); },
           py::return_value_policy::reference_internal)
       .def("answer", &answer, py::arg("work"), py::arg("batch"), py::arg("threads_drew"), py::arg("state"),
-           py::arg("dumps"), py::arg("sample_count"))
+           py::arg("dumps"), py::arg("sample_count"), py::arg("dataset_size"))
       .def(
           "answer_rows",
-          [](PoolServer& self, const PoolWork& work, const std::vector<at::Tensor>& sources) {
-            return unwrap(without_gil([&] { return answer_rows(self, work, sources); }));
+          [](PoolServer& self, const PoolWork& work, const std::vector<at::Tensor>& sources,
+             std::optional<int64_t> dataset_size) {
+            return unwrap(without_gil([&] { return answer_rows(self, work, sources, dataset_size); }));
           },
-          py::arg("work"), py::arg("sources"))
+          py::arg("work"), py::arg("sources"), py::arg("dataset_size"))
       .def(
           "answer_kept",
           [](PoolServer& self, const PoolWork& work) {

@@ -126,6 +126,11 @@ void Dispatch::end_lane(uint32_t epoch, wire::Lane lane, Instant now) {
 
 // ---- The workers' messages
 
+bool Dispatch::was_asked(WorkerSlot slot, wire::BatchKey key) const {
+  const auto found = workers_.find(slot);
+  return found != workers_.end() && found->second.ever_asked.contains(key);
+}
+
 void Dispatch::started(WorkerSlot slot, wire::BatchKey key) {
   const auto found = workers_.find(slot);
   if (found == workers_.end()) return;
@@ -258,6 +263,8 @@ void Dispatch::ask_of(WorkerSlot slot, wire::BatchKey key, Request& request, Ins
   request.is_lane_start = is_lane_start;
   worker.outstanding.push_back(key);
   worker.asked_at.emplace(key, now);
+  worker.ever_asked.insert(key);
+  if (worker.ever_asked.size() > kRememberedCountMax) worker.ever_asked.erase(worker.ever_asked.begin());
   request.workers.push_back(slot);
   commands_.push_back(
       {.kind = Command::Kind::kAsk, .worker = slot, .key = key, .lane = request.lane, .is_lane_start = is_lane_start});

@@ -38,6 +38,9 @@ constexpr Duration kQuickBatch = std::chrono::milliseconds(5);
 constexpr uint32_t kQuickDepth = 8;
 constexpr uint64_t kQuickBytes = 16 << 20;
 
+// Requests to a worker that are remembered, answered or not.
+constexpr size_t kRememberedCountMax = 4096;
+
 struct DispatchOptions {
   uint32_t depth_max = 2;        // requests that a worker may have at once
   uint32_t quick_depth_max = 0;  // the same, of one whose batches take less than kQuickBatch, if it is more
@@ -112,6 +115,9 @@ class Dispatch {
   // A lane has no more batches: its requests are forgotten.
   void end_lane(uint32_t epoch, wire::Lane lane, Instant now);
 
+  // Whether the worker was ever asked for this. Answers to requests that were taken back may be on their way.
+  bool was_asked(WorkerSlot slot, wire::BatchKey key) const;
+
   // The workers' messages.
   void started(WorkerSlot slot, wire::BatchKey key);
   // True if this is the answer to an unanswered request: the one that counts.
@@ -148,6 +154,7 @@ class Dispatch {
     bool is_idle_told = false;
     std::vector<wire::BatchKey> outstanding;  // in the order of asking
     std::map<wire::BatchKey, Instant> asked_at;
+    std::set<wire::BatchKey> ever_asked;    // the latest kRememberedCountMax
     std::optional<wire::BatchKey> running;  // begun, and not answered
     Instant answered_at{};                  // or added
     MeanTime mean;

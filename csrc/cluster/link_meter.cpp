@@ -40,7 +40,7 @@ void LinkMeter::note_batch(uint64_t worker_id, Duration sent_at, uint64_t bytes,
   note_message(worker_id, sent_at, now);
   Clock& clock = clocks_[worker_id];
   const Instant made_at{sent_at + clock.difference()};
-  const Instant began = std::min(std::max(made_at, clock.last_came), now - kCrossingTimeMin);
+  const Instant began = std::min(std::max({made_at, clock.last_came, now - kCrossingAgeMax}), now - kCrossingTimeMin);
   clock.last_came = now;
   crossings_.push_back({.began = began, .ended = now, .bytes = bytes});
   while (crossings_.size() > kCrossingCountMax || now - crossings_.front().ended > kCrossingAgeMax)

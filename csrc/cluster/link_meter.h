@@ -32,7 +32,8 @@ constexpr size_t kCrossingCountMin = 2;
 // Thread-compatible.
 class LinkMeter {
  public:
-  // A message of a worker, which had written it at `sent_at` of its own clock.
+  // A message of a worker, which had written it at `sent_at` of its own clock: from 0 to wire::kClockMax, whatever the
+  // worker says.
   void note_message(uint64_t worker_id, Duration sent_at, Instant now);
   // The last byte of a batch of `bytes` has come, which was made at `sent_at` of the worker's clock.
   void note_batch(uint64_t worker_id, Duration sent_at, uint64_t bytes, Instant now);

@@ -13,6 +13,7 @@ namespace {
 constexpr Duration kHelloTimeout = kPingInterval;                   // for a welcome
 constexpr Duration kRefusedPause = std::chrono::milliseconds(100);  // before a worker is asked again
 constexpr Duration kDiedPause = std::chrono::milliseconds(100);
+constexpr uint32_t kRemadeCountMax = 8;  // more than a bad network has of them in a row
 
 }  // namespace
 
@@ -52,17 +53,7 @@ void PoolSession::set_roster(std::span<const wire::RosterEntry> entries, Instant
       lose(known->second, Loss::kSilent, now, now);
       part_from(entry.worker_id);
     }
-    const bool is_new = !peers_.contains(entry.worker_id);
-    if (is_new && entry.is_withdrawn) continue;
-    if (is_new) {
-      Peer peer;
-      peer.incarnation = entry.incarnation;
-      peer.renewal.heard(now);
-      peers_.emplace(entry.worker_id, std::move(peer));
-      commands_.push_back({.kind = Command::Kind::kConnect, .worker_id = entry.worker_id});
-      greet(entry.worker_id, peers_.at(entry.worker_id), now);
-      continue;
-    }
+    if (!peers_.contains(entry.worker_id)) continue;
     Peer& peer = peers_.at(entry.worker_id);
     if (!entry.is_withdrawn || peer.is_withdrawn) continue;
     peer.is_withdrawn = true;
@@ -73,7 +64,58 @@ void PoolSession::set_roster(std::span<const wire::RosterEntry> entries, Instant
       part_from(entry.worker_id);
     }
   }
+  name_waiting(entries);
+  connect_to_waiting(now);
   carry_out(now);
+}
+
+// Those that waited before keep their places.
+void PoolSession::name_waiting(std::span<const wire::RosterEntry> entries) {
+  std::map<uint64_t, wire::RosterEntry> named;
+  for (const wire::RosterEntry& entry : entries)
+    if (!entry.is_withdrawn && !peers_.contains(entry.worker_id)) named.emplace(entry.worker_id, entry);
+  std::deque<wire::RosterEntry> waiting;
+  for (const wire::RosterEntry& before : waiting_) {
+    const auto still = named.extract(before.worker_id);
+    if (!still.empty()) waiting.push_back(still.mapped());
+  }
+  for (const auto& [worker_id, entry] : named) waiting.push_back(entry);
+  waiting_ = std::move(waiting);
+}
+
+size_t PoolSession::silent_count() const {
+  return static_cast<size_t>(
+      std::count_if(peers_.begin(), peers_.end(), [](const auto& item) { return !item.second.has_spoken; }));
+}
+
+void PoolSession::connect_to_waiting(Instant now) {
+  if (waiting_.empty()) return;
+  for (size_t silent = silent_count(); silent < kSilentCountMax && !waiting_.empty(); ++silent) {
+    const wire::RosterEntry entry = waiting_.front();
+    waiting_.pop_front();
+    Peer peer;
+    peer.incarnation = entry.incarnation;
+    peer.named_at = now;
+    peer.renewal.heard(now);
+    peers_.emplace(entry.worker_id, std::move(peer));
+    commands_.push_back({.kind = Command::Kind::kConnect, .worker_id = entry.worker_id});
+    greet(entry.worker_id, peers_.at(entry.worker_id), now);
+  }
+}
+
+// Has those of whom nothing was heard make room for others, and wait in their stead.
+void PoolSession::end_silent_turns(Instant now) {
+  if (waiting_.empty()) return;
+  std::vector<wire::RosterEntry> silent;
+  for (const auto& [worker_id, peer] : peers_) {
+    if (!peer.has_spoken && now - peer.named_at >= kSilentTurn && silent.size() < waiting_.size())
+      silent.push_back({.worker_id = worker_id, .incarnation = peer.incarnation});
+  }
+  for (const wire::RosterEntry& entry : silent) {
+    part_from(entry.worker_id);
+    waiting_.push_back(entry);
+  }
+  connect_to_waiting(now);
 }
 
 // ---- Links
@@ -81,6 +123,7 @@ void PoolSession::set_roster(std::span<const wire::RosterEntry> entries, Instant
 void PoolSession::greet(uint64_t worker_id, Peer& peer, Instant now) {
   peer.link = Link(next_link_++);
   peer.state = State::kGreeting;
+  peer.has_answer_waiting = false;
   peer.hello_at = now + kHelloTimeout;
   if (!peer.slot) peer.heard_at = now;
   peer.ping_at = now + kPingInterval;
@@ -99,6 +142,19 @@ void PoolSession::greet(uint64_t worker_id, Peer& peer, Instant now) {
         .is_continued = peer.slot.has_value(),
         .count = static_cast<uint32_t>(repeated.size())});
   for (const wire::BatchKey key : repeated) send_request(worker_id, peer, key);
+}
+
+// While the next link has to wait, others make what this worker owes.
+void PoolSession::make_anew(uint64_t worker_id, Peer& peer, Instant now) {
+  if (++peer.remade_count > kRemadeCountMax) {
+    end_for(worker_id, peer, std::nullopt,
+            std::to_string(peer.remade_count) + " links with it in a row have broken before it answered", now);
+    return carry_out(now);
+  }
+  const Instant begins_at = peer.remaking.take(now);
+  if (begins_at <= now) return greet(worker_id, peer, now);
+  lose(peer, Loss::kSilent, begins_at, now);
+  carry_out(now);
 }
 
 void PoolSession::welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now) {
@@ -138,20 +194,17 @@ void PoolSession::lose(Peer& peer, Loss loss, Instant retry_at, Instant now) {
   dispatch_.lose_worker(*std::exchange(peer.slot, std::nullopt), loss, now);
 }
 
-// While the next link has to wait, others make what this worker owes.
-void PoolSession::remake(uint64_t worker_id, Peer& peer, Instant now) {
-  const Instant begins_at = peer.remaking.take(now);
-  if (begins_at <= now) return greet(worker_id, peer, now);
-  lose(peer, Loss::kSilent, begins_at, now);
-  carry_out(now);
-}
-
 void PoolSession::part_from(uint64_t worker_id) {
   const auto found = peers_.find(worker_id);
   if (found == peers_.end()) return;
   if (found->second.slot) worker_of_.erase(*found->second.slot);
   peers_.erase(found);
   commands_.push_back({.kind = Command::Kind::kDisconnect, .worker_id = worker_id});
+}
+
+bool PoolSession::is_open(uint64_t worker_id) const {
+  const auto found = peers_.find(worker_id);
+  return found != peers_.end() && found->second.state == State::kOpen;
 }
 
 bool PoolSession::is_in_force(uint64_t worker_id, uint32_t link) const {
@@ -168,6 +221,12 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
   if (found == peers_.end()) return false;
   Peer& peer = found->second;
   peer.renewal.heard(now);
+  if (!std::exchange(peer.has_spoken, true)) connect_to_waiting(now);
+  if (message.link >= next_link_) {
+    end_for(worker_id, peer, std::nullopt, "it spoke on a link that was never begun", now);
+    carry_out(now);
+    return false;
+  }
   if (!is_in_force(peer, message.link)) return false;
   if (message.kind == wire::ToTrainer::Kind::kRefused || message.kind == wire::ToTrainer::Kind::kDeclined) {
     peer.has_declined = message.kind == wire::ToTrainer::Kind::kDeclined;
@@ -176,15 +235,29 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
     return false;
   }
   if (message.kind == wire::ToTrainer::Kind::kBroken) {
-    remake(worker_id, peer, now);
+    make_anew(worker_id, peer, now);
+    return false;
+  }
+  if (message.stamp == 0) {
+    end_for(worker_id, peer, std::nullopt, "it sent a message without a number", now);
+    carry_out(now);
     return false;
   }
   switch (peer.link.receive(message.link, message.stamp)) {
     case Link::Receipt::kOld: return false;
-    case Link::Receipt::kGap: remake(worker_id, peer, now); return false;
+    case Link::Receipt::kGap: make_anew(worker_id, peer, now); return false;
     case Link::Receipt::kNext: break;
   }
   peer.heard_at = now;
+  peer.has_answer_waiting = false;
+  using Kind = wire::ToTrainer::Kind;
+  const bool is_of_request =
+      message.kind == Kind::kStarted || message.kind == Kind::kAnswer || message.kind == Kind::kHandedBack;
+  if (is_of_request && peer.slot && !dispatch_.was_asked(*peer.slot, message.key)) {
+    end_for(worker_id, peer, std::nullopt, "it answers " + to_text(message.key) + ", which it was not asked for", now);
+    carry_out(now);
+    return false;
+  }
   bool counts = false;
   switch (message.kind) {
     case wire::ToTrainer::Kind::kWelcome: welcome(worker_id, peer, message.is_fresh, now); break;
@@ -194,7 +267,10 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
     case wire::ToTrainer::Kind::kAnswer:
       send(worker_id, peer, {.kind = wire::ToWorker::Kind::kAck, .key = message.key});
       counts = peer.slot && dispatch_.answered(*peer.slot, message.key, bytes, now);
-      if (counts) peer.remaking.counted();
+      if (counts) {
+        peer.remade_count = 0;
+        peer.remaking.counted();
+      }
       break;
     case wire::ToTrainer::Kind::kHandedBack:
       if (peer.slot) dispatch_.handed_back(*peer.slot, message.key, now);
@@ -224,7 +300,34 @@ void PoolSession::lose_track(uint64_t worker_id, uint32_t link, Instant now) {
   if (found == peers_.end()) return;
   Peer& peer = found->second;
   peer.renewal.heard(now);
-  if (is_in_force(peer, link)) remake(worker_id, peer, now);
+  if (is_in_force(peer, link)) make_anew(worker_id, peer, now);
+}
+
+void PoolSession::answer_waits(uint64_t worker_id) {
+  const auto found = peers_.find(worker_id);
+  if (found != peers_.end()) found->second.has_answer_waiting = true;
+}
+
+void PoolSession::distrust(uint64_t worker_id, std::optional<wire::BatchKey> asked, std::string reason, Instant now) {
+  const auto found = peers_.find(worker_id);
+  if (found == peers_.end() || found->second.state == State::kApart) return;
+  end_for(worker_id, found->second, asked, std::move(reason), now);
+  carry_out(now);
+}
+
+void PoolSession::end_for(uint64_t worker_id, Peer& peer, std::optional<wire::BatchKey> asked, std::string reason,
+                          Instant now) {
+  if (peer.slot) {
+    const auto outstanding = dispatch_.outstanding(*peer.slot);
+    if (!asked) asked = dispatch_.running(*peer.slot);
+    if (!asked && !outstanding.empty()) asked = outstanding.front();
+    if (asked) dispatch_.started(*peer.slot, *asked);
+  }
+  peer.remade_count = 0;
+  peer.remaking.counted();
+  commands_.push_back(
+      {.kind = Command::Kind::kDistrust, .worker_id = worker_id, .asked = asked, .reason = std::move(reason)});
+  lose(peer, Loss::kDied, now + kDiedPause, now);
 }
 
 void PoolSession::died(uint64_t worker_id, Instant now) {
@@ -244,6 +347,7 @@ void PoolSession::connected(uint64_t worker_id, Instant now) {
 }
 
 void PoolSession::leave(Instant now) {
+  waiting_.clear();
   while (!peers_.empty()) {
     const uint64_t worker_id = peers_.begin()->first;
     Peer& peer = peers_.begin()->second;
@@ -330,9 +434,15 @@ void PoolSession::tick(Instant now) {
     // silence since then is its own.
     const Instant due_at = peer.state == State::kOpen ? peer.ping_at : peer.hello_at;
     if (now > due_at) peer.heard_at = std::min(now, peer.heard_at + (now - due_at));
-    if (now - peer.heard_at >= kLease) lose(peer, Loss::kSilent, now, now);
+    if (now - peer.heard_at < kLease) continue;
+    if (peer.has_answer_waiting) {
+      end_for(worker_id, peer, std::nullopt, "it answered, and the pieces of its batch did not come", now);
+    } else {
+      lose(peer, Loss::kSilent, now, now);
+    }
   }
   carry_out(now);  // others are asked for those now, so a hello must not repeat them
+  end_silent_turns(now);
   for (auto& [worker_id, peer] : peers_) {
     if (peer.state != State::kOpen && !peer.has_declined && now >= peer.hello_at) {
       if (peer.renewal.take(now)) commands_.push_back({.kind = Command::Kind::kRenew, .worker_id = worker_id});
@@ -352,6 +462,7 @@ std::optional<Instant> PoolSession::next_tick() const {
   for (const auto& [worker_id, peer] : peers_) {
     if (peer.state != State::kApart) next = earlier(next, peer.heard_at + kLease);
     if (!peer.has_declined) next = earlier(next, peer.state == State::kOpen ? peer.ping_at : peer.hello_at);
+    if (!peer.has_spoken && !waiting_.empty()) next = earlier(next, peer.named_at + kSilentTurn);
   }
   return next;
 }

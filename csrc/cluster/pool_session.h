@@ -12,6 +12,7 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/instant.h"
@@ -23,6 +24,11 @@
 #include "wire/reports.h"
 
 namespace penstock::cluster {
+
+// Workers that are connected to at once and of whom nothing was heard: a list of thousands that do not answer must not
+// take all descriptors that a trainer may have. Others wait, and take turns with them.
+constexpr size_t kSilentCountMax = 64;
+constexpr Duration kSilentTurn = std::chrono::seconds(2);
 
 struct PoolSessionOptions {
   uint64_t trainer_id = 0;    // that no session had before: each numbers its links from 1
@@ -42,6 +48,7 @@ class PoolSession {
       kRenew,       // if there is a connection to it, it is made anew: nothing has come over it for long
       kSend,        // this message; a request with its content, and that of a lane that starts with its state
       kFail,        // too many workers died of this batch
+      kDistrust,    // what the worker sent is wrong: its link has ended, and it is greeted again later
     };
     Kind kind = Kind::kSend;
     uint64_t worker_id = 0;
@@ -49,6 +56,9 @@ class PoolSession {
     wire::BatchKey key{};      // of kFail
     uint32_t death_count = 0;  // of kFail
     SharedContent content{};   // of kFail: the content of the request
+    // Of kDistrust: the request that it was asked for then, and what was wrong.
+    std::optional<wire::BatchKey> asked{};
+    std::string reason{};
 
     friend bool operator==(const Command&, const Command&) = default;
   };
@@ -63,11 +73,20 @@ class PoolSession {
   // A piece of a batch came on this link: the worker lives. A pong can wait behind a large batch for longer than a
   // lease.
   void heard(uint64_t worker_id, uint32_t link, Instant now);
+  // Whether the worker has answered the hello of the link in force.
+  bool is_open(uint64_t worker_id) const;
   // Whether this is the worker's link in force, so that its messages count.
   bool is_in_force(uint64_t worker_id, uint32_t link) const;
   // The messages of this link do not fit together, so that one of them was lost: the link is made anew, after a pause
-  // (RemakeClock) where that happened before and no answer has counted since.
+  // (RemakeClock) where that happened before and no answer has counted since. A worker whose links are made anew time
+  // and again is distrusted.
   void lose_track(uint64_t worker_id, uint32_t link, Instant now);
+  // An answer of the worker is here, whose pieces are not. It is received once they are.
+  void answer_waits(uint64_t worker_id);
+  // What the worker sent is no message, or no answer to its request `asked`; without one, it is the request that the
+  // worker works on. The link ends, its requests are asked of others, and that one counts a death: no worker holds a
+  // request up for ever.
+  void distrust(uint64_t worker_id, std::optional<wire::BatchKey> asked, std::string reason, Instant now);
   // The connection to a worker ended, most likely because its process did. When the worker says later that it lives,
   // the batch that it was making is blamed no longer: connections can end by themselves, time and again.
   void died(uint64_t worker_id, Instant now);
@@ -88,9 +107,9 @@ class PoolSession {
   std::optional<Instant> next_tick() const;
 
   const Dispatch& dispatch() const { return dispatch_; }
-  // Workers with a link, and those that are known.
+  // Workers with a link, and those that are known, of whom some may wait for their turn to be connected to.
   size_t open_count() const;
-  size_t known_count() const { return peers_.size(); }
+  size_t known_count() const { return peers_.size() + waiting_.size(); }
   // The known workers that said that they cannot make this trainer's batches.
   size_t declined_count() const;
 
@@ -109,6 +128,10 @@ class PoolSession {
     std::deque<Dispatch::Command> delayed;  // until the worker has answered the hello
     bool is_withdrawn = false;
     bool is_leaving = false;
+    bool has_spoken = false;
+    Instant named_at{};  // when its turn began
+    bool has_answer_waiting = false;
+    uint32_t remade_count = 0;  // links in a row that were made anew, and ended without an answer that counts
     bool has_declined = false;  // it is not greeted again
     Instant hello_at{};
     Instant heard_at{};
@@ -117,11 +140,16 @@ class PoolSession {
     Instant ping_at{};
   };
 
+  void name_waiting(std::span<const wire::RosterEntry> entries);
+  void connect_to_waiting(Instant now);
+  void end_silent_turns(Instant now);
+  size_t silent_count() const;
   static bool is_in_force(const Peer& peer, uint32_t link);
   void greet(uint64_t worker_id, Peer& peer, Instant now);
+  void make_anew(uint64_t worker_id, Peer& peer, Instant now);
+  void end_for(uint64_t worker_id, Peer& peer, std::optional<wire::BatchKey> asked, std::string reason, Instant now);
   void welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now);
   void lose(Peer& peer, Loss loss, Instant retry_at, Instant now);
-  void remake(uint64_t worker_id, Peer& peer, Instant now);
   void send(uint64_t worker_id, Peer& peer, wire::ToWorker message);
   void send_request(uint64_t worker_id, Peer& peer, wire::BatchKey key);
   void carry_out(Instant now);
@@ -130,6 +158,7 @@ class PoolSession {
   PoolSessionOptions options_;
   Dispatch dispatch_;
   std::map<uint64_t, Peer> peers_;
+  std::deque<wire::RosterEntry> waiting_;     // named, and not connected to yet
   std::map<WorkerSlot, uint64_t> worker_of_;  // by slot in use
   WorkerSlot next_slot_ = 1;
   uint32_t next_link_ = 1;  // of whichever worker, so that no number is used twice

@@ -69,6 +69,11 @@ uint32_t RequestOrder::undelivered_count() const {
   return count;
 }
 
+bool RequestOrder::is_outstanding(uint64_t sequence) const {
+  const auto task = tasks_.find(sequence);
+  return task != tasks_.end() && !task->second.has_arrived;
+}
+
 bool RequestOrder::arrived(uint64_t sequence) {
   const auto task = tasks_.find(sequence);
   PENSTOCK_ASSERT(task != tasks_.end() && !task->second.has_arrived, "unexpected answer to request ", sequence);

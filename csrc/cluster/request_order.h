@@ -59,6 +59,9 @@ class RequestOrder {
   };
   std::optional<Awaited> awaited() const;
 
+  // Whether the request was assigned and no answer to it has come.
+  bool is_outstanding(uint64_t sequence) const;
+
   // An answer came. True when it is the trainer's next batch (in whatever order is wanted) and is not to be kept.
   bool arrived(uint64_t sequence);
 

@@ -299,9 +299,8 @@ Result<void> Batch::widen(BatchMemory& memory) {
     if (wire::is_narrow(entry.encoding)) bytes += align_up(wire::plain_bytes(entry), wire::kPayloadAlignment);
   }
   if (bytes == 0) return {};
-  auto slab = memory.take(bytes);
+  auto slab = memory.take(bytes);  // which the narrow bytes that are here stand for
   if (slab) wide_lease_ = std::move(slab.value().lease);
-  memory.note_received(bytes);
   wide_.resize(frame_.tensors.size());
   uint64_t offset = 0;
   for (size_t index = 0; index < frame_.tensors.size(); ++index) {
@@ -336,6 +335,14 @@ uint64_t Batch::wide_bytes() const {
     if (wire::is_narrow(entry.encoding)) bytes += wire::plain_bytes(entry);
   }
   return bytes;
+}
+
+Result<void> Batch::check_narrow() const {
+  for (const TensorEntry& entry : frame_.tensors) {
+    if (!wire::is_narrow(entry.encoding)) continue;
+    if (auto checked = wire::check_narrow(entry, bytes_of(entry)); !checked) return checked.error();
+  }
+  return {};
 }
 
 Result<bool> Batch::try_keep_narrow() {

@@ -120,6 +120,8 @@ class Batch {
   // Gives tensors that came with fewer bytes their own ones, in `memory` or else on the heap. kMalformed for bytes that
   // do not belong to such a tensor, kNoMemory.
   Result<void> widen(BatchMemory& memory);
+  // Whether widen() can fail for anything but memory: kMalformed then.
+  Result<void> check_narrow() const;
   // Leaves the tensors as they came, in memory that no other process may write to. False where a device cannot widen
   // one of them. kMalformed as widen(). On the host tensors() widens them onto the heap.
   Result<bool> try_keep_narrow();

@@ -314,10 +314,11 @@ class Client::Impl {
                      .error = std::move(arrival.error)};
       case Arrival::Kind::kEnd: {
         if (arrival.epoch != now.number) return std::nullopt;
+        if (!now.order.is_outstanding(arrival.sequence)) return unasked(arrival);
         const uint32_t shard_id = now.order.shard_ended(arrival.sequence);
         now.asked.erase(arrival.sequence);
         const uint32_t worker_id = source->worker_of(shard_id);
-        PENSTOCK_ASSERT(worker_id == arrival.worker_id, "worker ", arrival.worker_id, " ended a shard of another");
+        if (worker_id != arrival.worker_id) return unasked(arrival);
         const bool is_done = !has_active_shard(worker_id);
         if (is_done && !options.keep_workers) source->dismiss(arrival.worker_id);
         return Event{.kind = Event::Kind::kShardEnded,
@@ -335,12 +336,25 @@ class Client::Impl {
       inbox.counters().stale_batches.add(1);
       return std::nullopt;
     }
-    largest_batch_bytes = std::max(largest_batch_bytes, std::max<uint64_t>(1, arrival.batch->frame().payload_bytes));
     Epoch& epoch = is_early ? *early : now;
+    if (!epoch.order.is_outstanding(arrival.sequence)) return unasked(arrival);
+    largest_batch_bytes = std::max(largest_batch_bytes, std::max<uint64_t>(1, arrival.batch->frame().payload_bytes));
     const bool is_next = epoch.order.arrived(arrival.sequence);
     if (is_next && !is_early) return deliver(std::move(arrival.batch));
     epoch.ready.emplace(arrival.sequence, std::move(arrival.batch));
     return std::nullopt;
+  }
+
+  // Of a worker that answers what it was not asked for. What it had to answer may never come.
+  static Event unasked(const Arrival& arrival) {
+    const wire::BatchKey key{.epoch = arrival.epoch, .sequence = arrival.sequence};
+    return {.kind = Event::Kind::kFailed,
+            .worker_id = arrival.worker_id,
+            .batch = {},
+            .error = Fault{Errc::kMalformed, "worker " + std::to_string(arrival.worker_id) + " answered " +
+                                                 wire::to_text(key) +
+                                                 ", which it was not asked for or had answered before; trainer and "
+                                                 "workers must run the same version of penstock"}};
   }
 
   Event deliver(std::unique_ptr<Batch> batch) {

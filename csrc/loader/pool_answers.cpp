@@ -32,38 +32,55 @@ std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::unique_ptr<Batch> batch_of(const wire::PoolAnswer& answer, std::optional<IncomingBatch> whole,
-                                const std::string& worker, const std::string& place, bool allow_pickle) {
+Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::optional<IncomingBatch> whole,
+                                        const std::string& worker, bool allow_pickle) {
   wire::Descriptor descriptor = descriptor_of(answer.message.key);
   descriptor.flags = answer.flags;
   descriptor.fetch_time = answer.fetch_time;
   descriptor.prefix_time = answer.prefix_time;
   descriptor.samples = answer.samples;
-  Batch::RemoteError error{.type_name = {}, .text = {}, .worker = worker};
-  if (whole) {
-    auto made = whole->finish(descriptor, answer.record_bytes, allow_pickle);
-    if (made) {
-      made.value()->set_state(answer.state);
-      return std::move(made).value();
-    }
-    auto damaged = error_of_damage(answer.message.key, place, made.error());
-    damaged->set_state(answer.state);
-    return damaged;
-  } else {
+  if (!whole) {
     const std::string_view text = text_of(answer.body);
     const size_t end = std::min(text.find('\0'), text.size());
-    error.type_name = text.substr(0, end);
-    error.text = text.substr(std::min(end + 1, text.size()));
+    auto batch = Batch::from_error(descriptor, {.type_name = std::string(text.substr(0, end)),
+                                                .text = std::string(text.substr(std::min(end + 1, text.size()))),
+                                                .worker = worker});
+    batch->set_state(answer.state);
+    return batch;
   }
-  auto batch = Batch::from_error(descriptor, std::move(error));
-  batch->set_state(answer.state);
+  if ((answer.flags & wire::kDescriptorRaises) != 0 && !allow_pickle)
+    return Fault{Errc::kMalformed, "it sent an exception as a batch, which would be a pickle"};
+  auto batch = whole->finish(descriptor, answer.record_bytes, allow_pickle);
+  if (!batch) return batch;
+  if (auto checked = batch.value()->check_narrow(); !checked) return checked.error();
+  if (wire::is_recall(answer.message.key) && batch.value()->withheld_bytes() > 0)
+    return Fault{Errc::kMalformed, "it was asked for the whole of a batch and left some of it out"};
+  batch.value()->set_state(answer.state);
   return batch;
 }
 
 std::unique_ptr<Batch> error_of_damage(wire::BatchKey key, const std::string& place, const Fault& error) {
-  return Batch::from_error(descriptor_of(key), {.type_name = "penstock.errors.PenstockError",
-                                                .text = "the batch cannot be read: " + error.message,
-                                                .worker = place});
+  return error_in_batch(key, place, "the batch cannot be read: " + error.message);
+}
+
+std::string spoken_size(uint64_t dataset_size) {
+  if (dataset_size == wire::kSizeUntold) return "a size that it does not tell";
+  if (dataset_size == wire::kNoSize) return "no length, as it is iterable";
+  return std::to_string(dataset_size) + " samples";
+}
+
+std::unique_ptr<Batch> error_in_batch(wire::BatchKey key, const std::string& place, std::string text) {
+  return Batch::from_error(descriptor_of(key),
+                           {.type_name = "penstock.errors.PenstockError", .text = std::move(text), .worker = place});
+}
+
+std::unique_ptr<Batch> error_of_wrong_answers(wire::BatchKey key, const std::string& place, const std::string& reason,
+                                              uint32_t count) {
+  return error_in_batch(key, place,
+                        wire::to_text(key) + " was asked for " + std::to_string(count) +
+                            " times and cannot be read: " + reason +
+                            "; take this worker out of the pool (penstock drain), and see that its version of penstock "
+                            "is that of the trainer");
 }
 
 std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,

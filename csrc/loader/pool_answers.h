@@ -22,12 +22,22 @@ namespace penstock::loader {
 std::string_view text_of(std::span<const std::byte> bytes);
 
 // The batch of an answer whose bytes have all come, or of one that is an error. `worker` is the sender's name in
-// messages, and `place` the name with its address.
-std::unique_ptr<Batch> batch_of(const wire::PoolAnswer& answer, std::optional<IncomingBatch> whole,
-                                const std::string& worker, const std::string& place, bool allow_pickle);
+// messages. kMalformed and kTooLarge where it is no answer to its request, kNoMemory where the trainer has no room.
+Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::optional<IncomingBatch> whole,
+                                        const std::string& worker, bool allow_pickle);
 
-// The error in place of a batch that `place` sent and that cannot be read.
+// The error in place of a batch of `place`'s that cannot be had here, for want of memory as a rule.
 std::unique_ptr<Batch> error_of_damage(wire::BatchKey key, const std::string& place, const Fault& error);
+
+// "40 samples": as a worker tells it.
+std::string spoken_size(uint64_t dataset_size);
+
+// The error in place of a batch of `place`'s.
+std::unique_ptr<Batch> error_in_batch(wire::BatchKey key, const std::string& place, std::string text);
+
+// The error in place of a batch that workers, the last of them at `place`, were asked for and answered wrongly.
+std::unique_ptr<Batch> error_of_wrong_answers(wire::BatchKey key, const std::string& place, const std::string& reason,
+                                              uint32_t count);
 
 // The error in place of a batch that one worker after the other died of. `lost_at` is where one of them listened, or
 // empty.

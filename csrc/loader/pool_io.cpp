@@ -305,9 +305,12 @@ void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant 
     if (receipt.offence.empty()) {
       take_message(worker_id, *link, receipt.parts, now);
       carry_out();
-    } else if (!std::exchange(link->is_trouble_told, true)) {
-      tell("worker " + spoken_id(worker_id) + " at " + link->endpoint().text() +
-           " sent a message that no worker sends: " + receipt.offence);
+    } else {
+      if (!std::exchange(link->is_trouble_told, true))
+        tell("worker " + spoken_id(worker_id) + " at " + link->endpoint().text() +
+             " sent a message that no worker sends: " + receipt.offence);
+      session_.distrust(worker_id, std::nullopt, receipt.offence, now);
+      carry_out();
     }
   }
 }
@@ -317,31 +320,61 @@ void PoolIo::complain(uint64_t worker_id, WorkerLink& link, const std::string& w
   tell("worker " + spoken_id(worker_id) + " at " + link.endpoint().text() + " cannot be used: " + what);
 }
 
+// A message that cannot be read may be the answer to a request.
+void PoolIo::refuse_message(uint64_t worker_id, WorkerLink& link, const std::string& what, Instant now) {
+  complain(worker_id, link, what);
+  session_.distrust(worker_id, std::nullopt, what, now);
+}
+
+void PoolIo::note_distrust(const PoolSession::Command& command) {
+  if (command.asked) wrong_answers_[*command.asked] = {spoken_place(command.worker_id), command.reason};
+  WorkerLink* link = links_->find(command.worker_id);
+  if (link == nullptr) return;
+  const std::string place = spoken_place(command.worker_id);
+  links_->end_link(command.worker_id);
+  link->data_missed_at.reset();
+  if (link->is_trouble_told || std::exchange(link->is_fault_told, true)) return;
+  tell("worker " + place + " is connected to anew, since " + command.reason);
+}
+
+std::unique_ptr<Batch> PoolIo::error_in_place(const PoolSession::Command& command) {
+  const auto wrong = wrong_answers_.extract(command.key);
+  if (wrong.empty()) return error_of_deaths(command.key, *command.content, command.death_count, lost_at_);
+  return error_of_wrong_answers(command.key, wrong.mapped().place, wrong.mapped().reason, command.death_count);
+}
+
 void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<net::ReceivedPart> parts, Instant now) {
   const auto first = parts.front().bytes();
   if (wire::is_blob_message(first) && parts.size() <= 2) {
     const auto message = wire::parse_blob_message(first, parts.size() == 2 ? parts[1].bytes().size() : 0);
-    if (!message) return complain(worker_id, link, message.error().message);
+    if (!message) return refuse_message(worker_id, link, message.error().message, now);
     const auto* wish = std::get_if<wire::BlobWish>(&message.value());
-    if (wish == nullptr) return complain(worker_id, link, "it sent a blob, which only trainers do");
+    if (wish == nullptr) return refuse_message(worker_id, link, "it sent a blob, which only trainers do", now);
     return link.hand_out(*wish, blobs_.find(wish->id));
   }
   if (parts.size() > 1)
-    return complain(worker_id, link, "it sent " + std::to_string(parts.size()) + " parts where one is the most");
+    return refuse_message(worker_id, link, "it sent " + std::to_string(parts.size()) + " parts where one is the most",
+                          now);
   take_answer(worker_id, link, std::move(parts.front()), now);
 }
 
 // A refusal, and that the link is broken, is heard at once. All else keeps its order behind an answer that waits.
 void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart part, Instant now) {
   const auto parsed = wire::parse_to_trainer(part.bytes());
-  if (!parsed) return complain(worker_id, link, parsed.error().message);
+  if (!parsed) return refuse_message(worker_id, link, parsed.error().message, now);
   const wire::PoolAnswer& answer = parsed.value();
-  if (answer.worker_id != worker_id) return;  // of another worker that listens there now
+  if (answer.worker_id != worker_id) {  // another worker listens there now, unless this one has answered a hello
+    if (session_.is_open(worker_id))
+      refuse_message(worker_id, link, "it spoke in the name of worker " + spoken_id(answer.worker_id), now);
+    return;
+  }
   if (!std::exchange(link.has_spoken, true)) standing_.forget_refusal(worker_id);
   note_message(worker_id, link, answer);
   const bool has_turn = answer.message.stamp == 0 || (!link.has_waiting() && !waits_for_pieces(link, answer));
   if (has_turn) return take_answer_in_turn(worker_id, link, answer, now);
-  if (!link.add_waiting(std::move(part))) lose_track(worker_id, answer.message.link, now);
+  const bool is_of_link = session_.is_in_force(worker_id, answer.message.link);
+  if (!link.add_waiting(std::move(part))) return lose_track(worker_id, answer.message.link, now);
+  if (is_of_link) session_.answer_waits(worker_id);
 }
 
 bool PoolIo::waits_for_pieces(WorkerLink& link, const wire::PoolAnswer& answer) const {
@@ -384,18 +417,24 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
     whole.emplace(std::move(taken).value());
   } else if (answer.kind == AnswerKind::kBatch && is_awaited && is_in_force) {
     if (link.data()) whole = link.data()->take_whole(message.key);
-    if (!whole || whole->payload_bytes() != answer.payload_bytes) return lose_track(worker_id, message.link, now);
+    if (!whole || whole->payload_bytes() != answer.payload_bytes)
+      return session_.distrust(worker_id, message.key, "the pieces of a batch are not those of its answer", now);
     note_crossing(worker_id, answer);
   }
   const cluster::SharedContent content = whole ? session_.dispatch().content_of(message.key) : nullptr;
+  std::unique_ptr<Batch> batch;  // of an answer that may count
+  if (is_awaited && is_in_force && message.kind == ToTrainer::Kind::kAnswer) {
+    auto read = read_answer(worker_id, answer, lane, std::move(whole));
+    if (!read) return session_.distrust(worker_id, message.key, read.error().message, now);
+    batch = std::move(read).value();
+  }
   const bool counts = session_.receive(worker_id, message, answer.payload_bytes, now);
   if (!counts) return;
   was_served_ = true;
-  note_made(worker_id, answer);
+  wrong_answers_.erase(message.key);
+  note_made(worker_id, answer, content.get());
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
   if (lane != wire::kNoLane) lanes_.answered(lane, answer.state);
-  if (whole && !answer.place) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
-  auto batch = batch_of(answer, std::move(whole), spoken_id(worker_id), spoken_place(worker_id), options_.allow_pickle);
   // A worker could write to a slab that it has handed over after its bytes were checked.
   std::optional<NarrowArrival> narrow;
   if (!batch->remote_error() && batch->is_narrow())
@@ -407,8 +446,41 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   deliver(message.key, std::move(batch), std::move(narrow));
 }
 
-void PoolIo::note_made(uint64_t worker_id, const wire::PoolAnswer& answer) {
+bool PoolIo::has_other_dataset(const wire::PoolAnswer& answer) const {
+  return answer.kind == AnswerKind::kBatch && !wire::is_recall(answer.message.key) &&
+         options_.said_size.size != wire::kSizeUntold && answer.dataset_size != options_.said_size.size;
+}
+
+// Nobody can tell who of two workers has the right one.
+std::unique_ptr<Batch> PoolIo::error_of_dataset(const wire::PoolAnswer& answer, const std::string& place) const {
+  return error_in_batch(answer.message.key, place,
+                        "its dataset has " + spoken_size(answer.dataset_size) + ", and that of worker " +
+                            options_.said_size.by + ", by which this epoch is read, has " +
+                            spoken_size(options_.said_size.size) +
+                            "; give all workers the same files and the same version of the dataset");
+}
+
+// The batch of an answer to a request of this lane, or the error in its place; null for the end of a lane.
+Result<std::unique_ptr<Batch>> PoolIo::read_answer(uint64_t worker_id, const wire::PoolAnswer& answer, wire::Lane lane,
+                                                   std::optional<IncomingBatch> whole) {
+  if (answer.kind == AnswerKind::kEnd) {
+    if (lane != wire::kNoLane) return std::unique_ptr<Batch>();
+    return Fault{Errc::kMalformed, "it said that a shard has ended where it was asked for " +
+                                       wire::to_text(answer.message.key) + ", which is of no shard"};
+  }
+  if (has_other_dataset(answer)) return error_of_dataset(answer, spoken_place(worker_id));
+  const bool is_received = whole && !answer.place;
+  auto batch = batch_of(answer, std::move(whole), spoken_id(worker_id), options_.allow_pickle);
+  if (batch && is_received) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
+  if (batch || batch.error().code != Errc::kNoMemory) return batch;
+  return error_of_damage(answer.message.key, spoken_place(worker_id), batch.error());
+}
+
+void PoolIo::note_made(uint64_t worker_id, wire::PoolAnswer answer, const cluster::RequestContent* content) {
   if (answer.kind != AnswerKind::kBatch) return;
+  if (content != nullptr && content->request.index_kind == wire::IndexKind::kIntegers)
+    answer.sample_count =
+        static_cast<uint32_t>(std::min<uint64_t>(answer.sample_count, content->indices.size() / sizeof(int64_t)));
   if (!directory_.is_own(worker_id)) job_meter_.note_batch(answer);
   const Duration time = answer.fetch_time * Duration(wire::kTimeUnit);
   ++made_.batch_count;
@@ -516,11 +588,9 @@ void PoolIo::receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant 
       take_waiting(worker_id, now);
       continue;
     }
-    if (session_.is_in_force(worker_id, number) && !std::exchange(link->is_fault_told, true)) {
-      tell("worker " + spoken_place(worker_id) +
-           " is connected to anew, since a piece of a batch is not what it sent: " + link->data()->fault());
-    }
-    return lose_track(worker_id, number, now);
+    if (!session_.is_in_force(worker_id, number)) return;
+    session_.distrust(worker_id, std::nullopt, "a piece of a batch is not what it sent: " + link->data()->fault(), now);
+    return carry_out();
   }
 }
 
@@ -598,6 +668,7 @@ void PoolIo::begin_epoch(uint32_t epoch, std::map<wire::Lane, LanePlaces::Place>
   session_.forget_other_epochs(epoch, now);
   for (const wire::Lane lane : ended_lanes_) session_.end_lane(epoch_, lane, now);
   ended_lanes_.clear();
+  std::erase_if(wrong_answers_, [](const auto& item) { return !wire::is_recall(item.first); });
   lanes_.begin(std::move(lanes));
   epoch_ = epoch;
 }
@@ -626,7 +697,9 @@ void PoolIo::recall(const Batch::Origin& origin) {
 
 void PoolIo::forget_recall(const Batch::Origin& origin) {
   const wire::Request& request = origin.request->request;
-  session_.forget(wire::recall_of({.epoch = request.epoch, .sequence = request.sequence}), clock_now());
+  const BatchKey key = wire::recall_of({.epoch = request.epoch, .sequence = request.sequence});
+  wrong_answers_.erase(key);
+  session_.forget(key, clock_now());
 }
 
 void PoolIo::carry_out() {
@@ -645,9 +718,8 @@ void PoolIo::carry_out() {
           break;
         case Kind::kRenew: links_->renew(command.worker_id); break;
         case Kind::kSend: send(command); break;
-        case Kind::kFail:
-          deliver(command.key, error_of_deaths(command.key, *command.content, command.death_count, lost_at_));
-          break;
+        case Kind::kFail: deliver(command.key, error_in_place(command)); break;
+        case Kind::kDistrust: note_distrust(command); break;
       }
     }
   }

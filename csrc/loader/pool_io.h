@@ -59,6 +59,12 @@ struct PoolIoOptions {
   std::string gpu_uuid = {};
   wire::JobKind job_kind = wire::JobKind::kPython;
   uint16_t torch = 0;  // that the job is made with, as wire::torch_number()
+  // Of a trainer without a dataset of its own: what a worker has said of it, which those of all others must be.
+  struct SaidSize {
+    uint64_t size = wire::kSizeUntold;
+    std::string by{};  // the worker
+  };
+  SaidSize said_size = {};
   wire::JobRank job_rank = {};
 };
 
@@ -120,6 +126,10 @@ class PoolIo final : public EventLoop::Handler {
   // The message in `part`, or its place behind those that wait.
   void take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart part, Instant now);
   void take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer, Instant now);
+  Result<std::unique_ptr<Batch>> read_answer(uint64_t worker_id, const wire::PoolAnswer& answer, wire::Lane lane,
+                                             std::optional<IncomingBatch> whole);
+  bool has_other_dataset(const wire::PoolAnswer& answer) const;
+  std::unique_ptr<Batch> error_of_dataset(const wire::PoolAnswer& answer, const std::string& place) const;
   void take_waiting(uint64_t worker_id, Instant now);
   bool waits_for_pieces(WorkerLink& link, const wire::PoolAnswer& answer) const;
   void begin_link(uint64_t worker_id, uint32_t number, wire::SealOffer& offer);
@@ -135,7 +145,7 @@ class PoolIo final : public EventLoop::Handler {
   // Takes in how long a message or a batch was on its way.
   void note_message(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer);
   // Takes in what a batch has cost its worker.
-  void note_made(uint64_t worker_id, const wire::PoolAnswer& answer);
+  void note_made(uint64_t worker_id, wire::PoolAnswer answer, const cluster::RequestContent* content);
   void note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer);
   void note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer);
   void note_declines(const wire::TrainerRoster& roster);
@@ -154,6 +164,10 @@ class PoolIo final : public EventLoop::Handler {
   static std::string spoken_silence(WorkerLink& link);
   static std::string spoken_missing_data(WorkerLink& link);
   void complain(uint64_t worker_id, WorkerLink& link, const std::string& what);
+  void refuse_message(uint64_t worker_id, WorkerLink& link, const std::string& what, Instant now);
+  void note_distrust(const cluster::PoolSession::Command& command);
+  // The error in place of a batch that workers died of, or did not answer with.
+  std::unique_ptr<Batch> error_in_place(const cluster::PoolSession::Command& command);
   void tell(std::string news);
 
   const PoolIoOptions& options_;
@@ -205,6 +219,13 @@ class PoolIo final : public EventLoop::Handler {
   LanePlaces lanes_;
   std::set<wire::Lane> ended_lanes_;
   Instant answered_at_ = clock_now();  // the last time that something was
+
+  // By unanswered request: the last worker that answered it wrongly, and how.
+  struct WrongAnswer {
+    std::string place;
+    std::string reason;
+  };
+  std::map<BatchKey, WrongAnswer> wrong_answers_;
 
   bool is_silence_told_ = false;
   bool was_served_ = false;    // some worker has answered a request

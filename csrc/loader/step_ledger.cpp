@@ -116,7 +116,21 @@ Duration StepLedger::share_out(const Delivery& delivery) {
 
 void StepLedger::add(Place place, Duration time) { counters_.waited_ns[place].add(count_of(time)); }
 
-void StepLedger::deliver(const Delivery& delivery) {
+// What a worker says of its times, within what the trainer saw itself: from when it asked to when the batch was here.
+StepLedger::Delivery StepLedger::bounded(Delivery delivery) {
+  BatchTimes& times = delivery.times;
+  if (times.asked_at == Instant{} || times.arrived_at < times.asked_at) return delivery;
+  times.made_at = std::clamp(times.made_at, times.asked_at, times.arrived_at);
+  Duration left = times.arrived_at - times.asked_at;
+  for (Duration* part : {&delivery.making.dataset, &delivery.making.collate, &delivery.making.prefix}) {
+    *part = std::clamp(*part, Duration(0), left);
+    left -= *part;
+  }
+  return delivery;
+}
+
+void StepLedger::deliver(const Delivery& said) {
+  const Delivery delivery = bounded(said);
   const Duration waited = share_out(delivery);
   shared_ += waited;
   waits_.clear();

@@ -106,6 +106,7 @@ class StepLedger {
   enum Place : size_t { kWorker, kDataset, kCollate, kPrefix, kWire, kDevice, kOrder, kPlaceCount };
   static_assert(kPlaceCount == kWaitPlaceCount);
 
+  static Delivery bounded(Delivery delivery);
   // Returns how much of the waits is in its place then.
   Duration share_out(const Delivery& delivery);
   void add(Place place, Duration time);

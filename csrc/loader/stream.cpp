@@ -59,6 +59,7 @@ void Stream::begin(EpochPlan plan) {
   dropped_ahead_count_ += ahead_.size();
   ahead_.clear();
   end_states_.clear();
+  drawn_count_ = given_count_ = 0;
   past_epochs_ = epochs_time();
   step_clock_.end_epoch();
   begun_at_ = given_at_ = clock_now();
@@ -86,6 +87,7 @@ bool Stream::adopt_early(const TorchSamplerOptions& sampler) {
   expected->catch_up();
   if (sampler.generator) early->rebind(*sampler.generator);
   client_->adopt_early();
+  drawn_count_ = early_drawn_count_;
   sampler_ = early.get();
   indices_ = std::move(early);
   return true;
@@ -102,6 +104,7 @@ void Stream::begin_early() {
   if (!was_met_) return;
   client_->begin_early(seeds_to_tell(expected_->seeds()), expected_->seeds().seed_of_draws());
   early_sampler_ = std::make_unique<TorchSampler>(expected_->early_sampler(), sampler_->take_buffer());
+  early_drawn_count_ = 0;
   fill();
 }
 
@@ -156,7 +159,9 @@ bool Stream::ask() {
   IndexSource* source = client_->has_early() ? early_sampler_.get() : indices_.get();
   if (source == nullptr) return false;
   const auto indices = source->next();
-  return indices && client_->submit(*indices);
+  if (!indices) return false;
+  ++(client_->has_early() ? early_drawn_count_ : drawn_count_);
+  return client_->submit(*indices);
 }
 
 // ---- Events
@@ -167,16 +172,34 @@ Stream::Event Stream::try_take() {
     switch (event.kind) {
       case Event::Kind::kMoreRoom: fill(); continue;
       case Event::Kind::kShardEnded:
+        if (!options_.is_iterable)
+          return failed(event.worker_id,
+                        "a worker said that its shard has ended, and a "
+                        "map-style dataset has no shards");
         if (!event.state.empty()) end_states_[event.shard_id] = std::move(event.state);
         ask_in_place();
         return event;
+      // Whatever workers say: an epoch ends when every batch of it was given.
+      case Event::Kind::kEnd:
+        if (options_.is_iterable || given_count_ + ahead_.size() == drawn_count_) return event;
+        return failed(0, "the epoch ends here, and only " + std::to_string(given_count_ + ahead_.size()) + " of the " +
+                             std::to_string(drawn_count_) + " batches that were asked for have come");
       default: return event;
     }
   }
 }
 
+Stream::Event Stream::failed(uint32_t worker_id, std::string what) {
+  return {.kind = Event::Kind::kFailed,
+          .worker_id = worker_id,
+          .batch = {},
+          .error = Fault{Errc::kMalformed, std::move(what) + "; trainer and workers must run the same version of "
+                                                             "penstock"}};
+}
+
 void Stream::give(const Event& event) {
   const Batch& batch = *event.batch;
+  ++given_count_;
   given_at_ = clock_now();
   client_->count_delivered(batch);
   step_clock_.give(given_at_, Duration(client_->counters().wait_ns.value()));

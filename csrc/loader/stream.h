@@ -99,6 +99,7 @@ class Stream {
   void begin_early();
   bool adopt_early(const TorchSamplerOptions& sampler);
   Event try_take();
+  static Event failed(uint32_t worker_id, std::string what);
   std::span<const std::byte> seeds_to_tell(const wire::EpochSeeds& seeds);
 
   std::shared_ptr<Client> client_;
@@ -109,6 +110,11 @@ class Stream {
   TorchSamplerOptions recipe_;       // the calls and settings that it was made with
   at::Tensor index_buffer_;          // of the last epoch's sampler
   std::vector<std::byte> seed_bytes_;
+  // Batches of the epoch, and of the one that was begun early, whose indices were drawn; and those that the user was
+  // given. They are the same number where an epoch of a map-style dataset ends.
+  uint64_t drawn_count_ = 0;
+  uint64_t early_drawn_count_ = 0;
+  uint64_t given_count_ = 0;
   std::deque<Event> ahead_;
   std::map<uint32_t, std::vector<std::byte>> end_states_;  // of shards that have ended, by shard
   uint64_t dropped_ahead_count_ = 0;

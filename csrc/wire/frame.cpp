@@ -138,6 +138,15 @@ uint64_t plain_bytes(const TensorEntry& entry) {
   return bytes.value();
 }
 
+uint64_t element_bytes(const TensorEntry& entry) {
+  uint64_t bytes = dtype_bytes(entry.dtype);
+  for (const int64_t size : entry.shape)
+    if (size == 0) return 0;
+  for (const int64_t size : entry.shape)
+    if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes)) return ~uint64_t{0};
+  return bytes;
+}
+
 uint32_t Frame::shared_file_count() const {
   uint32_t count = 0;
   for (const TensorEntry& entry : tensors) {

@@ -77,6 +77,10 @@ Result<uint64_t> span_bytes(DTypeCode dtype, std::span<const int64_t> shape, std
 // The bytes of the tensor itself, however it is written. The entry is one that was checked.
 uint64_t plain_bytes(const TensorEntry& entry);
 
+// The bytes of all its elements, each counted, as strides of 0 repeat some; 2^64 - 1 for more than that. The entry is
+// one that was checked.
+uint64_t element_bytes(const TensorEntry& entry);
+
 // The record of `frame`. Its entries must already carry their offsets.
 std::vector<std::byte> write_frame(const Frame& frame);
 

@@ -66,6 +66,7 @@ struct ToTrainerHead {
   uint32_t sample_count = 0;
   SampleTimes samples{};
   uint32_t zero = 0;
+  uint64_t dataset_size = kSizeUntold;
 };
 static_assert(sizeof(ToTrainerHead) == kToTrainerHeadBytes);
 
@@ -262,7 +263,8 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
       .cpu_ns = answer.meter.cpu_ns,
       .energy_uj = answer.meter.energy_uj,
       .sample_count = answer.sample_count,
-      .samples = answer.samples};
+      .samples = answer.samples,
+      .dataset_size = answer.dataset_size};
   PENSTOCK_ASSERT((m.kind == ToTrainer::Kind::kWelcome) == answer.grant.has_value(), "every welcome grants keys");
   if (const auto& grant = answer.grant; grant) {
     const auto endpoint = std::as_bytes(std::span(grant->data_endpoint));
@@ -306,7 +308,7 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
     return malformed_from("worker", "it has a state and is neither a batch nor an error");
   if ((kind == ToTrainer::Kind::kAnswer) != (head.answer_kind != 0))
     return malformed_from("worker", "its kind and its kind of answer do not belong together");
-  if ((head.answer_flags & ~kDescriptorFlags) != 0) return malformed_from("worker", "unknown flags of an answer");
+  if ((head.answer_flags & ~kPoolAnswerFlags) != 0) return malformed_from("worker", "unknown flags of an answer");
   if (head.payload_bytes > kPoolPayloadBytesMax) {
     return Fault{Errc::kTooLarge, "a batch of " + std::to_string(head.payload_bytes) + " bytes is above the cap of " +
                                       std::to_string(kPoolPayloadBytesMax)};
@@ -344,9 +346,10 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
       .prefix_time = head.prefix_time,
       .samples = head.samples,
       .cpu_share = head.cpu_share,
-      .sent_at = head.sent_at,
+      .sent_at = std::min(head.sent_at, kClockMax),
       .meter = {.cpu_ns = head.cpu_ns, .energy_uj = head.energy_uj},
       .sample_count = head.sample_count,
+      .dataset_size = head.dataset_size,
       .body = is_welcome || is_in_slab ? std::span<const std::byte>() : body.first(body.size() - head.state_bytes),
       .state = body.last(head.state_bytes),
       .grant = std::move(grant),

@@ -26,15 +26,20 @@ namespace penstock::wire {
 
 constexpr uint32_t kToWorkerMagic = 0x31574e50;   // "PNW1"
 constexpr uint32_t kToTrainerMagic = 0x31544e50;  // "PNT1"
-constexpr uint16_t kPoolVersion = 6;
+constexpr uint16_t kPoolVersion = 7;
 constexpr int kCpuShareUnit = 64;  // so that four CPUs fit a byte
 constexpr size_t kToWorkerHeadBytes = 88;
-constexpr size_t kToTrainerHeadBytes = 112;
+constexpr size_t kToTrainerHeadBytes = 120;
 
 // The most variable bytes behind a head.
 constexpr uint64_t kPoolBodyBytesMax = kPartBytesMax - kToTrainerHeadBytes;
 static_assert(kToWorkerHeadBytes <= kToTrainerHeadBytes);
 constexpr size_t kRequestBlobCountMax = 64;
+// What a worker's clock may show: more than it can have run for, and so little that differences do not overflow.
+constexpr uint64_t kClockMax = uint64_t{1} << 61;
+// The flags of a descriptor that say something of a batch, and not of the memory in which it lies.
+constexpr uint8_t kPoolAnswerFlags =
+    kDescriptorRaises | kDescriptorThreadsDrew | kDescriptorCompiled | kDescriptorDatasetStays;
 constexpr size_t kReasonBytesMax = 4096;  // of why a worker refuses or declines a trainer
 constexpr size_t kSealNonceBytes = 32;
 constexpr size_t kDataEndpointBytesMax = 256;
@@ -80,6 +85,11 @@ struct PoolRequest {
   std::optional<SealOffer> offer = {};    // of a hello
 };
 
+// What a worker tells of its dataset with a batch, where its trainer has no dataset of its own: its number of samples,
+// kNoSize of an iterable one, or kSizeUntold.
+constexpr uint64_t kSizeUntold = ~uint64_t{0};
+constexpr uint64_t kNoSize = kSizeUntold - 1;
+
 enum class AnswerKind : uint8_t {
   kNone = 0,   // this is no answer
   kBatch = 1,  // the pieces are those of a batch, and the last `record_bytes` of it are the batch record
@@ -93,16 +103,17 @@ struct PoolAnswer {
   uint64_t worker_id = 0;
   uint32_t incarnation = 0;
   AnswerKind kind = AnswerKind::kNone;
-  uint8_t flags = 0;  // kDescriptorFlags of the batch
+  uint8_t flags = 0;  // of the batch: kPoolAnswerFlags
   uint32_t record_bytes = 0;
   uint64_t payload_bytes = 0;  // of the whole batch, its record included
   uint32_t fetch_time = 0;     // in units of kTimeUnit
   uint32_t prefix_time = 0;
   SampleTimes samples{};
   uint8_t cpu_share = 0;  // of fetch_time, that the process was on CPUs, in parts of kCpuShareUnit; 255 and above: 255
-  uint64_t sent_at = 0;   // nanoseconds of the worker's own clock, which began at any time
+  uint64_t sent_at = 0;   // nanoseconds of the worker's own clock, which began at any time; kClockMax at most
   WorkerMeter meter{};    // when it was sent
   uint32_t sample_count = 0;              // in a batch; 0 for a recall
+  uint64_t dataset_size = kSizeUntold;    // of a batch: of the dataset that it is of
   std::span<const std::byte> body = {};   // of an error, or the reason of a refusal
   std::span<const std::byte> state = {};  // the dataset's after the batch, or after the error in its place
   std::optional<SealGrant> grant = {};    // of a welcome

@@ -33,6 +33,7 @@ std::vector<std::byte> write(const OutgoingMessage& outgoing, const std::optiona
     answer.samples = result->samples;
     answer.cpu_share = result->cpu_share;
     answer.sample_count = result->sample_count;
+    answer.dataset_size = result->dataset_size;
     answer.state = result->state;
     if (result->batch) {
       answer.record_bytes = result->batch->record_bytes();

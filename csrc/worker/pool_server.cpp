@@ -98,6 +98,7 @@ Result<void> PoolServer::send(const PoolWork& work, MadeBatch made, PoolMarks ma
   }
   result.state = std::move(marks.state);
   if (!work.is_recall()) result.sample_count = marks.sample_count;
+  result.dataset_size = marks.dataset_size;
   note_cost(work, result);
   result.prefix_time = wire::time_units(made.on_prefix);
   result.samples = times.in_units();

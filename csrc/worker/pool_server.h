@@ -27,9 +27,10 @@ namespace penstock::worker {
 
 // The notes about a batch beside its content.
 struct PoolMarks {
-  uint8_t flags = 0;               // of wire::Descriptor
-  std::vector<std::byte> state{};  // the dataset's after the batch
-  uint32_t sample_count = 0;       // in the batch
+  uint8_t flags = 0;                          // of wire::Descriptor
+  std::vector<std::byte> state{};             // the dataset's after the batch
+  uint32_t sample_count = 0;                  // in the batch
+  uint64_t dataset_size = wire::kSizeUntold;  // as PoolAnswer's
 };
 
 // Confined to the thread that makes batches, but for writer()'s thread-safe calls and drain().

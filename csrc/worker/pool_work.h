@@ -91,6 +91,7 @@ struct PoolResult {
   wire::SampleTimes samples{};
   uint8_t cpu_share = 0;  // as PoolAnswer's
   uint32_t sample_count = 0;
+  uint64_t dataset_size = wire::kSizeUntold;
 };
 
 }  // namespace penstock::worker

@@ -194,8 +194,13 @@ class PoolServer:
         state: bytes | None,
         dumps: Callable[[object], tuple[bytes, list[torch.Tensor]]] | None,
         sample_count: int,
-    ) -> None: ...
-    def answer_rows(self, work: PoolWork, sources: Sequence[torch.Tensor]) -> bool: ...
+        dataset_size: int | None,
+    ) -> None:
+        """``dataset_size`` is told to a trainer in C++: -1 of an iterable dataset."""
+
+    def answer_rows(
+        self, work: PoolWork, sources: Sequence[torch.Tensor], dataset_size: int | None
+    ) -> bool: ...
     def answer_kept(self, work: PoolWork) -> bool:
         """Whether the batch that is recalled was still here."""
     def answer_end(self, work: PoolWork) -> None: ...

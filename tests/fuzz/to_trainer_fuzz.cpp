@@ -13,7 +13,7 @@ using namespace penstock::wire;
 namespace {
 
 constexpr size_t kKindAt = 6, kRecordBytesAt = 44, kPayloadBytesAt = 48, kStateBytesAt = 64, kAnswerKindAt = 68,
-                 kReservedAt = 71, kSampleCountAt = 96, kZeroAt = 100;
+                 kReservedAt = 71, kSampleCountAt = 96, kZeroAt = 108;
 // Behind the head of a batch in a slab: its place there.
 constexpr size_t kPlaceBytes = 24, kTransientAt = wire::kToTrainerHeadBytes + 12;
 // Behind the head of a welcome: the cipher and the nonce, and then the endpoint.

@@ -65,6 +65,19 @@ def send_errors_that_end_programs(names: str) -> None:
     running_job._Epoch.fetch = _fail  # type: ignore[method-assign]
 
 
+def end_shards_from(sequence: str) -> None:
+    """Answer that the shard has ended, from this batch on, whatever the dataset is."""
+    make = running_job.RunningJob.answer
+
+    def then_end(job: Any, work: Any) -> None:
+        if work.sequence < int(sequence):
+            make(job, work)
+        else:
+            job._server.answer_end(work)
+
+    running_job.RunningJob.answer = then_end  # type: ignore[method-assign]
+
+
 def say_another_version(version: str) -> None:
     job_versions.__version__ = version
 
@@ -93,6 +106,7 @@ ALTERATIONS: dict[str, Callable[[str], None]] = {
         send_pickled_states,
         send_pickled_errors,
         send_errors_that_end_programs,
+        end_shards_from,
         say_another_version,
         have_little_memory,
     )

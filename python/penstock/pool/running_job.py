@@ -9,6 +9,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sized
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,9 @@ class RunningJob:
             return
         if work.is_recall and self._server.answer_kept(work):
             return
-        if self._rows is not None and self._server.answer_rows(work, self._rows):
+        if self._rows is not None and self._server.answer_rows(
+            work, self._rows, len(self._rows[0]) if self._job.is_of_cpp else None
+        ):
             return
         epoch = self._epoch_of(work)
         shard_id = max(work.lane - 1, 0)
@@ -154,7 +157,9 @@ class RunningJob:
             threads_drew = epoch.fetcher.threads_drew
             sample_count = self._sample_count(indices)
             try:
-                self._server.answer(work, batch, threads_drew, state, self._dumps, sample_count)
+                self._server.answer(
+                    work, batch, threads_drew, state, self._dumps, sample_count, self._told_size
+                )
                 return
             except ClosedError:
                 raise
@@ -173,7 +178,15 @@ class RunningJob:
             return
         self._server.begin()
         shape = {"iterable": self._is_iterable, "size": size}
-        self._server.answer(work, shape, False, None, None, 0)
+        self._server.answer(work, shape, False, None, None, 0, -1 if size is None else size)
+
+    @cached_property
+    def _told_size(self) -> int | None:
+        """Told with each batch to a trainer that has no dataset of its own, by which it sees that
+        all workers have the same: -1 of an iterable one."""
+        if not self._job.is_of_cpp:
+            return None
+        return -1 if self._is_iterable else len(self._job.fetch.dataset)
 
     def _sample_count(self, indices: Any) -> int:
         """The samples of the batch that was just made of ``indices``. What has no length is one."""

@@ -8,6 +8,8 @@
 #include <queue>
 #include <vector>
 
+#include "wire/pool_record.h"
+
 namespace penstock::cluster {
 namespace {
 
@@ -127,6 +129,24 @@ TEST_F(LinkMeterTest, ShortestRoundTripCounts) {
   meter_.note_round_trip(milliseconds(1));
   meter_.note_round_trip(milliseconds(2));
   EXPECT_EQ(*meter_.round_trip(), milliseconds(1));
+}
+
+// A difference of such clocks overflowed.
+TEST_F(LinkMeterTest, ClocksThatJumpAsFarAsTheyCanLeaveMeasuresThatMakeSense) {
+  const Duration most(wire::kClockMax);
+  Instant now = now_ + seconds(100);
+  for (const Duration sent_at : {Duration(0), most, Duration(1), most, Duration(0)}) {
+    now += milliseconds(1);
+    meter_.note_message(1, sent_at, now);
+    meter_.note_batch(1, sent_at, kBatch, now);
+    const auto written_at = meter_.written_at(1, sent_at);
+    ASSERT_TRUE(written_at);
+    EXPECT_LE(*written_at, now);
+  }
+  const auto rate = meter_.bytes_per_s(1);
+  ASSERT_TRUE(rate);
+  EXPECT_GT(*rate, 0);
+  EXPECT_LE(*rate, kBatch / 1e-6 * 2);
 }
 
 }  // namespace

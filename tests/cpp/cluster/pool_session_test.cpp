@@ -180,7 +180,7 @@ TEST_F(PoolSessionTest, LinkThatDoesNotHoldIsMadeAnewEachTimeAfterTwiceAsLong) {
   break_link(1);
   EXPECT_EQ(hello_count(), 2u);  // the first time at once
   Duration pause = kRemakePause;
-  for (size_t count = 2; count < 12; ++count) {
+  for (size_t count = 2; count <= 8; ++count) {  // the ninth in a row is the worker's fault
     break_link(1);
     EXPECT_EQ(session_.open_count(), 0u);
     pass(pause - Duration(1));
@@ -439,6 +439,92 @@ TEST_F(PoolSessionTest, DecliningWorkerThatIsWithdrawnIsPartedFrom) {
   EXPECT_EQ(session_.known_count(), 0u);
   EXPECT_EQ(session_.declined_count(), 0u);
   EXPECT_EQ(count(Kind::kDisconnect), 1u);
+}
+
+// An end of a shard in the place of a batch ended the epoch.
+TEST_F(PoolSessionTest, RequestThatWorkersAnswerWronglyFailsAfterAsManyAsDieOfIt) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  for (int count = 0; count < 3; ++count) {
+    EXPECT_EQ(this->count(Kind::kFail), 0u);
+    session_.distrust(1, batch(0), "it lies", now_);
+    exchange();
+    EXPECT_EQ(session_.open_count(), 0u);
+    pass(milliseconds(100));
+    EXPECT_EQ(session_.open_count(), 1u) << "it is greeted again";
+  }
+  ASSERT_EQ(count(Kind::kFail), 1u);
+  EXPECT_EQ(count(Kind::kDistrust), 3u);
+  const auto told = std::find_if(commands_.begin(), commands_.end(), [](auto& c) { return c.kind == Kind::kDistrust; });
+  EXPECT_EQ(told->asked, batch(0));
+  EXPECT_EQ(told->reason, "it lies");
+  ask(1);
+  work();
+  EXPECT_EQ(taken(), std::vector<uint64_t>{1});
+}
+
+TEST_F(PoolSessionTest, WhatAWorkerThatLiesOwedIsAskedOfOthers) {
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  ask(0);
+  ask(1);
+  for (uint64_t worker_id : {1, 2}) EXPECT_EQ(worker_sessions_[worker_id].queued_count(), 1u);
+  session_.distrust(1, std::nullopt, "it lies", now_);
+  exchange();
+  work();
+  auto all = taken();
+  std::sort(all.begin(), all.end());
+  EXPECT_EQ(all, (std::vector<uint64_t>{0, 1}));
+  EXPECT_EQ(count(Kind::kFail), 0u);
+}
+
+// A worker that said so with each message kept its requests for ever, at the speed of round trips.
+TEST_F(PoolSessionTest, WorkerWhoseLinksBreakTimeAndAgainHoldsNoRequestUp) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  const auto greeted = [&] {
+    uint32_t link = 0;
+    for (const auto& command : commands_)
+      if (command.kind == Kind::kSend && command.message.kind == In::kHello) link = command.message.link;
+    return link;
+  };
+  for (int count = 0; count < 100 && this->count(Kind::kDistrust) == 0; ++count) {
+    deliver(1, {.kind = wire::ToTrainer::Kind::kBroken, .link = greeted()});
+    exchange();
+  }
+  ASSERT_EQ(count(Kind::kDistrust), 1u);
+  EXPECT_EQ(session_.open_count(), 0u);
+  pass(milliseconds(100));
+  work();
+  EXPECT_EQ(taken(), std::vector<uint64_t>{0}) << "it answers now";
+}
+
+// Each took descriptors of the trainer, until it could open no file any more.
+TEST_F(PoolSessionTest, ThousandsThatDoNotAnswerTakeTurnsToBeConnectedTo) {
+  constexpr uint64_t kSilent = 1000, kHonest = 5000;
+  std::vector<wire::RosterEntry> entries;
+  for (uint64_t id = 1; id <= kSilent; ++id) {
+    entries.push_back({.worker_id = id, .incarnation = 1});
+    is_cut_[id] = true;
+  }
+  entries.push_back({.worker_id = kHonest, .incarnation = 1});
+  roster(entries);
+  EXPECT_EQ(session_.known_count(), kSilent + 1);
+  for (uint64_t turn = 0; turn <= kSilent / kSilentCountMax + 1; ++turn) {
+    EXPECT_LE(count(Kind::kConnect) - count(Kind::kDisconnect), kSilentCountMax + 1);
+    pass(kSilentTurn);
+    roster(entries);  // as a controller says it again and again
+  }
+  EXPECT_EQ(session_.open_count(), 1u);
+  ask(0);
+  work();
+  EXPECT_EQ(taken(), std::vector<uint64_t>{0});
+}
+
+TEST_F(PoolSessionTest, WorkersThatAnswerAreAllConnectedToAtOnce) {
+  std::vector<wire::RosterEntry> entries;
+  for (uint64_t id = 1; id <= 3 * kSilentCountMax; ++id) entries.push_back({.worker_id = id, .incarnation = 1});
+  roster(entries);
+  EXPECT_EQ(session_.open_count(), entries.size());
 }
 
 }  // namespace

@@ -64,11 +64,16 @@ class HandWorker {
     std::optional<uint64_t> loses_piece_of{};  // once, of this sequence
     uint64_t claims_first = 0;                 // bytes of each batch, of which it sends one piece before the batch
     std::optional<uint64_t> ends_at{};         // answers that the shard has no more, from this sequence on
+    bool ends_recalls = false;                 // the same, to each recall
     bool declines = false;
     bool forgets_nobody = false;                         // waits for a silent trainer however long that takes
     int refusals_to_hello = 0;                           // each with another reason
     std::optional<wire::BlobId> wishes{};                // asks for it before the first batch
     std::function<MadeBatch(uint64_t sequence)> make{};  // of each batch; without one its bytes count up
+    // Writes to a message, to the head of a piece, or to a wish for a blob before it is sent.
+    std::function<void(const ToTrainer&, std::vector<std::byte>&)> alter_message{};
+    std::function<void(wire::PieceHead&)> alter_piece{};
+    std::function<void(std::vector<std::byte>&)> alter_wish{};
   };
 
   HandWorker(std::unique_ptr<net::ServerSocket> server, std::unique_ptr<net::DataServer> data, Options options)
@@ -105,6 +110,7 @@ class HandWorker {
   void take(const net::ServerReceipt& receipt) {
     peer_ = receipt.peer.routing_id;
     const auto part = receipt.parts.front().bytes();
+    if (wire::is_blob_message(part) && receipt.parts.size() == 1) return;  // the trainer does not have it
     if (wire::is_blob_message(part)) {
       const auto bytes = receipt.parts[1].bytes();
       blob_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -126,7 +132,8 @@ class HandWorker {
   }
 
   void wish() {
-    const auto bytes = wire::write_blob_message(wire::BlobWish{.id = *options_.wishes, .offset = blob_.size()});
+    auto bytes = wire::write_blob_message(wire::BlobWish{.id = *options_.wishes, .offset = blob_.size()});
+    if (options_.alter_wish) options_.alter_wish(bytes);
     static_cast<void>(server_->send(peer_, bytes));
   }
 
@@ -166,7 +173,9 @@ class HandWorker {
 
   void send_answer(wire::PoolAnswer answer) {
     const wire::BatchKey key = answer.message.key;
-    if (options_.ends_at && key.sequence >= *options_.ends_at) {
+    const bool is_end =
+        wire::is_recall(key) ? options_.ends_recalls : options_.ends_at && key.sequence >= *options_.ends_at;
+    if (is_end) {
       answer.kind = wire::AnswerKind::kEnd;
       return send(answer);
     }
@@ -193,14 +202,19 @@ class HandWorker {
 
   void send_pieces() {
     while (!pieces_.empty() && data_->has_room()) {
-      const Piece& piece = pieces_.front();
+      Piece& piece = pieces_.front();
       const auto bytes = std::span(piece.made->payload).subspan(piece.head.payload_offset, piece.size);
-      EXPECT_TRUE(data_->send(piece.head, bytes));
+      if (options_.alter_piece) options_.alter_piece(piece.head);
+      static_cast<void>(data_->send(piece.head, bytes));  // the trainer may have ended the link
       pieces_.pop_front();
     }
   }
 
-  void send(const wire::PoolAnswer& answer) { static_cast<void>(server_->send(peer_, wire::write_to_trainer(answer))); }
+  void send(const wire::PoolAnswer& answer) {
+    auto bytes = wire::write_to_trainer(answer);
+    if (options_.alter_message) options_.alter_message(answer.message, bytes);
+    static_cast<void>(server_->send(peer_, bytes));
+  }
 
   struct Piece {
     std::shared_ptr<const MadeBatch> made;

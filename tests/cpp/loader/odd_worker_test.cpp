@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <ostream>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -281,6 +284,89 @@ TEST_F(OddWorkerTest, WhatALostWorkerHadSentComesBeforeTheNewsOfItsLoss) {
   expect_batch(1);
   EXPECT_EQ(next().kind, Event::Kind::kWorkerLost);
 }
+
+TEST_F(OddWorkerTest, ABatchThatWasNotAskedForIsAFailure) {
+  worker_->pass_arena();
+  worker_->send(worker_->write_batch(99));
+  expect_failure("worker 0 answered batch 99 of epoch 1, which it was not asked for");
+}
+
+TEST_F(OddWorkerTest, ABatchThatComesTwiceIsAFailure) {
+  worker_->pass_arena();
+  worker_->send(worker_->write_batch(0));
+  expect_batch(0);
+  worker_->send(worker_->write_batch(0));
+  expect_failure("or had answered before");
+}
+
+// ---- Descriptors that are right but for one field
+
+struct DescriptorField {
+  const char* name;
+  size_t offset;
+  size_t bytes;
+  uint64_t value;
+};
+std::ostream& operator<<(std::ostream& out, const DescriptorField& field) { return out << field.name; }
+
+constexpr uint64_t kAllBits = ~uint64_t{0};
+constexpr DescriptorField kDescriptorFields[] = {
+    {"magic", 0, 4, 0},
+    {"version", 4, 2, 99},
+    {"kind: hello", 6, 1, 1},
+    {"kind: inline", 6, 1, 3},
+    {"kind: end", 6, 1, 4},
+    {"kind: unknown", 6, 1, 99},
+    {"flags: raises", 7, 1, wire::kDescriptorRaises},
+    {"flags: has state", 7, 1, wire::kDescriptorHasState},
+    {"flags: unknown", 7, 1, 0x80},
+    {"sequence", 8, 8, 99},
+    {"epoch", 16, 4, 99},
+    {"worker id", 20, 4, 99},
+    {"arena id", 24, 4, 99},
+    {"slab index", 28, 4, kAllBits},
+    {"slab generation", 32, 4, kAllBits},
+    {"record bytes: none", 36, 4, 0},
+    {"record bytes: all", 36, 4, kAllBits},
+    {"record offset", 40, 8, kAllBits},
+    {"slab bytes", 48, 8, kAllBits},
+    {"fetch time", 56, 4, kAllBits},
+    {"prefix time", 60, 4, kAllBits},
+    {"dataset time", 64, 4, kAllBits},
+    {"slowest place", 68, 2, kAllBits},
+    {"slowest share", 70, 2, kAllBits},
+};
+constexpr bool are_all(std::span<const DescriptorField> fields, size_t record_bytes) {
+  size_t end = 0;
+  for (const DescriptorField& field : fields) {
+    if (field.offset > end) return false;
+    end = std::max(end, field.offset + field.bytes);
+  }
+  return end == record_bytes;
+}
+static_assert(are_all(kDescriptorFields, sizeof(Descriptor)), "a field of the descriptor has no case");
+
+class OddDescriptors : public OddWorkerTest, public testing::WithParamInterface<DescriptorField> {};
+
+// The batch, or what says that none came: never an assertion, and never a batch that is taken for another.
+TEST_P(OddDescriptors, AreABatchOrAFailure) {
+  const DescriptorField& field = GetParam();
+  worker_->pass_arena();
+  auto bytes = wire::write_message(worker_->write_batch(0));
+  std::memcpy(bytes.data() + field.offset, &field.value, field.bytes);
+  worker_->send_bytes(bytes);
+  worker_->connection().shut_down();
+  const Event event = next();
+  if (event.kind == Event::Kind::kBatch) {
+    EXPECT_EQ(event.batch->descriptor().sequence, 0u);
+    EXPECT_EQ(*event.batch->tensors().at(0).const_data_ptr<int64_t>(), 0);
+  } else {
+    EXPECT_TRUE(event.kind == Event::Kind::kFailed || event.kind == Event::Kind::kWorkerLost ||
+                event.kind == Event::Kind::kShardEnded)
+        << static_cast<int>(event.kind);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Fields, OddDescriptors, testing::ValuesIn(kDescriptorFields));
 
 }  // namespace
 }  // namespace penstock::loader

@@ -217,6 +217,51 @@ TEST_F(PoolClientTest, ShardEndsAndWhatItWasAskedForIsForgotten) {
   EXPECT_EQ(next().kind, Event::Kind::kEnd);
 }
 
+// One such answer ended the epoch: every later request was dropped, and nothing was said of it.
+TEST_F(PoolClientTest, EndOfAShardIsNoAnswerWhereThereAreNoShards) {
+  start({.ends_at = 2});
+  for (int sequence = 0; sequence < 4; ++sequence) submit(sequence);
+  for (int sequence = 0; sequence < 2; ++sequence) {
+    const Event event = next();
+    ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
+    expect_counting(*event.batch, 1000);
+  }
+  const Event news = next();
+  ASSERT_EQ(news.kind, Event::Kind::kNews);
+  EXPECT_NE(news.message().find("worker 0000000000000005 at tcp://127.0.0.1:"), std::string::npos) << news.message();
+  EXPECT_NE(news.message().find("it said that a shard has ended"), std::string::npos) << news.message();
+  for (int sequence = 2; sequence < 4; ++sequence) {
+    const Event event = next();
+    ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
+    ASSERT_TRUE(event.batch->remote_error());
+    EXPECT_NE(event.batch->remote_error()->text.find("batch " + std::to_string(sequence) + " of epoch 1 was asked for"),
+              std::string::npos)
+        << event.batch->remote_error()->text;
+    EXPECT_NE(event.batch->remote_error()->worker.find("0000000000000005 at tcp://"), std::string::npos);
+  }
+  EXPECT_EQ(next().kind, Event::Kind::kEnd);
+}
+
+// The trainer's thread ended with an assertion.
+TEST_F(PoolClientTest, RecallThatIsAnsweredWithAnEndIsAnErrorThatNamesTheWorker) {
+  start({.ends_recalls = true});
+  submit(0);
+  ASSERT_EQ(next().kind, Event::Kind::kBatch);
+  auto content = std::make_shared<cluster::RequestContent>();
+  content->request = {.kind = wire::RequestKind::kFetch, .sequence = 0, .epoch = 1};
+  content->seeds = std::make_shared<const std::vector<std::byte>>();
+  content->blobs = std::make_shared<const std::vector<wire::BlobId>>(1);
+  const Batch::Origin origin{.request = content, .worker_id = 5};
+  client_->recall(origin);
+  const auto recalled = client_->recalled(origin, Clock::now() + kPatience);
+  ASSERT_TRUE(recalled) << recalled.error().message;
+  ASSERT_TRUE(recalled.value()->remote_error());
+  EXPECT_NE(recalled.value()->remote_error()->text.find("the rest of batch 0 of epoch 1 was asked for 3 times"),
+            std::string::npos)
+      << recalled.value()->remote_error()->text;
+  EXPECT_NE(recalled.value()->remote_error()->worker.find("0000000000000005"), std::string::npos);
+}
+
 TEST_F(PoolClientTest, LaneThatStartsInTheMiddleSaysWhere) {
   start({}, /*is_iterable=*/true);
   client_->set_lanes({{1, {.batch_count = 4, .state = {std::byte{'s'}}}}});

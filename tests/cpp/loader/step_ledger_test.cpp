@@ -178,5 +178,20 @@ TEST_F(Ledger, RecordsAreKeptUpToTheNumberAskedFor) {
   EXPECT_EQ(records[0].bytes, 100u);
 }
 
+// A worker whose clock was years behind had the batch on the wire for as long.
+TEST_F(Ledger, WhatAWorkerSaysOfItsTimesStaysWithinWhatTheTrainerSaw) {
+  ledger.begin_epoch(at(0));
+  auto said = delivery();
+  said.times.asked_at = at(5);
+  said.times.made_at = at(-1'000'000'000);
+  said.making = {.dataset = milliseconds(429'000), .collate = milliseconds(429'000), .prefix = milliseconds(429'000)};
+  step(2, 4, 57, 60, said);
+  const auto t = totals();
+  EXPECT_EQ(total_ns(t), ns(60));
+  EXPECT_EQ(counters.wire_ns.value(), ns(45));
+  EXPECT_EQ(counters.dataset_ns.value(), ns(45));
+  EXPECT_EQ(counters.collate_ns.value(), 0u);
+}
+
 }  // namespace
 }  // namespace penstock::loader

@@ -265,5 +265,20 @@ TEST_F(WholeStreamTest, EpochsThatWereLeftHalfwayLeaveNothingBehind) {
   }
 }
 
+// The epoch ended there, and its state said that it was finished.
+TEST_F(WholeStreamTest, WorkerThatEndsAShardOfAMapStyleDatasetIsAFailureAndNoEndOfTheEpoch) {
+  start_stream({.worker_count = 1, .prefetch_factor = 2, .keep_workers = true});
+  begin_listed({{1}, {test::kEnd}, {2}, {3}});
+  ASSERT_EQ(take().kind, Event::Kind::kBatch);
+  for (int count = 0; count < 2; ++count) {
+    const Event event = take();
+    ASSERT_EQ(event.kind, Event::Kind::kFailed);
+    EXPECT_NE(event.message().find(count == 0 ? "has no shards" : "the epoch ends here, and only 1 of the"),
+              std::string_view::npos)
+        << event.message();
+  }
+  EXPECT_FALSE(stream_->progress()->is_finished());
+}
+
 }  // namespace
 }  // namespace penstock::loader
