@@ -289,6 +289,7 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
   if (!read) return read.error();
   const ToTrainerHead& head = read.value();
   if (head.reserved != 0 || head.zero != 0) return malformed_from("worker", "a reserved byte is not zero");
+  if (head.sent_at > kClockMax) return malformed_from("worker", "its clock shows more than any can have run for");
   const auto body = part.subspan(sizeof head);
   const auto kind = static_cast<ToTrainer::Kind>(head.kind);
   if (head.state_bytes > body.size()) return malformed_from("worker", "its state does not have the length it claims");
@@ -346,7 +347,7 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
       .prefix_time = head.prefix_time,
       .samples = head.samples,
       .cpu_share = head.cpu_share,
-      .sent_at = std::min(head.sent_at, kClockMax),
+      .sent_at = head.sent_at,
       .meter = {.cpu_ns = head.cpu_ns, .energy_uj = head.energy_uj},
       .sample_count = head.sample_count,
       .dataset_size = head.dataset_size,
