@@ -21,6 +21,7 @@
 #include "dataset/packed_value.h"
 #include "loader/job_identity.h"
 #include "net/shared_key_folder.h"
+#include "runtime/numeric_fingerprint.h"
 
 namespace penstock::api {
 
@@ -178,7 +179,8 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
           .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
           .said_size = said_size_,
           .job_rank = loader::job_rank(loader::identity_of_launched_job(), job_.name, static_cast<uint32_t>(place.rank),
-                                       static_cast<uint32_t>(place.world_size))},
+                                       static_cast<uint32_t>(place.world_size)),
+          .numerics = runtime::numeric_fingerprint()},
       value_or_raise(draw_identity()), std::move(own_keys), std::move(own_workers));
   PoolSource& pool = *source;
   auto client = std::make_shared<PoolClient>(of_client, pool, std::move(source));

@@ -308,10 +308,10 @@ void bind_graph(py::module_& module) {
              py::arg("cut") = "auto", py::arg("prices") = standard);
   module.def(
       "extract_prefix",
-      [](const graph::Graph& graph, const graph::Plan& plan, std::string_view draws_of) {
-        return unwrap(graph::extract_prefix(graph, plan, draws_of));
+      [](const graph::Graph& graph, const graph::Plan& plan, std::string_view draws_of, std::string_view settings) {
+        return unwrap(graph::extract_prefix(graph, plan, draws_of, settings));
       },
-      py::arg("graph"), py::arg("plan"), py::arg("draws_of") = "");
+      py::arg("graph"), py::arg("plan"), py::arg("draws_of") = "", py::arg("settings") = "");
   module.def("value_keys", &graph::value_keys, py::arg("graph"), py::arg("draws_of") = "");
   module.def(
       "written_arguments",

@@ -59,7 +59,7 @@ void put_stand_ins(Batch& batch, const py::object& stand_in) {
 }
 
 // The trainer's view of a batch beyond its value: its leaves in table order, its boundary tensors by key, the number
-// that it was asked for by, and from where the leaves are to be had that were left out, if any were.
+// that it was asked for by, from where the leaves are to be had that were left out, if any were, and who made it.
 py::tuple describe_leaves(Batch& batch) {
   const auto& tensors = batch.tensors();
   const size_t leaf_count = batch.frame().leaf_count();
@@ -74,7 +74,7 @@ py::tuple describe_leaves(Batch& batch) {
   }
   const auto& origin = batch.origin();
   return py::make_tuple(leaves, boundary, wire::number_of({.epoch = 0, .sequence = batch.descriptor().sequence}),
-                        origin ? py::cast(*origin) : py::none());
+                        origin ? py::cast(*origin) : py::none(), batch.times().worker_id);
 }
 
 // The exception that stands in the place of a pool's batch.

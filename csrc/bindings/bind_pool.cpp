@@ -20,6 +20,7 @@
 #include "loader/pool_client.h"
 #include "net/shared_key_folder.h"
 #include "replica/relay.h"
+#include "runtime/numeric_fingerprint.h"
 #include "wire/control_record.h"
 #include "wire/shipment.h"
 
@@ -101,7 +102,8 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
                             .allow_pickle = settings.trust_workers,
                             .gpu_uuid = settings.gpu_uuid,
                             .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
-                            .job_rank = settings.job_rank},
+                            .job_rank = settings.job_rank,
+                            .numerics = runtime::numeric_fingerprint()},
       id.value(), std::move(own_keys), std::move(own_workers));
 }
 
@@ -196,6 +198,7 @@ void bind_pool(py::module_& module) {
           py::arg("places"))
       .def("lose_own_worker", &PoolClient::lose_own_worker, py::arg("worker_id"))
       .def_property_readonly("open_worker_count", &PoolClient::open_worker_count)
+      .def_property_readonly("workers_apart", &PoolClient::workers_apart)
       .def("describe_pool", &PoolClient::describe_pool, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("controller_silence_s", [](const PoolClient& self) {
         const auto silence = self.controller_silence();

@@ -7,6 +7,9 @@
 #include "bindings/raise.h"
 #include "runtime/calibrate.h"
 #include "runtime/executor.h"
+#include "runtime/kernel_settings.h"
+#include "runtime/numeric_fingerprint.h"
+#include "runtime/prefix_rest.h"
 #include "runtime/seeded_draws.h"
 
 namespace penstock::bindings {
@@ -40,6 +43,25 @@ void bind_runtime(py::module_& module) {
       .def_property_readonly("draws", &Executor::draws)
       .def_property_readonly("graph", &Executor::graph)
       .def_property_readonly("saved_node_count", &Executor::saved_node_count);
+
+  py::class_<runtime::PrefixRest>(module, "PrefixRest")
+      .def(py::init([](const std::string& text, std::vector<at::Tensor> constants) {
+             return unwrap(runtime::PrefixRest::create(text, std::move(constants)));
+           }),
+           py::arg("text"), py::arg("constants"))
+      .def_property_readonly("keys", &runtime::PrefixRest::keys)
+      .def(
+          "run",
+          [](runtime::PrefixRest& rest, const std::vector<at::Tensor>& leaves, std::vector<at::Tensor> given) {
+            return unwrap(without_gil([&] { return rest.run(leaves, std::move(given)); }));
+          },
+          py::arg("leaves"), py::arg("given"));
+  module.def("numeric_fingerprint", [] {
+    const Numerics numerics = without_gil([] { return runtime::numeric_fingerprint(); });
+    return std::vector<uint64_t>(numerics.begin(), numerics.end());
+  });
+  module.def("spoken_families", &spoken_families, py::arg("families"));
+  module.def("kernel_settings", [] { return runtime::KernelSettings::now().text(); });
 
   module.def("seed_of_batch", &runtime::seed_of_batch, py::arg("prefix_seed"), py::arg("epoch_seed"),
              py::arg("sequence"));

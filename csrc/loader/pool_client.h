@@ -32,6 +32,8 @@ class PoolClient : public Client {
   void lose_own_worker(uint64_t worker_id) { source_.lose_own_worker(worker_id); }
   uint32_t open_worker_count() const { return source_.worker_count(); }
   std::string describe_pool() const { return source_.describe(); }
+  // Workers whose kernels give other bits than this process's, and for which families, for people.
+  std::map<std::string, std::string> workers_apart() const { return source_.workers_apart(); }
   std::optional<Duration> controller_silence() const { return source_.controller_silence(); }
 
  private:

@@ -232,6 +232,18 @@ bool PoolIo::is_paused(const TrainerPace& pace, Instant now) const {
 
 // ---- Workers
 
+// The first worker whose kernels are others is named; the plan and the pool's status show all.
+void PoolIo::note_numerics(uint64_t worker_id, const Numerics& numerics) {
+  if (options_.numerics == Numerics{}) return;
+  const FamilySet differing = differing_families(options_.numerics, numerics);
+  const std::string place = spoken_place(worker_id);
+  if (!standing_.note_numerics(worker_id, place, differing)) return;
+  tell("the pool has workers of another kind than this process: the kernels of worker " + place +
+       " give other last bits for " + spoken_families(differing) +
+       ". It runs no part of an offloaded model that needs these; but batches whose dataset computes with them depend "
+       "on who made them. Use workers with the same kind of CPU and the same libraries where that matters");
+}
+
 void PoolIo::connect(uint64_t worker_id) {
   connect_again_at_.erase(worker_id);
   const auto place = directory_.find(worker_id);
@@ -402,7 +414,10 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   const bool is_refusal = message.kind == ToTrainer::Kind::kRefused || message.kind == ToTrainer::Kind::kDeclined;
   // A greeting is answered by one refusal; a worker that sends more of them is not heard.
   if (is_refusal && is_in_force) note_refusal(worker_id, answer);
-  if (answer.grant && is_in_force) connect_data(worker_id, link, *answer.grant, now);
+  if (answer.grant && is_in_force) {
+    note_numerics(worker_id, answer.grant->numerics);
+    connect_data(worker_id, link, *answer.grant, now);
+  }
   const bool is_awaited = session_.dispatch().is_unanswered(message.key);
   const wire::Lane lane = is_awaited ? session_.dispatch().lane_of(message.key) : wire::kNoLane;
   std::optional<IncomingBatch> whole;

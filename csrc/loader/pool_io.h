@@ -66,6 +66,7 @@ struct PoolIoOptions {
   };
   SaidSize said_size = {};
   wire::JobRank job_rank = {};
+  Numerics numerics = {};  // of this process's kernels; zeros: workers are not compared with it
 };
 
 // Confined to the loop's thread, except where a comment says otherwise.
@@ -116,6 +117,7 @@ class PoolIo final : public EventLoop::Handler {
   wire::TrainerReport make_report();
   void tell_plan();
 
+  void note_numerics(uint64_t worker_id, const Numerics& numerics);
   void connect(uint64_t worker_id);
   void connect_again(Instant now);
   void serve_workers(Instant now);

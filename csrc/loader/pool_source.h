@@ -18,7 +18,7 @@
 
 namespace penstock::loader {
 
-// Thread-compatible as BatchSource; describe() is thread-safe.
+// Thread-compatible as BatchSource; describe() and workers_apart() are thread-safe.
 class PoolSource : public BatchSource {
  public:
   // `own_keys` are those that own workers go by.
@@ -37,6 +37,7 @@ class PoolSource : public BatchSource {
 
   // How things stand with the controller and the workers, in a sentence or two.
   std::string describe() const;
+  std::map<std::string, std::string> workers_apart() const { return io_.standing().workers_apart(); }
   // As PoolStanding::controller_silence.
   std::optional<Duration> controller_silence() const { return io_.standing().controller_silence(); }
 

@@ -38,6 +38,22 @@ void PoolStanding::forget_refusal(uint64_t worker_id) {
   refusals_.erase(worker_id);
 }
 
+bool PoolStanding::note_numerics(uint64_t worker_id, const std::string& place, FamilySet differing) {
+  MutexLock lock(mutex_);
+  apart_.erase(worker_id);
+  if (differing == 0) return false;
+  if (apart_.size() >= kRefusalCountMax) apart_.erase(apart_.begin());
+  apart_[worker_id] = {place, differing};
+  return !std::exchange(is_apart_told_, true);
+}
+
+std::map<std::string, std::string> PoolStanding::workers_apart() const {
+  MutexLock lock(mutex_);
+  std::map<std::string, std::string> found;
+  for (const auto& [worker_id, apart] : apart_) found[apart.first] = spoken_families(apart.second);
+  return found;
+}
+
 std::optional<Duration> PoolStanding::controller_silence() const {
   MutexLock lock(mutex_);
   if (!controller_.has_answered) return std::nullopt;

@@ -7,9 +7,11 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/instant.h"
 #include "base/mutex.h"
+#include "base/numerics.h"
 #include "wire/reports.h"
 
 namespace penstock::loader {
@@ -40,9 +42,15 @@ class PoolStanding {
   // already.
   bool note_reported_refusal(uint64_t worker_id, const std::string& reason);
   void forget_refusal(uint64_t worker_id);
+  // Notes in which families of kernels a worker computes otherwise than this process. True for the first that does so
+  // in any.
+  bool note_numerics(uint64_t worker_id, const std::string& place, FamilySet differing);
 
   // For how long the controller has said nothing; none if it never has said anything.
   std::optional<Duration> controller_silence() const;
+
+  // The workers that compute otherwise, by their places, and the families of kernels for people.
+  std::map<std::string, std::string> workers_apart() const;
 
   // In a sentence or two. `where` is the controller's address, empty without one.
   std::string describe(const std::string& where) const;
@@ -62,6 +70,8 @@ class PoolStanding {
   size_t declined_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   size_t open_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   std::map<uint64_t, std::string> refusals_ PENSTOCK_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::pair<std::string, FamilySet>> apart_ PENSTOCK_GUARDED_BY(mutex_);
+  bool is_apart_told_ PENSTOCK_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace penstock::loader

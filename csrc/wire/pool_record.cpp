@@ -124,7 +124,8 @@ Result<SealOffer> parse_offer(std::span<const std::byte> body) {
 }
 
 Result<SealGrant> parse_grant(std::span<const std::byte> body) {
-  if (body.size() <= kSealHalfBytes || body.size() > kSealHalfBytes + kDataEndpointBytesMax)
+  constexpr size_t kFixedBytes = kSealHalfBytes + sizeof(Numerics);
+  if (body.size() <= kFixedBytes || body.size() > kFixedBytes + kDataEndpointBytesMax)
     return malformed_from("worker", "a welcome does not say how pieces are sealed and where they are to be had");
   const auto cipher = static_cast<uint8_t>(body.front());
   if (cipher == 0 || cipher > static_cast<uint8_t>(SealCipher::kChaCha20Poly1305))
@@ -132,7 +133,8 @@ Result<SealGrant> parse_grant(std::span<const std::byte> body) {
   SealGrant grant{.cipher = static_cast<SealCipher>(cipher)};
   const auto nonce = body.subspan(1, kSealNonceBytes);
   std::copy(nonce.begin(), nonce.end(), grant.nonce.begin());
-  const auto endpoint = body.subspan(kSealHalfBytes);
+  std::memcpy(&grant.numerics, body.data() + kSealHalfBytes, sizeof grant.numerics);
+  const auto endpoint = body.subspan(kFixedBytes);
   grant.data_endpoint.assign(reinterpret_cast<const char*>(endpoint.data()), endpoint.size());
   return grant;
 }
@@ -268,7 +270,8 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
   PENSTOCK_ASSERT((m.kind == ToTrainer::Kind::kWelcome) == answer.grant.has_value(), "every welcome grants keys");
   if (const auto& grant = answer.grant; grant) {
     const auto endpoint = std::as_bytes(std::span(grant->data_endpoint));
-    return joined(head, {write_seal_half(static_cast<uint8_t>(grant->cipher), grant->nonce), endpoint});
+    return joined(head, {write_seal_half(static_cast<uint8_t>(grant->cipher), grant->nonce),
+                         std::as_bytes(std::span(grant->numerics)), endpoint});
   }
   PENSTOCK_ASSERT(!answer.place || answer.kind == AnswerKind::kBatch, "only a batch lies in a slab");
   if (const auto& place = answer.place; place) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/numerics.h"
 #include "base/result.h"
 #include "base/wiped.h"
 #include "wire/blob_record.h"
@@ -67,6 +68,7 @@ struct SealGrant {
   SealCipher cipher = SealCipher::kAes256Gcm;
   SealNonce nonce{};
   std::string data_endpoint{};  // where the trainer connects for the pieces
+  Numerics numerics{};          // of the worker's kernels
 
   friend bool operator==(const SealGrant&, const SealGrant&) = default;
 };

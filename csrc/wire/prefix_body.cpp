@@ -2,6 +2,7 @@
 #include "wire/prefix_body.h"
 
 #include <bit>
+#include <cstring>
 #include <utility>
 
 #include "wire/malformed.h"
@@ -56,7 +57,36 @@ class PrefixReader {
     return leaves;
   }
 
+  Numerics numerics() {
+    Numerics numerics{};
+    const std::string_view bytes = take(NestTag::kBytes).text;
+    ok_ = ok_ && bytes.size() == sizeof numerics;
+    if (ok_) std::memcpy(&numerics, bytes.data(), sizeof numerics);
+    return numerics;
+  }
+
+  PrefixSettings settings() {
+    tuple(6);
+    PrefixSettings settings;
+    settings.flushes_denormals = integer_to(1) == 1;
+    settings.is_deterministic = integer_to(1) == 1;
+    settings.uses_mkldnn = integer_to(1) == 1;
+    settings.matmul_precision = static_cast<uint8_t>(integer_to(kPrecisionMax));
+    settings.convolution_precision = static_cast<uint8_t>(integer_to(kPrecisionMax));
+    settings.default_dtype = static_cast<DTypeCode>(integer_to(255));
+    ok_ = ok_ && dtype_bytes(settings.default_dtype) > 0;
+    return settings;
+  }
+
  private:
+  static constexpr int64_t kPrecisionMax = 5;
+
+  int64_t integer_to(int64_t max) {
+    const int64_t value = integer();
+    ok_ = ok_ && value >= 0 && value <= max;
+    return value;
+  }
+
   NestReader nest_;
   bool ok_ = true;
 };
@@ -70,7 +100,7 @@ void write_integers(NestWriter& nest, std::span<const int64_t> values) {
 
 std::vector<std::byte> write_prefix_body(const PrefixBody& body) {
   NestWriter nest;
-  nest.tuple(4);
+  nest.tuple(6);
   nest.text(body.text);
   nest.integer(std::bit_cast<int64_t>(body.seed));
   nest.bytes(body.library);
@@ -82,6 +112,13 @@ std::vector<std::byte> write_prefix_body(const PrefixBody& body) {
     write_integers(nest, leaf.sizes);
     write_integers(nest, leaf.strides);
   }
+  nest.bytes({reinterpret_cast<const char*>(body.numerics.data()), sizeof(Numerics)});
+  const PrefixSettings& settings = body.settings;
+  nest.tuple(6);
+  for (const int64_t value :
+       {int64_t{settings.flushes_denormals}, int64_t{settings.is_deterministic}, int64_t{settings.uses_mkldnn},
+        int64_t{settings.matmul_precision}, int64_t{settings.convolution_precision}, int64_t{settings.default_dtype}})
+    nest.integer(value);
   Frame frame{.tensors = {}, .boundary_keys = {}, .nest = nest.view()};
   std::vector<std::span<const std::byte>> sources;
   for (const PrefixConstant& constant : body.constants) {
@@ -96,11 +133,13 @@ Result<PrefixBody> parse_prefix_body(std::span<const std::byte> bytes) {
   if (!packed) return packed.error();
   PrefixReader nest(packed.value().frame.nest);
   PrefixBody body;
-  nest.tuple(4);
+  nest.tuple(6);
   body.text = nest.take(NestTag::kText).text;
   body.seed = std::bit_cast<uint64_t>(nest.integer());
   body.library = nest.take(NestTag::kBytes).text;
   body.library_leaves = nest.leaves();
+  body.numerics = nest.numerics();
+  body.settings = nest.settings();
   if (!nest.is_whole()) return malformed("a message with a prefix", "its nest is not that of a prefix");
   for (TensorEntry& entry : packed.value().frame.tensors) {
     const auto constant = packed.value().bytes_of(entry);

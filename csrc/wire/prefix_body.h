@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The body of a prefix request: a batch record whose nest is the IR text, a seed and the compiled library, and whose
-// tensors are the constants, so that a prefix travels in the same checked form as a batch. PROTOCOL.md has the bytes.
+// The body of a prefix request: a batch record whose nest is the IR text, a seed, the compiled library, and what the
+// trainer's kernels compute under which settings, and whose tensors are the constants, so that a prefix travels in the
+// same checked form as a batch. PROTOCOL.md has the bytes.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/numerics.h"
 #include "base/result.h"
+#include "wire/dtype.h"
 #include "wire/frame.h"
 
 namespace penstock::wire {
@@ -22,6 +25,18 @@ struct PrefixLeaf {
   std::vector<int64_t> strides;
 
   friend bool operator==(const PrefixLeaf&, const PrefixLeaf&) = default;
+};
+
+// The settings of the trainer that its results follow from. Precisions are those of torch's enumeration.
+struct PrefixSettings {
+  bool flushes_denormals = false;
+  bool is_deterministic = false;
+  bool uses_mkldnn = true;
+  uint8_t matmul_precision = 0;
+  uint8_t convolution_precision = 0;
+  DTypeCode default_dtype = kDTypeFloat32;
+
+  friend bool operator==(const PrefixSettings&, const PrefixSettings&) = default;
 };
 
 struct PrefixConstant {
@@ -37,6 +52,8 @@ struct PrefixBody {
   std::string_view library;
   std::vector<PrefixLeaf> library_leaves;
   std::vector<PrefixConstant> constants;
+  Numerics numerics{};
+  PrefixSettings settings{};
 };
 
 // The constants' entries must be right for their bytes, offsets aside.

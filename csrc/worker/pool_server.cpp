@@ -7,6 +7,7 @@
 
 #include "base/identity.h"
 #include "base/live_clock.h"
+#include "runtime/numeric_fingerprint.h"
 #include "worker/cpu_time.h"
 
 namespace penstock::worker {
@@ -32,6 +33,7 @@ Result<void> check_state(std::span<const std::byte> state) {
 Result<std::unique_ptr<PoolServer>> PoolServer::start(PoolServerOptions options) {
   const auto worker_id = draw_identity();
   if (!worker_id) return worker_id.error();
+  if (options.numerics == Numerics{}) options.numerics = runtime::numeric_fingerprint();
   auto server = std::make_unique<PoolServer>(std::move(options), worker_id.value());
   if (auto started = server->loop_.start(); !started) return started.error();
   return server;

@@ -314,6 +314,7 @@ void PoolServerIo::carry_out() {
       }
       grant = std::move(begun).value();
       grant->data_endpoint = data_advertised_;
+      grant->numerics = options_.numerics;
     }
     outbox_.push({.routing_id = route->second.routing_id,
                   .message = message,

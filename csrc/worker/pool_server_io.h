@@ -14,6 +14,7 @@
 #include "base/event_loop.h"
 #include "base/file_descriptor.h"
 #include "base/instant.h"
+#include "base/numerics.h"
 #include "base/result.h"
 #include "cluster/worker_session.h"
 #include "net/authenticator.h"
@@ -49,6 +50,7 @@ struct PoolServerOptions {
   std::optional<net::Endpoint> data_advertised = {};
   uint8_t ciphers = net::fast_ciphers();                       // for the pieces of batches
   std::string about = {};                                      // this process, for people
+  Numerics numerics = {};                                      // of its kernels, which trainers compare with theirs
   std::string name = {};                                       // that its engine knows it by; empty without one
   uint8_t job_kinds = wire::kind_bit(wire::JobKind::kPython);  // that its process can run
   uint16_t torch = 0;                                          // as wire::torch_number()

@@ -11,9 +11,37 @@
 
 namespace penstock::worker {
 
+namespace {
+
+wire::PrefixSettings to_wire(const runtime::KernelSettings& settings) {
+  return {.flushes_denormals = settings.flushes_denormals,
+          .is_deterministic = settings.is_deterministic,
+          .uses_mkldnn = settings.uses_mkldnn,
+          .matmul_precision = static_cast<uint8_t>(settings.matmul_precision),
+          .convolution_precision = static_cast<uint8_t>(settings.convolution_precision),
+          .default_dtype = static_cast<wire::DTypeCode>(settings.default_dtype.toScalarType())};
+}
+
+runtime::KernelSettings from_wire(const wire::PrefixSettings& settings) {
+  return {.thread_count = 1,
+          .flushes_denormals = settings.flushes_denormals,
+          .is_deterministic = settings.is_deterministic,
+          .uses_mkldnn = settings.uses_mkldnn,
+          .matmul_precision = static_cast<at::Float32Precision>(settings.matmul_precision),
+          .convolution_precision = static_cast<at::Float32Precision>(settings.convolution_precision),
+          .default_dtype = c10::scalarTypeToTypeMeta(static_cast<at::ScalarType>(settings.default_dtype))};
+}
+
+}  // namespace
+
 Result<std::vector<std::byte>> write_prefix_message(const PrefixMessage& message) {
-  wire::PrefixBody body{
-      .text = message.text, .seed = message.seed, .library = message.library, .library_leaves = {}, .constants = {}};
+  wire::PrefixBody body{.text = message.text,
+                        .seed = message.seed,
+                        .library = message.library,
+                        .library_leaves = {},
+                        .constants = {},
+                        .numerics = message.numerics,
+                        .settings = to_wire(message.settings)};
   for (const runtime::LeafLayout& leaf : message.library_leaves) {
     body.library_leaves.push_back({.leaf_index = leaf.leaf_index,
                                    .dtype = static_cast<wire::DTypeCode>(leaf.dtype),
@@ -38,7 +66,9 @@ Result<PrefixMessage> read_prefix_message(std::span<const std::byte> message) {
                        .constants = {},
                        .seed = body.value().seed,
                        .library = std::string(body.value().library),
-                       .library_leaves = {}};
+                       .library_leaves = {},
+                       .numerics = body.value().numerics,
+                       .settings = from_wire(body.value().settings)};
   for (wire::PrefixLeaf& leaf : body.value().library_leaves) {
     prefix.library_leaves.push_back({.leaf_index = leaf.leaf_index,
                                      .dtype = static_cast<at::ScalarType>(leaf.dtype),

@@ -13,6 +13,8 @@
 
 #include "base/result.h"
 #include "runtime/compiled_prefix.h"
+#include "runtime/kernel_settings.h"
+#include "runtime/numeric_fingerprint.h"
 
 namespace penstock::worker {
 
@@ -23,6 +25,9 @@ struct PrefixMessage {
   // The code that was compiled of it, if there is any, and the tensors of the batch that the code takes.
   std::string library = {};
   std::vector<runtime::LeafLayout> library_leaves = {};
+  // What the trainer's kernels compute, and under which settings.
+  Numerics numerics = runtime::numeric_fingerprint();
+  runtime::KernelSettings settings = runtime::KernelSettings::now();
 };
 
 // kMismatch when a constant is not a plain CPU tensor.

@@ -5,25 +5,66 @@
 #include <optional>
 #include <utility>
 
+#include "capture/capture.h"
+#include "graph/extract.h"
 #include "graph/ir_text.h"
+#include "runtime/kernel_families.h"
+#include "runtime/numeric_fingerprint.h"
 #include "runtime/seeded_draws.h"
 #include "worker/prefix_message.h"
 
 namespace penstock::worker {
+
+namespace {
+
+// What this process may run of a prefix, with its constants in order; nothing where that is no node at all.
+struct RunnablePart {
+  graph::Graph graph;
+  std::vector<at::Tensor> constants;
+};
+
+std::optional<RunnablePart> runnable_part(graph::Graph graph, std::vector<at::Tensor> constants, FamilySet differing) {
+  if (differing == 0) return RunnablePart{std::move(graph), std::move(constants)};
+  capture::annotate(graph);
+  std::vector<bool> is_exact;
+  FamilySet needed = 0;
+  for (const NumericFamily family : runtime::kernel_families(graph)) {
+    needed |= set_of(family);
+    is_exact.push_back(family == NumericFamily::kArithmetic);
+  }
+  if ((needed & differing) == 0) return RunnablePart{std::move(graph), std::move(constants)};
+  if ((differing & set_of(NumericFamily::kArithmetic)) != 0) return std::nullopt;
+  const graph::PrefixSplit split = graph::split_prefix(graph, is_exact);
+  if (split.handed_over.empty()) return std::nullopt;
+  auto front = graph::front_of(graph, split);
+  if (!front) return std::nullopt;
+  RunnablePart part{std::move(front).value(), {}};
+  for (const size_t index : graph::constants_of(part.graph, graph)) {
+    if (index >= constants.size()) return std::nullopt;
+    part.constants.push_back(constants[index]);
+  }
+  return part;
+}
+
+}  // namespace
 
 std::shared_ptr<LoadedPrefix> load_prefix(std::span<const std::byte> message) {
   auto read = read_prefix_message(message);
   if (!read) return nullptr;
   auto graph = graph::parse_graph(read.value().text);
   if (!graph) return nullptr;
+  const runtime::KernelSettingsGuard settings(read.value().settings);
+  const FamilySet differing = differing_families(read.value().numerics, runtime::numeric_fingerprint());
+  auto part = runnable_part(std::move(graph).value(), std::move(read.value().constants), differing);
+  if (!part) return nullptr;
   std::vector<std::string> keys;
-  for (const auto& output : graph.value().outputs) keys.push_back(output.key);
+  for (const auto& output : part->graph.outputs) keys.push_back(output.key);
   // A trainer ships an operator that draws only when its user has allowed that.
-  auto executor =
-      runtime::Executor::create(std::move(graph).value(), std::move(read.value().constants), {.allow_random = true});
+  auto executor = runtime::Executor::create(std::move(part->graph), std::move(part->constants), {.allow_random = true});
   if (!executor) return nullptr;
   std::optional<runtime::CompiledPrefix> compiled;
-  if (!read.value().library.empty()) {
+  // Code that was compiled where the kernels are others may be for another CPU.
+  if (!read.value().library.empty() && differing == 0) {
     // One that cannot be loaded is no loss: the executor runs everything.
     auto loaded = runtime::CompiledPrefix::load(read.value().library, std::move(read.value().library_leaves));
     if (loaded) compiled.emplace(std::move(loaded).value());
@@ -34,7 +75,8 @@ std::shared_ptr<LoadedPrefix> load_prefix(std::span<const std::byte> message) {
                    .keys = std::move(keys),
                    .runner = PrefixRunner(std::move(executor).value(), std::move(compiled)),
                    .seed = read.value().seed,
-                   .is_compiled = is_compiled});
+                   .is_compiled = is_compiled,
+                   .settings = read.value().settings});
 }
 
 void PrefixStage::install(std::shared_ptr<LoadedPrefix> prefix) {
@@ -54,6 +96,7 @@ bool PrefixStage::run(BatchContent& content, uint64_t epoch_seed, uint64_t seque
       return std::find(content.boundary_keys.begin(), content.boundary_keys.end(), key) != content.boundary_keys.end();
     });
     if (is_done || !prefix.runner.accepts(leaves)) continue;
+    const runtime::KernelSettingsGuard settings(prefix.settings);
     const auto made = prefix.runner.run(leaves, runtime::seed_of_batch(prefix.seed, epoch_seed, sequence));
     if (!made) continue;
     is_compiled = is_compiled || made.value().is_compiled;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/kernel_settings.h"
 #include "worker/prefix_runner.h"
 #include "worker/slab_writer.h"
 
@@ -23,9 +24,11 @@ struct LoadedPrefix {
   PrefixRunner runner;
   uint64_t seed = 0;
   bool is_compiled = false;
+  runtime::KernelSettings settings = {};  // that the trainer's results follow from
 };
 
-// `message` is the body of a prefix request (PROTOCOL.md). Null when it cannot be read or run here.
+// `message` is the body of a prefix request (PROTOCOL.md). Null when it cannot be read or run here. Where this
+// process's kernels are not the trainer's in a family that the prefix needs, it is the part that is exact everywhere.
 std::shared_ptr<LoadedPrefix> load_prefix(std::span<const std::byte> message);
 
 // Confined to the thread that serves requests.

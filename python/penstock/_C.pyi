@@ -560,6 +560,10 @@ class PoolClient(Client):
     def lose_own_worker(self, worker_id: int) -> None: ...
     @property
     def open_worker_count(self) -> int: ...
+    @property
+    def workers_apart(self) -> dict[str, str]:
+        """Workers whose kernels give other bits than this process's, by their places, and for which
+        families, for people."""
     def describe_pool(self) -> str: ...
     @property
     def controller_silence_s(self) -> float | None: ...
@@ -832,7 +836,9 @@ class Repricer:
         """Whether the new one is the one that was left."""
     def give_up(self, cut: PricedCut) -> None: ...
 
-def extract_prefix(graph: Graph, plan: Plan, draws_of: str = "") -> Graph: ...
+def extract_prefix(
+    graph: Graph, plan: Plan, draws_of: str = "", settings: str = ""
+) -> Graph: ...
 def value_keys(graph: Graph, draws_of: str = "") -> list[str]: ...
 def content_digest(tensor: torch.Tensor) -> str: ...
 def capture_torchscript(
@@ -926,6 +932,25 @@ class Executor:
     def graph(self) -> Graph: ...
     @property
     def saved_node_count(self) -> int: ...
+
+class PrefixRest:
+    """The trainer's part of a prefix of which a worker has run what is exact on every CPU."""
+
+    def __init__(self, text: str, constants: Sequence[torch.Tensor]) -> None: ...
+    @property
+    def keys(self) -> list[str]:
+        """Of the values that such a worker sends."""
+    def run(
+        self, leaves: Sequence[torch.Tensor], given: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The outputs of the prefix. ``given`` are the values of those keys."""
+
+def numeric_fingerprint() -> list[int]:
+    """What this process's kernels compute, by family; the last is of all families."""
+
+def spoken_families(families: int) -> str: ...
+def kernel_settings() -> str:
+    """The settings of torch that results follow from, where they are not its defaults."""
 
 def seed_of_batch(prefix_seed: int, epoch_seed: int, sequence: int) -> int: ...
 def calibrate(

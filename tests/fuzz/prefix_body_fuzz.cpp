@@ -43,22 +43,22 @@ uint32_t repair_count(Source& source, wire::NestTag tag, ByteWriter& nest, Choic
   return std::min<uint32_t>(count, 8);
 }
 
-void write_tuple_of_four(Source& source, ByteWriter& nest, Choices& choices) {
+void write_tuple(uint32_t length, Source& source, ByteWriter& nest, Choices& choices) {
   source.number<uint8_t>();
   const auto count = source.number<uint32_t>();
   nest.write(wire::NestTag::kTuple);
-  nest.write(choices.mostly() ? 4 : count);
+  nest.write(choices.mostly() ? length : count);
 }
 
 Bytes repair_prefix_nest(Source& source, uint32_t leaf_count, Choices& choices) {
   if (!choices.mostly()) return repair_nest(source, leaf_count, choices);
   ByteWriter nest;
-  write_tuple_of_four(source, nest, choices);
+  write_tuple(6, source, nest, choices);
   repair_text(source, wire::NestTag::kText, nest, choices);
   repair_integer(source, INT64_MAX, nest, choices);
   repair_text(source, wire::NestTag::kBytes, nest, choices);
   for (uint32_t leaf = repair_count(source, wire::NestTag::kList, nest, choices); leaf > 0; --leaf) {
-    write_tuple_of_four(source, nest, choices);
+    write_tuple(4, source, nest, choices);
     repair_integer(source, wire::kTensorCountMax - 1, nest, choices);
     repair_integer(source, 11, nest, choices);
     for (int list = 0; list < 2; ++list) {
@@ -67,6 +67,9 @@ Bytes repair_prefix_nest(Source& source, uint32_t leaf_count, Choices& choices) 
       }
     }
   }
+  repair_text(source, wire::NestTag::kBytes, nest, choices);
+  write_tuple(6, source, nest, choices);
+  for (const int64_t most : {1, 1, 1, 5, 5, 11}) repair_integer(source, most, nest, choices);
   if (!choices.mostly()) nest.write_bytes(source.take(source.left()));
   return nest.take();
 }
@@ -79,6 +82,7 @@ bool is_same(const wire::PrefixBody& a, const wire::PrefixBody& b) {
     return moved == right.entry && std::ranges::equal(left.bytes, right.bytes);
   };
   return a.text == b.text && a.seed == b.seed && a.library == b.library && a.library_leaves == b.library_leaves &&
+         a.numerics == b.numerics && a.settings == b.settings &&
          std::ranges::equal(a.constants, b.constants, is_same_constant);
 }
 

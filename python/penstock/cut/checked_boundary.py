@@ -2,8 +2,10 @@
 """The boundary tensors of a call, where they may stand for the results of moved calls.
 
 They may if the workers sent all of them, nobody wrote to them, their layout is that of eager, and
-the constants are still those that the workers have. The first batch, and one in every
-`verify_every` after it, is also computed here and compared.
+the constants and the process's numeric settings are still those that the workers have. A worker
+whose kernels are of another kind sends what it could compute exactly, and the rest is computed
+here. The first batch of each worker, and one in every `verify_every`, is also computed here and
+compared.
 """
 
 from __future__ import annotations
@@ -14,19 +16,24 @@ from collections.abc import Sequence
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from penstock import _C
 from penstock.cut.cut_context import CutContext
 from penstock.cut.cut_planner import CutPlanner
 from penstock.cut.cuts_in_use import CutsInUse
 from penstock.cut.live_cut import GraphCall, LiveCut, has_layouts, spoken_batches
 from penstock.cut.whole_comparison import Side, first_difference
 from penstock.cut.whole_graph import WholeGraph
+from penstock.errors import PenstockError
 from penstock.graph.capture import first_sentence
 from penstock.graph.constants import is_same_bits
 from penstock.graph.planning import BoundaryValue
+from penstock.graph.prefix_inputs import leaves_of
 from penstock.graph.sizes import REMEMBERED_SIZES
 from penstock.seams.storages import write_count
 
 logger = logging.getLogger(__name__)
+
+_MAKERS_MAX = 4096  # workers that a cut remembers to have compared
 
 
 class CheckedBoundary:
@@ -49,8 +56,13 @@ class CheckedBoundary:
         if changed:
             self._planner.note_changed(cut, changed)
             return None
+        if cut.settings != _C.kernel_settings():
+            self._in_use.forget(cut)  # and planned again under the present ones
+            return None
         sizes = cut.lowering.conditions.sizes(call.inputs)
         boundary = self._shipped(cut, call, sizes)
+        if boundary is None and cut.drawn is None:
+            boundary = self._completed(cut, call, sizes)
         if boundary is None:
             # Another draw than a worker's would be another training, at a moment of the clock's.
             return None if cut.drawn is None else cut.drawn.run(call.inputs, call.handle)
@@ -60,7 +72,8 @@ class CheckedBoundary:
         is_due = cut.used_count == 0 or cut.unchecked_count + 1 >= self._context.verify_every
         if call.withheld and cut.unchecked_count + 1 < 2 * self._context.verify_every:
             is_due = False  # a batch that came whole is about to
-        if is_due or setting not in cut.verified or cut.mistrusts != self._context.mistrusts:
+        is_new = setting not in cut.verified or call.handle.maker not in cut.verified_makers
+        if is_due or is_new or cut.mistrusts != self._context.mistrusts:
             if not self._verify(cut, call, boundary):
                 return None
             if self._whole.compiled is not None and not self._compare_whole(cut, call, boundary):
@@ -70,6 +83,9 @@ class CheckedBoundary:
             cut.unchecked_count = 0
             if len(cut.verified) < REMEMBERED_SIZES:
                 cut.verified.add(setting)
+            if len(cut.verified_makers) >= _MAKERS_MAX:
+                cut.verified_makers.clear()
+            cut.verified_makers.add(call.handle.maker)
         else:
             cut.unchecked.append((call.handle.epoch, call.handle.sequence))
             cut.unchecked_count += 1
@@ -80,19 +96,41 @@ class CheckedBoundary:
         self, cut: LiveCut, call: GraphCall, sizes: tuple[int, ...]
     ) -> list[torch.Tensor] | None:
         """The boundary tensors that came with the batch, if all that are needed have."""
-        boundary: list[torch.Tensor] = []
+        boundary = self._unwritten(call, [item.key for item in cut.planned.boundary])
+        if boundary is None or not has_layouts(boundary, cut.layouts(sizes)):
+            return None
+        return boundary
+
+    def _completed(
+        self, cut: LiveCut, call: GraphCall, sizes: tuple[int, ...]
+    ) -> list[torch.Tensor] | None:
+        """The boundary tensors of a batch whose worker has run the exact part of the prefix."""
+        if not call.handle.boundary or cut.rest is None:
+            return None
+        given = self._unwritten(call, cut.rest.keys)
+        if given is None:
+            return None
+        call.recall()
+        try:
+            leaves = leaves_of(cut.lowering, call.inputs, call.handle.leaf_count)
+            boundary = cut.rest.run(leaves, given)
+        except PenstockError:
+            logger.debug("the exact part cannot be completed", exc_info=True)
+            return None
+        return boundary if has_layouts(boundary, cut.layouts(sizes)) else None
+
+    def _unwritten(self, call: GraphCall, keys: Sequence[str]) -> list[torch.Tensor] | None:
+        """The tensors of these keys, if all have come and are as they came."""
         shipped = call.handle.boundary
-        for item in cut.planned.boundary:
-            tensor = shipped.get(item.key)
-            if tensor is None:
-                return None
-            boundary.append(tensor)
-        for tensor in boundary:
+        if any(key not in shipped for key in keys):
+            return None
+        tensors = [shipped[key] for key in keys]
+        for tensor in tensors:
             # A program that writes to a result of the model may have written to a boundary tensor.
             first = self._versions.setdefault(tensor, write_count(tensor))
             if first != write_count(tensor):
                 return None
-        return boundary if has_layouts(boundary, cut.layouts(sizes)) else None
+        return tensors
 
     def _verify(self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]) -> bool:
         """Runs the moved calls on the raw inputs and compares bit for bit."""

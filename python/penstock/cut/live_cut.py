@@ -11,6 +11,7 @@ import torch
 
 from penstock import _C
 from penstock.cut.drawn_prefix import DrawnPrefix
+from penstock.errors import PenstockError
 from penstock.graph.constants import ConstantWatch
 from penstock.graph.expression import Expression
 from penstock.graph.lowering import Lowering
@@ -53,6 +54,11 @@ class LiveCut:
     plan: Plan = field(init=False)  # as it is shown: with the price, once it is known
     unchecked: list[tuple[int, int]] = field(default_factory=list)  # batches, as (epoch, sequence)
     verified: set[tuple[tuple[int, ...], int]] = field(default_factory=set)  # sizes, threads
+    verified_makers: set[int] = field(default_factory=set)  # workers of which a batch was compared
+    # Of the process, when it was planned: what workers compute follows from them.
+    settings: str = field(default_factory=_C.kernel_settings)
+    _rest: _C.PrefixRest | None = None
+    _has_rest: bool = True  # as far as is known
     _layouts: dict[tuple[int, ...], list[Layout]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,6 +79,18 @@ class LiveCut:
     def is_settled(self) -> bool:
         """Whether its boundary tensors were compared, and its calls are timed no more."""
         return self.used_count > 0 and not (self.priced and self.priced.wants_timed_calls)
+
+    @property
+    def rest(self) -> _C.PrefixRest | None:
+        """The trainer's part where a worker's kernels are of another kind, so that it has run only
+        the exact part of the prefix; None where there is no such part."""
+        if self._rest is None and self._has_rest:
+            constants = [constant.detach().clone() for constant in self.planned.prefix_constants]
+            try:
+                self._rest = _C.PrefixRest(self.planned.prefix, constants)
+            except PenstockError:
+                self._has_rest = False
+        return self._rest
 
     def layouts(self, sizes: tuple[int, ...]) -> list[Layout]:
         """The layouts of the boundary tensors as eager makes them: kernels depend on them."""

@@ -174,6 +174,9 @@ class OffloadedScript(StandIn):
             if self._constant_changes > 1:
                 self.context.give_up("a buffer that workers have a copy of keeps changing")
             return None
+        if cut.settings != _C.kernel_settings():
+            self._forget(cut)  # and planned again under the present ones
+            return None
         boundary = [handle.boundary.get(item.key) for item in cut.boundary]
         if cut.runs[_mode()] < SETTLED_RUNS or any(tensor is None for tensor in boundary):
             return None
@@ -183,8 +186,13 @@ class OffloadedScript(StandIn):
         if setting in cut.refused:
             return None
         is_due = cut.used_count % self.context.verify_every == 0
-        if is_due or setting not in cut.layouts:
-            if not self._is_right(cut, call, values, handle, setting):
+        is_due = is_due or setting not in cut.layouts
+        if is_due or handle.maker not in cut.makers:
+            if not self._is_right(cut, call, values, handle):
+                return None
+            cut.makers.add(handle.maker)
+        if is_due:
+            if not self._is_suffix_right(cut, call, values, setting):
                 return None
             cut.unchecked.clear()
             if len(cut.layouts) >= REMEMBERED_SIZES:
@@ -203,9 +211,8 @@ class OffloadedScript(StandIn):
         call: Any,
         boundary: list[torch.Tensor],
         handle: BatchHandle,
-        setting: Setting,
     ) -> bool:
-        """Compares the workers' results, and then the results of the part that stays."""
+        """Compares the workers' results."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             expected = cut.reference.run(self._model, call)
         wrong = sorted(
@@ -222,7 +229,12 @@ class OffloadedScript(StandIn):
                 f"batch {handle.sequence} of epoch {handle.epoch}. "
                 f"{spoken_batches(cut.unchecked)}"
             )
-            return False
+        return not wrong
+
+    def _is_suffix_right(
+        self, cut: ScriptCut, call: Any, boundary: list[torch.Tensor], setting: Setting
+    ) -> bool:
+        """Compares the results of the part that stays with those of the whole."""
         difference = self._difference(cut, call, boundary)
         if difference is not None:
             cut.refused.add(setting)

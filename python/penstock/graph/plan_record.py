@@ -82,3 +82,5 @@ class PlanRecord:
     # The link to a pool's workers, when the plan was made; None in one machine.
     link_bytes_per_s: float | None = None
     priced: RunningPrice | None = None  # None: by the calibration on one batch alone
+    # Workers of a pool that run only the part of it that is exact on every CPU, and why.
+    workers_apart: tuple[str, ...] = ()

@@ -103,6 +103,12 @@ def notes(plan: PlanRecord) -> list[str]:
         )
     if plan.priced is not None:
         found.append(format_price(plan.priced))
+    if plan.workers_apart:
+        found.append(
+            "These workers have kernels that give other last bits than this process's, so they run "
+            "only operators before them that are exact on every CPU, and the trainer runs the "
+            f"others on their batches: {'; '.join(plan.workers_apart)}."
+        )
     return found
 
 

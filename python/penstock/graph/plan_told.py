@@ -5,7 +5,8 @@ One JSON object of a bounded size: ``verdict``, a sentence; ``refused``, or null
 list of sentences; ``calls``, each with ``index``, ``operator``, ``place``, ``reason`` (a number of
 that list), ``seconds`` a batch where it runs and ``bytes`` that it makes; ``edges``, each with
 ``source``, ``target``, ``bytes`` and ``leaf`` as in `PlannedEdge`; ``totals`` and ``priced`` as in
-`PlanRecord`; and ``calls_left_out``, the number of calls that did not fit.
+`PlanRecord`; ``calls_left_out``, the number of calls that did not fit; and ``workers_apart`` as in
+`PlanRecord`, at most 16.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from penstock.graph.plan_record import PlannedCall, PlanRecord
 from penstock.graph.plan_table import verdict
 
 _TEXT_MAX = 200  # characters of an operator or a reason
+_APART_MAX = 16  # workers
 
 
 def told_plan(plan: PlanRecord, bytes_max: int) -> str:
@@ -69,4 +71,5 @@ def _fields(plan: PlanRecord, calls: list[PlannedCall], left_out: int) -> dict[s
         "totals": [dataclasses.asdict(total) for total in plan.totals],
         "priced": None if plan.priced is None else dataclasses.asdict(plan.priced),
         "calls_left_out": left_out,
+        "workers_apart": [text[:_TEXT_MAX] for text in plan.workers_apart[:_APART_MAX]],
     }

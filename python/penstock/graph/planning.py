@@ -232,7 +232,7 @@ def _plan_once(
         graph.annotate()
         plans = price_plans(graph, leaves, emission.held, how, memory)
         native = plans.chosen
-        prefix = _C.extract_prefix(graph, native, how.options.draws_of)
+        prefix = _C.extract_prefix(graph, native, how.options.draws_of, _C.kernel_settings())
     flow = read_flow(graph, recorded_extents(lowering, inputs))
     in_front = {lowering.unit_of[lowering.nodes.index(node)] for node in lowering.in_front}
     plan = read_plan(plans, flow, state_reasons(lowering), in_front)

@@ -57,9 +57,12 @@ class ScriptCut:
     suffix: Any = None  # as it was found to be right
     reference: Any = None
     constants: ConstantWatch | None = None
+    # Of the process, when it was planned: what workers compute follows from them.
+    settings: str = field(default_factory=_C.kernel_settings)
     runs: Counter[Setting] = field(default_factory=Counter)  # of the whole, by (grads, optimizes)
     layouts: dict[Setting, list[Layout]] = field(default_factory=dict)  # of settings that compared
     refused: set[Setting] = field(default_factory=set)
+    makers: set[int] = field(default_factory=set)  # workers of which a batch was compared
     used_count: int = 0
     unchecked: list[tuple[int, int]] = field(default_factory=list)
 
@@ -85,7 +88,7 @@ def plan_program(
         graph, constants = program.graph, program.constants
         _refuse_effects(graph)
         plans = price_plans(graph, leaves, constants, _planning(options))
-        prefix = _C.extract_prefix(graph, plans.chosen)
+        prefix = _C.extract_prefix(graph, plans.chosen, settings=_C.kernel_settings())
     plan = _spoken_plan(graph, plans)
     if not prefix.output_keys:
         return ScriptCut(list(leaf_indices), call, program, plans.chosen, PlannedCut(plan, []), [])

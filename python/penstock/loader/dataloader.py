@@ -51,6 +51,7 @@ from penstock.loader.replica_options import (
     speaks_for_group,
 )
 from penstock.loader.report import LoaderReport, make_report
+from penstock.loader.source import with_workers_apart
 from penstock.loader.started_prefetch import StartedPrefetch, check_can_start
 from penstock.loader.stats import LoaderStats
 from penstock.loader.step_times import step_times
@@ -445,6 +446,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _set_own_state(self) -> None:
         self._provenance: ProvenanceTable | None = None
         self._plan: Any = None
+        self._workers_apart: dict[str, str] = {}  # as PoolClient.workers_apart
         self._plan_changes = 0  # how often other calls moved than before
         self._load_meter: LoadMeter | None = None  # while a plan is priced by its measurements
         self._prefixes: dict[str, bytes] = {}  # messages to the workers, by the prefix's text
@@ -481,8 +483,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def plan(self) -> Any:
         """The plan in force, or why there is none;
         None before :func:`penstock.offload` was asked for one.
+
+        Its ``workers_apart`` names the workers of a pool whose kernels give other bits than this
+        process's, and the families of these kernels.
         """
-        return self._plan
+        for iterator in list(self._live_iterators):
+            self._workers_apart.update(iterator.source.workers_apart)
+        return with_workers_apart(self._plan, self._workers_apart)
 
     @property
     def worker_choice(self) -> _C.WorkerChoice | None:
@@ -805,6 +812,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "_provenance",
             "_plan",
             "_plan_changes",
+            "_workers_apart",
             "_load_meter",
             "_prefixes",
             "_shipment",

@@ -78,10 +78,11 @@ class Delivery(NamedTuple):
         boundary: dict[str, torch.Tensor],
         sequence: int,
         origin: _C.BatchOrigin | None,
+        maker: int,
     ) -> BatchHandle:
         assert self.provenance is not None
         handle = BatchHandle(
-            len(leaves), boundary, self.epoch, sequence, (self.epoch_seed, sequence)
+            len(leaves), boundary, self.epoch, sequence, (self.epoch_seed, sequence), maker=maker
         )
         self.provenance.record_batch(handle, leaves)
         if self.recaller is not None:

@@ -89,6 +89,7 @@ class LoaderFace(Protocol):
     _prefixes: dict[str, bytes]  # messages to the workers, by the prefix's text
     _plan: Any  # a Plan, or None
     _plan_changes: int
+    _workers_apart: dict[str, str]  # as PoolClient.workers_apart
     _progress: Progress | None
     _shipment: bytes | None
     _step_agreement: Any  # a StepAgreement, or None

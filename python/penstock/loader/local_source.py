@@ -170,6 +170,10 @@ class LocalSource:
     def counters(self) -> dict[str, Any]:
         return self.stream.counters()
 
+    @property
+    def workers_apart(self) -> dict[str, str]:
+        return {}  # they are of this machine, and compare themselves with each prefix
+
     def install_prefix(self, message: bytes) -> None:
         self._client.install_prefix(message)
 

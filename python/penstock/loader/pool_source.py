@@ -26,8 +26,14 @@ from penstock.loader.loader_face import LoaderFace
 from penstock.loader.own_workers import OwnWorkers
 from penstock.loader.recall import Recaller
 from penstock.loader.replica_group import FeedWatch, ReplicaGroup
-from penstock.loader.source import STANDING_COUNTS, NativeThread, StreamOptions
+from penstock.loader.source import (
+    STANDING_COUNTS,
+    NativeThread,
+    StreamOptions,
+    with_workers_apart,
+)
 from penstock.pool.pool_job import Job, job_id, pack_job
+from penstock.pool.pool_status import spoken_numerics
 from penstock.pool.process_settings import JobSettings
 from penstock.program_line import warn
 from penstock.sampling.job_rank import JobRank
@@ -58,6 +64,7 @@ class PoolSource:
         self._is_iterable = options.is_iterable
         self._own_worker_count = own_worker_count
         self._way_out = way_out
+        self._all_apart = loader._workers_apart
         self._waiting_since: float | None = None
         self._is_waiting_told = False
         self._prefix_ids: list[bytes] = []
@@ -195,6 +202,10 @@ class PoolSource:
             for name, count in self.stream.counters().items()
         }
 
+    @property
+    def workers_apart(self) -> dict[str, str]:
+        return self._client.workers_apart
+
     def install_prefix(self, message: bytes) -> None:
         prefix_id = hashlib.sha256(message).digest()
         self._client.put_blob(prefix_id, message)
@@ -206,6 +217,7 @@ class PoolSource:
         self._name_blobs()
 
     def show_plan(self, plan: Any, change_count: int) -> None:
+        plan = with_workers_apart(plan, self.workers_apart)
         self._client.set_plan("" if plan is None else plan.told(_PLAN_BYTES_MAX), change_count)
 
     def set_shipment(self, message: bytes | None) -> None:
@@ -222,6 +234,7 @@ class PoolSource:
     def close(self) -> None:
         """Ends this process's own workers. The client is kept for the next iterator of the same
         job, unless something went wrong."""
+        self._all_apart.update(self.workers_apart)
         try:
             silence_s = self._client.controller_silence_s
             if silence_s is not None:
@@ -252,7 +265,8 @@ def _client_options(loader: LoaderFace, options: StreamOptions, name: str) -> di
         "controller": loader.pool or "",
         "key_folder": loader.keys,
         "job": name,
-        "about": f"{socket.gethostname()}, process {os.getpid()}, torch {torch.__version__}",
+        "about": f"{socket.gethostname()}, process {os.getpid()}, torch {torch.__version__}, "
+        f"{spoken_numerics()}",
         "worker_count_max": options.shard_count if options.is_iterable else _WORKERS_OF_USE_MAX,
         "arena_bytes": arena_bytes(),
         "is_iterable": options.is_iterable,

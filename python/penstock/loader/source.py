@@ -8,7 +8,7 @@ workers, or finds them in a pool, looks after them and ends them.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from penstock import _C
@@ -56,6 +56,10 @@ class Source(Protocol):
         ...
 
     def counters(self) -> dict[str, Any]: ...
+
+    @property
+    def workers_apart(self) -> dict[str, str]:
+        """Workers with other kernels than this process, as `PoolClient.workers_apart`."""
 
     def install_prefix(self, message: bytes) -> None: ...
 
@@ -105,6 +109,14 @@ class StreamOptions:
             may_begin_early=self.may_begin_early,
             is_seeded_by_batch=self.is_seeded_by_batch,
         )
+
+
+def with_workers_apart(plan: Any, workers_apart: dict[str, str]) -> Any:
+    """A plan, or none, that names the workers with other kernels."""
+    if plan is None or not workers_apart:
+        return plan
+    named = tuple(f"{place} ({families})" for place, families in sorted(workers_apart.items()))
+    return replace(plan, workers_apart=named)
 
 
 class NativeThread:

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.pool.pool_log import printable_line, short_id
 
+_NUMERICS = re.compile(r",? ?numerics (?P<kind>[0-9a-f]{8})")
 _ABOUT = re.compile(r"(?P<host>[^,]+), process (?P<process>\d+)(?:, (?P<software>.*))?", re.DOTALL)
 
 
@@ -46,7 +47,21 @@ def name_of(member: dict[str, Any]) -> str:
 def software_of(member: dict[str, Any]) -> str:
     """The versions that a worker or a trainer runs; "" where it did not say."""
     about = _ABOUT.fullmatch(text_of(member["about"]))
-    return (about["software"] or "") if about else ""
+    return _NUMERICS.sub("", about["software"] or "") if about else ""
+
+
+def spoken_numerics() -> str:
+    """The kind of this process's kernels, for the text in which it tells about itself: processes
+    with the same one give the same bits."""
+    from penstock import _C  # which loads torch
+
+    return f"numerics {_C.numeric_fingerprint()[-1]:016x}"[:17]
+
+
+def numerics_of(member: dict[str, Any]) -> str | None:
+    """The kind of a worker's or a trainer's kernels, as :func:`spoken_numerics` tells it."""
+    found = _NUMERICS.search(text_of(member["about"]))
+    return None if found is None else found["kind"]
 
 
 def text_of(escaped: str) -> str:

@@ -20,6 +20,7 @@ from penstock import _C
 from penstock._version import __version__
 from penstock.errors import ClosedError, PenstockError, UnsupportedError
 from penstock.pool.job_shelf import JobShelf
+from penstock.pool.pool_status import spoken_numerics
 from penstock.pool.worker_errors import describe_error
 from penstock.pool.worker_journal import WorkerJournal
 from penstock.pool.worker_spec import PoolWorkerSpec
@@ -94,7 +95,7 @@ def _set_up_process() -> None:
 def _about() -> str:
     return (
         f"{socket.gethostname()}, process {os.getpid()}, penstock {__version__}, "
-        f"torch {torch.__version__}, Python {platform.python_version()}"
+        f"torch {torch.__version__}, Python {platform.python_version()}, {spoken_numerics()}"
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.pool.pool_log import short_id
-from penstock.pool.pool_status import PoolStatus, name_of, software_of, text_of
+from penstock.pool.pool_status import PoolStatus, name_of, numerics_of, software_of, text_of
 
 # By the name in the status: what would have to be more or faster for a job to go faster.
 _LIMITS = {
@@ -178,6 +178,36 @@ class _Page:
             for versions, names in sorted(software.items(), key=lambda item: len(item[1])):
                 verb = "runs" if len(names) == 1 else "run"
                 yield f"{_few(names)} {verb} {versions or 'versions that are not known'}"
+
+        yield from self._kinds()
+
+    def _kinds(self) -> Iterator[str]:
+        """Which workers' kernels give other bits than others', or than their trainer's."""
+        kinds: dict[str, list[str]] = {}
+        for worker in self._workers:
+            if kind := numerics_of(worker):
+                kinds.setdefault(kind, []).append(name_of(worker))
+        if len(kinds) > 1:
+            named = "; ".join(
+                f"{_few(names)} ({kind})"
+                for kind, names in sorted(kinds.items(), key=lambda item: len(item[1]))
+            )
+            yield f"the workers' kernels are of {len(kinds)} kinds, by the last bits: {named}"
+        for trainer in self._shown:
+            own = numerics_of(trainer)
+            apart = [
+                name_of(worker)
+                for worker in self._workers
+                if own and trainer["id"] in (worker["trainer"], worker["assigned_to"])
+                and numerics_of(worker) not in (own, None)
+            ]
+            if apart:
+                verb = "runs" if len(apart) == 1 else "run"
+                yield (
+                    f"{_few(apart)} {verb} only the exact part of what a model of "
+                    f"{self._job_of(trainer['id'])} has moved: kernels give other last bits there "
+                    f"than at the trainer ({own})"
+                )
 
     def _why_none(self, trainer: dict[str, Any]) -> str:
         able = [one for one in self._workers if not one["is_draining"]]

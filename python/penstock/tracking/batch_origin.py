@@ -51,6 +51,7 @@ class BatchHandle:
     sequence: int = 0  # in its epoch, from 0
     # The seeds of an offloaded model's draws: of its epoch, and its number there.
     place: tuple[int, int] = (0, 0)
+    maker: int = 0  # the worker that made it: a pool's by its id, a local one by its number
     rows: int | None = None  # of its first tensor: it tells the last batch of an epoch apart
     # If the batch's tensors are lazy: their values, and those of tensors made from them; and
     # whether there may be more that nobody computes before they are asked for.

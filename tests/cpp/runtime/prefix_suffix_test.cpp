@@ -17,6 +17,8 @@
 #include "graph/plan.h"
 #include "runtime/calibrate.h"
 #include "runtime/executor.h"
+#include "runtime/kernel_families.h"
+#include "runtime/prefix_rest.h"
 
 namespace penstock::runtime {
 namespace {
@@ -162,6 +164,31 @@ graph::Graph suffix_of(const graph::Graph& whole, const graph::Plan& plan) {
   return suffix;
 }
 
+// A worker of another kind runs the exact part, and the trainer what is left: together they give the prefix's bits.
+void check_split(const std::string& text, const std::vector<at::Tensor>& constants,
+                 const std::vector<at::Tensor>& leaves, const std::vector<at::Tensor>& expected,
+                 const std::string& context) {
+  auto rest = PrefixRest::create(text, constants);
+  if (!rest) return;  // no exact part
+  graph::Graph prefix = graph::parse_graph(text).value();
+  capture::annotate(prefix);
+  std::vector<bool> is_exact;
+  for (const NumericFamily family : kernel_families(prefix)) is_exact.push_back(family == NumericFamily::kArithmetic);
+  auto front = graph::front_of(prefix, graph::split_prefix(prefix, is_exact));
+  ASSERT_TRUE(front) << front.error().message << context;
+  graph::Graph part = std::move(front).value();
+  std::vector<at::Tensor> of_part;
+  for (const size_t index : graph::constants_of(part, prefix)) of_part.push_back(constants.at(index));
+  const auto worker = Executor::create(std::move(part), of_part);
+  ASSERT_TRUE(worker) << worker.error().message << context;
+  const auto given = worker.value().run(copies(leaves));
+  ASSERT_TRUE(given) << given.error().message << context;
+  const auto outputs = rest.value().run(copies(leaves), copies(given.value()));
+  ASSERT_TRUE(outputs) << outputs.error().message << context;
+  ASSERT_EQ(outputs.value().size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) expect_same(outputs.value()[i], expected[i], context);
+}
+
 void check_cut(const Program& program, const graph::Graph& whole, std::span<const graph::Verdict> verdicts,
                const graph::Calibration& calibration, const graph::Prices& prices, graph::CutMode mode,
                const std::vector<at::Tensor>& leaves, const std::vector<at::Tensor>& expected, size_t& moved_count) {
@@ -182,6 +209,8 @@ void check_cut(const Program& program, const graph::Graph& whole, std::span<cons
   ASSERT_TRUE(prefix) << prefix.error().message << context;
   const auto boundary = prefix.value().run(copies(leaves));
   ASSERT_TRUE(boundary) << boundary.error().message << context;
+
+  check_split(text, constants, leaves, boundary.value(), context);
 
   std::vector<at::Tensor> suffix_leaves = copies(leaves);
   suffix_leaves.resize(100);

@@ -82,8 +82,10 @@ class PoolRecord : public testing::Test {
   std::vector<std::byte> reason_ = bytes_of("ValueError\0no sample 7"sv);
   std::array<BlobId, 2> blobs_{BlobId{std::byte{1}}, BlobId{std::byte{2}}};
   const SealOffer offer_{.ciphers = kSealCiphers, .nonce = {std::byte{1}, std::byte{2}}};
-  const SealGrant grant_{
-      .cipher = SealCipher::kChaCha20Poly1305, .nonce = {std::byte{3}}, .data_endpoint = "tcp://worker.example:7001"};
+  const SealGrant grant_{.cipher = SealCipher::kChaCha20Poly1305,
+                         .nonce = {std::byte{3}},
+                         .data_endpoint = "tcp://worker.example:7001",
+                         .numerics = {7, 8}};
 };
 
 TEST_F(PoolRecord, RequestComesBackWithAllThatBelongsToIt) {

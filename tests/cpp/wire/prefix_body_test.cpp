@@ -22,7 +22,9 @@ class PrefixBodies : public testing::Test {
              .library = "library",
              .library_leaves = {{.leaf_index = 2, .dtype = kDTypeUInt8, .sizes = {3, 4}, .strides = {4, 1}}},
              .constants = {constant(make_entry(kDTypeFloat32, {5})), constant(make_entry(kDTypeUInt8, {0, 3})),
-                           constant(make_entry(kDTypeUInt8, {64}))}};
+                           constant(make_entry(kDTypeUInt8, {64}))},
+             .numerics = {3, 4, 5},
+             .settings = {.flushes_denormals = true, .matmul_precision = 3}};
   }
 
   PrefixConstant constant(const TensorEntry& entry) const {
@@ -41,6 +43,8 @@ TEST_F(PrefixBodies, WhatIsWrittenIsReadTheSame) {
   EXPECT_EQ(read.value().seed, body_.seed);
   EXPECT_EQ(read.value().library, body_.library);
   EXPECT_EQ(read.value().library_leaves, body_.library_leaves);
+  EXPECT_EQ(read.value().numerics, body_.numerics);
+  EXPECT_EQ(read.value().settings, body_.settings);
   ASSERT_EQ(read.value().constants.size(), body_.constants.size());
   for (size_t index = 0; index < body_.constants.size(); ++index) {
     EXPECT_EQ(read.value().constants[index].entry.shape, body_.constants[index].entry.shape);

@@ -4,16 +4,23 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "batch_fixture.h"
+#include "runtime/kernel_settings.h"
+#include "runtime/numeric_fingerprint.h"
+#include "runtime/prefix_rest.h"
 #include "runtime/seeded_draws.h"
 #include "worker/prefix_message.h"
 
@@ -98,6 +105,81 @@ TEST(PrefixStage, ALibraryThatCannotBeLoadedIsNoLoss) {
     ASSERT_EQ(made.size(), 1);
     EXPECT_TRUE(is_same(made[0], at::zeros({4})));
   }
+}
+
+// The boundary tensors, by key, that a prefix adds to a batch of four halves.
+std::map<std::string, at::Tensor> made_by(const PrefixMessage& prefix) {
+  const auto message = write_prefix_message(prefix);
+  EXPECT_TRUE(message);
+  PrefixStage stage;
+  stage.install(message.value());
+  BatchContent content{.tensors = {at::full({4}, 0.5)}, .boundary_keys = {}, .nest = {}};
+  stage.run(content, 0, 0);
+  std::map<std::string, at::Tensor> made;
+  for (size_t i = 0; i < content.boundary_keys.size(); ++i)
+    made[content.boundary_keys[i]] = content.tensors[content.tensors.size() - content.boundary_keys.size() + i];
+  return made;
+}
+
+// x + 1 and log(x + 1) * 2.
+const std::string kLogText =
+    "penstock-ir 1\ninput %x leaf 0 float32 [n]\n%a = aten::add.Scalar(%x, 1)\n"
+    "%l = aten::log(%a)\n%y = aten::mul.Scalar(%l, 2)\noutput %y key \"" +
+    kKey + "\"\n";
+
+Numerics altered(NumericFamily family) {
+  Numerics numerics = runtime::numeric_fingerprint();
+  numerics[static_cast<size_t>(family)] ^= 1;
+  numerics[static_cast<size_t>(NumericFamily::kOther)] ^= 1;
+  return numerics;
+}
+
+TEST(PrefixStage, AWorkerWithTheTrainersKernelsRunsAll) {
+  const auto made = made_by({.text = kLogText, .constants = {}});
+  ASSERT_EQ(made.size(), 1);
+  EXPECT_TRUE(is_same(made.at(kKey), at::full({4}, 1.5).log().mul(2)));
+}
+
+TEST(PrefixStage, AFamilyThatThePrefixDoesNotNeedMayDiffer) {
+  const auto made = made_by({.text = kLogText, .constants = {}, .numerics = altered(NumericFamily::kSums)});
+  EXPECT_TRUE(made.contains(kKey));
+}
+
+TEST(PrefixStage, AWorkerWithOtherKernelsRunsTheExactPartAndTheTrainerTheRest) {
+  const auto made = made_by({.text = kLogText, .constants = {}, .numerics = altered(NumericFamily::kExponential)});
+  auto rest = runtime::PrefixRest::create(kLogText, {});
+  ASSERT_TRUE(rest) << rest.error().message;
+  ASSERT_EQ(rest.value().keys().size(), 1);
+  ASSERT_EQ(made.size(), 1);
+  EXPECT_FALSE(made.contains(kKey));
+  const at::Tensor given = made.at(rest.value().keys()[0]);
+  EXPECT_TRUE(is_same(given, at::full({4}, 1.5)));
+  const auto outputs = rest.value().run(std::vector<at::Tensor>{at::full({4}, 0.5)}, {given});
+  ASSERT_TRUE(outputs) << outputs.error().message;
+  EXPECT_TRUE(is_same(outputs.value()[0], at::full({4}, 1.5).log().mul(2)));
+}
+
+TEST(PrefixStage, AWorkerWithOtherArithmeticRunsNothing) {
+  EXPECT_TRUE(made_by({.text = kLogText, .constants = {}, .numerics = altered(NumericFamily::kArithmetic)}).empty());
+}
+
+TEST(PrefixStage, AnOperatorOfNoKnownFamilyNeedsAllToAgree) {
+  const std::string text =
+      "penstock-ir 1\ninput %x leaf 0 float32 [n]\n%y = aten::digamma(%x)\noutput %y key \"" + kKey + "\"\n";
+  EXPECT_EQ(made_by({.text = text, .constants = {}}).size(), 1);
+  EXPECT_TRUE(made_by({.text = text, .constants = {}, .numerics = altered(NumericFamily::kSums)}).empty());
+}
+
+TEST(PrefixStage, PrefixesRunUnderTheTrainersSettingsAndLeaveTheWorkersAlone) {
+  const std::string text =
+      "penstock-ir 1\ninput %x leaf 0 float32 [n]\n%y = aten::mul.Scalar(%x, 1e-39)\noutput %y "
+      "key \"" +
+      kKey + "\"\n";
+  EXPECT_GT(made_by({.text = text, .constants = {}}).at(kKey)[0].item<float>(), 0.0F);
+  auto settings = runtime::KernelSettings::now();
+  settings.flushes_denormals = true;
+  EXPECT_EQ(made_by({.text = text, .constants = {}, .settings = settings}).at(kKey)[0].item<float>(), 0.0F);
+  EXPECT_FALSE(runtime::KernelSettings::now().flushes_denormals);
 }
 
 TEST(PrefixStage, AMessageIsReadAsItWasWrittenOrNotAtAll) {

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers whose kernels give other bits than the trainer's, as another CPU's do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool_datasets import CODE, Images
+from pool_processes import PoolProcesses, pool_of
+from torch import nn
+
+import penstock
+from penstock import DataLoader, _C
+from penstock.errors import PoolWarning
+
+STEPS = 61
+OTHER_KIND = {"ATEN_CPU_CAPABILITY": "default"}
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+class Normalised(nn.Module):
+    """A layer behind kernels whose last bits follow from the CPU, behind casts and scaling, which
+    are exact on all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3 * 32, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scaled = images.float() * 0.25 + 1
+        logarithm = torch.log1p(scaled)
+        centred = (logarithm - logarithm.mean((2, 3), keepdim=True)) / logarithm.std(
+            (2, 3), keepdim=True
+        )
+        return self.head(torch.sigmoid(torch.softmax(centred, dim=3).mean(2)).flatten(1))
+
+
+def losses_of(loader: DataLoader[Any], *, is_offloaded: bool) -> list[float]:
+    torch.manual_seed(0)
+    model: Any = Normalised()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    if is_offloaded:
+        model = penstock.offload(model, loader, cut="maximal")
+    losses = []
+    for images, labels in loader:
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="this CPU has no other kind"
+)
+def test_a_worker_of_another_kind_changes_no_loss(pool: PoolProcesses) -> None:
+    pool.start_worker()
+    pool.start_worker(environment=OTHER_KIND)
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True}
+    dataset = Images(8 * STEPS)
+    expected = losses_of(DataLoader(dataset, seeding="batch", **options), is_offloaded=False)
+    loader = DataLoader(dataset, pool=pool.endpoint, code_paths=[CODE], timeout=60, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        losses = losses_of(loader, is_offloaded=True)
+    assert losses == expected
+    assert len(losses) == STEPS
+    assert loader.stats().boundary_batches > STEPS // 2
+    told = [str(one.message) for one in caught if issubclass(one.category, PoolWarning)]
+    assert len([text for text in told if "workers of another kind" in text]) == 1
+    plan = loader.plan
+    assert len(plan.workers_apart) == 1
+    assert "exponentials" in plan.workers_apart[0]
+    assert plan.workers_apart[0] in " ".join(str(plan).split())
+
+
+@pytest.mark.slow
+def test_the_fingerprint_does_not_depend_on_the_process_settings() -> None:
+    program = "import torch; from penstock import _C; {}; print(_C.numeric_fingerprint())"
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", program.format(setting)],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for setting in (
+            "0",
+            "torch.set_num_threads(1)",
+            "torch.set_num_threads(2)",
+            "torch.set_flush_denormal(True)",
+            "torch.set_default_dtype(torch.float64)",
+            "torch.use_deterministic_algorithms(True)",
+        )
+    }
+    assert printed == {f"{_C.numeric_fingerprint()}\n"}
