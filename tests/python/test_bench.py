@@ -177,6 +177,16 @@ def test_samplers_are_measured(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
+def test_the_costs_of_states_are_measured(tmp_path: Path) -> None:
+    lines = tmp_path / "figures.jsonl"
+    done = run_bench("states.py", "--quick", "--markdown", "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    assert len(lines.read_text().splitlines()) == 3 * 4 * 2
+    assert "| module  | 5       | penstock, a state each batch |" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.slow
 def test_the_agreement_of_ranks_on_their_steps_is_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     done = run_bench("common_steps.py", "--quick", "--markdown", "--out", str(lines))

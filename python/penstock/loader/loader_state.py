@@ -277,20 +277,16 @@ def _none_if_all_are(states: list[Any]) -> list[Any] | None:
     return states if any(one is not None for one in states) else None
 
 
-def _raise_failures(state: Any) -> None:
+def _raise_failures(state: dict[str, Any]) -> None:
     """Raises RuntimeError where an object of the program's did not give its state."""
-    parts: list[Any] = [state]
-    while parts:
-        part = parts.pop()
+    shards = state["shards"] or {}
+    parts = [state["dataset"], state.get("iterator"), *(state.get("samplers") or {}).values()]
+    for part in [*parts, *(shards.get("states") or ()), *(shards.get("before") or ())]:
         if isinstance(part, StateFailure):
             raise RuntimeError(
                 f"state_dict() of the loader needs the states of its dataset and samplers, and "
                 f"{part.text}; have it give a state at any time, or take none of the loader"
             )
-        if isinstance(part, dict):
-            parts.extend(part.values())
-        elif isinstance(part, list):
-            parts.extend(part)
 
 
 def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
