@@ -266,10 +266,8 @@ class SlowOnce(Dataset[torch.Tensor]):
 
 @pytest.mark.long
 def test_a_batch_that_is_late_is_asked_of_another_worker(tmp_path: Path) -> None:
-    dataset = SlowOnce(100, tmp_path, 60)
-    began_at = time.monotonic()
+    dataset = SlowOnce(100, tmp_path, 3600)  # which nobody waits for
     batches = list(loader_of(dataset))
-    assert time.monotonic() - began_at < 50
     assert len(list(tmp_path.iterdir())) == 2
     expected = list(loader_of(dataset, 0))
     assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in expected]

@@ -13,6 +13,7 @@ import pytest
 from scheduled_workers import Augmented, Shard, measured
 
 from penstock import DataLoader
+from penstock.tuning import worker_tuner
 from penstock.tuning.automatic_count import AutomaticCount
 from penstock.tuning.usable_cpus import usable_cpus
 from penstock.tuning.worker_tuner import WorkerTuner
@@ -40,8 +41,9 @@ SENTENCE = re.compile(
 @pytest.mark.slow
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_a_dataset_that_waits_gets_more_workers_and_the_log_says_why(
-    is_persistent: bool, caplog: pytest.LogCaptureFixture
+    is_persistent: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(worker_tuner, "cpu_seconds", lambda pids: 0.0)
     caplog.set_level(logging.INFO, "penstock")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="This DataLoader will create")
@@ -53,12 +55,16 @@ def test_a_dataset_that_waits_gets_more_workers_and_the_log_says_why(
     assert SENTENCE.fullmatch(str(choice))
     assert loader.stats().worker_choice == choice
     assert choice.workers == loader.num_workers
-    assert choice.measured.cpu_share < 0.75
+    assert choice.measured.cpu_share == 0
     assert choice.limit >= max(2, usable_cpus())
 
 
 @pytest.mark.slow
-def test_a_dataset_that_computes_gets_no_more_workers_than_cpus() -> None:
+def test_a_dataset_that_computes_gets_no_more_workers_than_cpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # On a busy machine workers that compute are on a CPU for a part of their time only.
+    monkeypatch.setattr(worker_tuner, "cpu_seconds", lambda pids: 2 * len(pids) * time.monotonic())
     loader: Any = DataLoader(Computing(), batch_size=2, num_workers="auto", seeding="batch")
     loader._tuner = WorkerTuner(window_s=0.1)
     most = 0
@@ -67,7 +73,7 @@ def test_a_dataset_that_computes_gets_no_more_workers_than_cpus() -> None:
             most = max(most, loader.num_workers)
     choice = loader.worker_choice
     assert most <= usable_cpus()
-    assert choice.measured.cpu_share > 0.75
+    assert choice.measured.cpu_share >= 1
     assert SENTENCE.fullmatch(str(choice))
 
 

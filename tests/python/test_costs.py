@@ -151,10 +151,11 @@ class Busy(Dataset[torch.Tensor]):
         return self.count
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        until = time.thread_time() + self.seconds
-        while time.thread_time() < until:
+        began_at = time.thread_time()
+        while time.thread_time() < began_at + self.seconds:
             pass
-        return torch.full((250,), float(index))
+        spent_s = time.thread_time() - began_at
+        return torch.full((250,), spent_s)
 
 
 class Stream(IterableDataset[torch.Tensor]):
@@ -189,23 +190,25 @@ def ended_job(pool: PoolProcesses, name: str, **factors: float) -> dict[str, Any
 def test_what_a_job_has_cost_is_known_after_its_end(pool: PoolProcesses) -> None:
     pool.start_worker(processes=2)
     loader = DataLoader(Busy(250), batch_size=4, pool=pool.endpoint)
-    begun = time.monotonic()
-    assert sum(len(batch) for batch in loader) == 250
+    batches = list(loader)
+    assert sum(map(len, batches)) == 250
+    spent_s = sum(float(batch[:, 0].sum()) for batch in batches)
     stats = loader.stats()
     assert stats.pool_samples == 250
     assert stats.pool_bytes > 250 * 1000
-    assert 2.5 <= stats.pool_cpu_s
-    assert stats.pool_cpu_s < 2 * stats.pool_worker_s + 1
+    # What the samples have spent, as they noted it, is a part of what their workers did.
+    assert stats.pool_cpu_s >= spent_s
+    assert stats.pool_worker_s > 0
     assert stats.pool_tenancies >= 1
     assert stats.pool_energy_j is None  # no machine of this test's tells it
     del loader
     seen = ended_job(pool, "Busy", price_per_hour=3.6)
-    taken_s = time.monotonic() - begun
     total = seen["total"]
     assert (total["batches"], total["samples"]) == (63, 250)
     assert total["bytes"] == stats.pool_bytes
-    assert 2.5 <= 3600 * total["cpu_hours"] <= 2 * taken_s
-    assert 1.25 <= 3600 * total["worker_hours"] <= 2 * taken_s
+    # Its workers stayed for a while after the last batch.
+    assert 3600 * total["cpu_hours"] >= spent_s
+    assert 3600 * total["worker_hours"] > 0
     assert total["money"] == pytest.approx(3.6 * total["worker_hours"])
     assert seen["metered_tenancies"] == 0
     assert total["energy_j"] is None and total["gco2"] is None

@@ -242,12 +242,10 @@ def test_many_connections_are_bounded_and_silent_ones_end(site: Site) -> None:
             assert site.ask("/index.html")[0] == 200
         answer = site.say(b"")
         assert answer.startswith(b"HTTP/1.1 503") and b"too many connections" in answer
-        began = time.monotonic()
-        with contextlib.suppress(OSError):
-            while time.monotonic() < began + SECONDS_MAX:
+        with pytest.raises(OSError):  # the server ends it
+            for _ in range(int(2 * SECONDS_MAX)):
                 silent[0].send(b"G")
                 time.sleep(0.5)
-        assert time.monotonic() < began + 2 * bounded_server.CONNECTION_S
         for one in silent[1:]:
             assert one.recv(100) == b""
         assert site.ask("/index.html")[0] == 200
@@ -279,11 +277,10 @@ def test_a_scrape_ends_when_its_controller_is_killed(pool: PoolProcesses, site: 
     while outcomes.count("whole") < 20:
         time.sleep(0.01)
     pool.processes[-1].process.kill()
-    began = time.monotonic()
     for one in scrapers:
         one.join(SECONDS_MAX)
     is_over.set()
-    assert time.monotonic() - began < 10
+    assert not any(one.is_alive() for one in scrapers)
     assert outcomes.count("broken off") == len(scrapers)
 
 

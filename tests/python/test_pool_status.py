@@ -275,7 +275,7 @@ def test_a_controller_knows_rates_and_how_long_a_job_is_idle(pool: PoolProcesses
     next(batches)
     status = status_when(pool, lambda status: status["trainers"][0]["batches_per_s"] is not None)
     (seen,) = status["trainers"]
-    assert seen["batches_per_s"] >= 0 and 0 <= seen["waited_share"] <= 1 and seen["idle_s"] == 0
+    assert seen["batches_per_s"] >= 0 and 0 <= seen["waited_share"] <= 1
     assert len(list(batches)) == 7
     status_when(pool, lambda status: status["trainers"][0]["idle_s"] > 0)
 

@@ -277,7 +277,7 @@ def test_device_clock_measures_kernels() -> None:
     torch.cuda.synchronize()
     [(label, seconds)] = clock.take()
     assert label == "mm"
-    assert seconds > 1e-4
+    assert seconds > 0
 
 
 def test_host_clock_measures_at_once() -> None:

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from awaited_gate import AwaitedGate
 from chrome_trace import checked, nanoseconds, on_track, seconds_of, track_names
 from pool_processes import PoolProcesses, pool_of
 from torch.profiler import ProfilerActivity, profile
@@ -18,46 +19,42 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 import penstock
 from penstock import DataLoader
+from penstock.loader.step_times import StepTimes
 from penstock.observing.chrome_events import FIRST_TRACK
 from penstock.observing.trace_file import read_trace
 
 pytestmark = pytest.mark.slow
 
-SAMPLE_S = 0.004
-COLLATE_S = 0.01
-STEP_S = 0.005
 
+class Rows(Dataset[torch.Tensor]):
+    """One of them, `late`, waits at a gate, if there is one."""
 
-class Sleeping(Dataset[torch.Tensor]):
-    def __init__(self, count: int, sample_s: float = SAMPLE_S, slow: int | None = None) -> None:
-        self.count, self.sample_s, self.slow = count, sample_s, slow
+    def __init__(self, count: int, gate: AwaitedGate | None = None, late: int = 0) -> None:
+        self.count, self.gate, self.late = count, gate, late
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(0.3 if index == self.slow else self.sample_s)
+        if self.gate is not None and index == self.late:
+            self.gate.pass_through()
         return torch.full((1000,), float(index))
 
 
 class Stream(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         for number in range(12):
-            time.sleep(SAMPLE_S)
             yield torch.full((3,), float(number))
 
 
-def sleeping_collate(samples: Any) -> Any:
-    time.sleep(COLLATE_S)
-    return default_collate(samples)
+def train(loader: Any) -> int:
+    return sum(1 for _ in loader)
 
 
-def train(loader: Any, step_s: float = STEP_S) -> int:
-    count = 0
-    for _ in loader:
-        time.sleep(step_s)
-        count += 1
-    return count
+def is_alike(traced_s: float, counted_s: float, times: StepTimes) -> bool:
+    """Of a part of the steps by trace and by ledger: the ends of a wait may be the loader's own
+    time to one of the two."""
+    return abs(traced_s - counted_s) <= times.loader_s
 
 
 def names_on(events: list[dict[str, Any]], track: str) -> set[str]:
@@ -68,14 +65,10 @@ def test_the_tracks_say_what_the_ledger_says(tmp_path: Path) -> None:
     # A trainer that is late to hear of a batch cuts the slice of the next one short, if the worker
     # makes that one meanwhile. It is asked for one batch at a time, and does not.
     loader = DataLoader(
-        Sleeping(48),
-        batch_size=4,
-        num_workers=2,
-        prefetch_factor=1,
-        collate_fn=sleeping_collate,
+        Rows(48), batch_size=4, num_workers=2, prefetch_factor=1, collate_fn=default_collate
     )
     with penstock.trace(tmp_path / "trace.json") as trace:
-        assert train(loader, 0.002) == 12
+        assert train(loader) == 12
     assert trace.path == tmp_path / "trace.json" and trace.step_count == 12
     events = checked(trace.path)
     times, stats = loader.stats().ledger, loader.stats()
@@ -86,14 +79,14 @@ def test_the_tracks_say_what_the_ledger_says(tmp_path: Path) -> None:
         "wait for the batch whose turn it is": times.order_s,
     }
     for name, seconds in waits.items():
-        assert seconds_of(events, "trainer", name) == pytest.approx(seconds, abs=0.01), name
-    # The time before the first call and after the last is no step's.
-    assert seconds_of(events, "trainer", "compute") == pytest.approx(times.compute_s, abs=0.06)
+        assert is_alike(seconds_of(events, "trainer", name), seconds, times), name
+    # The time before the first call is no step's.
+    assert 0 < seconds_of(events, "trainer", "compute") <= times.compute_s
     # Batches of workers on this machine are in shared memory as soon as they are made.
     assert set(track_names(events).values()) == {"trainer", "worker 0", "worker 1"}
     for part, seconds in (("dataset", stats.dataset_s), ("collate", stats.collate_s)):
         of_workers = sum(seconds_of(events, f"worker {n}", part) for n in (0, 1))
-        assert of_workers == pytest.approx(seconds, rel=0.02)
+        assert of_workers == pytest.approx(seconds)
     arrows = [event for event in events if event["ph"] == "s"]
     assert len(arrows) == 12
     counters = {event["name"] for event in events if event["ph"] == "C"}
@@ -102,7 +95,7 @@ def test_the_tracks_say_what_the_ledger_says(tmp_path: Path) -> None:
 
 
 def test_a_call_is_covered_by_its_parts(tmp_path: Path) -> None:
-    loader = DataLoader(Sleeping(24), batch_size=4, num_workers=1)
+    loader = DataLoader(Rows(24), batch_size=4, num_workers=1)
     with penstock.trace(tmp_path / "trace.json"):
         train(loader)
     events = on_track(checked(tmp_path / "trace.json"), "trainer")
@@ -119,23 +112,25 @@ def test_a_call_is_covered_by_its_parts(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_others_wait_behind_is_a_wait_for_the_order(tmp_path: Path) -> None:
-    loader = DataLoader(Sleeping(32, 0.001, slow=8), batch_size=4, num_workers=2)
-    with penstock.trace(tmp_path / "trace.json"):
-        train(loader, 0.0)
+    gate = AwaitedGate()
+    loader = DataLoader(Rows(32, gate, late=8), batch_size=4, num_workers=2)
+    with contextlib.closing(gate), gate.opened_when_awaited(loader, given=2, ready=1):
+        with penstock.trace(tmp_path / "trace.json"):
+            train(loader)
     events = checked(tmp_path / "trace.json")
     order_s = seconds_of(events, "trainer", "wait for the batch whose turn it is")
-    assert order_s == pytest.approx(loader.stats().ledger.order_s, abs=0.01)
-    assert order_s > 0.2
+    times = loader.stats().ledger
+    assert times.order_s > 0 and is_alike(order_s, times.order_s, times)
 
 
 def test_in_process_batches_are_the_trainers_own_work(tmp_path: Path) -> None:
-    loader = DataLoader(Sleeping(12), batch_size=4, collate_fn=sleeping_collate)
+    loader = DataLoader(Rows(12), batch_size=4, collate_fn=default_collate)
     with penstock.trace(tmp_path / "trace.json"):
         train(loader)
     events = checked(tmp_path / "trace.json")
     times = loader.stats().ledger
-    assert seconds_of(events, "trainer", "dataset") == pytest.approx(times.dataset_s, abs=0.01)
-    assert seconds_of(events, "trainer", "collate") == pytest.approx(times.collate_s, abs=0.01)
+    for name, seconds in (("dataset", times.dataset_s), ("collate", times.collate_s)):
+        assert seconds > 0 and is_alike(seconds_of(events, "trainer", name), seconds, times)
     assert set(track_names(events).values()) == {"trainer"}
 
 
@@ -152,7 +147,7 @@ def test_an_iterable_dataset_is_traced_too(tmp_path: Path, num_workers: int) -> 
 
 def test_the_window_begins_after_those_left_out_and_ends_when_it_is_full(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    loader = DataLoader(Sleeping(400, 0.001), batch_size=4, num_workers=2)
+    loader = DataLoader(Rows(400), batch_size=4, num_workers=2)
     batches = iter(loader)
     for _ in range(10):  # its workers run already
         next(batches)
@@ -167,19 +162,19 @@ def test_the_window_begins_after_those_left_out_and_ends_when_it_is_full(tmp_pat
 
 
 def test_several_loaders_have_tracks_of_their_own(tmp_path: Path) -> None:
-    one = DataLoader(Sleeping(8), batch_size=4, num_workers=1)
+    one = DataLoader(Rows(8), batch_size=4, num_workers=1)
     other = DataLoader(Stream(), batch_size=4, num_workers=1)
     with penstock.trace(tmp_path / "trace.json"):
         train(one)
         train(other)
         train(one)
     names = set(track_names(checked(tmp_path / "trace.json")).values())
-    assert {"trainer", "loader 1 (Sleeping): worker 0", "loader 2 (Stream): worker 0"} <= names
+    assert {"trainer", "loader 1 (Rows): worker 0", "loader 2 (Stream): worker 0"} <= names
     assert not any("loader 3" in name for name in names)
 
 
 def test_an_error_of_the_program_still_leaves_a_trace(tmp_path: Path) -> None:
-    loader = DataLoader(Sleeping(80), batch_size=4, num_workers=1)
+    loader = DataLoader(Rows(80), batch_size=4, num_workers=1)
     with pytest.raises(KeyboardInterrupt), penstock.trace(tmp_path / "trace.json.gz") as trace:
         for number, _ in enumerate(loader):
             if number == 3:
@@ -204,7 +199,7 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
         if pid == 0:
             try:
                 with penstock.trace(tmp_path / "of_child.json"):
-                    train(DataLoader(Sleeping(4), batch_size=2))
+                    train(DataLoader(Rows(4), batch_size=2))
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
@@ -217,7 +212,7 @@ def test_a_rank_writes_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", "2")
         with penstock.trace(tmp_path / "trace.json") as trace:
-            train(DataLoader(Sleeping(8), batch_size=4, num_workers=1))
+            train(DataLoader(Rows(8), batch_size=4, num_workers=1))
         assert trace.path == tmp_path / f"trace.rank{rank}.json"
     count = penstock.merge_traces(
         [tmp_path / "trace.rank0.json", tmp_path / "trace.rank1.json"], tmp_path / "job.json"
@@ -229,7 +224,7 @@ def test_a_rank_writes_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_torchs_trace_and_ours_are_on_one_clock(tmp_path: Path) -> None:
-    loader = DataLoader(Sleeping(40), batch_size=4, num_workers=1)
+    loader = DataLoader(Rows(40), batch_size=4, num_workers=1)
     activities = [ProfilerActivity.CPU]
     with penstock.trace(tmp_path / "ours.json"), profile(activities=activities) as profiler:
         train(loader)
@@ -246,8 +241,9 @@ def test_torchs_trace_and_ours_are_on_one_clock(tmp_path: Path) -> None:
     for one in ours:
         twin = torchs[one["name"]]
         assert one["pid"] == twin["pid"] == os.getpid()
-        assert twin["ts"] == pytest.approx(one["ts"], abs=1000)
-        assert twin["dur"] == pytest.approx(one["dur"], abs=2000)
+        # Ours is timed inside of torch's, whose clock is another, converted, and a little off.
+        assert twin["ts"] <= one["ts"] + 1000
+        assert twin["ts"] + twin["dur"] >= one["ts"] + one["dur"] - 1000
     assert len(ours) == 10
 
 
@@ -286,7 +282,7 @@ def test_what_cannot_be_done_is_said_at_once(tmp_path: Path) -> None:
 def test_a_full_window_that_cannot_be_written_does_not_end_training(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
-    loader = DataLoader(Sleeping(12, 0.0), batch_size=4)
+    loader = DataLoader(Rows(12), batch_size=4)
     with penstock.trace(folder / "trace.json", steps=2) as trace:
         folder.rmdir()
         with pytest.warns(UserWarning, match="the trace of 2 steps was not written"):
@@ -295,7 +291,7 @@ def test_a_full_window_that_cannot_be_written_does_not_end_training(tmp_path: Pa
 
 
 def test_a_step_that_nobody_watches_is_not_recorded(tmp_path: Path) -> None:
-    loader = DataLoader(Sleeping(400, 0.0), batch_size=4, num_workers=1)
+    loader = DataLoader(Rows(400), batch_size=4, num_workers=1)
     batches = iter(loader)
     next(batches)
     assert batches.step_records() == []  # type: ignore[attr-defined]
@@ -309,9 +305,9 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 @pytest.mark.long
 def test_a_pools_workers_have_their_identities(tmp_path: Path, pool: PoolProcesses) -> None:
     pool.start_worker()
-    loader = DataLoader(Sleeping(80), batch_size=4, pool=pool.endpoint)
+    loader = DataLoader(Rows(80), batch_size=4, pool=pool.endpoint)
     with penstock.trace(tmp_path / "pool.json"):
-        train(loader, 0.0)
+        train(loader)
     events = checked(tmp_path / "pool.json")
     (identity,) = loader.stats().workers
     assert f"worker {identity:016x}" in track_names(events).values()

@@ -25,6 +25,7 @@
 namespace penstock::loader {
 namespace {
 
+using std::chrono::minutes;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 using wire::Descriptor;
@@ -138,17 +139,17 @@ TEST_F(OddWorkerTest, OneThatKeepsToTheProtocolIsServed) {
   expect_batch(1);
 }
 
-// Three such connections once held the I/O thread for 15 s, one after the other.
+// Such connections once held the I/O thread for 5 s each, one after the other.
 TEST(ClientConnections, ThoseThatStaySilentKeepNobodyWaiting) {
   Client client({.worker_count = 1});
   ASSERT_TRUE(client.start());
   client.begin_epoch();
   std::vector<shm::FdConnection> silent;
-  for (int count = 0; count < 3; ++count) silent.push_back(shm::FdConnection::connect(client.endpoint()).value());
+  for (int count = 0; count < 30; ++count) silent.push_back(shm::FdConnection::connect(client.endpoint()).value());
   const auto begin = steady_clock::now();
   OddWorker worker(client.endpoint());
   EXPECT_TRUE(worker.open());
-  EXPECT_LT(steady_clock::now() - begin, seconds(10));
+  EXPECT_LT(steady_clock::now() - begin, minutes(1));
   client.stop();
 }
 

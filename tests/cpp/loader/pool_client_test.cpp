@@ -156,13 +156,13 @@ TEST_F(PoolClientTest, BatchesArePutTogetherFromTheirPieces) {
 // A ping makes the thread look at a link, twice a second, so a message that it has slept over comes late and is not
 // lost.
 TEST_F(PoolClientTest, BatchesOfMorePiecesThanAreTakenInATurnWaitForNoPing) {
-  constexpr int kBatchCount = 40;
+  constexpr int kBatchCount = 150;  // with a ping for each, 75 s
   start({.batch_bytes = 5000, .piece_bytes = 50});
   submit(0);
   ASSERT_EQ(next().kind, Event::Kind::kBatch);
   const auto begun = Clock::now();
   expect_stream(5000, kBatchCount, 1);
-  EXPECT_LT(Clock::now() - begun, cluster::kPingInterval * kBatchCount / 4);
+  EXPECT_LT(Clock::now() - begun, std::chrono::minutes(1));
 }
 
 TEST_F(PoolClientTest, BatchWithoutOneOfItsPiecesIsAskedForAgain) {
