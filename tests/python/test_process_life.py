@@ -293,7 +293,7 @@ LONG_EPOCHS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", LONG_EPOCHS)
-@lives(2_000, 100_000)
+@lives(2_000, 20_000)  # of seven kinds: 140,000 together
 def test_batches_of_a_long_epoch_add_nothing(name: str, turns: int) -> None:
     """With all that a program may ask of a loader in its midst: states, figures, looks ahead."""
     warm = 1000
