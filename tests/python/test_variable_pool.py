@@ -123,6 +123,27 @@ def test_a_variable_that_holds_no_address_is_named(monkeypatch: pytest.MonkeyPat
         DataLoader(Augmented(4))
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["tcp://127.0.0.1", "tcp://host:", "tcp://:7000", "tcp://host:0", "tcp://host:65536",
+     "tcp://host:70x", "tcp://::1:7000", "host:7000"],
+)  # fmt: skip
+def test_an_address_without_a_host_and_a_port_is_refused_at_once(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user saw an address without a port refused by iter() alone."""
+    with pytest.raises(ValueError, match="the address of a controller is expected, as in"):
+        DataLoader(Augmented(4), pool=address)
+    monkeypatch.setenv("PENSTOCK_POOL", address)
+    with pytest.raises(ValueError, match="the address of a controller is expected, as in"):
+        DataLoader(Augmented(4), num_workers=1)
+
+
+@pytest.mark.parametrize("address", ["tcp://[::1]:7000", "tcp://a-1.example:65535", "tcp://a:1"])
+def test_an_address_has_a_host_and_a_port(address: str) -> None:
+    assert DataLoader(Augmented(4), pool=address).pool == address
+
+
 @pytest.mark.slow
 def test_a_dataset_that_cannot_be_sent_is_read_by_the_workers_that_the_program_asked_for(
     variable: str,

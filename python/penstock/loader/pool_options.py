@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from penstock.tuning.automatic_count import AutomaticCount
 KEYS_VARIABLE = "PENSTOCK_KEYS"
 # The arguments of torch's constructor in the place of options that are the pool's.
 DEFAULT_PREFETCH_FACTOR = 2
+_ADDRESS = re.compile(r"tcp://(?:\[[^\s\[\]]+\]|[^\s\[\]:/]+):([0-9]{1,5})")
 
 
 class Obstacle(NamedTuple):
@@ -64,8 +66,9 @@ def check_pool_options(loader: LoaderFace) -> None:
 
 
 def is_address(pool: Any) -> bool:
-    """Whether ``pool`` could be the address of a controller."""
-    return isinstance(pool, str) and pool.startswith("tcp://")
+    """Whether ``pool`` could be the address of a controller, which has a host and a port."""
+    found = _ADDRESS.fullmatch(pool) if isinstance(pool, str) else None
+    return found is not None and 0 < int(found[1]) < 1 << 16
 
 
 def obstacle_to_pool(loader: LoaderFace) -> Obstacle | None:
