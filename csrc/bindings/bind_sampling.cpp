@@ -67,6 +67,12 @@ void bind_sampling(py::module_& module) {
           "shares_of", [](const std::vector<double>& weights) { return MixtureSchedule::shares_of(weights); },
           py::arg("weights"))
       .def(py::init<std::vector<int64_t>, std::vector<int64_t>>(), py::arg("shares"), py::arg("lags"))
+      .def_static(
+          "samples_until_end",
+          [](const std::vector<int64_t>& shares, const std::vector<int64_t>& lengths) {
+            return MixtureSchedule::samples_until_end(shares, lengths);
+          },
+          py::arg("shares"), py::arg("lengths"))
       .def("next", &MixtureSchedule::next)
       .def_property_readonly("shares", &MixtureSchedule::shares)
       .def_property_readonly("lags", &MixtureSchedule::lags);

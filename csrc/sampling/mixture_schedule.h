@@ -28,6 +28,13 @@ class MixtureSchedule {
   // A schedule that goes on where another was; `lags` are those of it.
   MixtureSchedule(std::vector<int64_t> shares, std::vector<int64_t> lags);
 
+  // A new schedule after `sample_count` samples, in as many steps as the largest of 1/share, or sample_count of them.
+  static MixtureSchedule after(const std::vector<int64_t>& shares, int64_t sample_count);
+
+  // How many samples a new schedule gives until the source of the next one has given as many as it is long, which
+  // `lengths` has. A source of length 0 has no share. The time is that of `after`.
+  static int64_t samples_until_end(const std::vector<int64_t>& shares, std::span<const int64_t> lengths);
+
   // The source of the next sample.
   size_t next();
 
@@ -38,6 +45,10 @@ class MixtureSchedule {
   friend bool operator==(const MixtureSchedule&, const MixtureSchedule&) = default;
 
  private:
+  // Near the place after so many samples: after 1/share of the slowest source it is as if it had begun at 0.
+  void begin_near(int64_t sample_count);
+  int64_t twice() const;  // 2k - 2 for k sources, and 1 for one
+
   std::vector<int64_t> shares_;
   std::vector<int64_t> lags_;
   int64_t source_count_ = 0;  // with a share

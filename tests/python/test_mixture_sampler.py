@@ -55,6 +55,31 @@ def test_an_epoch_that_stops_gives_no_sample_twice() -> None:
     assert len(list(MixtureSampler(LENGTHS, [1, 1, 1], num_samples=10))) == 10
 
 
+@pytest.mark.parametrize("when_exhausted", ["stop", "repeat", "leave_out"])
+def test_the_length_is_the_number_of_samples(when_exhausted: Any) -> None:
+    chooser = random.Random(13)
+    for _ in range(150):
+        count = chooser.randrange(1, 7)
+        weights = [chooser.choice([0, 1, 2, 5, 0.125, chooser.random()]) for _ in range(count)]
+        weights[chooser.randrange(count)] = 1
+        lengths = [chooser.randrange(weight > 0, 60) for weight in weights]
+        most = chooser.choice([None, chooser.randrange(200)])
+        sampler = MixtureSampler(
+            lengths, weights, when_exhausted=when_exhausted, num_samples=most, shuffle=False
+        )
+        assert len(sampler) == len(list(sampler)), (lengths, weights, most)
+        others = [weight and chooser.choice([1, 3, 0.25]) for weight in weights]
+        sampler.set_weights(others)
+        assert len(sampler) == len(list(sampler)), (lengths, others, most)
+
+
+def test_the_length_of_long_sources_takes_no_walk() -> None:
+    """The user saw tqdm and len(loader) take seconds for millions of samples, at each call."""
+    sampler = MixtureSampler([2**40] * 1024, [1] * 1024)
+    assert len(sampler) == 1024 * 2**40
+    assert len(MixtureSampler([10**15, 1], [1, 0], num_samples=10**12)) == 10**12
+
+
 def test_sources_that_are_left_out_leave_every_sample_to_be_given_once() -> None:
     sampler = MixtureSampler(LENGTHS, [1, 1, 5], when_exhausted="leave_out")
     assert sorted(sampler) == list(range(147))

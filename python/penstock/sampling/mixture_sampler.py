@@ -84,6 +84,8 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
         self._offsets = np.cumsum([0, *self.lengths[:-1]]).tolist()
         self._weights = self._checked_weights(self.lengths if weights is None else weights)
         self._chosen_weights: list[float] = []  # by set_weights()
+        # Of an epoch, with the arguments that it follows from.
+        self._known_length: tuple[tuple[int | None, tuple[float, ...]], int] | None = None
         super().__init__(shuffle, seed)
 
     @property
@@ -103,17 +105,22 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
         self._place.schedule = _schedule_of(self._weights)
 
     def __len__(self) -> int:
-        """The number of samples of an epoch. With "stop" it is found by running through one."""
-        if self.when_exhausted != "stop":
+        """The number of samples of an epoch with the weights in force."""
+        if self.when_exhausted == "repeat":
             return sum(self.lengths) if self.num_samples is None else self.num_samples
-        schedule = _schedule_of(self._weights)
-        counts = [0] * len(self.lengths)
-        while self.num_samples is None or sum(counts) < self.num_samples:
-            source = schedule.next()
-            if counts[source] == self.lengths[source]:
-                break
-            counts[source] += 1
-        return sum(counts)
+        key = (self.num_samples, tuple(self._weights))
+        if self._known_length is None or self._known_length[0] != key:
+            whole = self._whole_length()
+            self._known_length = key, whole if key[0] is None else min(key[0], whole)
+        return self._known_length[1]
+
+    def _whole_length(self) -> int:
+        """The length of an epoch that no number of samples ends."""
+        read = [length for length, weight in zip(self.lengths, self._weights, strict=True) if weight]
+        if self.when_exhausted == "leave_out":
+            return sum(read)
+        shares = _C.MixtureSchedule.shares_of([weight for weight in self._weights if weight])
+        return _C.MixtureSchedule.samples_until_end(shares, read)
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the epoch, for another sampler with the same sources to go on from."""

@@ -52,6 +52,51 @@ TEST(MixtureSchedule, ASourceWithoutWeightGivesNothing) {
   EXPECT_EQ(counts, (std::vector<int>{0, 100, 0, 200}));
 }
 
+std::vector<double> random_weights(std::mt19937& random) {
+  std::vector<double> weights(1 + random() % 9);
+  for (double& weight : weights) weight = random() % 5 == 0 ? 0 : std::exp2(-static_cast<double>(random() % 9));
+  if (random() % 2 == 0)
+    for (double& weight : weights) weight *= 1 + random() % 100;
+  weights[random() % weights.size()] = 1;
+  return weights;
+}
+
+TEST(MixtureSchedule, APlaceIsFoundWithoutTheSamplesBeforeIt) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 400; ++round) {
+    const auto shares = MixtureSchedule::shares_of(random_weights(random));
+    MixtureSchedule walked(shares);
+    for (int64_t count = 0; count < 3000; ++count) {
+      if (random() % 64 == 0) {
+        ASSERT_EQ(MixtureSchedule::after(shares, count), walked) << "round " << round << ", after " << count;
+      }
+      walked.next();
+    }
+  }
+}
+
+TEST(MixtureSchedule, TheEndOfASourceIsFoundWithoutTheSamplesBeforeIt) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 2000; ++round) {
+    const auto shares = MixtureSchedule::shares_of(random_weights(random));
+    std::vector<int64_t> lengths(shares.size());
+    for (size_t source = 0; source < shares.size(); ++source)
+      if (shares[source] > 0) lengths[source] = 1 + static_cast<int64_t>(random() % 300);
+    MixtureSchedule walked(shares);
+    std::vector<int64_t> counts(shares.size());
+    int64_t expected = 0;
+    for (size_t source = walked.next(); counts[source] < lengths[source]; source = walked.next(), ++expected)
+      ++counts[source];
+    ASSERT_EQ(MixtureSchedule::samples_until_end(shares, lengths), expected) << "round " << round;
+  }
+}
+
+TEST(MixtureSchedule, TheEndOfLongSourcesIsFoundAtOnce) {
+  const auto shares = MixtureSchedule::shares_of(std::vector<double>{1, 2, 5});
+  const int64_t length = int64_t{1} << 60;
+  EXPECT_EQ(MixtureSchedule::samples_until_end(shares, std::vector<int64_t>{length, length, 5 * (length / 8)}), length);
+}
+
 TEST(MixtureSchedule, GoesOnFromItsLags) {
   MixtureSchedule whole(MixtureSchedule::shares_of(std::vector<double>{0.2, 0.3, 0.5}));
   for (int n = 0; n < 17; ++n) whole.next();
