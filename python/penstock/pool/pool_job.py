@@ -151,8 +151,8 @@ class _Sink:
 def _pickle(
     job: Job, found: Any, takers: Sequence[Callable[[Any], object]], known: KnownPickle
 ) -> set[str]:
-    """Gives ``found``, a hash, and each of ``takers`` the pickle of the job's objects, part by part.
-    The large parts are the objects' own memory, and to be copied before anything of the job
+    """Gives ``found``, a hash, and each of ``takers`` the pickle of the job's objects, part by
+    part. The large parts are the objects' own memory, and to be copied before anything of the job
     changes. Returns the modules that the pickle may import.
     """
     began_at = time.perf_counter()

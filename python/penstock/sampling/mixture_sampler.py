@@ -116,7 +116,8 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
 
     def _whole_length(self) -> int:
         """The length of an epoch that no number of samples ends."""
-        read = [length for length, weight in zip(self.lengths, self._weights, strict=True) if weight]
+        sources = zip(self.lengths, self._weights, strict=True)
+        read = [length for length, weight in sources if weight]
         if self.when_exhausted == "leave_out":
             return sum(read)
         shares = _C.MixtureSchedule.shares_of([weight for weight in self._weights if weight])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which sample of a map-style dataset an exception came out of.
 
-The traceback says in which line the dataset failed, and not for which index. The index is a variable
-of a frame that the exception went through: the exception itself is the user's and is not written to,
-since its class may refuse that.
+The traceback says in which line the dataset failed, and not for which index. The index is a
+variable of a frame that the exception went through: the exception itself is the user's and is not
+written to, since its class may refuse that.
 """
 
 from __future__ import annotations
