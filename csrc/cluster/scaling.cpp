@@ -24,8 +24,13 @@ constexpr double kSpareWorth = 0.05;  // of a job's progress
 using Reason = WorkerChoice::Reason;
 
 bool counts_anew(const wire::QueueSignal& now, const wire::QueueSignal& before) {
-  return now.delivered_batches < before.delivered_batches || now.step_count < before.step_count ||
-         now.made_batches < before.made_batches || now.starved_ns < before.starved_ns;
+  return now.delivered_batches < before.delivered_batches || now.made_batches < before.made_batches;
+}
+
+// Another iterator of the loader has begun, which counts its steps itself, while the batches go on.
+bool counts_steps_anew(const wire::QueueSignal& now, const wire::QueueSignal& before) {
+  return now.step_count < before.step_count || now.stepping_ns < before.stepping_ns ||
+         now.starved_ns < before.starved_ns;
 }
 
 bool is_other(double now, double then) { return now > kOtherTimes * then || then > kOtherTimes * now; }
@@ -51,9 +56,10 @@ const char* limit_name(JobLimit limit) {
 // ---- What is measured
 
 void JobScaler::Work::add(const wire::QueueSignal& from, const wire::QueueSignal& to) {
-  step_count += to.step_count - from.step_count;
-  stepping_ns += to.stepping_ns - from.stepping_ns;
-  starved_ns += to.starved_ns - from.starved_ns;
+  const bool is_anew = counts_steps_anew(to, from);
+  step_count += to.step_count - (is_anew ? 0 : from.step_count);
+  stepping_ns += to.stepping_ns - (is_anew ? 0 : from.stepping_ns);
+  starved_ns += to.starved_ns - (is_anew ? 0 : from.starved_ns);
   made_batches += to.made_batches - from.made_batches;
   made_ns += to.made_ns - from.made_ns;
   made_cpu_ns += to.made_cpu_ns - from.made_cpu_ns;

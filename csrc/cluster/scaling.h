@@ -51,8 +51,8 @@ class JobScaler {
   // `first_demand` is that of a job of which nothing is measured.
   explicit JobScaler(uint32_t first_demand = kFirstDemand) : first_demand_(first_demand), demand_(first_demand) {}
 
-  // `worker_count` workers work for the trainer. Reports are taken in the order of time; a total that is less than
-  // before is that of a trainer that began anew.
+  // `worker_count` workers work for the trainer. Reports are taken in the order of time; a total of batches that is
+  // less than before is that of a trainer that began anew, one of steps that of its next iterator.
   void note(const wire::TrainerReport& report, uint32_t worker_count, Instant now);
 
   // Workers that the job has use for; at most those of the last report, so 0 where the trainer asks for nothing.

@@ -37,6 +37,7 @@ class Job {
   Duration join_time{};      // for which no batch comes, as the next ones were asked of workers that have just come
   uint32_t epoch_steps = 0;  // 0: an epoch without an end
   Duration validation{};     // after each epoch, by another loader, to which the workers go
+  bool has_persistent_iterator = true;  // else each epoch's iterator counts its steps from 0
 
   JobScaler scaler;
   uint32_t worker_count = 0;
@@ -97,7 +98,8 @@ class Job {
     stepping_s_ += count * step_now_s;
     if (is_starved) starved_s_ += interval_s - count * step_now_s;
     wire::QueueSignal& queue = report_.queue;
-    queue.delivered_batches = queue.step_count = static_cast<uint64_t>(delivered_);
+    queue.delivered_batches = static_cast<uint64_t>(delivered_);
+    queue.step_count = static_cast<uint64_t>(delivered_ - stepped_before_);
     queue.made_batches = static_cast<uint64_t>(made_);
     queue.stepping_ns = static_cast<uint64_t>(stepping_s_ * 1e9);
     queue.starved_ns = static_cast<uint64_t>(starved_s_ * 1e9);
@@ -118,7 +120,11 @@ class Job {
     report_.worker_count_max = 0;
     pause(validation);
     worker_count = own_count;
-    made_ = delivered_;  // early batches were dropped
+    made_ = std::max(made_, delivered_);
+    if (!has_persistent_iterator) {
+      stepped_before_ = delivered_;
+      stepping_s_ = starved_s_ = 0;
+    }
     stored_ = 0;
     epoch_end_ = delivered_ + epoch_steps;
   }
@@ -132,6 +138,7 @@ class Job {
   wire::TrainerReport report_{.trainer_id = 1, .job = "job", .worker_count_max = 64};
   std::mt19937 random_{7};
   double epoch_end_ = 0;  // of all that is delivered
+  double stepped_before_ = 0;
   double delivered_ = 0, made_ = 0, stored_ = 0, made_s_ = 0, stepping_s_ = 0, starved_s_ = 0;
   uint32_t wanted_ = 0;
   Instant wanted_since_{};
@@ -311,6 +318,22 @@ TEST(Scaling, AJobThatItsTrainerLimitsNeedsOneWorkerWhateverItDoesBetweenEpochs)
         }
       }
     }
+  }
+}
+
+// Each epoch's iterator counted its steps anew, and that was taken for another trainer: nothing was ever measured.
+TEST(Scaling, AJobIsMeasuredOverTheIteratorsOfItsEpochs) {
+  for (const uint32_t epoch_steps : {8U, 14U, 40U}) {
+    Job job;
+    job.step_s = 0.2;
+    job.worker_s = 0.051;
+    job.has_persistent_iterator = false;
+    job.epoch_steps = epoch_steps;
+    job.validation = seconds(1);
+    job.granted_max = 4;
+    job.train(seconds(120));
+    ASSERT_TRUE(job.scaler.measured()) << epoch_steps;
+    EXPECT_EQ(job.scaler.training_demand(), 1U) << job.scaler.reason();
   }
 }
 
