@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``device=`` and ``pin_memory=True`` give on a GPU: copies against a plain pinned one, the
-rate at which large batches reach the device, the widening of tensors that a pool sent in fewer bytes
-against a copy on the device, a loop that the GPU bounds against batches that lie on it, and images
-through augmenting workers against torch's loader.
+rate at which large batches reach the device, the widening of tensors that a pool sent in fewer
+bytes against a copy on the device, a loop that the GPU bounds against batches that lie on it, and
+images through augmenting workers against torch's loader.
 
 With ``--device cpu`` everything runs on the CPU, where the figures mean nothing: does it run?
 """
@@ -166,7 +166,8 @@ def measure_copy(args: argparse.Namespace) -> Iterator[Record]:
 
 def measure_feed(args: argparse.Namespace) -> Iterator[Record]:
     """The rate at which batches reach the device in a loop that does nothing else: torch's loader
-    and penstock's with ``pin_memory=True`` and ``.to(device, non_blocking=True)``, and ``device=``."""
+    and penstock's with ``pin_memory=True`` and ``.to(device, non_blocking=True)``, and ``device=``.
+    """
     dataset = Ready(IMAGES * max(args.steps, 50), args.size * 12 // 7)
     batch_bytes = dataset.images.nbytes
 

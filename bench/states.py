@@ -144,9 +144,7 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
 
 def table(everything: list[Record]) -> str:
     rows = [["case", "batches", "loader", "s", "times torch's", "MB more at the end"]]
-    found = {
-        (r["name"], r["parameters"]["case"], r["parameters"]["loader"]): r for r in everything
-    }
+    found = {(r["name"], r["parameters"]["case"], r["parameters"]["loader"]): r for r in everything}
     for (what, name, loader), record in found.items():
         if what != "states/seconds":
             continue

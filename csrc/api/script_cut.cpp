@@ -88,7 +88,8 @@ ScriptCut plan_script(const torch::jit::Module& module, const ScriptCall& call,
   const auto calibration = value_or_refuse(
       runtime::calibrate(graph, verdicts, leaves, std::vector<std::optional<at::Tensor>>(held.begin(), held.end())));
   auto plan = value_or_refuse(graph::make_plan(graph, verdicts, calibration, prices, mode));
-  const graph::Graph prefix = value_or_refuse(graph::extract_prefix(graph, plan, {}, runtime::KernelSettings::now().text()));
+  const graph::Graph prefix =
+      value_or_refuse(graph::extract_prefix(graph, plan, {}, runtime::KernelSettings::now().text()));
   ScriptCut cut{
       .leaf_indices = std::move(leaf_indices), .call = call, .program = std::move(program), .plan = std::move(plan)};
   if (prefix.outputs.empty()) return cut;

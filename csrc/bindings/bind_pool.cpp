@@ -89,22 +89,22 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
   }
   const auto id = draw_identity();
   if (!id) return id.error();
-  return std::make_unique<PoolSource>(
-      loader::PoolIoOptions{.controller = std::move(controller),
-                            .keys = std::move(keys).value(),
-                            .job = settings.job,
-                            .about = settings.about,
-                            .worker_count_max = settings.worker_count_max,
-                            .depth = options.prefetch_factor,
-                            .credit_bytes = settings.arena_bytes,
-                            .arena_bytes = settings.arena_bytes,
-                            .is_iterable = settings.is_iterable,
-                            .allow_pickle = settings.trust_workers,
-                            .gpu_uuid = settings.gpu_uuid,
-                            .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
-                            .job_rank = settings.job_rank,
-                            .numerics = runtime::numeric_fingerprint()},
-      id.value(), std::move(own_keys), std::move(own_workers));
+  // A variable: g++ 12 finds a string of a temporary that may be uninitialized.
+  loader::PoolIoOptions io{.controller = std::move(controller),
+                           .keys = std::move(keys).value(),
+                           .job = settings.job,
+                           .about = settings.about,
+                           .worker_count_max = settings.worker_count_max,
+                           .depth = options.prefetch_factor,
+                           .credit_bytes = settings.arena_bytes,
+                           .arena_bytes = settings.arena_bytes,
+                           .is_iterable = settings.is_iterable,
+                           .allow_pickle = settings.trust_workers,
+                           .gpu_uuid = settings.gpu_uuid,
+                           .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
+                           .job_rank = settings.job_rank};
+  io.numerics = runtime::numeric_fingerprint();
+  return std::make_unique<PoolSource>(std::move(io), id.value(), std::move(own_keys), std::move(own_workers));
 }
 
 std::shared_ptr<PoolClient> make_client(const PoolSettings& settings, const ClientOptions& options) {

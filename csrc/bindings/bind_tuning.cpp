@@ -27,7 +27,8 @@ using cluster::WorkerTuner;
 namespace {
 
 const char* reason_name(const WorkerChoice& choice) {
-  static constexpr std::array kNames{"stalled", "settled", "limit", "no gain", "taken back", "part gain", "idle", "times"};
+  static constexpr std::array kNames{"stalled",    "settled",   "limit", "no gain",
+                                     "taken back", "part gain", "idle",  "times"};
   return kNames.at(static_cast<size_t>(choice.reason));
 }
 

@@ -230,9 +230,7 @@ def test_a_map_style_stream_equals_torchs(loader_class: type, scenario: Scenario
 def test_an_order_that_is_not_shuffled_is_not_written_out(
     loader_class: Any, length: int, num_workers: int
 ) -> None:
-    iterator = iter(
-        loader_class(Computed(length, as_is), batch_size=3, num_workers=num_workers)
-    )
+    iterator = iter(loader_class(Computed(length, as_is), batch_size=3, num_workers=num_workers))
     assert [next(iterator).tolist() for _ in range(6)] == [
         [first, first + 1, first + 2] for first in range(0, 18, 3)
     ]

@@ -142,7 +142,9 @@ def test_charts_plans_and_filters_answer_to_the_hand(page: Browser, made: str) -
     page.click(".node[data-index='2']")
     page.wait_for("to at model.py:12", ".detail")
     # Below hundreds of calls, the answer to a click was out of sight.
-    assert page.ask("return getComputedStyle(document.querySelector('.detail')).position") == "sticky"
+    assert (
+        page.ask("return getComputedStyle(document.querySelector('.detail')).position") == "sticky"
+    )
     page.press("ARROW_DOWN", "ARROW_DOWN")
     page.wait_for("it takes a parameter that is trained", ".detail")
     assert "normalize at model.py:13, tensor 1 of the batch" in page.text(".detail")

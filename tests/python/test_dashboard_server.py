@@ -123,7 +123,7 @@ def test_a_pool_is_told_as_json_and_a_killed_worker_as_an_event(
     plan = site.wait_for(f"/api/plan?trainer={trainer_id}", lambda told: told["plan"])["plan"]
     assert {call["where"] for call in plan["calls"]} == {"worker", "trainer"}
     assert any(edge["source"] is None for edge in plan["edges"]) and "calls run" in plan["verdict"]
-    # A trainer that had left when the page asked for its plan was an error in the browser's console.
+    # A trainer that had left when the page asked for its plan was an error in the console.
     status, _, content = site.ask("/api/plan?trainer=0123456789abcdef")
     gone = {"trainer": "0123456789abcdef", "plan": None, "has_left": True}
     assert (status, json.loads(content)) == (200, gone)

@@ -345,7 +345,9 @@ def test_a_stopped_worker_is_a_timeout_and_is_removed() -> None:
     assert process_traces.wait_gone([worker.pid], 5) == []
 
 
-FIRST_LOADER = BY_FORK + """
+FIRST_LOADER = (
+    BY_FORK
+    + """
 import os, signal
 from penstock import DataLoader
 from penstock.loader import out_of_memory
@@ -359,6 +361,7 @@ try:
 except RuntimeError as error:
     print("memory ran out" in str(error))
 """
+)
 
 
 @pytest.mark.slow

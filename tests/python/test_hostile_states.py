@@ -170,7 +170,9 @@ def test_a_place_in_numpys_words_beyond_their_end_is_refused() -> None:
     for place in (625, 1 << 20, -1):
         changed = replaced(state, ("generators", "globals", "numpy", "state", "pos"), place)
         error = outcome(make, changed)
-        assert type(error) is ValueError and "['pos'] must be an integer from 0 to 624" in str(error)
+        assert type(error) is ValueError and "['pos'] must be an integer from 0 to 624" in str(
+            error
+        )
 
 
 @pytest.mark.parametrize("place", [("shards", "states", 0), ("shards", "before")])
@@ -202,9 +204,7 @@ def test_a_state_of_another_order_or_dataset_is_refused() -> None:
     state = state_after(CASES["map"], 3)
     for make in (
         lambda: DataLoader(Counted(9), 4, shuffle=True, seeding="batch"),
-        lambda: DataLoader(
-            Counted(), 4, sampler=SequentialSampler(range(23)), seeding="batch"
-        ),
+        lambda: DataLoader(Counted(), 4, sampler=SequentialSampler(range(23)), seeding="batch"),
         CASES["iterable"],
         CASES["sampler"],
     ):
@@ -224,7 +224,12 @@ def test_a_place_after_the_last_batch_is_refused() -> None:
 
 
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text() | st.binary(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text()
+    | st.binary(),
     lambda parts: st.lists(parts, max_size=4) | st.dictionaries(st.text(), parts, max_size=4),
     max_leaves=8,
 )

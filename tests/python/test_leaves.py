@@ -102,7 +102,9 @@ def test_locked_batch_ends_no_training_whose_loop_transforms_it() -> None:
             locked.is_locked = True
             return super().deliver(locked)
 
-    pool = Locked([torch.randn(4, 20, generator=torch.Generator().manual_seed(k)) for k in range(8)])
+    pool = Locked(
+        [torch.randn(4, 20, generator=torch.Generator().manual_seed(k)) for k in range(8)]
+    )
     reference = torch.nn.Linear(20, 2)
     model = torch.nn.Linear(20, 2)
     model.load_state_dict(reference.state_dict())

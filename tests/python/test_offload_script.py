@@ -129,7 +129,7 @@ def test_scripted_models_of_every_style_train_as_before(name: str) -> None:
 
 
 class Resizes(nn.Module):
-    """Scripted, `interpolate` branches on the dimensions of its input, and raises in most branches."""
+    """Scripted, `interpolate` branches on the dimensions of its input; most branches raise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,9 @@ IMAGES = [images_of(4, seed) for seed in range(SETTLED_RUNS + 6)]
         (ResizesByFactors, ["permute", "to", "upsample_nearest2d", "mul", "sub"]),
     ],
 )
-def test_a_scripted_interpolate_moves(make_model: Callable[[], nn.Module], moved: list[str]) -> None:
+def test_a_scripted_interpolate_moves(
+    make_model: Callable[[], nn.Module], moved: list[str]
+) -> None:
     _, pool = lives(lambda: scripted(make_model), IMAGES)
     assert pool.plan is not None and pool.plan.refused is None
     names = [call.operator.split(" at ")[0].removeprefix("aten::") for call in pool.plan.moved]

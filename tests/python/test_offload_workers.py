@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from cut_models import CASES, Case, images, rows
-from scheduled_workers import Scheduled
 from offload_training import warnings_of
+from scheduled_workers import Scheduled
 from test_offload import bits, fresh, train
 from test_offload_graphs import ThreeGraphsAndABranch
 

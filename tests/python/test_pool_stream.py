@@ -178,9 +178,7 @@ def test_a_batch_may_be_of_a_class_of_the_program_itself(
 ) -> None:
     """The user saw "Can't pickle <class '__main__.Batch'>", also with trust_workers."""
     monkeypatch.setattr(sys.modules["__main__"], "Program", Program, raising=False)
-    loader = pooled(
-        steady_pool, Odd(), batch_size=2, collate_fn=Program.Batch, trust_workers=True
-    )
+    loader = pooled(steady_pool, Odd(), batch_size=2, collate_fn=Program.Batch, trust_workers=True)
     batches = list(loader)
     assert [type(batch) for batch in batches] == [Program.Batch] * 2
     assert batches[0].count == 2

@@ -342,12 +342,6 @@ def train(model: nn.Module, loader: Any) -> None:
         model(batch).square().sum().backward()
 
 
-KEPT_BY_DYNAMO = pytest.mark.xfail(
-    reason="Dynamo keeps the models that were offloaded, and cuts none after some"
-)
-
-
-@KEPT_BY_DYNAMO
 @lives(4, 50)
 def test_models_that_were_offloaded_leave_nothing(turns: int) -> None:
     """As in folds and sweeps, and in a cell of a notebook that is run again."""
@@ -362,7 +356,6 @@ def test_models_that_were_offloaded_leave_nothing(turns: int) -> None:
     live(turn, turns, warm=4)
 
 
-@KEPT_BY_DYNAMO
 @pytest.mark.parametrize("detaches", [False, True])
 @lives(4, 500)
 def test_plans_of_loaders_that_are_gone_are_gone(detaches: bool, turns: int) -> None:

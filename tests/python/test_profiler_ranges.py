@@ -178,4 +178,4 @@ def test_a_torch_without_nvtx_says_so(tmp_path: Path) -> None:
 def test_emit_nvtx_tells_nsight_of_batches() -> None:
     with torch.autograd.profiler.emit_nvtx():
         assert _C.is_profiled()
-        assert len(list(DataLoader(Sleeping(), batch_size=4, num_workers=1))) == 6
+        assert len(list(DataLoader(Rows(), batch_size=4, num_workers=1))) == 6

@@ -168,9 +168,7 @@ def run(
     and losses of every step are compared to those of a run without `offload`."""
     loads = [each for steps, each in phases for _ in range(steps)]
     dataset = Same(batch, len(loads))
-    expected = Run(
-        fresh(make_model), torch.utils.data.DataLoader(dataset, batch_size=None), loads
-    )
+    expected = Run(fresh(make_model), torch.utils.data.DataLoader(dataset, batch_size=None), loads)
     pipeline = Pipeline()
     monkeypatch.setattr(offloading, "TrainerClock", lambda device: ToldClock(pipeline))
     loader: Any = DataLoader(dataset, batch_size=None, num_workers=1)

@@ -27,7 +27,6 @@ from resumed_streams import (
     WithCursor,
     rest_of,
     seed_all,
-    state_after,
     take,
     through_json,
     whole,

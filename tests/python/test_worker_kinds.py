@@ -17,7 +17,7 @@ from pool_processes import PoolProcesses, pool_of
 from torch import nn
 
 import penstock
-from penstock import DataLoader, _C
+from penstock import _C, DataLoader
 from penstock.errors import PoolWarning
 
 STEPS = 61

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The callables that stand in the place of an offloaded model's call.
 
-One runs the graphs that Dynamo captured of the model, cut where that pays. A model that is used with several loaders, such as one for training and one for validation, has an
-offloaded call of its own for each of them, with its own plans. A call of the model belongs to the
+One runs the graphs that Dynamo captured of the model, cut where that pays. A model that is used
+with several loaders, such as one for training and one for validation, has an offloaded call of its
+own for each of them, with its own plans. A call of the model belongs to the
 loader that its tensors came from, and to the one that delivered last where that does not show.
 """
 

@@ -118,7 +118,10 @@ class PoolWatch:
             known = self._plans.get(trainer)
             if known is None or time.monotonic() - known[0] > PLAN_S:
                 plan = shown_plan_graph(self._ask_plan(trainer))
-                known = (time.monotonic(), _encoded({"trainer": trainer, "plan": plan, "has_left": False}))
+                known = (
+                    time.monotonic(),
+                    _encoded({"trainer": trainer, "plan": plan, "has_left": False}),
+                )
                 self._plans = {id: kept for id, kept in self._plans.items() if id in there}
                 self._plans[trainer] = known
             return known[1]

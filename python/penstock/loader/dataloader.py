@@ -9,7 +9,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 import torch.utils.data
@@ -367,7 +367,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         began_at = time.perf_counter()
         started, self._started = self._started, None
         if started is None:
-            iterator = begin_tried(self, self._begin_iterator)
+            iterator: Any = begin_tried(self, self._begin_iterator)
         elif started.is_of_use(self):
             iterator = started.iterator
             if started.is_fresh and is_on_trial(self) and not has_sent_batch(self, iterator):
@@ -381,7 +381,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             begin_steps(time.perf_counter() - began_at)
         self._iter_count += 1
         self._iter_s += time.perf_counter() - began_at
-        return iterator
+        return cast(BaseIterator, iterator)
 
     def _begin_iterator(self) -> BaseIterator:
         return begin_sendable(self, self._begin_as_it_is)  # type: ignore[no-any-return]

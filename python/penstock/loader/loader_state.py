@@ -470,7 +470,7 @@ def _resume_point(loader: LoaderFace, state: dict[str, Any]) -> ResumePoint:
 def _repeated(starts: ShardStarts, delivered_count: int, process_count: int) -> dict[int, int]:
     """The batches of a map-style dataset that processes make again, by their numbers: the last ones
     that each was asked for in its turn."""
-    repeated = {}
+    repeated: dict[int, int] = {}
     for shard_id, start in starts.items():
         count = start.batch_count - start.state_count
         end = delivered_count - 1 - (delivered_count - 1 - shard_id) % process_count

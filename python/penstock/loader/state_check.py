@@ -283,7 +283,7 @@ def _check_of_numpy(part: Part) -> None:
     if type(part["gauss"].value) not in (int, float):
         part["gauss"].expect("a number")
     try:
-        now = np.random.get_bit_generator()
+        now: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
         np.random.RandomState(type(now)()).set_state(part.value)
     except Exception as error:
         part.expect(f"a state of this numpy's generator ({type(error).__name__}: {error})")

@@ -27,7 +27,7 @@ from penstock.errors import UnsentBatchError
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.pool_options import Obstacle, is_address, obstacle_to_pool
 from penstock.program_line import warn
-from penstock.seams.iterators import DatasetKind
+from penstock.seams.iterators import BaseIterator, DatasetKind
 from penstock.stream.progress import GeneratorSnapshot
 from penstock.stream.shard_state import is_stateful
 from penstock.worker.fetching import FetchSpec
@@ -148,7 +148,7 @@ def leave_pool_of_another_state(loader: LoaderFace, state: dict[str, Any]) -> No
         _warn(loader, address, Obstacle(seen, "begin without that state"))
 
 
-def begin_tried(loader: LoaderFace, begin: Callable[[], Any]) -> Any:
+def begin_tried(loader: LoaderFace, begin: Callable[[], BaseIterator]) -> BaseIterator:
     """Makes the loader's next iterator by ``begin``, without the pool where its workers do not send
     the batches: then from the same draws as the one that the first batch was asked for by."""
     if not is_on_trial(loader):

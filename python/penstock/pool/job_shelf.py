@@ -93,7 +93,7 @@ class JobShelf:
         """Puts the process into the state in which this job has left it; None: before any job."""
         if job_id == self._current:
             return
-        if self._current in self._jobs:
+        if self._current is not None and self._current in self._jobs:
             self._states[self._current] = ProcessState.now()
         self._current = job_id
         (self._of_worker if job_id is None else self._states[job_id]).put_back()

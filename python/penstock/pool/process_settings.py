@@ -72,7 +72,7 @@ class JobSettings:
         """Those of this process now."""
         return JobSettings(
             torch=_torch_settings(),
-            numpy_errors=dict(np.geterr()),
+            numpy_errors={name: str(how) for name, how in np.geterr().items()},
             folder=_folder(),
             environment=_changed_environment(),
             libraries={
@@ -134,7 +134,7 @@ class ProcessState:
             torch=_torch_settings(),
             thread_count=torch.get_num_threads(),
             has_gradients=torch.is_grad_enabled(),
-            numpy_errors=dict(np.geterr()),
+            numpy_errors={name: str(how) for name, how in np.geterr().items()},
             folder=_folder(),
             environment=dict(os.environ),
             libraries=_library_values(),

@@ -198,7 +198,8 @@ class _Page:
             apart = [
                 name_of(worker)
                 for worker in self._workers
-                if own and trainer["id"] in (worker["trainer"], worker["assigned_to"])
+                if own
+                and trainer["id"] in (worker["trainer"], worker["assigned_to"])
                 and numerics_of(worker) not in (own, None)
             ]
             if apart:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from types import GeneratorType
+from types import FrameType, GeneratorType
 from typing import Any, NamedTuple
 
 import torch
@@ -81,11 +81,14 @@ def is_untouched(sampler_iter: Any, index_sampler: Any) -> bool:
     """Whether ``sampler_iter`` is what iter() of torch's BatchSampler, or of a rank's, has just
     given. Programs advance an iterator's ``_sampler_iter``, or put another in its place, where they
     have patched torch's ``_BaseDataLoaderIter.__init__`` or ``_reset``."""
+    if not isinstance(sampler_iter, GeneratorType):
+        return False
+    frame: FrameType | None = sampler_iter.gi_frame  # None once it is exhausted
     return (
-        isinstance(sampler_iter, GeneratorType)
+        frame is not None
         and inspect.getgeneratorstate(sampler_iter) == inspect.GEN_CREATED
         and sampler_iter.gi_code is type(index_sampler).__iter__.__code__
-        and sampler_iter.gi_frame.f_locals.get("self") is index_sampler
+        and frame.f_locals.get("self") is index_sampler
     )
 
 

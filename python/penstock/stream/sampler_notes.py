@@ -56,9 +56,7 @@ class SamplerNotes:
         self._kept.extend(place.asked)
         if not place.asked:
             self._kept_first = place.pull_count
-        self._notes.append(
-            _Note(place.pull_count, self.sample_count, place.state, place.is_over)
-        )
+        self._notes.append(_Note(place.pull_count, self.sample_count, place.state, place.is_over))
 
     def begin(self, take: Take | None) -> None:
         """The sampler's iterator is new. ``take`` gives the state of both; None where they have

@@ -454,7 +454,5 @@ class InProcessFetcher:
         return state
 
 
-def _states_of_map(
-    dataset: Any, shard_count: int
-) -> list[dict[str, Any] | StateFailure | None]:
+def _states_of_map(dataset: Any, shard_count: int) -> list[dict[str, Any] | StateFailure | None]:
     return [shard_state(None, dataset) for _ in range(shard_count)]

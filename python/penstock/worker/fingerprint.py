@@ -53,8 +53,8 @@ _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # Py_TPFLAGS_...; classes of Pytho
 _MUTABLE_HEAP_TYPE = _HEAP_TYPE | _IMMUTABLE_TYPE
 _POINTER_BYTES = 8
 _PYTHONS_FOLDERS = (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")), "<frozen ")
-# Packages whose modules hold nothing that samples follow from, but for the global generators of torch
-# and numpy, which are put back.
+# Packages whose modules hold nothing that samples follow from, but for the global generators of
+# torch and numpy, which are put back.
 _STATELESS_PACKAGES = frozenset(
     {
         "penstock", "torch", "torchvision", "torchaudio", "torchtext", "numpy", "PIL", "pandas",
@@ -96,10 +96,11 @@ def fingerprint(*roots: Any, cost_s_max: float) -> Fingerprint | None:
     Code is followed into the program's own functions and classes and the globals that they name. Of
     an installed package that it leads to all modules are looked at for generators, counters and
     containers, also of the packages that those import; a package with compiled modules could keep
-    anything, unless it is one of those that are known. None when something could change unseen: memory shared with other
-    processes, open files and other foreign handles, or more than can be looked at in ``cost_s_max``
-    seconds, by an estimate that is the same each time. Reads the items of containers of plain data
-    without a count of references, so that a worker goes on sharing their pages with the trainer.
+    anything, unless it is one of those that are known. None when something could change unseen:
+    memory shared with other processes, open files and other foreign handles, or more than can be
+    looked at in ``cost_s_max`` seconds, by an estimate that is the same each time. Reads the items
+    of containers of plain data without a count of references, so that a worker goes on sharing
+    their pages with the trainer.
     """
     walk = _Walk(cost_s_max)
     try:
@@ -150,7 +151,7 @@ class _Walk:
         self._visit_all(attributes.values())
 
     def _look_into(self, value: Any) -> None:
-        kind = type(value)
+        kind: Any = type(value)
         self.parts.append(kind)
         if isinstance(value, (*_CONTAINERS, *_DIGESTED)):
             self._look_into_data(value)
@@ -298,7 +299,7 @@ class _Walk:
         self._content.spend(_OBJECT_S)
         if self._content.is_opaque or depth > _LIBRARY_DEPTH_MAX:
             raise _OpaqueError
-        kind = type(value)
+        kind: Any = type(value)
         inner: Iterable[Any] = ()
         if kind in _PLAIN:
             self.parts.append(value)

@@ -280,8 +280,7 @@ def _serve(
 def _load_states_before(datasets: dict[int, Any], spec: WorkerSpec) -> None:
     for shard_id, dataset in datasets.items():
         start, before = spec.starts.get(shard_id), spec.states_before.get(shard_id)
-        is_known = isinstance(before, dict)
-        if (start is None or start.state is None) and is_known:
+        if (start is None or start.state is None) and isinstance(before, dict):
             load_shard_between_epochs(dataset, before)
 
 
