@@ -490,6 +490,7 @@ TEST_F(PoolSessionTest, WorkerWhoseLinksBreakTimeAndAgainHoldsNoRequestUp) {
   for (int count = 0; count < 100 && this->count(Kind::kDistrust) == 0; ++count) {
     deliver(1, {.kind = wire::ToTrainer::Kind::kBroken, .link = greeted()});
     exchange();
+    if (this->count(Kind::kDistrust) == 0) pass(kRemakePauseMax);
   }
   ASSERT_EQ(count(Kind::kDistrust), 1u);
   EXPECT_EQ(session_.open_count(), 0u);

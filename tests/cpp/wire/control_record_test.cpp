@@ -191,7 +191,7 @@ TEST(ControlRecord, WhatIsAboveACapIsCutOffByTheWriter) {
   ASSERT_TRUE(cut_scale) << cut_scale.error().message;
   EXPECT_EQ(std::get<ScaleReport>(cut_scale.value()).workers.size(), kEngineWorkerCountMax);
   EXPECT_EQ(std::get<ScaleReport>(cut_scale.value()).refusal.size(), kControlReasonBytesMax);
-  WorkerReport report;
+  WorkerReport report{.worker_id = 1};
   report.declined.resize(kDeclinedCountMax + 1);
   report.decline_reason.resize(kControlReasonBytesMax + 1);
   const auto shorter = parse_control(write_control(report));
