@@ -108,7 +108,7 @@ def timed_cpp_assertions(root: Path) -> Iterator[str]:
 def reruns(root: Path) -> Iterator[str]:
     files = [root / "pyproject.toml", *(root / ".make").rglob("*"), *(root / "tests").rglob("*.py")]
     for path in files:
-        if path.is_file() and path.name != Path(__file__).name:
+        if path.is_file() and path.suffix != ".pyc" and path.name != Path(__file__).name:
             for number, line in enumerate(path.read_text().splitlines(), 1):
                 if RERUN.search(line):
                     yield f"{path.relative_to(root)}:{number}: {line.strip()} runs a test again"

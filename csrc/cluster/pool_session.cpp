@@ -13,7 +13,7 @@ namespace {
 constexpr Duration kHelloTimeout = kPingInterval;                   // for a welcome
 constexpr Duration kRefusedPause = std::chrono::milliseconds(100);  // before a worker is asked again
 constexpr Duration kDiedPause = std::chrono::milliseconds(100);
-constexpr uint32_t kRemadeCountMax = 8;  // more than a bad network has of them in a row
+constexpr uint32_t kRemadeCountMax = 6;  // more than a bad network has of them in a row
 
 }  // namespace
 

@@ -36,7 +36,7 @@ class RenewalClock {
 };
 
 constexpr Duration kRemakePause = std::chrono::milliseconds(100);
-constexpr Duration kRemakePauseMax = std::chrono::milliseconds(6400);
+constexpr Duration kRemakePauseMax = std::chrono::milliseconds(1600);
 
 // When to begin a link after one whose messages did not fit together. The first one begins at once. While no answer
 // counts, each further one begins twice as long after the one before it: every link costs an agreement on keys, a

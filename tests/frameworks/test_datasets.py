@@ -84,6 +84,7 @@ def test_a_stream_is_resumed_by_its_own_state(workers: int) -> None:
 
     expected = [batch["number"].tolist() for batch in make()]
     loader = make()
+    loader.state_dict()  # workers send their datasets' states from the first one on
     iterator = iter(loader)
     for _ in range(2):
         next(iterator)

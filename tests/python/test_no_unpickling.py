@@ -54,10 +54,20 @@ WHOSE_BYTES = {
     ("engines/ray_engine.py", "_actor_class.PenstockWorker.__init__", "ctypes.CDLL"): "libc's",
     ("worker/batch_pickle.py", "_BatchUnpickler", "pickle.Unpickler"): "as the line above",
     (
-        "loader/loader_state.py",
-        "_decoded",
+        "loader/local_source.py",
+        "LocalSource.ask_states",
         "pickle.loads",
-    ): "local workers'; decode_value() has a pool's",
+    ): "states that local workers have just sent; PoolSource has a method of its own",
+    (
+        "stream/progress.py",
+        "Progress.__init__",
+        "pickle.loads",
+    ): "what local workers sent, in the native account; decode_value() has a pool's",
+    (
+        "pool/process_settings.py",
+        "JobSettings.apply",
+        "importlib.import_module",
+    ): "modules of a fixed list, whose settings a job carries",
     (
         "loader/local_iterator.py",
         "LocalPoolIter._take",

@@ -120,7 +120,7 @@ def test_two_loaders_of_one_class_are_two_series(
     train, validation = make_loader(), make_loader()
     with penstock.to_opentelemetry(meter_provider=metrics[0], spans=False):
         list(train), next(iter(validation)), list(train)
-    assert by_loader(metrics[1], "penstock.batches") == {"Sleeping": 20, "Sleeping 2": 1}
+    assert by_loader(metrics[1], "penstock.batches") == {"Rows": 20, "Rows 2": 1}
 
 
 def test_a_loader_that_is_gone_is_told_of_once_more(
@@ -134,8 +134,8 @@ def test_a_loader_that_is_gone_is_told_of_once_more(
             next(iter(other))
             del other
             gc.collect()
-    assert by_loader(metrics[1], "penstock.batches") == {"Sleeping": 10, "Sleeping 2": 2}
-    assert by_loader(metrics[1], "penstock.batches") == {"Sleeping": 10}
+    assert by_loader(metrics[1], "penstock.batches") == {"Rows": 10, "Rows 2": 2}
+    assert by_loader(metrics[1], "penstock.batches") == {"Rows": 10}
 
 
 def test_metrics_begun_again_are_told_and_two_at_a_time_count_once(
@@ -147,7 +147,7 @@ def test_metrics_begun_again_are_told_and_two_at_a_time_count_once(
         with penstock.to_opentelemetry(meter_provider=metrics[0], spans=False):
             with penstock.to_opentelemetry(meter_provider=metrics[0], spans=False):
                 list(loader)
-    assert by_loader(metrics[1], "penstock.batches") == {"Sleeping": 20}
+    assert by_loader(metrics[1], "penstock.batches") == {"Rows": 20}
 
 
 def test_what_was_ended_is_not_kept(metrics: tuple[MeterProvider, InMemoryMetricReader]) -> None:

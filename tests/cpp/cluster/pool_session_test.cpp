@@ -180,7 +180,7 @@ TEST_F(PoolSessionTest, LinkThatDoesNotHoldIsMadeAnewEachTimeAfterTwiceAsLong) {
   break_link(1);
   EXPECT_EQ(hello_count(), 2u);  // the first time at once
   Duration pause = kRemakePause;
-  for (size_t count = 2; count <= 8; ++count) {  // the ninth in a row is the worker's fault
+  for (size_t count = 2; count <= 6; ++count) {  // the seventh in a row is the worker's fault
     break_link(1);
     EXPECT_EQ(session_.open_count(), 0u);
     pass(pause - Duration(1));
