@@ -37,8 +37,7 @@ struct KernelSettings {
   // All but the number of threads, where it is not torch's default; empty where everything is.
   std::string text() const {
     const auto is_plain = [](at::Float32Precision precision) {
-      return precision != at::Float32Precision::TF32 && precision != at::Float32Precision::BF16 &&
-             precision != at::Float32Precision::BF16X9;
+      return precision == at::Float32Precision::NONE || precision == at::Float32Precision::IEEE;
     };
     std::string text;
     if (flushes_denormals) text += "flush_denormal ";
