@@ -5,21 +5,7 @@
 
 #include <utility>
 
-#include "base/mutex.h"
-
 namespace penstock::loader {
-namespace {
-
-// Keeps memory until the process ends, and from its destructors: what a lost device reads, and how long, is not known.
-// No owner lives as long as that, so this is global.
-void keep_for_good(std::vector<at::Tensor> sources) {
-  static Mutex mutex;
-  static auto* const kept = std::make_unique<std::vector<std::vector<at::Tensor>>>().release();
-  const MutexLock lock(mutex);
-  kept->push_back(std::move(sources));
-}
-
-}  // namespace
 
 CopyStage::CopyStage(std::unique_ptr<Device> device)
     : device_(std::move(device)), takes_narrow_(device_->can_widen()), registrations_(*device_) {}
@@ -147,7 +133,7 @@ void CopyStage::lose(const std::string& cause) {
       copy.lease->retire();
       ++retired_count_;
     }
-    keep_for_good(std::move(copy.sources));
+    keep_for_good(std::make_shared<std::vector<at::Tensor>>(std::move(copy.sources)));
   }
   copies_.clear();
 }

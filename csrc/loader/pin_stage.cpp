@@ -17,18 +17,6 @@
 #include "loader/slab_registrations.h"
 
 namespace penstock::loader {
-namespace {
-
-// Keeps an arena mapped until the process ends, and from its destructors: what still reads it, and for how long, is not
-// known. No owner lives as long as that, so this is global.
-void keep_for_good(std::shared_ptr<shm::ArenaView> view) {
-  static Mutex mutex;
-  static auto* const kept = std::make_unique<std::vector<std::shared_ptr<shm::ArenaView>>>().release();
-  const MutexLock lock(mutex);
-  kept->push_back(std::move(view));
-}
-
-}  // namespace
 
 // The slabs that were registered, and those that wait for the end of copies. Tensors may outlive the stage: the slabs
 // stay registered as long as one is left, and from then on the last tensor on a slab waits for the copies from it.

@@ -1,7 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/slab_registrations.h"
 
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+
 namespace penstock::loader {
+
+// No owner lives as long as what is kept, so this is global.
+void keep_for_good(std::shared_ptr<void> memory) {
+  static Mutex mutex;
+  static auto* const kept = std::make_unique<std::vector<std::shared_ptr<void>>>().release();
+  const MutexLock lock(mutex);
+  kept->push_back(std::move(memory));
+}
 
 SlabRegistrations::~SlabRegistrations() {
   for (const auto& [view, slabs] : arenas_) unregister(slabs);

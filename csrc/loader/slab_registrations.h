@@ -16,6 +16,10 @@
 
 namespace penstock::loader {
 
+// Keeps memory until the process ends, and from its destructors: what still reads it, and for how long, is not known.
+// Thread-safe.
+void keep_for_good(std::shared_ptr<void> memory);
+
 // Confined to the thread that uses the device.
 class SlabRegistrations {
  public:
