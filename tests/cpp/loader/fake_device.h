@@ -30,6 +30,41 @@
 
 namespace penstock::loader {
 
+// The memory that a fake reads by itself. Thread-safe.
+class FakeRegistrations {
+ public:
+  void refuse() {
+    const MutexLock lock(mutex_);
+    are_refused_ = true;
+  }
+  bool add(std::span<std::byte> memory) {
+    const MutexLock lock(mutex_);
+    if (are_refused_) return false;
+    EXPECT_TRUE(registered_.insert(memory.data()).second) << "registered twice";
+    ++count_;
+    return true;
+  }
+  void remove(std::byte* base) {
+    const MutexLock lock(mutex_);
+    EXPECT_EQ(registered_.erase(base), 1u) << "was not registered";
+  }
+  std::set<std::byte*> registered() {
+    const MutexLock lock(mutex_);
+    return registered_;
+  }
+  // Those that were removed included.
+  size_t count() {
+    const MutexLock lock(mutex_);
+    return count_;
+  }
+
+ private:
+  Mutex mutex_;
+  std::set<std::byte*> registered_ PENSTOCK_GUARDED_BY(mutex_);
+  size_t count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+  bool are_refused_ PENSTOCK_GUARDED_BY(mutex_) = false;
+};
+
 // What the test holds on to while a stage owns the FakeDevice in front of it. Thread-safe.
 class FakeGpu {
  public:
@@ -80,9 +115,7 @@ class FakeGpu {
   void fail_records(int count) {
     change([&] { failing_record_count_ = count; });
   }
-  void refuse_registrations() {
-    change([&] { can_register_ = false; });
-  }
+  void refuse_registrations() { registrations_.refuse(); }
   // Every call fails from now on. Copies that were started go on, also those that no event will stand behind.
   void lose() {
     change([&] {
@@ -98,14 +131,8 @@ class FakeGpu {
     change([&] { at_wait_ = std::move(look); });
   }
 
-  std::set<std::byte*> registered() {
-    const MutexLock lock(mutex_);
-    return registered_;
-  }
-  size_t registration_count() {
-    const MutexLock lock(mutex_);
-    return registration_count_;
-  }
+  std::set<std::byte*> registered() { return registrations_.registered(); }
+  size_t registration_count() { return registrations_.count(); }
   size_t widened_count() {
     const MutexLock lock(mutex_);
     return widened_count_;
@@ -224,7 +251,6 @@ class FakeGpu {
   bool is_held_ = false;
   bool is_lost_ = false;
   bool is_busy_ = false;
-  bool can_register_ = true;
   int failing_query_count_ = 0;
   int failing_record_count_ = 0;
   bool can_widen_ = true;
@@ -238,9 +264,8 @@ class FakeGpu {
   std::vector<Work> open_;  // started, with no event behind them yet
   std::deque<BatchWork> under_way_;
   std::deque<CurrentWork> current_;
-  std::set<std::byte*> registered_;
-  size_t registration_count_ = 0;
   size_t handed_over_count_ = 0;
+  FakeRegistrations registrations_;
   std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
   std::jthread thread_;
 };
@@ -262,17 +287,8 @@ class FakeDevice final : public Device {
         like.options().device(at::kCPU));
   }
 
-  bool register_memory(std::span<std::byte> memory) override {
-    const MutexLock lock(gpu_.mutex_);
-    if (!gpu_.can_register_) return false;
-    EXPECT_TRUE(gpu_.registered_.insert(memory.data()).second) << "registered twice";
-    ++gpu_.registration_count_;
-    return true;
-  }
-  void unregister_memory(std::byte* base) override {
-    const MutexLock lock(gpu_.mutex_);
-    EXPECT_EQ(gpu_.registered_.erase(base), 1u) << "was not registered";
-  }
+  bool register_memory(std::span<std::byte> memory) override { return gpu_.registrations_.add(memory); }
+  void unregister_memory(std::byte* base) override { gpu_.registrations_.remove(base); }
 
   Result<void> copy(const at::Tensor& host, const at::Tensor& on_device) override {
     const MutexLock lock(gpu_.mutex_);
@@ -398,18 +414,9 @@ class FakeWatch {
     const MutexLock lock(mutex_);
     unknown_.insert(base);
   }
-  void refuse_registrations() {
-    const MutexLock lock(mutex_);
-    can_register_ = false;
-  }
-  std::set<std::byte*> registered() {
-    const MutexLock lock(mutex_);
-    return registered_;
-  }
-  size_t registration_count() {
-    const MutexLock lock(mutex_);
-    return registration_count_;
-  }
+  void refuse_registrations() { registrations_.refuse(); }
+  std::set<std::byte*> registered() { return registrations_.registered(); }
+  size_t registration_count() { return registrations_.count(); }
   size_t wait_count() {
     const MutexLock lock(mutex_);
     return wait_count_;
@@ -420,16 +427,10 @@ class FakeWatch {
    public:
     explicit Memory(FakeWatch& watch) : watch_(watch) {}
 
-    bool register_memory(std::span<std::byte> memory) override {
-      const MutexLock lock(watch_.mutex_);
-      if (!watch_.can_register_) return false;
-      EXPECT_TRUE(watch_.registered_.insert(memory.data()).second) << "registered twice";
-      ++watch_.registration_count_;
-      return true;
-    }
+    bool register_memory(std::span<std::byte> memory) override { return watch_.registrations_.add(memory); }
     void unregister_memory(std::byte* base) override {
+      watch_.registrations_.remove(base);
       const MutexLock lock(watch_.mutex_);
-      EXPECT_EQ(watch_.registered_.erase(base), 1u) << "was not registered";
       EXPECT_FALSE(watch_.reads_.contains(base)) << "a copy still reads it";
     }
     Reads reads(std::byte* base) override {
@@ -451,9 +452,7 @@ class FakeWatch {
   Mutex mutex_;
   std::map<std::byte*, int> reads_ PENSTOCK_GUARDED_BY(mutex_);
   std::set<std::byte*> unknown_ PENSTOCK_GUARDED_BY(mutex_);
-  std::set<std::byte*> registered_ PENSTOCK_GUARDED_BY(mutex_);
-  bool can_register_ PENSTOCK_GUARDED_BY(mutex_) = true;
-  size_t registration_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+  FakeRegistrations registrations_;
   size_t wait_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
 };
 
