@@ -119,7 +119,19 @@ def test_a_worker_whose_clock_is_off_still_makes_one_batch_after_the_other() -> 
     assert [one["ts"] for one in on_track(found, "worker 0") if "batch" in one["name"]] == [
         10e6,
         13e6,
-        15e6,
+        14e6,
+    ]
+
+
+def test_a_batch_that_the_trainer_heard_of_late_stays_before_the_long_one_that_followed_it() -> None:
+    found = events(
+        step(0, 10, 17, made(0, begun=12, collated=14)),
+        step(1, 18, 50, made(1, begun=11, collated=40)),
+    )
+    batches = [one for one in on_track(found, "worker 0") if "batch" in one["name"]]
+    assert [(one["name"], one["ts"], one["dur"]) for one in batches] == [
+        ("batch 0", 12e6, 2e6),
+        ("batch 1", 14e6, 26e6),
     ]
 
 

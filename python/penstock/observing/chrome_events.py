@@ -150,7 +150,9 @@ class _Writer:
         made = [(step, batch) for step in steps for batch in step.seen.batches]
         made = [(step, batch) for step, batch in made if batch.worker is not None]
         free_at: dict[int, float] = {}
-        for step, batch in sorted(made, key=lambda one: one[1].begun_at):
+        # In the order of their ends. The begin is the end less what the making took: where the end
+        # is when the trainer heard of it, a late one puts a batch behind those that followed it.
+        for step, batch in sorted(made, key=lambda one: one[1].made_at):
             tid = self._tracks.number(1, f"{step.prefix}{worker_name(batch.worker)}")
             # The clock of a worker elsewhere is known to some microseconds.
             begin = max(batch.begun_at, free_at.get(tid, 0.0))
