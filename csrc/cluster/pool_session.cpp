@@ -228,6 +228,12 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
     return false;
   }
   if (!is_in_force(peer, message.link)) return false;
+  // A refusal answers a hello. After a welcome it would have this trainer greet the worker again for ever.
+  if (message.kind == wire::ToTrainer::Kind::kRefused && peer.state == State::kOpen) {
+    end_for(worker_id, peer, std::nullopt, "it refused on a link that it had begun", now);
+    carry_out(now);
+    return false;
+  }
   if (message.kind == wire::ToTrainer::Kind::kRefused || message.kind == wire::ToTrainer::Kind::kDeclined) {
     peer.has_declined = message.kind == wire::ToTrainer::Kind::kDeclined;
     lose(peer, Loss::kSilent, now + kRefusedPause, now);

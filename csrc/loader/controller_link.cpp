@@ -43,7 +43,9 @@ Result<void> ControllerLink::receive(Instant now) {
 
 Result<void> ControllerLink::take(std::span<const std::byte> bytes, Instant now) {
   auto message = wire::parse_control(bytes);
-  if (!message) return message.error();
+  if (!message)
+    return Fault{message.error().code, "the controller at " + socket_->endpoint().text() +
+                                           " sent what cannot be read: " + message.error().message};
   if (const auto* refusal = std::get_if<wire::Refusal>(&message.value())) {
     return Fault{Errc::kClosed,
                  "the controller at " + socket_->endpoint().text() + " refused this trainer: " + refusal->reason};

@@ -9,6 +9,7 @@ The penstock that it runs is the real one, with the worker's real key.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import resource
@@ -78,6 +79,27 @@ def end_shards_from(sequence: str) -> None:
     running_job.RunningJob.answer = then_end  # type: ignore[method-assign]
 
 
+def describe_datasets_as(answers: str) -> None:
+    """To programs that cannot look at their dataset: these answers, JSON, one after the other."""
+    left = json.loads(answers)
+
+    def describe(job: Any, work: Any) -> None:
+        job._server.begin()
+        job._server.answer(work, left.pop(0), False, None, None, 0, -1)
+
+    running_job.RunningJob._describe = describe  # type: ignore[method-assign]
+
+
+def describe_no_dataset(_: str) -> None:
+    """The question is not answered before this worker is told to end."""
+
+    def describe(job: Any, work: Any) -> None:
+        signal.pause()
+        job._server.answer_error(work, "RuntimeError", "it ends", None)
+
+    running_job.RunningJob._describe = describe  # type: ignore[method-assign]
+
+
 def say_another_version(version: str) -> None:
     job_versions.__version__ = version
 
@@ -107,6 +129,8 @@ ALTERATIONS: dict[str, Callable[[str], None]] = {
         send_pickled_errors,
         send_errors_that_end_programs,
         end_shards_from,
+        describe_datasets_as,
+        describe_no_dataset,
         say_another_version,
         have_little_memory,
     )

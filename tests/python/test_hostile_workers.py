@@ -2,11 +2,13 @@
 """Pool workers that do not keep to the protocol: an epoch ends whole, or with an error that names
 the worker.
 
-`tests/cpp/loader/hostile_worker_test.cpp` has a case for each field of what a worker sends.
+`tests/cpp/loader/hostile_worker_test.cpp` has a case for each field of what a worker sends, and
+`hostile_controller_test.cpp` for each field of what a controller does.
 """
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from cpp_loader import error_of_cpp
 from pool_datasets import CODE, Augmented, digests
 from pool_processes import PoolProcesses, pool_of
 
@@ -80,3 +83,62 @@ def test_epoch_is_whole_beside_a_worker_that_ends_it_early(pool: PoolProcesses) 
             assert digests(seen) == alone
             assert loader.state_dict()["_iterator_finished"]
             del batches, loader
+
+
+# What a worker may say of the dataset of a C++ program, whose constructor asks it, and the words
+# of the error that it ends in.
+WRONG_SHAPES: list[tuple[Any, str]] = [
+    ({"iterable": False, "size": -1}, "got the size -1"),
+    ({"iterable": False, "size": 1.5}, "got the size 1.5"),
+    ({"iterable": False, "size": "23"}, "got the size '23'"),
+    ({"iterable": False, "size": None}, "got the size none"),
+    ({"iterable": False, "size": 2**70}, "got "),
+    ({"iterable": False, "size": True}, "got the size"),
+    ({"iterable": True, "size": 23}, "got an iterable dataset of the size 23"),
+    ({"iterable": 0, "size": 23}, "got "),
+    ({"size": 23}, "got "),
+    ({"iterable": False}, "got "),
+    ([False, 23], "got "),
+    (None, "got "),
+]
+
+
+def error_of_program(pool: PoolProcesses, timeout_s: int) -> str:
+    return error_of_cpp(
+        size=23,
+        options={"batch_size": 4, "timeout_s": timeout_s},
+        seed=3,
+        pool=pool.endpoint,
+        python="cpp_loader:Draws",
+        arguments={"size": 23},
+    )
+
+
+def test_wrong_description_of_the_dataset_is_an_error_that_names_the_worker(
+    pool: PoolProcesses,
+) -> None:
+    """What the first worker said was taken for the length of the epoch, whatever it was."""
+    shapes = [shape for shape, _ in WRONG_SHAPES]
+    pool.start_altered_worker("describe_datasets_as", json.dumps(shapes))
+    for shape, words in WRONG_SHAPES:
+        said = error_of_program(pool, timeout_s=60)
+        assert "was asked what the dataset is, and must answer a dict" in said, (shape, said)
+        assert words in said, (shape, said)
+
+
+def test_batches_of_another_dataset_than_the_one_described_are_errors(pool: PoolProcesses) -> None:
+    pool.start_altered_worker("describe_datasets_as", json.dumps([{"iterable": False, "size": 5}]))
+    said = error_of_program(pool, timeout_s=60)
+    assert "its dataset has 23 samples" in said and "is read, has 5 samples" in said, said
+
+
+@pytest.mark.parametrize("alteration", ["describe_no_dataset", "end_shards_from"])
+def test_constructor_that_asks_for_the_dataset_obeys_its_time_limit(
+    pool: PoolProcesses, alteration: str
+) -> None:
+    """A worker that ended a shard in place of the answer kept it busy for ever."""
+    pool.start_altered_worker(alteration, "0")
+    said = error_of_program(pool, timeout_s=3)
+    late = "no worker has told what the dataset is within the timeout"
+    wrong = "it said that a shard has ended where it was asked for"
+    assert late in said or (alteration == "end_shards_from" and wrong in said), said

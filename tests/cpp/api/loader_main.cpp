@@ -15,6 +15,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <penstock/penstock.h>
 
+#include <chrono>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -90,6 +91,7 @@ penstock::Options options_of(const Value& given, int64_t size) {
     options.world_size = (*job)[1].integer();
     options.remainder = static_cast<penstock::Remainder>((*job)[2].integer());
   }
+  if (const Value* timeout = given.find("timeout_s")) options.timeout = std::chrono::seconds(timeout->integer());
   if (const Value* step_size = given.find("global_batch_size")) options.global_batch_size = step_size->integer();
   if (boolean_or(given, "is_backwards", false)) options.sampler = std::make_shared<Backwards>(size);
   return options;

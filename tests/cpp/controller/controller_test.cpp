@@ -10,6 +10,7 @@
 #include <array>
 #include <thread>
 
+#include "../base/field_count.h"
 #include "../net/pool_sockets.h"
 #include "base/identity.h"
 #include "cluster/worker_session.h"
@@ -21,23 +22,10 @@ namespace penstock::controller {
 namespace {
 
 using net::Role;
+using test::field_count;
 using wire::ControlMessage;
 using wire::TrainerRoster;
 using wire::WorkerOrders;
-
-// How many fields a record has.
-struct AnyValue {
-  template <typename T>
-  operator T() const;  // NOLINT(google-explicit-constructor): it stands for every value
-};
-template <typename Record, typename... Values>
-constexpr size_t field_count() {
-  if constexpr (requires { Record{Values{}..., AnyValue{}}; }) {
-    return field_count<Record, Values..., AnyValue>();
-  } else {
-    return sizeof...(Values);
-  }
-}
 
 bool is_whole_json(const std::string& text);
 

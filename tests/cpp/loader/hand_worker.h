@@ -19,6 +19,8 @@
 #include "cluster/worker_session.h"
 #include "net/data_server.h"
 #include "net/server_socket.h"
+#include "shm/arena.h"
+#include "shm/fd_channel.h"
 #include "wire/frame.h"
 #include "wire/nest.h"
 #include "wire/pool_record.h"
@@ -54,30 +56,36 @@ inline MadeBatch count_up(uint64_t bytes, uint64_t first) {
   return made;
 }
 
-// Runs on a thread of its own until it is destroyed.
-class HandWorker {
- public:
-  struct Options {
-    uint64_t worker_id = 5;
-    uint64_t batch_bytes = 1000;
-    uint64_t piece_bytes = 300;
-    std::optional<uint64_t> loses_piece_of{};  // once, of this sequence
-    uint64_t claims_first = 0;                 // bytes of each batch, of which it sends one piece before the batch
-    std::optional<uint64_t> ends_at{};         // answers that the shard has no more, from this sequence on
-    bool ends_recalls = false;                 // the same, to each recall
-    bool declines = false;
-    bool forgets_nobody = false;                         // waits for a silent trainer however long that takes
-    int refusals_to_hello = 0;                           // each with another reason
-    std::optional<wire::BlobId> wishes{};                // asks for it before the first batch
-    std::function<MadeBatch(uint64_t sequence)> make{};  // of each batch; without one its bytes count up
-    // Writes to a message, to the head of a piece, or to a wish for a blob before it is sent.
-    std::function<void(const ToTrainer&, std::vector<std::byte>&)> alter_message{};
-    std::function<void(wire::PieceHead&)> alter_piece{};
-    std::function<void(std::vector<std::byte>&)> alter_wish{};
-  };
+struct HandWorkerOptions {
+  uint64_t worker_id = 5;
+  uint64_t batch_bytes = 1000;
+  uint64_t piece_bytes = 300;
+  std::optional<uint64_t> loses_piece_of{};  // once, of this sequence
+  uint64_t claims_first = 0;                 // bytes of each batch, of which it sends one piece before the batch
+  std::optional<uint64_t> ends_at{};         // answers that the shard has no more, from this sequence on
+  bool ends_recalls = false;                 // the same, to each recall
+  bool declines = false;
+  bool forgets_nobody = false;                         // waits for a silent trainer however long that takes
+  bool works_after_ping = false;                       // makes no batch before it has been pinged
+  std::function<bool()> may_work{};                    // makes no batch before this is true
+  int refusals_to_hello = 0;                           // each with another reason
+  std::optional<wire::BlobId> wishes{};                // asks for it before the first batch
+  std::function<MadeBatch(uint64_t sequence)> make{};  // of each batch; without one its bytes count up
+  std::string handover{};                              // where it listens to hand batches over as slabs
+  Numerics numerics{};                                 // of its kernels
+  // Writes to a message, or to a wish for a blob, before it is sent.
+  std::function<void(const ToTrainer&, std::span<std::byte>)> alter_message{};
+  std::function<void(std::span<std::byte>)> alter_wish{};
+};
 
-  HandWorker(std::unique_ptr<net::ServerSocket> server, std::unique_ptr<net::DataServer> data, Options options)
-      : options_(options),
+// Runs on a thread of its own until it is destroyed. `Data` is a DataServer, or one by hand.
+template <typename Data>
+class HandWorkerOf {
+ public:
+  using Options = HandWorkerOptions;
+
+  HandWorkerOf(std::unique_ptr<net::ServerSocket> server, std::unique_ptr<Data> data, Options options)
+      : options_(std::move(options)),
         server_(std::move(server)),
         data_(std::move(data)),
         thread_([this](const std::stop_token& stop) { run(stop); }) {}
@@ -123,12 +131,29 @@ class HandWorker {
     if (request.message.kind == wire::ToWorker::Kind::kHello) {
       hello_count_.fetch_add(1);
       refuse(request.message.link);
+      if (listener_) open_handover(request.message);
     }
+    if (request.message.kind == wire::ToWorker::Kind::kPing) was_pinged_ = true;
     desk_.receive(request.message, clock_now());
     if (request.message.is_lane_start)
       starts_.emplace_back(reinterpret_cast<const char*>(request.state.data()), request.state.size());
     if (request.message.kind == wire::ToWorker::Kind::kRequest && options_.declines) desk_.decline();
     if (request.message.kind == wire::ToWorker::Kind::kRequest && options_.wishes && blob_.empty()) wish();
+  }
+
+  // The trainer has connected for the link that it greets on, unless it has given up slabs.
+  void open_handover(const wire::ToWorker& hello) {
+    connection_.reset();
+    while (auto accepted = listener_->accept()) {
+      const auto named = accepted.value().receive(std::chrono::steady_clock::now() + std::chrono::seconds(30));
+      const auto link = shm::link_message(hello.trainer_id, hello.link);
+      if (named && std::string_view(named.value().message.text) == link.text)
+        connection_.emplace(std::move(accepted).value());
+    }
+    if (!connection_) return;
+    arena_ = shm::Arena::create({.slab_bytes = 1 << 16, .slab_count = 8}, hello.link).value();
+    const auto passed = connection_->send({.kind = shm::kFdArena, .arena_id = hello.link}, arena_->fd());
+    if (!passed) connection_.reset();  // the trainer has gone on to another link meanwhile
   }
 
   void wish() {
@@ -148,7 +173,8 @@ class HandWorker {
   }
 
   void work() {
-    if (!desk_.begin()) return;
+    if (options_.works_after_ping && !was_pinged_) return;
+    if ((options_.may_work && !options_.may_work()) || !desk_.begin()) return;
     desk_.finished();
   }
 
@@ -161,6 +187,7 @@ class HandWorker {
         pieces_.clear();
         answer.grant = data_->begin(command.trainer_id, answer.message.link, offer_).value();
         answer.grant->data_endpoint = data_endpoint_;
+        answer.grant->numerics = options_.numerics;
       }
       if (answer.message.kind == ToTrainer::Kind::kDeclined) answer.body = std::as_bytes(std::span(kReason));
       if (answer.message.kind == ToTrainer::Kind::kAnswer) {
@@ -182,6 +209,21 @@ class HandWorker {
     const auto made = std::make_shared<const MadeBatch>(options_.make ? options_.make(key.sequence)
                                                                       : count_up(options_.batch_bytes, key.sequence));
     const uint64_t size = made->payload.size();
+    static constexpr std::string_view kState = "after it";
+    answer.kind = wire::AnswerKind::kBatch;
+    answer.payload_bytes = size;
+    answer.record_bytes = made->record_bytes;
+    answer.state = std::as_bytes(std::span(kState));
+    if (connection_) {
+      const uint32_t slab_index = arena_->try_acquire().value();
+      EXPECT_TRUE(arena_->reserve(slab_index, arena_->slab_bytes()));
+      std::memcpy(arena_->slab(slab_index), made->payload.data(), size);
+      answer.place = {.arena_id = arena_->id(),
+                      .slab_index = slab_index,
+                      .generation = arena_->generation(slab_index),
+                      .slab_bytes = arena_->slab_bytes()};
+      return send(answer);
+    }
     if (options_.claims_first > 0) pieces_.push_back({made, {.key = key, .payload_bytes = options_.claims_first}, 1});
     for (uint64_t offset = 0; offset < size; offset += options_.piece_bytes) {
       if (offset > 0 && options_.loses_piece_of == key.sequence) {
@@ -192,11 +234,6 @@ class HandWorker {
                          {.key = key, .payload_bytes = size, .payload_offset = offset},
                          std::min<uint64_t>(options_.piece_bytes, size - offset)});
     }
-    static constexpr std::string_view kState = "after it";
-    answer.kind = wire::AnswerKind::kBatch;
-    answer.payload_bytes = size;
-    answer.record_bytes = made->record_bytes;
-    answer.state = std::as_bytes(std::span(kState));
     send(answer);
   }
 
@@ -204,7 +241,6 @@ class HandWorker {
     while (!pieces_.empty() && data_->has_room()) {
       Piece& piece = pieces_.front();
       const auto bytes = std::span(piece.made->payload).subspan(piece.head.payload_offset, piece.size);
-      if (options_.alter_piece) options_.alter_piece(piece.head);
       static_cast<void>(data_->send(piece.head, bytes));  // the trainer may have ended the link
       pieces_.pop_front();
     }
@@ -224,16 +260,22 @@ class HandWorker {
 
   Options options_;
   std::unique_ptr<net::ServerSocket> server_;
-  std::unique_ptr<net::DataServer> data_;
+  std::unique_ptr<Data> data_;
   const std::string data_endpoint_ = data_->endpoint().text();
   wire::SealOffer offer_;
   std::deque<Piece> pieces_;
   cluster::WorkerSession desk_;
+  std::optional<shm::FdListener> listener_ =
+      options_.handover.empty() ? std::nullopt : std::optional(shm::FdListener::bind(options_.handover).value());
+  std::optional<shm::FdConnection> connection_;  // of the link in force, where it hands slabs over
+  std::shared_ptr<shm::Arena> arena_;
+  bool was_pinged_ = false;
   std::string peer_;
   std::string blob_;
   std::vector<std::string> starts_;
   std::atomic<int> hello_count_{0};
   std::jthread thread_;
 };
+using HandWorker = HandWorkerOf<net::DataServer>;
 
 }  // namespace penstock::loader

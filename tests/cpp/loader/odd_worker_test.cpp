@@ -9,12 +9,12 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <ostream>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "../wire/record_samples.h"
+#include "../wire/wrong_field.h"
 #include "../worker/shared_tensor.h"
 #include "loader/client.h"
 #include "net/socket.h"
@@ -28,8 +28,12 @@ namespace {
 using std::chrono::minutes;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
+using wire::are_all;
 using wire::Descriptor;
 using wire::DescriptorKind;
+using wire::kAllBits;
+using wire::run_fields;
+using wire::WrongField;
 using Event = Client::Event;
 
 // A worker that says whatever it is told to.
@@ -92,24 +96,32 @@ class OddWorker {
   std::shared_ptr<shm::Arena> arena_;
 };
 
-class OddWorkerTest : public testing::Test {
- protected:
-  OddWorkerTest() : client_(ClientOptions{.worker_count = 1, .prefetch_factor = 4}) {
-    EXPECT_TRUE(client_.start());
-    client_.begin_epoch();
-    worker_ = std::make_unique<OddWorker>(client_.endpoint());
-    EXPECT_TRUE(worker_->open());
-    for (int request = 0; request < 4; ++request) EXPECT_TRUE(client_.submit({}));
+// A client that has asked a worker for four batches.
+struct ServedClient {
+  ServedClient() {
+    EXPECT_TRUE(client.start());
+    client.begin_epoch();
+    worker = std::make_unique<OddWorker>(client.endpoint());
+    EXPECT_TRUE(worker->open());
+    for (int request = 0; request < 4; ++request) EXPECT_TRUE(client.submit({}));
   }
 
   Event next() {
     const auto deadline = steady_clock::now() + seconds(30);
     for (;;) {
-      Event event = client_.try_next();
+      Event event = client.try_next();
       if (event.kind != Event::Kind::kNothing || steady_clock::now() > deadline) return event;
-      client_.wait_until(deadline);
+      client.wait_until(deadline);
     }
   }
+
+  Client client{ClientOptions{.worker_count = 1, .prefetch_factor = 4}};
+  std::unique_ptr<OddWorker> worker;
+};
+
+class OddWorkerTest : public testing::Test {
+ protected:
+  Event next() { return served_.next(); }
   void expect_failure(const std::string& words) {
     const Event event = next();
     EXPECT_EQ(event.kind, Event::Kind::kFailed);
@@ -127,8 +139,9 @@ class OddWorkerTest : public testing::Test {
     EXPECT_EQ(worker_->arena().try_acquire(), slab_index);
   }
 
-  Client client_;
-  std::unique_ptr<OddWorker> worker_;
+  ServedClient served_;
+  Client& client_ = served_.client;
+  const std::unique_ptr<OddWorker>& worker_ = served_.worker;
 };
 
 TEST_F(OddWorkerTest, OneThatKeepsToTheProtocolIsServed) {
@@ -302,16 +315,7 @@ TEST_F(OddWorkerTest, ABatchThatComesTwiceIsAFailure) {
 
 // ---- Descriptors that are right but for one field
 
-struct DescriptorField {
-  const char* name;
-  size_t offset;
-  size_t bytes;
-  uint64_t value;
-};
-std::ostream& operator<<(std::ostream& out, const DescriptorField& field) { return out << field.name; }
-
-constexpr uint64_t kAllBits = ~uint64_t{0};
-constexpr DescriptorField kDescriptorFields[] = {
+constexpr WrongField kDescriptorFields[] = {
     {"magic", 0, 4, 0},
     {"version", 4, 2, 99},
     {"kind: hello", 6, 1, 1},
@@ -337,37 +341,28 @@ constexpr DescriptorField kDescriptorFields[] = {
     {"slowest place", 68, 2, kAllBits},
     {"slowest share", 70, 2, kAllBits},
 };
-constexpr bool are_all(std::span<const DescriptorField> fields, size_t record_bytes) {
-  size_t end = 0;
-  for (const DescriptorField& field : fields) {
-    if (field.offset > end) return false;
-    end = std::max(end, field.offset + field.bytes);
-  }
-  return end == record_bytes;
-}
 static_assert(are_all(kDescriptorFields, sizeof(Descriptor)), "a field of the descriptor has no case");
 
-class OddDescriptors : public OddWorkerTest, public testing::WithParamInterface<DescriptorField> {};
-
 // The batch, or what says that none came: never an assertion, and never a batch that is taken for another.
-TEST_P(OddDescriptors, AreABatchOrAFailure) {
-  const DescriptorField& field = GetParam();
-  worker_->pass_arena();
-  auto bytes = wire::write_message(worker_->write_batch(0));
-  std::memcpy(bytes.data() + field.offset, &field.value, field.bytes);
-  worker_->send_bytes(bytes);
-  worker_->connection().shut_down();
-  const Event event = next();
-  if (event.kind == Event::Kind::kBatch) {
-    EXPECT_EQ(event.batch->descriptor().sequence, 0u);
-    EXPECT_EQ(*event.batch->tensors().at(0).const_data_ptr<int64_t>(), 0);
-  } else {
-    EXPECT_TRUE(event.kind == Event::Kind::kFailed || event.kind == Event::Kind::kWorkerLost ||
-                event.kind == Event::Kind::kShardEnded)
-        << static_cast<int>(event.kind);
-  }
+TEST(OddDescriptors, AreABatchOrAFailure) {
+  run_fields(kDescriptorFields, [](const WrongField& field) {
+    ServedClient served;
+    served.worker->pass_arena();
+    auto bytes = wire::write_message(served.worker->write_batch(0));
+    write_field(bytes, field);
+    served.worker->send_bytes(bytes);
+    served.worker->connection().shut_down();
+    const Event event = served.next();
+    if (event.kind == Event::Kind::kBatch) {
+      EXPECT_EQ(event.batch->descriptor().sequence, 0u);
+      EXPECT_EQ(*event.batch->tensors().at(0).const_data_ptr<int64_t>(), 0);
+    } else {
+      EXPECT_TRUE(event.kind == Event::Kind::kFailed || event.kind == Event::Kind::kWorkerLost ||
+                  event.kind == Event::Kind::kShardEnded)
+          << static_cast<int>(event.kind);
+    }
+  });
 }
-INSTANTIATE_TEST_SUITE_P(Fields, OddDescriptors, testing::ValuesIn(kDescriptorFields));
 
 }  // namespace
 }  // namespace penstock::loader

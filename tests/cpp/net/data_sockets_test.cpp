@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "hand_data_server.h"
 #include "net/data_client.h"
 #include "net/data_server.h"
 #include "pool_sockets.h"
@@ -184,26 +185,14 @@ TEST_F(DataSocketsTest, NextLinkEndsTheOneBefore) {
 class AlteredWire : public DataSocketsTest {
  protected:
   AlteredWire() {
-    auto domain = authenticator_->make_domain({});
-    ticket_socket_ =
-        TcpSocket::open_ticket_server(context_, {.zap_domain = domain->name(), .handshake_interval = kPatience}, {})
-            .value();
-    domain_ = std::move(domain);
-    const auto endpoint = ticket_socket_->listen({.host = "127.0.0.1", .port = 0}, KeyOrigin::kGiven).value();
     const wire::SealOffer offer{.ciphers = fast_ciphers(), .nonce = draw_seal_nonce().value()};
-    const wire::SealGrant grant{
-        .cipher = wire::SealCipher::kAes256Gcm, .nonce = draw_seal_nonce().value(), .data_endpoint = endpoint.text()};
-    const auto terms = agree(grant.cipher, offer.nonce, grant.nonce, kLink).value();
-    sealer_.emplace(Sealer::make(grant.cipher, terms.to_trainer).value());
-    domain_->expect(terms.ticket);
+    const auto grant = server_.begin(kLink.trainer_id, kLink.link, offer).value();
     client_ = DataClient::connect(context_, *resolver_, kLink, offer, grant).value();
-    ReceivedMessage join;
     const auto deadline = Clock::now() + kPatience;
-    while (Clock::now() < deadline) {
+    while (!server_.has_room() && Clock::now() < deadline) {
       static_cast<void>(client_->try_event());
-      if (ticket_socket_->try_receive(join).value() == ReceiveOutcome::kMessage) break;
+      EXPECT_TRUE(server_.receive());
     }
-    routing_id_ = join.routing_id;
     for (uint64_t counter = 1; counter <= 3; ++counter) messages_.push_back(sealed(counter, kLink));
   }
 
@@ -213,18 +202,11 @@ class AlteredWire : public DataSocketsTest {
                                               .counter = counter,
                                               .key = {.epoch = 1, .sequence = counter},
                                               .payload_bytes = 1000});
-    Bytes message(head.begin(), head.end());
-    message.resize(head.size() + 1000 + wire::kSealTagBytes);
-    EXPECT_TRUE(sealer_->seal(key_counter == 0 ? counter : key_counter, head, Bytes(1000, std::byte{1}),
-                              std::span(message).subspan(head.size())));
-    return message;
+    return server_.seal(head, key_counter == 0 ? counter : key_counter, Bytes(1000, std::byte{1}));
   }
 
   void cross(const std::vector<Bytes>& messages) {
-    for (const Bytes& message : messages) {
-      OutgoingPart part{.bytes = message, .release = nullptr};
-      ASSERT_TRUE(ticket_socket_->send(routing_id_, {&part, 1}));
-    }
+    for (const Bytes& message : messages) ASSERT_TRUE(server_.send_bytes(message));
   }
   // How many pieces were good before one was not.
   size_t good_count() {
@@ -236,11 +218,8 @@ class AlteredWire : public DataSocketsTest {
     }
   }
 
-  std::unique_ptr<Authenticator::Domain> domain_;
-  std::unique_ptr<TcpSocket> ticket_socket_;
-  std::optional<Sealer> sealer_;
+  HandDataServer server_{context_, *authenticator_, kLink.worker_id};
   std::unique_ptr<DataClient> client_;
-  std::string routing_id_;
   std::vector<Bytes> messages_;
 };
 

@@ -42,7 +42,8 @@ class PoolKeys {
                                                KeyPair::generate()};
 };
 
-class PoolSocketsTest : public testing::Test {
+// The sockets of one test, or of one of many cases of it.
+class PoolSockets {
  protected:
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::seconds kPatience{30};
@@ -195,5 +196,7 @@ class PoolSocketsTest : public testing::Test {
   SocketContext& context_ = *own_context_;
   std::unique_ptr<Authenticator> authenticator_ = Authenticator::start(context_).value();
 };
+
+class PoolSocketsTest : public testing::Test, protected PoolSockets {};
 
 }  // namespace penstock::net
