@@ -197,6 +197,20 @@ std::span<const std::byte> Batch::bytes_of(const TensorEntry& entry) const {
   return {payload + entry.offset, entry.bytes};
 }
 
+std::optional<ContentDigest::Value> Batch::content() const {
+  ContentDigest digest;
+  digest.add(frame_.nest);
+  for (const TensorEntry& entry : frame_.tensors) {
+    // What lies between the elements of a tensor with gaps means nothing.
+    if (entry.encoding != wire::Encoding::kPlain || wire::element_bytes(entry) != entry.bytes) return std::nullopt;
+    digest.add(static_cast<uint64_t>(entry.dtype));
+    digest.add(std::as_bytes(std::span(entry.shape)));
+    digest.add(std::as_bytes(std::span(entry.strides)));
+    digest.add(bytes_of(entry));
+  }
+  return digest.value();
+}
+
 const std::vector<at::Tensor>& Batch::tensors() {
   tensors_.resize(frame_.tensors.size());
   for (size_t index = 0; index < tensors_.size(); ++index) {

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/content_digest.h"
 #include "base/file_descriptor.h"
 #include "base/result.h"
 #include "cluster/request_content.h"
@@ -136,6 +137,9 @@ class Batch {
   bool was_widened_on_device() const { return was_widened_on_device_; }
   // Whether a program that keeps the tensors keeps the slab from being written again, also across a fork.
   void mark_held();
+
+  // A digest of its values as they came; none where some were left out, or have fewer bytes than their tensors.
+  std::optional<ContentDigest::Value> content() const;
 
   // Puts an object in the place of a leaf that was left out.
   void set_stand_in(size_t index, at::Tensor tensor);

@@ -27,6 +27,7 @@ constexpr size_t kMessagesInTurn = 16;             // of one worker, so that no 
 constexpr uint64_t kOpenedBytesInTurn = 16 << 20;  // of all workers, beyond which none begins: some 10 ms
 // Of a connection that has ended: twice what libzmq queues, since it reads the next connection in turns with it.
 constexpr size_t kMessagesOfTheDead = 2 * size_t{wire::MessageLimits{}.received_messages_max};
+constexpr uint64_t kComparedBytesMax = 32 << 20;       // of a batch that is compared with another worker's: some 10 ms
 constexpr auto kReconnectPause = milliseconds(2000);   // after a refusal that libzmq takes for final, or no descriptor
 constexpr auto kIdleAfter = std::chrono::seconds(2);   // without a request: others may have the workers
 constexpr auto kHeldMax = std::chrono::seconds(60);    // without a request in mid-epoch, however long steps take
@@ -235,6 +236,7 @@ bool PoolIo::is_paused(const TrainerPace& pace, Instant now) const {
 // The first worker whose kernels are others is named; the plan and the pool's status show all.
 void PoolIo::note_numerics(uint64_t worker_id, const Numerics& numerics) {
   if (options_.numerics == Numerics{}) return;
+  kinds_.note(worker_id, numerics);
   const FamilySet differing = differing_families(options_.numerics, numerics);
   const std::string place = spoken_place(worker_id);
   if (!standing_.note_numerics(worker_id, place, differing)) return;
@@ -242,6 +244,26 @@ void PoolIo::note_numerics(uint64_t worker_id, const Numerics& numerics) {
        " give other last bits for " + spoken_families(differing) +
        ". It runs no part of an offloaded model that needs these; but batches whose dataset computes with them depend "
        "on who made them. Use workers with the same kind of CPU and the same libraries where that matters");
+}
+
+// Batches of a lane follow from each other, and what a prefix makes is compared by whoever has the model.
+void PoolIo::compare_kinds(uint64_t worker_id, const wire::PoolAnswer& answer, const Batch& batch,
+                           const cluster::SharedContent& content, Instant now) {
+  const BatchKey key = answer.message.key;
+  const bool may_be_made_again = content && content->blobs->size() == 1 && !wire::is_recall(key) &&
+                                 (answer.flags & (wire::kDescriptorRaises | wire::kDescriptorThreadsDrew)) == 0;
+  if (batch.remote_error() || !may_be_made_again || answer.payload_bytes > kComparedBytesMax) return;
+  const auto other = kinds_.choose(worker_id, [this](uint64_t id) { return session_.is_open(id); });
+  const auto digest = other ? batch.content() : std::nullopt;
+  if (!digest) return;
+  kinds_.begin(wire::recall_of(key), worker_id, spoken_place(worker_id), *digest);
+  session_.ask(wire::recall_of(key), wire::kNoLane, now, content, other);
+}
+
+void PoolIo::note_compared(uint64_t worker_id, const Batch& batch) {
+  const auto digest = batch.remote_error() ? std::nullopt : batch.content();
+  if (!digest) return kinds_.give_up();
+  if (auto news = kinds_.finish(worker_id, spoken_place(worker_id), *digest)) tell(std::move(*news));
 }
 
 void PoolIo::connect(uint64_t worker_id) {
@@ -450,6 +472,8 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   note_made(worker_id, answer, content.get());
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
   if (lane != wire::kNoLane) lanes_.answered(lane, answer.state);
+  if (kinds_.awaits(message.key)) return note_compared(worker_id, *batch);
+  if (lane == wire::kNoLane) compare_kinds(worker_id, answer, *batch, content, now);
   // A worker could write to a slab that it has handed over after its bytes were checked.
   std::optional<NarrowArrival> narrow;
   if (!batch->remote_error() && batch->is_narrow())
@@ -633,6 +657,7 @@ bool PoolIo::is_idle(Instant now) const {
 }
 
 void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch, std::optional<NarrowArrival> narrow) {
+  if (kinds_.awaits(key)) return kinds_.give_up();  // the error in the place of a batch that nobody waits for
   answered_at_ = clock_now();
   if (!wire::is_recall(key) && inbox_.is_stale(key.epoch)) return inbox_.counters().stale_batches.add(1);
   stages_.arrive({.kind = Arrival::Kind::kBatch,
@@ -725,6 +750,7 @@ void PoolIo::carry_out() {
         case Kind::kConnect: connect(command.worker_id); break;
         case Kind::kDisconnect:
           connect_again_at_.erase(command.worker_id);
+          kinds_.forget(command.worker_id);
           link_meter_.forget(command.worker_id);
           job_meter_.note_parting(command.worker_id, clock_now());
           if (const WorkerLink* link = links_->find(command.worker_id); link != nullptr && !link->has_spoken)

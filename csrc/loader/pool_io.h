@@ -26,6 +26,7 @@
 #include "loader/inbox.h"
 #include "loader/incoming_batch.h"
 #include "loader/job_meter.h"
+#include "loader/kind_comparison.h"
 #include "loader/lane_places.h"
 #include "loader/pool_directory.h"
 #include "loader/pool_standing.h"
@@ -118,6 +119,10 @@ class PoolIo final : public EventLoop::Handler {
   void tell_plan();
 
   void note_numerics(uint64_t worker_id, const Numerics& numerics);
+  // Has a worker of another kind make the batch as well, if the two were not compared yet.
+  void compare_kinds(uint64_t worker_id, const wire::PoolAnswer& answer, const Batch& batch,
+                     const cluster::SharedContent& content, Instant now);
+  void note_compared(uint64_t worker_id, const Batch& batch);
   void connect(uint64_t worker_id);
   void connect_again(Instant now);
   void serve_workers(Instant now);
@@ -199,6 +204,7 @@ class PoolIo final : public EventLoop::Handler {
   bool is_controller_ready_ = false;
   PoolDirectory directory_;
   std::unique_ptr<WorkerLinks> links_;
+  KindComparison kinds_;
   std::map<uint64_t, Instant> connect_again_at_;  // workers for whom no socket could be opened
   cluster::PoolSession session_;
   uint64_t opened_bytes_ = 0;  // of pieces, in this turn

@@ -48,6 +48,20 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
         return torch.randint(0, 256, (3, 32, 32), dtype=torch.uint8), index % 10
 
 
+class Logarithms(Dataset[torch.Tensor]):
+    """Numbers whose last bits follow from the kernels that compute them."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        numbers = torch.arange(1000, dtype=torch.float32) + index
+        return torch.softmax(torch.log1p(numbers), 0)
+
+
 class Shards(IterableDataset[tuple[int, torch.Tensor]]):
     """Numbers below ``count``, of which each shard has its own."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool_datasets import CODE, Images
+from pool_datasets import CODE, Images, Logarithms
 from pool_processes import PoolProcesses, pool_of
 from torch import nn
 
@@ -22,6 +22,7 @@ from penstock.errors import PoolWarning
 
 STEPS = 61
 OTHER_KIND = {"ATEN_CPU_CAPABILITY": "default"}
+DIFFERENT = "with different values"
 
 
 @pytest.fixture
@@ -81,10 +82,40 @@ def test_a_worker_of_another_kind_changes_no_loss(pool: PoolProcesses) -> None:
     assert loader.stats().boundary_batches > STEPS // 2
     told = [str(one.message) for one in caught if issubclass(one.category, PoolWarning)]
     assert len([text for text in told if "workers of another kind" in text]) == 1
+    assert not [text for text in told if DIFFERENT in text]  # its dataset is exact
     plan = loader.plan
     assert len(plan.workers_apart) == 1
     assert "exponentials" in plan.workers_apart[0]
     assert plan.workers_apart[0] in " ".join(str(plan).split())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="this CPU has no other kind"
+)
+def test_a_dataset_that_two_kinds_of_workers_compute_differently_is_told_once(
+    pool: PoolProcesses,
+) -> None:
+    """The losses differed from run to run, and nothing was said."""
+    pool.start_worker()
+    pool.start_worker(environment=OTHER_KIND)
+    loader = DataLoader(
+        Logarithms(200), pool=pool.endpoint, code_paths=[CODE], timeout=60, batch_size=4
+    )
+    told: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(20):  # one of the workers may join too late for the first epoch
+            assert len(list(loader)) == 50
+            told = [str(one.message) for one in caught if DIFFERENT in str(one.message)]
+            if told:
+                break
+        for _ in range(2):
+            assert len(list(loader)) == 50
+        told = [str(one.message) for one in caught if DIFFERENT in str(one.message)]
+    assert len(told) == 1, told
+    assert told[0].startswith("workers ") and told[0].count(" at tcp://127.0.0.1:") == 2
+    assert "exponentials" in told[0]
 
 
 @pytest.mark.slow

@@ -52,6 +52,7 @@ class WithheldLeaves:
                 raise RuntimeError(
                     f"tensor {index} of {self._name} had stayed with its worker, and when the "
                     f"program read it, the batch was made again with other values: the dataset "
-                    f"does not give the same sample for the same index and seeds. Make it do so, "
-                    f'or pass cut="none" to penstock.offload'
+                    f"does not give the same sample for the same index and seeds, or a worker of "
+                    f"another kind made it (loader.plan names those). Make it do so, use workers "
+                    f'of one kind, or pass cut="none" to penstock.offload'
                 )

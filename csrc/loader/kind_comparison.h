@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Whether workers of different kinds make the same batch of one request. A dataset's own arithmetic is the user's, and
+// its last bits may follow from the CPU and the libraries of whoever computes them. For each two kinds of workers one
+// batch is made by a worker of each, and a difference is told.
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/content_digest.h"
+#include "base/numerics.h"
+#include "wire/batch_key.h"
+
+namespace penstock::loader {
+
+constexpr size_t kKindPairsMax = 16;  // that are compared; a worker may say that it is of another kind on each link
+
+// Confined to the I/O thread.
+class KindComparison {
+ public:
+  void note(uint64_t worker_id, const Numerics& numerics) { kinds_[worker_id] = numerics; }
+  void forget(uint64_t worker_id) { kinds_.erase(worker_id); }
+
+  // A worker for which `is_open` holds, and whose kind was not compared with that of `maker` yet. None while a batch is
+  // being compared.
+  template <typename IsOpen>
+  std::optional<uint64_t> choose(uint64_t maker, const IsOpen& is_open) const {
+    const auto own = kinds_.find(maker);
+    if (asked_ || own == kinds_.end() || compared_.size() >= kKindPairsMax) return std::nullopt;
+    for (const auto& [worker_id, kind] : kinds_) {
+      const bool is_other = differing_families(own->second, kind) != 0;
+      if (is_other && !compared_.contains(pair_of(own->second, kind)) && is_open(worker_id)) return worker_id;
+    }
+    return std::nullopt;
+  }
+
+  // The batch of `key` is asked for once more, by that key. `place` is its first maker, for people.
+  void begin(wire::BatchKey key, uint64_t maker, std::string place, const ContentDigest::Value& content) {
+    asked_ = Asked{.key = key, .kind = kinds_.at(maker), .place = std::move(place), .content = content};
+  }
+  bool awaits(wire::BatchKey key) const { return asked_ && asked_->key == key; }
+  // It does not come, or cannot be compared.
+  void give_up() { asked_.reset(); }
+  // It came from this worker. Returns what is to be told of it, if it is not the batch that came first.
+  std::optional<std::string> finish(uint64_t worker_id, const std::string& place, const ContentDigest::Value& content);
+
+ private:
+  using Pair = std::pair<Numerics, Numerics>;
+  static Pair pair_of(const Numerics& a, const Numerics& b) { return std::minmax(a, b); }
+
+  struct Asked {
+    wire::BatchKey key{};
+    Numerics kind{};
+    std::string place{};
+    ContentDigest::Value content{};
+  };
+
+  std::map<uint64_t, Numerics> kinds_;  // of the workers with a link
+  std::set<Pair> compared_;
+  std::optional<Asked> asked_;
+};
+
+}  // namespace penstock::loader
