@@ -83,7 +83,8 @@ bench:
 	@sh .make/bench.sh $(ARGS)
 
 fuzz:
-	@python=$$(sh .make/system.sh fuzz) && "$$python" tests/fuzz/run.py $(ARGS)
+	@python=$$(sh .make/system.sh build fuzz) && sh .make/packages.sh "$$python"
+	@$(VENV)/bin/python tests/fuzz/run.py $(ARGS)
 
 chaos:
 	@python=$$(sh .make/system.sh build test) && sh .make/packages.sh "$$python" test

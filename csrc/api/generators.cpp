@@ -5,7 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 
-#include <cstring>
+#include <algorithm>
 #include <span>
 #include <string>
 #include <utility>
@@ -27,7 +27,7 @@ at::Tensor to_tensor(const Value& text, const std::string& place) {
   const auto bytes = text.kind() == Value::Kind::kText ? from_base64(text.text()) : std::nullopt;
   if (!bytes) refuse(place + " must be text in base64, got " + text.describe() + "; load the state as it was saved");
   at::Tensor state = at::empty({static_cast<int64_t>(bytes->size())}, at::TensorOptions().dtype(at::kByte));
-  std::memcpy(state.mutable_data_ptr(), bytes->data(), bytes->size());
+  std::copy(bytes->begin(), bytes->end(), static_cast<std::byte*>(state.mutable_data_ptr()));
   try {
     at::detail::createCPUGenerator().set_state(state);
   } catch (const c10::Error& error) {

@@ -3,8 +3,10 @@
 
 A canary is a target whose parser lacks one check. It counts as found when the fuzzer stops at an
 input that stops it again, and at which the healthy target does not stop. Needs clang with
-libFuzzer, CMake and ninja, and nothing of penstock's own Python. Exits with 1 when a canary was not
-found or a target stopped, and with 77 where the machine lacks the tools.
+libFuzzer, CMake and ninja, and nothing of penstock's own Python; the target that reads states of
+loaders needs torch, too, and is left out where neither this Python nor the project's has one. Exits
+with 1 when a canary was not found or a target stopped, and with 77 where the machine lacks the
+tools.
 """
 
 from __future__ import annotations
@@ -66,8 +68,11 @@ def main() -> int:
     if isinstance(compiler, str):
         print(f"fuzz: {compiler}", file=sys.stderr)
         return NO_TOOLS
+    torch = find_torch()
     print(f"== Building the fuzz targets with {compiler}", flush=True)
-    configure(compiler, options)
+    if torch is None:
+        print("  loader_state is left out: no torch was found; make test installs one", flush=True)
+    configure(compiler, torch, options)
     names = [line for line in (options.build / "targets.txt").read_text().splitlines() if line]
     targets = [name for name in names if "/" not in name]
     if unknown := set(only) - set(targets):
@@ -126,12 +131,23 @@ def find_compiler() -> Path | str:
     )
 
 
-def configure(compiler: Path, options: Options) -> None:
+def find_torch() -> Path | None:
+    """The folder of the torch that this Python has, or else the project's."""
+    code = "import importlib.util as u; print(u.find_spec('torch').origin)"
+    for python in (sys.executable, ROOT / os.environ.get("VENV", ".venv") / "bin" / "python"):
+        if shutil.which(python):
+            done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+            if done.returncode == 0:
+                return Path(done.stdout.strip()).parent
+    return None
+
+
+def configure(compiler: Path, torch: Path | None, options: Options) -> None:
     cache = options.build / "CMakeCache.txt"
     if cache.exists() and f"CMAKE_HOME_DIRECTORY:INTERNAL={SOURCE}\n" not in cache.read_text():
         shutil.rmtree(options.build)
     command = ["cmake", "-S", SOURCE, "-B", options.build, "-G", "Ninja"]
-    run_tool([*command, f"-DCMAKE_CXX_COMPILER={compiler}"])
+    run_tool([*command, f"-DCMAKE_CXX_COMPILER={compiler}", f"-DPENSTOCK_TORCH={torch or ''}"])
 
 
 def build(programs: list[str], options: Options) -> None:
