@@ -47,14 +47,13 @@ class PublicKey {
   std::array<std::byte, kKeyBytes> bytes_{};
 };
 
-// Bytes that are wiped when they are dropped or moved from. Thread-compatible.
+// Bytes that are wiped when they are dropped or moved from, and that are not copied. Thread-compatible.
 template <size_t kSize>
 class Wiped {
  public:
   Wiped() = default;
   Wiped(Wiped&& other) noexcept : bytes_(other.bytes_) { wipe(other.bytes_); }
   Wiped& operator=(Wiped&&) = delete;
-  ~Wiped() { wipe(bytes_); }
 
   std::span<std::byte, kSize> bytes() { return bytes_; }
   std::span<const std::byte, kSize> bytes() const { return bytes_; }
@@ -64,7 +63,7 @@ class Wiped {
   std::string_view text() const { return {reinterpret_cast<const char*>(bytes_.data()), kSize}; }
 
  private:
-  std::array<std::byte, kSize> bytes_{};
+  WipedArray<kSize> bytes_{};
 };
 
 using SecretKey = Wiped<kKeyBytes>;
