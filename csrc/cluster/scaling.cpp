@@ -109,9 +109,9 @@ void JobScaler::note(const wire::TrainerReport& report, uint32_t worker_count, I
 // Workers that come back go on where they were interrupted.
 void JobScaler::set_worker_count(uint32_t worker_count, Instant now) {
   if (stretch_.worker_count > 0 && stretch_.work.step_count > 0)
-    interrupted_.insert_or_assign(stretch_.worker_count, std::move(stretch_));
+    interrupted_.insert_or_assign(stretch_.worker_count, stretch_);
   stretch_ = {.worker_count = worker_count};
-  if (auto node = interrupted_.extract(worker_count)) stretch_ = std::move(node.mapped());
+  if (auto node = interrupted_.extract(worker_count)) stretch_ = node.mapped();
   stretch_.begun_at = now;
   stretch_.until.reset();
 }

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "wire/piece_record.h"
+
 namespace penstock::loader {
 namespace {
 

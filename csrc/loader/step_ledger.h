@@ -85,7 +85,7 @@ class StepLedger {
     std::optional<Instant> later_ready_at{};  // the first moment at which a later batch was here
   };
   // This batch is what the waits since the last one were for.
-  void deliver(const Delivery& delivery);
+  void deliver(const Delivery& said);
   void note_slow_sample(const SlowSample& sample);
   // Whether a sample is among those that took longest.
   bool is_slow(Duration time) const;
