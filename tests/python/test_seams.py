@@ -6,11 +6,13 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 from penstock.errors import MissingTorchNameError, UnsupportedError
+from penstock.seams.modules import Patch
 from penstock.seams.require import require
 
 SEAMS = ("dynamo", "fake_tensors", "iterators", "modules", "operators", "storages", "trees")
@@ -95,3 +97,40 @@ def test_without_a_name_of_torchs_iterators_the_loader_says_so(home: str, name: 
     assert said.startswith("MissingTorchNameError torch ")
     inherited = name.replace("storage._StorageBase", "UntypedStorage")
     assert f" lacks {inherited}, which penstock.DataLoader needs" in said
+
+
+class Called:
+    def __call__(self) -> list[str]:
+        return ["own"]
+
+
+class Inherits(Called):
+    pass
+
+
+def patch(name: str, kind: type = Called) -> Patch:
+    def make(former: Any) -> Any:
+        return lambda self: [name, *former(self)]
+
+    return Patch(kind, "__call__", make)
+
+
+def test_patch_that_is_taken_off_leaves_nothing() -> None:
+    before = vars(Called)["__call__"]
+    ours = patch("ours")
+    assert Called()() == ["ours", "own"]
+    ours.undo()
+    assert vars(Called)["__call__"] is before
+    inherited = patch("ours", Inherits)
+    inherited.undo()
+    assert "__call__" not in vars(Inherits)
+
+
+def test_patch_of_another_tool_outlives_the_one_below_it() -> None:
+    """The other tool's patch was lost when a watch ended."""
+    ours, theirs = patch("ours"), patch("theirs")
+    assert Called()() == ["theirs", "ours", "own"]
+    ours.undo()
+    assert Called()() == ["theirs", "own"]
+    theirs.undo()
+    assert Called()() == ["own"]

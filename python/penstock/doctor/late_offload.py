@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from penstock.seams.modules import Patch
 from penstock.tracking.leaves import flatten_batch
 
 
@@ -19,29 +20,33 @@ class LateOffload:
     def __init__(self, found: Callable[[torch.nn.Module], None]) -> None:
         self._found = found
         self._pid = os.getpid()
-        self._call: Any = torch.nn.Module.__call__
+        self._patch: Patch | None = None
         self._leaves: set[int] = set()
         self._batch: Any = None  # keeps the tensors whose ids are noted
         self._is_on = False
 
     def begin(self) -> None:
-        watch, call = self, self._call
+        watch = self
 
-        def watched_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if watch._is_on and os.getpid() == watch._pid and watch._is_of_batch(args, kwargs):
-                if next(self.parameters(), None) is not None:
-                    watch.end()
-                    watch._found(self)
-                    return self(*args, **kwargs)
-            return call(self, *args, **kwargs)
+        def watched(call: Any) -> Any:
+            def watched_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+                if watch._is_on and os.getpid() == watch._pid and watch._is_of_batch(args, kwargs):
+                    if next(self.parameters(), None) is not None:
+                        watch.end()
+                        watch._found(self)
+                        return self(*args, **kwargs)
+                return call(self, *args, **kwargs)
+
+            return watched_call
 
         self._is_on = True
-        torch.nn.Module.__call__ = watched_call  # type: ignore[method-assign]
+        self._patch = Patch(torch.nn.Module, "__call__", watched)
 
     def end(self) -> None:
-        if self._is_on:
+        if self._patch is not None:
             self._is_on = False
-            torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
+            self._patch.undo()
+            self._patch = None
             self._batch, self._leaves = None, set()
 
     def note(self, batch: Any) -> None:

@@ -22,6 +22,7 @@ from penstock.doctor.loader_record import LoaderRecord
 from penstock.doctor.run_orders import LoaderSeen, RunOrders, RunResult
 from penstock.loader import dataloader
 from penstock.seams.iterators import BaseIterator
+from penstock.seams.modules import Patch
 
 _OUTSIDE_OF_PROGRAMS = tuple(
     os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep
@@ -50,14 +51,15 @@ class LoaderWatch:
             weakref.WeakKeyDictionary()
         )
         self._loader_of: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._init: Any = dataloader.DataLoader.__init__
-        self._iter: Any = dataloader.DataLoader.__iter__
-        self._next: Any = BaseIterator.__next__
+        self._patches: list[Patch] = []
         self._late = LateOffload(self._offload) if orders.offload else None
         self._target: tuple[Any, Any] | None = None  # loader and iterator of the newest batch
 
     def __enter__(self) -> LoaderWatch:
-        watch, init, iterate, advance = self, self._init, self._iter, self._next
+        watch, loader = self, dataloader.DataLoader
+        init: Any = loader.__init__
+        iterate: Any = loader.__iter__
+        advance: Any = BaseIterator.__next__
 
         @functools.wraps(init)
         def watched_init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -97,17 +99,18 @@ class LoaderWatch:
             watch._note(self, record, batch)
             return batch
 
-        dataloader.DataLoader.__init__ = watched_init  # type: ignore[method-assign]
-        dataloader.DataLoader.__iter__ = watched_iter  # type: ignore[method-assign]
-        BaseIterator.__next__ = watched_next  # type: ignore[method-assign]
+        self._patches = [
+            Patch(loader, "__init__", lambda _: watched_init),
+            Patch(loader, "__iter__", lambda _: watched_iter),
+            Patch(BaseIterator, "__next__", lambda _: watched_next),
+        ]
         if self._late is not None:
             self._late.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        dataloader.DataLoader.__init__ = self._init  # type: ignore[method-assign]
-        dataloader.DataLoader.__iter__ = self._iter  # type: ignore[method-assign]
-        BaseIterator.__next__ = self._next  # type: ignore[method-assign]
+        for patch in self._patches:
+            patch.undo()
         if self._late is not None:
             self._late.end()
 
@@ -168,26 +171,30 @@ class BatchBound:
     def __init__(self, count_max: int) -> None:
         self.is_reached = False
         self._count_max = count_max
-        self._next: Any = BaseIterator.__next__
+        self._patch: Patch | None = None
 
     def __enter__(self) -> BatchBound:
-        bound, advance, pid = self, self._next, os.getpid()
+        bound, pid = self, os.getpid()
         count = 0
 
-        def counted_next(self: Any) -> Any:
-            nonlocal count
-            if os.getpid() == pid:
-                count += 1
-                if count > bound._count_max:
-                    bound.is_reached = True
-                    raise ProgramStopped(0)
-            return advance(self)
+        def counted(advance: Any) -> Any:
+            def counted_next(self: Any) -> Any:
+                nonlocal count
+                if os.getpid() == pid:
+                    count += 1
+                    if count > bound._count_max:
+                        bound.is_reached = True
+                        raise ProgramStopped(0)
+                return advance(self)
 
-        BaseIterator.__next__ = counted_next  # type: ignore[method-assign]
+            return counted_next
+
+        self._patch = Patch(BaseIterator, "__next__", counted)
         return self
 
     def __exit__(self, *_: object) -> None:
-        BaseIterator.__next__ = self._next  # type: ignore[method-assign]
+        assert self._patch is not None
+        self._patch.undo()
 
 
 def _line_of_program() -> tuple[str, int]:

@@ -30,7 +30,7 @@ from penstock.explanation.seen_calls import SeenCalls
 from penstock.graph.plan import Plan
 from penstock.seams.dynamo import OptimizedModule, module_under
 from penstock.seams.iterators import BaseIterator
-from penstock.seams.modules import COMPILED_CALL
+from penstock.seams.modules import COMPILED_CALL, Patch
 from penstock.seams.storages import write_count
 from penstock.seams.trees import tree_map_only
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
@@ -103,8 +103,7 @@ class ModelWatch:
         self._report = report
         self._cut = cut  # None: as the program's offload says, else "auto"
         self._pid = os.getpid()
-        self._call: Any = torch.nn.Module.__call__
-        self._next: Any = BaseIterator.__next__
+        self._patches: list[Patch] = []
         self._leaves: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._followed = ProvenanceTable()
         self._followed_batches = 0
@@ -116,26 +115,34 @@ class ModelWatch:
     def __enter__(self) -> ModelWatch:
         if threading.current_thread() is threading.main_thread():
             signal.signal(_STOP_SIGNAL, signal.default_int_handler)
-        watch, call, advance = self, self._call, self._next
+        watch = self
 
-        def watched_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            # Where the program compiles all the same, there are no tensors to tell apart.
-            if torch.compiler.is_compiling() or os.getpid() != watch._pid:
-                return call(self, *args, **kwargs)
-            place = watch._enter_call(self, args, kwargs)
-            try:
-                return call(self, *args, **kwargs)
-            finally:
-                watch._thread.place = place
+        def watched(call: Any) -> Any:
+            def watched_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+                # Where the program compiles all the same, there are no tensors to tell apart.
+                if torch.compiler.is_compiling() or os.getpid() != watch._pid:
+                    return call(self, *args, **kwargs)
+                place = watch._enter_call(self, args, kwargs)
+                try:
+                    return call(self, *args, **kwargs)
+                finally:
+                    watch._thread.place = place
 
-        def watched_next(self: Any) -> Any:
-            batch = advance(self)
-            return watch._delivered(self, batch) if os.getpid() == watch._pid else batch
+            return watched_call
+
+        def followed(advance: Any) -> Any:
+            def watched_next(self: Any) -> Any:
+                batch = advance(self)
+                return watch._delivered(self, batch) if os.getpid() == watch._pid else batch
+
+            return watched_next
 
         # Modules inside of compiled functions are called nowhere, unless those run as they stand.
         self._stance = torch.compiler.set_stance("force_eager")
-        torch.nn.Module.__call__ = watched_call  # type: ignore[method-assign]
-        BaseIterator.__next__ = watched_next  # type: ignore[method-assign]
+        self._patches = [
+            Patch(torch.nn.Module, "__call__", watched),
+            Patch(BaseIterator, "__next__", followed),
+        ]
         return self
 
     def __exit__(
@@ -327,8 +334,8 @@ class ModelWatch:
 
     def _unpatch(self) -> None:
         self._stance.__exit__(None, None, None)
-        torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
-        BaseIterator.__next__ = self._next  # type: ignore[method-assign]
+        for patch in self._patches:
+            patch.undo()
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

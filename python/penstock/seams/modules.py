@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 __all__ = [
     "COMPILED_CALL",
     "LazyGraphModule",
+    "Patch",
     "module_call",
     "compiled_call_of",
     "has_optimized_executor",
@@ -63,3 +65,35 @@ def has_optimized_executor() -> bool:
 def set_small_groups(keeps_them: bool) -> None:
     """Whether TorchScript keeps groups to differentiate that have few operators; off as a rule."""
     torch._C._debug_set_autodiff_subgraph_inlining(not keeps_them)
+
+
+class Patch:
+    """A function in the place of a method of a class that others patch as well.
+
+    When it is taken off and somebody has put a patch over it, theirs stays, and calls that reach
+    this one go on to the method that was there before.
+    """
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """`make` gives the function that takes the place of the method that it is given."""
+        self._owner, self._name = owner, name
+        self._is_own = name in vars(owner)
+        self._former: Any = getattr(owner, name)
+        self._instead: Any = make(self._former)
+        patch = self
+
+        @functools.wraps(self._former)
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            return patch._instead(*args, **kwargs)
+
+        self._stand_in = stand_in
+        setattr(owner, name, stand_in)
+
+    def undo(self) -> None:
+        self._instead = self._former
+        if vars(self._owner).get(self._name) is not self._stand_in:
+            return
+        if self._is_own:
+            setattr(self._owner, self._name, self._former)
+        else:
+            delattr(self._owner, self._name)
