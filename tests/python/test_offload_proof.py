@@ -11,8 +11,8 @@ from offload_training import batches_of, bits, eager_trace, fresh, train, warnin
 from test_offload_graphs import ThreeGraphsAndABranch
 from torch import nn
 
-from penstock.cut.live_cut import spoken_batches
 from penstock.cut.offloading import offload
+from penstock.graph.planning import UncheckedBatches
 
 pytestmark = [pytest.mark.usefixtures("on_one_thread"), pytest.mark.slow]
 
@@ -124,7 +124,21 @@ def test_a_wrong_worker_is_found_out_in_any_graph(caplog: pytest.LogCaptureFixtu
 
 
 def test_batches_are_named_in_runs() -> None:
-    assert "No batch" in spoken_batches([])
-    batches = [(0, 7), (0, 8), (0, 8), (0, 9), (0, 12), (1, 0), (1, 1)]
-    text = spoken_batches(batches)
+    unchecked = UncheckedBatches()
+    assert "No batch" in str(unchecked)
+    for batch in [(0, 7), (0, 8), (0, 8), (0, 9), (0, 12), (1, 0), (1, 1)]:
+        unchecked.add(*batch)
+    text = str(unchecked)
     assert text.endswith("batch 7 to 9 of epoch 0, 12 of epoch 0, 0 to 1 of epoch 1")
+
+
+def test_batches_that_are_never_compared_take_no_memory() -> None:
+    """`verify_every=10**9` kept a tuple for each step."""
+    unchecked = UncheckedBatches()
+    for epoch in range(200):
+        for sequence in range(50):
+            unchecked.add(epoch, sequence)
+    assert "many before, 0 to 49 of epoch 168" in str(unchecked)
+    assert str(unchecked).endswith("0 to 49 of epoch 199")
+    unchecked.clear()
+    assert "No batch" in str(unchecked)

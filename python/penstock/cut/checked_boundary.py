@@ -20,7 +20,7 @@ from penstock import _C
 from penstock.cut.cut_context import CutContext
 from penstock.cut.cut_planner import CutPlanner
 from penstock.cut.cuts_in_use import CutsInUse
-from penstock.cut.live_cut import GraphCall, LiveCut, has_layouts, spoken_batches
+from penstock.cut.live_cut import GraphCall, LiveCut, has_layouts
 from penstock.cut.whole_comparison import Side, first_difference
 from penstock.cut.whole_graph import WholeGraph
 from penstock.errors import PenstockError
@@ -28,12 +28,10 @@ from penstock.graph.capture import first_sentence
 from penstock.graph.constants import is_same_bits
 from penstock.graph.planning import BoundaryValue
 from penstock.graph.prefix_inputs import leaves_of
-from penstock.graph.sizes import REMEMBERED_SIZES
+from penstock.graph.sizes import REMEMBERED_MAKERS, REMEMBERED_SIZES
 from penstock.seams.storages import write_count
 
 logger = logging.getLogger(__name__)
-
-_MAKERS_MAX = 4096  # workers that a cut remembers to have compared
 
 
 class CheckedBoundary:
@@ -83,11 +81,11 @@ class CheckedBoundary:
             cut.unchecked_count = 0
             if len(cut.verified) < REMEMBERED_SIZES:
                 cut.verified.add(setting)
-            if len(cut.verified_makers) >= _MAKERS_MAX:
+            if len(cut.verified_makers) >= REMEMBERED_MAKERS:
                 cut.verified_makers.clear()
             cut.verified_makers.add(call.handle.maker)
         else:
-            cut.unchecked.append((call.handle.epoch, call.handle.sequence))
+            cut.unchecked.add(call.handle.epoch, call.handle.sequence)
             cut.unchecked_count += 1
         cut.used_count += 1
         return boundary
@@ -190,5 +188,5 @@ class CheckedBoundary:
         self._in_use.mistrust(cut, wrong)
         self._context.mistrust(
             operators,
-            f"{what}; it runs in the trainer from here on. {spoken_batches(cut.unchecked)}",
+            f"{what}; it runs in the trainer from here on. {cut.unchecked}",
         )

@@ -16,7 +16,7 @@ from penstock.graph.constants import ConstantWatch
 from penstock.graph.expression import Expression
 from penstock.graph.lowering import Lowering
 from penstock.graph.plan import Plan
-from penstock.graph.planning import Layout, PlannedCut
+from penstock.graph.planning import Layout, PlannedCut, UncheckedBatches
 from penstock.graph.sizes import REMEMBERED_SIZES
 from penstock.tracking.batch_origin import BatchHandle, Provenance
 from penstock.tracking.lazy_value import LazyValue
@@ -52,7 +52,7 @@ class LiveCut:
     signature: Signature = ()  # of the call that it was planned for
     priced: _C.PricedCut | None = None  # where it may be replaced by a cut of another price
     plan: Plan = field(init=False)  # as it is shown: with the price, once it is known
-    unchecked: list[tuple[int, int]] = field(default_factory=list)  # batches, as (epoch, sequence)
+    unchecked: UncheckedBatches = field(default_factory=UncheckedBatches)
     verified: set[tuple[tuple[int, ...], int]] = field(default_factory=set)  # sizes, threads
     verified_makers: set[int] = field(default_factory=set)  # workers of which a batch was compared
     # Of the process, when it was planned: what workers compute follows from them.
@@ -144,25 +144,6 @@ class GraphCall:
             ),
             *(self.found[index].input(position) for index, position in added),
         ]
-
-
-def spoken_batches(batches: Sequence[tuple[int, int]]) -> str:
-    """Which batches were used without a comparison, for people."""
-    if not batches:
-        return "No batch was used without a comparison since the last one that was right"
-    runs: list[list[tuple[int, int]]] = []
-    for epoch, sequence in sorted(set(batches)):
-        if runs and runs[-1][-1] == (epoch, sequence - 1):
-            runs[-1].append((epoch, sequence))
-        else:
-            runs.append([(epoch, sequence)])
-    parts = [
-        f"{run[0][1]} to {run[-1][1]} of epoch {run[0][0]}"
-        if len(run) > 1
-        else f"{run[0][1]} of epoch {run[0][0]}"
-        for run in runs
-    ]
-    return f"Used without a comparison since the last one that was right: batch {', '.join(parts)}"
 
 
 def has_layouts(tensors: Sequence[torch.Tensor], layouts: Sequence[Layout]) -> bool:

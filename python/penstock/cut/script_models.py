@@ -19,7 +19,6 @@ import torch
 
 from penstock import _C
 from penstock.cut.cut_context import CutContext
-from penstock.cut.live_cut import spoken_batches
 from penstock.cut.offloaded_call import StandIn
 from penstock.cut.whole_comparison import Side, first_difference, observe
 from penstock.graph.autocast import AutocastState, refuse_by_surroundings
@@ -27,7 +26,7 @@ from penstock.graph.capture import is_plain
 from penstock.graph.constants import is_same_bits
 from penstock.graph.planning import Layout
 from penstock.graph.script_plan import ScriptCut, Setting, plan_program
-from penstock.graph.sizes import REMEMBERED_SIZES, Unlowerable
+from penstock.graph.sizes import REMEMBERED_MAKERS, REMEMBERED_SIZES, Unlowerable
 from penstock.seams.modules import has_optimized_executor, is_tracing, set_small_groups
 from penstock.seams.trees import tree_leaves
 from penstock.tracking.batch_origin import BatchHandle
@@ -190,6 +189,8 @@ class OffloadedScript(StandIn):
         if is_due or handle.maker not in cut.makers:
             if not self._is_right(cut, call, values, handle):
                 return None
+            if len(cut.makers) >= REMEMBERED_MAKERS:
+                cut.makers.clear()
             cut.makers.add(handle.maker)
         if is_due:
             if not self._is_suffix_right(cut, call, values, setting):
@@ -201,7 +202,7 @@ class OffloadedScript(StandIn):
         elif cut.layouts[setting] != [_layout(tensor) for tensor in values]:
             return None
         else:
-            cut.unchecked.append((handle.epoch, handle.sequence))
+            cut.unchecked.add(handle.epoch, handle.sequence)
         cut.used_count += 1
         return values
 
@@ -227,7 +228,7 @@ class OffloadedScript(StandIn):
             self.context.give_up(
                 f"the workers' result of {', '.join(wrong)} differs from the trainer's own in "
                 f"batch {handle.sequence} of epoch {handle.epoch}. "
-                f"{spoken_batches(cut.unchecked)}"
+                f"{cut.unchecked}"
             )
         return not wrong
 
@@ -237,6 +238,8 @@ class OffloadedScript(StandIn):
         """Compares the results of the part that stays with those of the whole."""
         difference = self._difference(cut, call, boundary)
         if difference is not None:
+            if len(cut.refused) >= REMEMBERED_SIZES:
+                cut.refused.clear()
             cut.refused.add(setting)
             self.context.plan.refuse(
                 f"run by TorchScript without the calls that move, the model has other {difference}"

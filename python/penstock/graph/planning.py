@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -366,3 +367,43 @@ def _check_fidelity(
                 _calls(lowering)[item.name],
                 [item.name],
             )
+
+
+# So many runs of batches that were not compared are kept: those of as many epochs.
+RUNS_MAX = 32
+
+
+class UncheckedBatches:
+    """The batches that were used without a comparison since the last one that was right. With
+    `verify_every` out of reach that may be all of a training's, so they are kept as runs."""
+
+    def __init__(self) -> None:
+        self._runs: deque[tuple[int, int, int]] = deque(maxlen=RUNS_MAX)  # epoch, first, last
+        self._has_dropped = False
+
+    def add(self, epoch: int, sequence: int) -> None:
+        if self._runs:
+            last_epoch, first, last = self._runs[-1]
+            if last_epoch == epoch and last <= sequence <= last + 1:
+                self._runs[-1] = (epoch, first, sequence)
+                return
+        self._has_dropped |= len(self._runs) == RUNS_MAX
+        self._runs.append((epoch, sequence, sequence))
+
+    def clear(self) -> None:
+        self._runs.clear()
+        self._has_dropped = False
+
+    def __str__(self) -> str:
+        """Which batches they are, for people."""
+        if not self._runs:
+            return "No batch was used without a comparison since the last one that was right"
+        parts = [
+            f"{first} to {last} of epoch {epoch}" if last > first else f"{first} of epoch {epoch}"
+            for epoch, first, last in self._runs
+        ]
+        if self._has_dropped:
+            parts.insert(0, "many before")
+        return (
+            f"Used without a comparison since the last one that was right: batch {', '.join(parts)}"
+        )

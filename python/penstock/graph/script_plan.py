@@ -21,6 +21,7 @@ from penstock.graph.planning import (
     Layout,
     PlannedCut,
     Planning,
+    UncheckedBatches,
     native_refusals,
     price_plans,
 )
@@ -64,7 +65,7 @@ class ScriptCut:
     refused: set[Setting] = field(default_factory=set)
     makers: set[int] = field(default_factory=set)  # workers of which a batch was compared
     used_count: int = 0
-    unchecked: list[tuple[int, int]] = field(default_factory=list)
+    unchecked: UncheckedBatches = field(default_factory=UncheckedBatches)
 
     def suffixes(self, is_optimized: bool) -> Iterator[tuple[Any, bool]]:
         """Ways to run the part that stays, and whether TorchScript is to keep small groups when it

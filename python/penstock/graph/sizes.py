@@ -31,8 +31,10 @@ from penstock.seams.fake_tensors import (
 
 T = TypeVar("T")
 
-# How many combinations of sizes a table of layouts remembers before it starts over.
+# How many combinations of sizes a table of layouts remembers before it starts over, and how many
+# workers a cut remembers to have compared a batch of.
 REMEMBERED_SIZES = 4096
+REMEMBERED_MAKERS = 4096
 
 
 class Unlowerable(Exception):
