@@ -69,7 +69,8 @@ def test_what_moves_or_may_draw_is_looked_at_in_every_call(options: Any) -> None
     pool = InProcessPool([])
     model = offload(fresh(Counted), pool, **options)
     losses(model, pool.deliver, 4 * LOOKED_AT_EVERY)
-    assert not model.own_calls
+    # The first call is run by Python, beside the graph that it is compared with.
+    assert len(model.own_calls) == (0 if "allow_random" in options else 1)
 
 
 def test_other_mode_is_looked_at_from_its_first_call_on() -> None:
@@ -82,6 +83,7 @@ def test_other_mode_is_looked_at_from_its_first_call_on() -> None:
     with torch.no_grad():
         for _ in range(3):
             model(pool.deliver(torch.ones(3, 4)))
+    own_count += 1  # the first call in a mode, which is compared
     assert len(model.own_calls) == own_count
     assert [call.operator for call in pool.plan.moved]
     model.train()

@@ -12,6 +12,7 @@ few are; older ones are taken out of Dynamo's cache.
 
 from __future__ import annotations
 
+import functools
 import threading
 import types
 import weakref
@@ -50,6 +51,11 @@ class GraphRunner(Protocol):
     def run_graph(self, graph: CapturedGraph, inputs: Sequence[Any]) -> Any:
         """Runs a graph, or a part of it."""
 
+    @property
+    def is_observing(self) -> bool:
+        """Whether nothing of the program may run in place of a graph."""
+        ...
+
     def refuse_frame(self, examples: Sequence[Any], reason: str) -> None:
         """Python runs a frame whose graph cannot be run as it is."""
 
@@ -77,6 +83,12 @@ class CapturedGraph:
         self.capture: Capture | None = current_capture()
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # open calls that have run it
 
+    def drop(self) -> None:
+        """Takes the graph out of Dynamo's cache: calls that fit it are captured anew."""
+        code = None if self.code is None else self.code()
+        if code is not None and self.capture is not None:
+            drop_capture(code, self.capture)
+
     def by(self, user: UserCompile | None) -> CompiledGraph | None:
         """The graph in the hands of the user's compiler, where there is one."""
         return None if user is None else CompiledGraph(user, self.run_whole, self.is_dynamic)
@@ -91,6 +103,7 @@ _running = _Running()  # of each thread
 _frames: dict[int, list[weakref.ref[CapturedGraph]]] = {}  # by Dynamo's number of the frame
 _newest: weakref.ref[CapturedGraph] | None = None  # whose code is not known yet
 _skipped: WeakIdKeyDictionary = WeakIdKeyDictionary()  # why Python runs a class or a function
+_broken: WeakIdKeyDictionary = WeakIdKeyDictionary()  # code of frames that are no one graph
 
 
 def begin_run(call: GraphRunner) -> None:
@@ -112,6 +125,12 @@ def note_skipped(model: Any, reason: str) -> None:
     _skipped[_program_of(model)] = reason
 
 
+def is_broken(code: types.CodeType) -> bool:
+    """Whether Dynamo has captured the frame as more or less than one graph: lines of the program
+    run before or after the graph then."""
+    return code in _broken
+
+
 def _program_of(model: Any) -> Any:
     return type(model) if isinstance(model, torch.nn.Module) else getattr(model, "__code__", model)
 
@@ -126,6 +145,8 @@ def capture_graph(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Call
         # The frame is run by Python, as it would be without us.
         if call is not None:
             call.refuse_frame(examples, str(refusal))
+            if call.is_observing:
+                raise
         raise SkipFrame(str(refusal)) from refusal
     except Unlowerable as refusal:
         return _kept(CapturedGraph(graph_module, graph_module.forward, refusal=str(refusal)))
@@ -179,7 +200,6 @@ def _kept(graph: CapturedGraph) -> Callable[..., Any]:
     """The callable that Dynamo runs in place of the graph."""
     global _newest
     _newest = weakref.ref(graph)
-    note_captured_code(_note_code)
     if graph.capture is not None:
         _frames.setdefault(graph.capture.frame, []).append(weakref.ref(graph))
 
@@ -193,9 +213,15 @@ def _kept(graph: CapturedGraph) -> Callable[..., Any]:
 
 def _note_code(code: types.CodeType) -> None:
     """Dynamo has made the code that takes the place of this frame's."""
+    if not _running.calls:
+        return
     graph = None if _newest is None else _newest()
     if graph is not None and graph.code is None and graph.capture == current_capture():
         graph.code = weakref.ref(code)
+    else:
+        graph = None
+    if graph is None or not graph.is_whole_frame:
+        _broken[code] = True
 
 
 def _forget_unused(frame: int) -> None:
@@ -203,22 +229,18 @@ def _forget_unused(frame: int) -> None:
     graphs = [graph for known in _frames.get(frame, ()) if (graph := known()) is not None]
     unused = [graph for graph in graphs if not graph.users]
     for graph in unused[: max(0, len(unused) - UNUSED_MAX)]:
-        code = None if graph.code is None else graph.code()
-        if code is not None and graph.capture is not None:
-            drop_capture(code, graph.capture)
+        graph.drop()
         graphs.remove(graph)
     _frames[frame] = [weakref.ref(graph) for graph in graphs]
     for other in [other for other, known in _frames.items() if not any(one() for one in known)]:
         del _frames[other]  # its code is gone
 
 
-_context: OptimizeContext | None = None
-
-
-def capturing() -> OptimizeContext:
-    """What `torch.compile` would make of our backend, for all models alike: Dynamo keeps each."""
-    global _context
-    if _context is None:
-        _context = optimize(capture_graph)  # type: ignore[assignment]
-    assert _context is not None
-    return _context
+@functools.cache
+def capturing(*, whole: bool) -> OptimizeContext:
+    """What `torch.compile` would make of our backend, for all models alike: Dynamo keeps each. With
+    `whole`, a call that is not one graph raises before any of it runs."""
+    note_captured_code(_note_code)
+    context: Any = optimize(capture_graph, nopython=whole)
+    assert isinstance(context, OptimizeContext)
+    return context

@@ -46,8 +46,11 @@ class CheckedBoundary:
         self._planner = planner
         self._versions: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # when first used
 
-    def of(self, cut: LiveCut, call: GraphCall) -> list[torch.Tensor] | None:
-        """The boundary tensors of this call, or None when the whole graph has to run."""
+    def of(
+        self, cut: LiveCut, call: GraphCall, *, is_due: bool = False
+    ) -> list[torch.Tensor] | None:
+        """The boundary tensors of this call, or None when the whole graph has to run. They are
+        compared if `is_due`, and as the module's text says."""
         if cut.constants is None:
             return None
         changed = cut.constants.changed(call.inputs, call.handle.epoch)
@@ -67,7 +70,8 @@ class CheckedBoundary:
         # Kernels split their work by size and by the number of threads, and the workers have one
         # thread each: a combination that is new here is compared like a first batch.
         setting = (sizes, torch.get_num_threads())
-        is_due = cut.used_count == 0 or cut.unchecked_count + 1 >= self._context.verify_every
+        if not is_due:
+            is_due = cut.used_count == 0 or cut.unchecked_count + 1 >= self._context.verify_every
         if call.withheld and cut.unchecked_count + 1 < 2 * self._context.verify_every:
             is_due = False  # a batch that came whole is about to
         is_new = setting not in cut.verified or call.handle.maker not in cut.verified_makers

@@ -92,10 +92,7 @@ class CutGraph:
             return self._run_all(inputs, lazy)
         if call is None or cut is None:
             return self._run_all(inputs, lazy)
-        self._context.call.plans.append(cut.plan)
-        self._context.call.cuts.append(UsedCut(cut.raw_leaves, cut.keys, cut.is_settled))
-        self._context.call.note_batch(call.handle)
-        cut.is_used = True
+        self._note_use(cut, call)
         compiler = self._context.prefixes.compiler
         if boundary is not None and compiler is not None:
             compiler.look_at(cut, call)
@@ -111,6 +108,32 @@ class CutGraph:
         for item in cut.planned.results:
             self._record(item, call, results[item.position])
         return results
+
+    def look_at(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Plans for a call of the graph, and compares the workers' results, without running it.
+        Returns the inputs with all of their values."""
+        lazy = LazyInputs.of(inputs) if LazyTensor in map(type, inputs) else None
+        if lazy is not None:
+            inputs = lazy.inputs
+        try:
+            call, cut = self._find(inputs, lazy)
+            if call is not None and cut is not None:
+                self._boundary.of(cut, call, is_due=True)
+        except Exception as error:
+            logger.debug("the cut failed", exc_info=True)
+            self._context.give_up(f"the cut failed ({type(error).__name__}: {error})")
+            call = cut = None
+        if call is not None and cut is not None:
+            self._note_use(cut, call)
+            if self._context.repricer is not None:
+                self._context.repricer.note_odd_step()
+        return inputs if lazy is None else lazy.computed()
+
+    def _note_use(self, cut: LiveCut, call: GraphCall) -> None:
+        self._context.call.plans.append(cut.plan)
+        self._context.call.cuts.append(UsedCut(cut.raw_leaves, cut.keys, cut.is_settled))
+        self._context.call.note_batch(call.handle)
+        cut.is_used = True
 
     def _former(self, cut: LiveCut, call: GraphCall) -> tuple[LiveCut, list[torch.Tensor] | None]:
         """The cut that was in force before, for a batch that lacks the boundary tensors of the

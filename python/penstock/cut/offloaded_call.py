@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The callables that stand in the place of an offloaded model's call.
 
-One runs the graphs that Dynamo captured of the model, cut where that pays. A model that is used
-with several loaders, such as one for training and one for validation, has an offloaded call of its
-own for each of them, with its own plans. A call of the model belongs to the
+One runs the graphs that Dynamo captured of the model, cut where that pays.
+
+A model that is used with several loaders, such as one for training and one for validation, has an
+offloaded call of its own for each of them, with its own plans. A call of the model belongs to the
 loader that its tensors came from, and to the one that delivered last where that does not show.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import types
 import weakref
 from collections import Counter
@@ -24,20 +26,32 @@ from penstock.cut.captured_graphs import (
     begin_run,
     capturing,
     end_run,
+    is_broken,
     note_skipped,
     why_skipped,
 )
-from penstock.cut.compiled_models import UserCompile, recompiled
-from penstock.cut.cut_context import CutContext, forget_user
+from penstock.cut.compiled_models import UserCompile, recompiled, refuse_repeats
+from penstock.cut.cut_context import CutContext, forget_user, modules_of
 from penstock.cut.cut_graph import CutGraph
+from penstock.cut.eager_comparison import (
+    Mode,
+    NotContained,
+    Observation,
+    Observed,
+    Schedule,
+    observe,
+)
 from penstock.cut.still_model import StillModel
 from penstock.graph.capture import first_sentence
 from penstock.graph.planning import CutOptions
-from penstock.seams.dynamo import CAPTURE_FAILURES, capture_count
+from penstock.seams.dynamo import CAPTURE_FAILURES, capture_count, is_skipped
 from penstock.seams.dynamo import config as dynamo_config
 from penstock.seams.modules import is_tracing
-from penstock.seams.trees import tree_leaves
+from penstock.seams.trees import tree_leaves, tree_map
+from penstock.tracking.lazy_tensor import LazyTensor, hush, values_of_lazy
 from penstock.tracking.running_models import enter_model, leave_model
+
+logger = logging.getLogger(__name__)
 
 # After this many calls in a row without a captured graph, the plan says so.
 UNCAPTURED_CALLS_MAX = 16
@@ -116,7 +130,15 @@ class OffloadedCall(StandIn):
         if user is not None:
             self._compiled = recompiled(model, user.with_backend(UserBackend(user)))
         else:
-            self._compiled = _as_eager(capturing()(_traceable(call_impl)))
+            self._traced = _traceable(call_impl)
+            self._compiled = _as_eager(capturing(whole=False)(self._traced))
+        self._schedule: Schedule | None = None
+        if can_be_still:
+            target = context.target  # which is held weakly
+            self._schedule = Schedule(lambda: modules_of(target()), context.verify_every)
+        self._several_graphs: set[Mode] = set()  # modes in which a call is no one graph
+        self._observation: Observation | None = None
+        self.is_observing = False
         self._end_with_model_or_loader()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,6 +152,8 @@ class OffloadedCall(StandIn):
             if self._still.may_skip():
                 return self.call_impl(*args, **kwargs)
             self.context.call_weight = self._still.weight
+        if self._is_to_be_compared():
+            return self._run_compared(args, kwargs)
         self._has_run_graph = self._has_captured = False
         self.context.begin_call()
         enter_model()
@@ -142,15 +166,137 @@ class OffloadedCall(StandIn):
             # Dynamo traces before it runs: none of the forward has happened yet.
             reason = f"the model cannot be captured ({first_sentence(error)})"
         finally:
-            end_run()
-            leave_model()
-            if self._guards_hooks:
-                dynamo_config.skip_nnmodule_hook_guards = True
-                self._guards_hooks = False
-            self.context.end_call(self._has_run_graph)
-            self._note_run()
+            self._end_run()
         self.context.give_up(reason)
         return self.call_impl(*args, **kwargs)
+
+    def _end_run(self) -> None:
+        end_run()
+        leave_model()
+        if self._guards_hooks:
+            dynamo_config.skip_nnmodule_hook_guards = True
+            self._guards_hooks = False
+        self.context.end_call(self._has_run_graph)
+        self._note_run()
+
+    def _is_to_be_compared(self) -> bool:
+        schedule, epoch = self._schedule, self.context.provenance.delivered_epoch
+        if schedule is None or not schedule.is_due(self._mode, epoch):
+            return False
+        if self._is_observable():
+            return True
+        if schedule.has_moved(self._mode):
+            self._capture_anew()
+        schedule.done(self._mode, epoch)
+        return False
+
+    @property
+    def _mode(self) -> Mode:
+        target = self.context.target()
+        is_training = target.training if isinstance(target, torch.nn.Module) else True
+        return is_training, torch.is_grad_enabled()
+
+    def _is_observable(self) -> bool:
+        """Whether Dynamo runs the call as one graph, and no line of the program, as far as is known
+        before."""
+        traced = self._traced if self._owner is None else self._owner.forward
+        code = getattr(traced, "__code__", None)
+        return (
+            code is not None
+            and self._mode not in self._several_graphs
+            and self._uncaptured_calls == 0
+            and not is_skipped(traced)
+            and not is_broken(code)
+            and why_skipped(self.context.target()) is None
+            and capture_count(code) - len(self._graphs) < self._captures_max
+        )
+
+    @property
+    def _owner(self) -> torch.nn.Module | None:
+        """The module whose forward Dynamo captures; hooks around it run in Python in any case."""
+        owner = getattr(self.call_impl, "__self__", None)
+        is_own = self._traced is self.call_impl and isinstance(owner, torch.nn.Module)
+        return owner if is_own else None
+
+    def _run_compared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the call in Python, and a captured graph beside it."""
+        for item in tree_leaves((args, kwargs)):
+            if type(item) is LazyTensor:
+                hush(item)
+        owner = self._owner
+        if owner is None:
+            return self._run_beside(self._traced, self.call_impl, args, kwargs)
+        before = owner.__dict__.get("forward", _NONE)
+
+        def put_back() -> None:
+            if before is _NONE:
+                owner.__dict__.pop("forward", None)
+            else:
+                owner.__dict__["forward"] = before
+
+        def forward(*inner_args: Any, **inner_kwargs: Any) -> Any:
+            put_back()
+            run = owner.forward
+            return self._run_beside(run, run, inner_args, inner_kwargs)
+
+        owner.__dict__["forward"] = forward
+        try:
+            return self.call_impl(*args, **kwargs)
+        finally:
+            put_back()
+
+    def _run_beside(
+        self,
+        traced: Callable[..., Any],
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        observation = self._observe(traced, args, kwargs)
+        args, kwargs = tree_map(_with_values, (args, kwargs))
+        result = run(*args, **kwargs)
+        schedule = self._schedule
+        assert schedule is not None
+        difference = None if observation is None else observation.difference(result)
+        if difference is not None:
+            if self.context.is_open:
+                self.context.give_up(schedule.spoken_reason(self._mode, difference))
+        elif observation is None and schedule.has_moved(self._mode):
+            self._capture_anew()
+        schedule.done(self._mode, self.context.provenance.delivered_epoch)
+        return result
+
+    def _observe(
+        self, traced: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Observation | None:
+        """What the captured graph of a call gives; None where it cannot be run for that alone."""
+        self._has_run_graph = self._has_captured = False
+        self._observation, self.is_observing = None, True
+        self.context.begin_call()
+        enter_model()
+        begin_run(self)
+        try:
+            _as_eager(capturing(whole=True)(traced), suppress_errors=False)(*args, **kwargs)
+        except Observed:
+            pass
+        except Exception:
+            # Nothing of the program has run. If this is an error of the program's, it comes again.
+            logger.debug("a call is not compared", exc_info=True)
+        finally:
+            self.is_observing = False
+            self._end_run()
+        if not self._has_run_graph:
+            self._several_graphs.add(self._mode)
+        observation, self._observation = self._observation, None
+        return observation
+
+    def _capture_anew(self) -> None:
+        """Has Dynamo capture the model again, since something was seen to move."""
+        for graph in list(self._graphs):
+            graph.drop()
+        self._let_go()
+        self._captures.clear()
+        self._several_graphs.clear()
 
     def close(self) -> None:
         super().close()
@@ -183,11 +329,22 @@ class OffloadedCall(StandIn):
         self._has_run_graph = True
         if not self.context.is_open:
             self._let_go()
+            if self.is_observing:
+                raise Observed
             return graph.run_whole(*inputs)
         run = self._graphs.get(graph)
         if run is None:
             run = self._graphs[graph] = self._cut_of(graph)
             graph.users.add(self)
+        if self.is_observing:
+            if not graph.is_whole_frame:
+                self._has_run_graph = False
+                raise NotContained("lines of the program run after it")
+            if isinstance(run, CutGraph):
+                inputs = run.look_at(inputs)
+            refuse_repeats(graph.module)
+            self._observation = observe(graph.run_whole, inputs)
+            raise Observed
         return run(*inputs)
 
     def _cut_of(self, graph: CapturedGraph) -> Callable[..., Any]:
@@ -234,14 +391,21 @@ class OffloadedCall(StandIn):
         )
 
 
-def _as_eager(compiled: Callable[..., Any]) -> Callable[..., Any]:
+_NONE = object()
+
+
+def _with_values(item: Any) -> Any:
+    return values_of_lazy(item) if type(item) is LazyTensor else item
+
+
+def _as_eager(compiled: Callable[..., Any], *, suppress_errors: bool = True) -> Callable[..., Any]:
     """Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
     twice where eager rounds once; and NumPy's functions as torch's, which draw other numbers.
     Python runs the calls that it cannot take, whatever has run before them."""
     patched: Callable[..., Any] = dynamo_config.patch(
         enable_dynamo_decompositions=False,
         trace_numpy=False,
-        suppress_errors=True,
+        suppress_errors=suppress_errors,
         record_runtime_overhead=False,  # marks for a profiler, in each graph of each call
         recompile_limit=_CAPTURES_OF_ALL_MAX,
         accumulated_recompile_limit=_CAPTURES_OF_ALL_MAX,

@@ -42,7 +42,7 @@ _KINDS = ("results", "what it writes to", "gradients", "random numbers")
 
 def observe(side: Side, inputs: Sequence[Any]) -> tuple[list[Any], ...]:
     """All that comes of running one side forward and backward, in the order of `_KINDS`."""
-    copies = _copies(inputs)
+    copies = copies_of(inputs)
     with AllGeneratorsKept():
         results = tree_leaves(side.run(copies))
         gradients: list[Any] = []
@@ -55,8 +55,11 @@ def observe(side: Side, inputs: Sequence[Any]) -> tuple[list[Any], ...]:
     return results, tensors, gradients, drawn
 
 
-def _copies(inputs: Sequence[Any]) -> list[Any]:
-    """The inputs with memory of their own; inputs that share memory still do."""
+def copies_of(
+    inputs: Sequence[Any], is_copied: Callable[[torch.Tensor], bool] = lambda _: True
+) -> list[Any]:
+    """The inputs, those that `is_copied` with memory of their own; copies of inputs that share
+    memory share it, too."""
     storages: dict[int, torch.UntypedStorage] = {}
     copies: dict[int, torch.Tensor] = {}
 
@@ -84,7 +87,10 @@ def _copies(inputs: Sequence[Any]) -> list[Any]:
         copies[id(tensor)] = fresh.requires_grad_(tensor.requires_grad)
         return fresh
 
-    return [copy(value) if isinstance(value, torch.Tensor) else value for value in inputs]
+    return [
+        copy(value) if isinstance(value, torch.Tensor) and is_copied(value) else value
+        for value in inputs
+    ]
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

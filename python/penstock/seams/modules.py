@@ -20,12 +20,17 @@ require(
         "torch.fx._lazy_graph_module._LazyGraphModule",
         "torch.nn.Module._call_impl",
         "torch.nn.Module._compiled_call_impl",
+        "torch.nn.modules.module._global_backward_hooks",
+        "torch.nn.modules.module._global_backward_pre_hooks",
+        "torch.nn.modules.module._global_forward_hooks",
+        "torch.nn.modules.module._global_forward_pre_hooks",
     ),
     needed_by="penstock.offload",
     without="penstock.DataLoader works without it.",
 )
 
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+from torch.nn.modules import module as _module
 
 __all__ = [
     "COMPILED_CALL",
@@ -33,6 +38,7 @@ __all__ = [
     "Patch",
     "module_call",
     "compiled_call_of",
+    "global_hooks",
     "has_optimized_executor",
     "is_tracing",
     "set_small_groups",
@@ -40,6 +46,13 @@ __all__ = [
 
 # The attribute of a module that holds the function that runs in place of its `_call_impl`.
 COMPILED_CALL = "_compiled_call_impl"
+
+_GLOBAL_HOOKS = (
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+)
 
 
 def module_call(module: torch.nn.Module) -> Callable[..., Any]:
@@ -65,6 +78,11 @@ def has_optimized_executor() -> bool:
 def set_small_groups(keeps_them: bool) -> None:
     """Whether TorchScript keeps groups to differentiate that have few operators; off as a rule."""
     torch._C._debug_set_autodiff_subgraph_inlining(not keeps_them)
+
+
+def global_hooks() -> list[Any]:
+    """The hooks for all modules, by their kinds; each a dict."""
+    return [getattr(_module, name) for name in _GLOBAL_HOOKS]
 
 
 class Patch:

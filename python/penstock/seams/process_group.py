@@ -24,3 +24,8 @@ def default_store() -> Any:
     if not _IS_AVAILABLE or not dist.is_initialized():
         return None
     return dist.distributed_c10d._get_default_store()
+
+
+def default_group() -> Any:
+    """The default process group; None where there is none."""
+    return dist.group.WORLD if _IS_AVAILABLE and dist.is_initialized() else None

@@ -120,6 +120,7 @@ class ProvenanceTable:
         self.model_count = 0  # how many were offloaded to the loader so far
         self.use = LoaderUse()  # of the models that are offloaded to it now
         self.delivered_at = 0.0  # when its last batch came, by time.monotonic()
+        self.delivered_epoch = 0  # of that batch
         # What is to be freed for models that the program has dropped. They may go at any moment, so
         # it is done when the next batch comes.
         self.departures: deque[Callable[[], None]] = deque()
@@ -132,6 +133,7 @@ class ProvenanceTable:
     def record_batch(self, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> None:
         """Notes the batch's own tensors. Those of inference mode have no version that tells."""
         self.delivered_at = time.monotonic()
+        self.delivered_epoch = handle.epoch
         while self.departures:
             self.departures.popleft()()
         self.use.note_batch()

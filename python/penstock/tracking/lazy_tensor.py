@@ -215,6 +215,22 @@ def plain(tensor: LazyTensor) -> torch.Tensor:
     return tensor._stand_in
 
 
+def hush(tensor: LazyTensor) -> None:
+    """Has reads of the leaves of its batch that stayed with a worker not count as the program's."""
+    handle = None if tensor._value is None else tensor._value.batch
+    if handle is not None and handle.withheld is not None:
+        handle.withheld.counts_reads = False
+
+
+def values_of_lazy(tensor: LazyTensor) -> torch.Tensor:
+    """As `plain`, for a call of the model that we run in Python, which is no read of the program's.
+    Whatever waits is computed before, since the model may write to what it is given."""
+    if tensor._value is None or tensor.requires_grad:
+        return tensor
+    tensor._value.table.end_waiting(tensor._value)
+    return tensor._value.materialise()
+
+
 def is_written(tensor: LazyTensor) -> bool:
     """Whether something was written to `tensor`, so that its expression no longer holds."""
     return tensor._value is not None and write_count(tensor) != tensor._value.first_version

@@ -34,6 +34,7 @@ class WithheldLeaves:
         self._boundary = boundary
         self._name = name
         self._note = note
+        self.counts_reads = True
 
     def recall(self, index: int) -> Sequence[torch.Tensor]:
         """All leaves of the batch, since this one is read. Blocks until the batch is here.
@@ -41,7 +42,8 @@ class WithheldLeaves:
         Raises RuntimeError where the dataset gave other values than before, the dataset's error
         where the batch could not be made again, and PenstockError where no worker is left to ask.
         """
-        self._note(index)
+        if self.counts_reads:
+            self._note(index)
         leaves, boundary = self._recall()
         self._check(index, boundary)
         return leaves

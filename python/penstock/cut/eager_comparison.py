@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds a captured graph against the forward that it was captured of.
+
+A graph is what a forward did when it was captured. Where a program has changed something since then
+that Dynamo does not guard, the graph goes on as before. So some calls (the first, the first of each
+epoch, one in `verify_every`, and any before which something was seen to move) are run by Python, as
+they would be without penstock, and the graph is run beside it for nothing but the comparison.
+
+The run for the comparison leaves no trace. It comes first and is the graph alone: no hook, no
+`print` and no other line of the program runs in it. It works on copies of what it may write to, the
+generators are put back, and it ends at an operator that may do more than compute, or that writes to
+a parameter. A call that Dynamo captures as several graphs has lines of the program between them, so
+it is not run beside; where something was seen to move, it is captured anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from penstock.cut.program_state import ProgramState, shadowed_parts
+from penstock.cut.whole_comparison import copies_of
+from penstock.graph.autocast import autocast_put_back
+from penstock.graph.constants import is_same_bits
+from penstock.graph.declared_operators import is_declared
+from penstock.seams.operators import TorchDispatchMode, schema_of
+from penstock.seams.storages import identity, write_count
+from penstock.seams.trees import tree_leaves
+from penstock.stream.kept_generators import AllGeneratorsKept, torch_states
+from penstock.tracking.leaves import flatten_batch
+
+# Larger tensors are not copied; a graph that writes to one is not compared.
+COPIED_BYTES_MAX = 16 << 20
+# Whether the model is in training, and whether gradients are on.
+Mode = tuple[bool, bool]
+_LIBRARIES = frozenset({"aten", "prims", "prim", "torchvision"})
+
+
+class NotContained(Exception):
+    """The graph would do what cannot be undone."""
+
+
+class Observed(Exception):
+    """Ends a run for the comparison once the graph has run."""
+
+
+@dataclass
+class Observation:
+    """A graph's results for one call, and all that it would have left behind."""
+
+    results: list[torch.Tensor] = field(default_factory=list)
+    given: list[torch.Tensor] = field(default_factory=list)  # inputs
+    copies: list[torch.Tensor] = field(default_factory=list)  # in their places, after the run
+    drawn: list[torch.Tensor] = field(default_factory=list)  # the generators' states
+    # How often inputs were written to before the forward runs, and copies before the graph did.
+    versions: list[tuple[int, int]] = field(default_factory=list)
+
+    def difference(self, result: Any) -> str | None:
+        """The first thing in which the forward, which has run now and returned `result`, was other
+        than the graph."""
+        given = {id(tensor) for tensor in self.given}
+        for tensor in _tensors_of(result):
+            if id(tensor) not in given and not any(_is_same(tensor, one) for one in self.results):
+                return "results"
+        for tensor, copy, version in zip(self.given, self.copies, self.versions, strict=True):
+            if (_writes(tensor), _writes(copy)) == version:
+                continue
+            # A graph that writes to what was not copied is not run.
+            if tensor is copy or not is_same_bits(tensor, copy):
+                return "buffers"
+        if not all(map(torch.equal, self.drawn, torch_states())):
+            return "random numbers"
+        return None
+
+
+def observe(run: Callable[..., Any], inputs: Sequence[Any]) -> Observation:
+    """Runs a graph without a trace. Raises NotContained where that cannot be done."""
+    inputs = list(inputs)
+    copies = _copies(inputs)
+    uncopied = [
+        tensor
+        for tensor, copy in zip(inputs, copies, strict=True)
+        if isinstance(tensor, torch.Tensor) and tensor is copy
+    ]
+    tensors = [(a, b) for a, b in zip(inputs, copies, strict=True) if isinstance(a, torch.Tensor)]
+    versions = [(_writes(given), _writes(copy)) for given, copy in tensors]
+    with (
+        AllGeneratorsKept(),
+        torch.set_grad_enabled(torch.is_grad_enabled()),
+        autocast_put_back(),
+        _Contained(uncopied),
+    ):
+        results = [one for one in tree_leaves(run(*copies)) if isinstance(one, torch.Tensor)]
+        drawn = torch_states()
+    return Observation(
+        # Detached from the graph of the gradients, which is freed.
+        [one.detach().requires_grad_(one.requires_grad) for one in results],
+        [given for given, _ in tensors],
+        [copy for _, copy in tensors],
+        drawn,
+        versions,
+    )
+
+
+def _copies(inputs: Sequence[Any]) -> list[Any]:
+    """Copies of the tensors among the inputs, but for parameters and what is large."""
+
+    def is_copied(tensor: torch.Tensor) -> bool:
+        return (
+            not isinstance(tensor, torch.nn.Parameter)
+            and tensor.layout is torch.strided
+            and tensor.untyped_storage().nbytes() <= COPIED_BYTES_MAX
+        )
+
+    return copies_of(inputs, is_copied)
+
+
+class _Contained(TorchDispatchMode):
+    """Refuses operators that may do more than compute, and writes to tensors that were not
+    copied."""
+
+    def __init__(self, uncopied: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._uncopied = set(map(_storage_of, uncopied)) - {None}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace not in _LIBRARIES and not is_declared(func):
+            raise NotContained(f"{func} may do more than compute")
+        schema = schema_of(func)
+        if schema.is_mutable:
+            values = [*args, *kwargs.values()]
+            names = [argument.name for argument in schema.arguments[: len(args)]] + list(kwargs)
+            written = {
+                argument.name
+                for argument in schema.arguments
+                if argument.alias_info is not None and argument.alias_info.is_write
+            }
+            for name, value in zip(names, values, strict=True):
+                if name in written and any(
+                    _storage_of(one) in self._uncopied
+                    for one in tree_leaves(value)
+                    if isinstance(one, torch.Tensor)
+                ):
+                    raise NotContained(f"{func} writes to a tensor that is not copied")
+        return func(*args, **kwargs)
+
+
+def _storage_of(tensor: torch.Tensor) -> int | None:
+    return identity(tensor.untyped_storage()) if tensor.layout is torch.strided else None
+
+
+def _writes(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else write_count(tensor)
+
+
+def _tensors_of(result: Any) -> list[torch.Tensor]:
+    """The tensors of a forward's result, in whatever it has put them."""
+    tensors = flatten_batch(result) or [
+        one for one in tree_leaves(result) if isinstance(one, torch.Tensor)
+    ]
+    return tensors or flatten_batch(getattr(result, "__dict__", None))
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.layout is not b.layout or a.requires_grad != b.requires_grad or a.device != b.device:
+        return False
+    if a.layout is not torch.strided:
+        return a.shape == b.shape  # which is compared no further
+    return is_same_bits(a, b)
+
+
+class Schedule:
+    """Which calls of one offloaded model are compared. Confined to the training thread."""
+
+    def __init__(self, modules: Callable[[], Iterable[torch.nn.Module]], verify_every: int) -> None:
+        """`modules` gives those of the model, which may be gone."""
+        self._modules = modules
+        self._verify_every = verify_every
+        # By mode, since the last comparison: programs take turns at training and validation, which
+        # have graphs of their own.
+        self._calls: Counter[Mode] = Counter()
+        self._epochs: dict[Mode, int] = {}
+        self._moved: dict[Mode, list[str]] = {}
+        self._state = ProgramState(self._all_modules())
+
+    def is_due(self, mode: Mode, epoch: int) -> bool:
+        """Whether the call that comes is to be compared; to be asked once for each."""
+        self._calls[mode] += 1
+        changes = self._state.changes()
+        if changes:
+            for names in self._moved.values():
+                names += changes
+            self._epochs.clear()  # the graphs of all modes are to be compared
+        return epoch != self._epochs.get(mode) or self._calls[mode] >= self._verify_every
+
+    def has_moved(self, mode: Mode) -> bool:
+        """Whether something was seen to move since the last comparison."""
+        return bool(self._moved.get(mode))
+
+    def done(self, mode: Mode, epoch: int) -> None:
+        """To be called after a comparison, or where none is possible."""
+        if epoch != self._epochs.get(mode):
+            self._state.watch(self._all_modules())  # the model may have other parts by now
+        self._calls[mode], self._epochs[mode], self._moved[mode] = 0, epoch, []
+
+    def spoken_reason(self, mode: Mode, difference: str) -> str:
+        """What differs and what has changed, for people."""
+        changed = [*dict.fromkeys(self._moved.get(mode, ())), *shadowed_parts(self._all_modules())]
+        if changed:
+            because = f"{', '.join(changed)} changed"
+        else:
+            because = "something changed that Dynamo does not guard, or captured wrongly"
+        return f"its captured graph gives other {difference} than its forward does ({because})"
+
+    def _all_modules(self) -> list[torch.nn.Module]:
+        return [part for module in self._modules() for part in module.modules()]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a program that a captured graph depends on and Dynamo does not guard.
+
+Dynamo takes it that the environment, classes and functions stay as they were when it captured a
+graph. A program may replace a method between two epochs, or read a variable that it sets. A look
+at all of that takes some microseconds, so it is taken before each call; where something moved, the
+graph is compared with the forward itself (`eager_comparison.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from penstock.seams.modules import global_hooks
+from penstock.seams.process_group import default_group
+
+_MISSING = object()
+
+
+class ProgramState:
+    """Confined to one thread."""
+
+    def __init__(self, modules: list[torch.nn.Module]) -> None:
+        """`modules` are those of the model, with all that are inside of them."""
+        # Mappings that live, how people call them, and copies.
+        self._watched: list[tuple[Mapping[Any, Any], str, dict[Any, Any]]] = []
+        self._kinds: set[type] = set()
+        functional = vars(torch.nn.functional)
+        self._watched.append((functional, "torch.nn.functional.", dict(functional)))
+        self.watch(modules)
+        self._variables: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+        self._variables_then = dict(self._variables)
+        self._hooks_then = [dict(hooks) for hooks in global_hooks()]
+        self._group_then = default_group()
+
+    def watch(self, modules: list[torch.nn.Module]) -> None:
+        """Watches the classes of these modules, too."""
+        kinds = {kind for module in modules for kind in type(module).__mro__ if kind is not object}
+        for kind in kinds - self._kinds:
+            self._watched.append((vars(kind), f"{kind.__qualname__}.", dict(vars(kind))))
+        self._kinds |= kinds
+
+    def changes(self) -> list[str]:
+        """Names what was changed since this was asked last."""
+        changed: list[str] = []
+        if self._variables != self._variables_then:
+            now, then = self._variables, self._variables_then
+            names = sorted(
+                os.fsdecode(name)
+                for name in now.keys() | then.keys()
+                if now.get(name) != then.get(name)
+            )
+            changed += [f"os.environ[{name!r}]" for name in names]
+            self._variables_then = dict(now)
+        for place, (living, name, copy) in enumerate(self._watched):
+            if not _is_same(living, copy):
+                self._watched[place] = (living, name, dict(living))
+                changed += [name + one for one in _replaced(copy, living)]
+        hooks = global_hooks()
+        if any(map(_differ, hooks, self._hooks_then)):
+            self._hooks_then = [dict(one) for one in hooks]
+            changed.append("a hook for all modules")
+        if default_group() is not self._group_then:
+            self._group_then = default_group()
+            changed.append("the process group")
+        return changed
+
+
+def _differ(living: Mapping[Any, Any], copy: Mapping[Any, Any]) -> bool:
+    return bool(living or copy) and not _is_same(living, copy)
+
+
+def _is_same(living: Mapping[Any, Any], copy: Mapping[Any, Any]) -> bool:
+    try:
+        return bool(living == copy)
+    except Exception:  # of a value that cannot be compared with the one before, such as an array
+        return False
+
+
+def _replaced(then: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[str]:
+    """The functions, methods and properties that are others now. Dynamo guards plain values."""
+    names = [
+        str(name)
+        for name in now.keys() | then.keys()
+        if now.get(name, _MISSING) is not then.get(name, _MISSING)
+        and any(
+            callable(value) or hasattr(type(value), "__get__")
+            for value in (now.get(name), then.get(name))
+        )
+    ]
+    return sorted(names)
+
+
+def shadowed_parts(modules: list[torch.nn.Module]) -> list[str]:
+    """Names submodules, parameters and buffers that an attribute of the same name hides."""
+    return [
+        f"{type(module).__name__}.{name}"
+        for module in modules
+        for parts in (module._modules, module._parameters, module._buffers)
+        for name in parts
+        if name in vars(module)
+    ]

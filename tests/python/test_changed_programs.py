@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program may change anything between two steps. Training goes on as without a cut, to the bit,
+also where Dynamo has no guard on what was changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from in_process_pool import InProcessPool
+from offload_training import bits, fresh, generator_states, warnings_of
+from torch import nn
+
+from penstock import offload
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread")]
+
+
+class Scale(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2.0
+
+
+class Shift(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 0.5 + 1.0
+
+
+class Deep(nn.Module):
+    """A module three deep whose configuration is a list inside of a tuple."""
+
+    def __init__(self, depth: int = 3) -> None:
+        super().__init__()
+        self.cfg = (1.0, [1.0])
+        self.inner = Deep(depth - 1) if depth > 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x * self.cfg[1][0])
+
+
+class Model(nn.Module):
+    """Preprocessing that depends on nearly everything, then a network with a dropout and a batch
+    norm."""
+
+    level = "1"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = Scale()
+        self.deep = Deep()
+        self.net = nn.Sequential(
+            nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2)
+        )
+
+    def pre(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * float(os.getenv("PENSTOCK_TEST_LEVEL", "1"))
+        x = self.deep(self.scale(self.pre(x)))
+        return self.net(F.normalize(x) + x * 0.1)
+
+
+def set_variable(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("PENSTOCK_TEST_LEVEL", "3")
+
+
+def replace_method(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Model, "pre", lambda self, x: x - 1.0)
+
+
+def replace_forward_of_part(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scale, "forward", lambda self, x: x * 3.0)
+
+
+def replace_function_of_torch(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(F, "normalize", lambda x: x * 0.25)
+
+
+def shadow_part(model: Model, patch: pytest.MonkeyPatch) -> None:
+    object.__setattr__(model, "scale", Shift())
+
+
+def change_nested_list(model: Model, patch: pytest.MonkeyPatch) -> None:
+    model.deep.inner.inner.cfg[1][0] = 2.0
+
+
+def add_global_hook(model: Model, patch: pytest.MonkeyPatch) -> None:
+    def hook(module: nn.Module, args: Any, result: Any) -> Any:
+        return result * 1.5 if isinstance(module, Scale) else None
+
+    handle = nn.modules.module.register_module_forward_hook(hook)
+    patch.setattr(model, "undo", handle.remove, raising=False)
+
+
+@dataclass(frozen=True)
+class Change:
+    make: Callable[[Model, pytest.MonkeyPatch], None]
+    name: str  # that the warning has; none where Dynamo guards it, in some versions of torch
+    is_seen_at_once: bool = True  # also in the middle of an epoch
+
+
+CHANGES = [
+    Change(set_variable, "os.environ['PENSTOCK_TEST_LEVEL']"),
+    Change(replace_method, "Model.pre"),
+    Change(replace_forward_of_part, "Scale.forward"),
+    Change(replace_function_of_torch, ""),
+    Change(shadow_part, "Model.scale", is_seen_at_once=False),
+    Change(change_nested_list, "", is_seen_at_once=False),
+    Change(add_global_hook, "a hook for all modules"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _variable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PENSTOCK_TEST_LEVEL", "1")
+    yield
+
+
+def batches() -> list[torch.Tensor]:
+    return [torch.randn(6, 20, generator=torch.Generator().manual_seed(k)) for k in range(5)]
+
+
+def trained(
+    model: Any,
+    pool: InProcessPool,
+    change: Callable[[], None],
+    step: int = 0,
+    call: Callable[[Any, torch.Tensor], torch.Tensor] = lambda model, x: model(x),
+) -> list[bytes]:
+    """Three epochs; `change` happens at `step` of the second one."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    trace: list[bytes] = []
+    torch.manual_seed(5)
+    for epoch in range(3):
+        pool.epoch = epoch
+        for place, x in enumerate(pool):
+            if (epoch, place) == (1, step):
+                change()
+            optimizer.zero_grad()
+            loss = call(model, x).square().sum()
+            loss.backward()
+            optimizer.step()
+            trace += [bits(loss), *(bits(value) for value in model.state_dict().values())]
+            trace += generator_states()
+    return trace
+
+
+def compared(
+    change: Change,
+    cut: Any,
+    step: int,
+    **options: Any,
+) -> InProcessPool:
+    pool = InProcessPool(batches())
+    traces = []
+    for is_ours in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            model: Any = fresh(Model)
+            source = pool if is_ours else InProcessPool(batches())
+            if is_ours:
+                model = offload(model, pool, cut=cut, **options)
+            traces.append(trained(model, source, lambda: change.make(model, patch), step))  # noqa: B023
+            undo = getattr(model, "undo", None)
+            if undo is not None:
+                undo()
+    assert traces[0] == traces[1]
+    return pool
+
+
+@pytest.mark.parametrize("cut", ["maximal", "auto"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.make.__name__)
+def test_change_between_epochs_reaches_an_offloaded_model(
+    change: Change, cut: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the change on the losses were those of the graph that was captured before."""
+    pool = compared(change, cut, step=0)
+    if cut == "maximal":
+        assert pool.shipped_count
+    if cut == "maximal" and change.name:
+        (warning,) = warnings_of(caplog)
+        assert change.name in warning
+        assert pool.plan is not None
+        assert change.name in str(pool.plan.refused)
+
+
+@pytest.mark.parametrize(
+    "change", [c for c in CHANGES if c.is_seen_at_once], ids=lambda change: change.make.__name__
+)
+def test_change_in_the_middle_of_an_epoch_is_seen_at_the_next_call(change: Change) -> None:
+    pool = compared(change, "maximal", step=2)
+    assert pool.shipped_count
+
+
+@pytest.mark.parametrize("change", [change_nested_list, shadow_part])
+def test_change_that_nothing_tells_is_found_by_the_next_comparison(change: Any) -> None:
+    """One batch in `verify_every` is run by Python; here it is every one."""
+    compared(Change(change, ""), "maximal", step=2, verify_every=1)
+
+
+def test_change_that_makes_no_difference_leaves_the_cut(caplog: pytest.LogCaptureFixture) -> None:
+    def set_other(model: Model, patch: pytest.MonkeyPatch) -> None:
+        patch.setenv("PENSTOCK_TEST_OTHER", "1")
+
+    pool = compared(Change(set_other, ""), "maximal", step=2)
+    assert not warnings_of(caplog)
+    assert pool.plan is not None
+    assert pool.plan.moved
+
+
+class SideEffects(Model):
+    """Counts and prints, writes to a buffer and draws: each of it once a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.calls = 0
+        self.own = torch.Generator().manual_seed(3)
+        self.history: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.history.append(len(self.history))
+        self.seen += 1
+        x.add_(1.0)
+        return super().forward(x * 2.0 + torch.rand(()))
+
+
+class Prints(SideEffects):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("forward")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [SideEffects, Prints])
+@pytest.mark.parametrize("verify_every", [1, 2, 1000])
+def test_comparison_leaves_no_trace(
+    kind: Any, verify_every: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lives = []
+    for is_ours in (False, True):
+        pool = InProcessPool(batches())
+        model: Any = fresh(kind)
+        hooked: list[str] = []
+        model.register_forward_pre_hook(lambda *_, h=hooked: h.append("before"))  # type: ignore[misc]
+        model.register_forward_hook(lambda *_, h=hooked: h.append("after"))  # type: ignore[misc]
+        model.net.register_forward_hook(lambda *_, h=hooked: h.append("inside"))  # type: ignore[misc]
+        if is_ours:
+            model = offload(model, pool, cut="maximal", verify_every=verify_every)
+        trace = trained(model, pool, lambda: None)
+        lives.append((trace, hooked, model.calls, model.history, capsys.readouterr().out))
+    assert lives[0] == lives[1]
+
+
+def test_change_reaches_a_model_that_is_captured_as_several_graphs() -> None:
+    class Broken(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * 2.0
+            torch._dynamo.graph_break()
+            return super().forward(x)
+
+    traces = []
+    for is_ours in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            pool = InProcessPool(batches())
+            model: Any = fresh(Broken)
+            if is_ours:
+                model = offload(model, pool, cut="maximal")
+            traces.append(trained(model, pool, lambda: set_variable(model, patch), 2))  # noqa: B023
+    assert traces[0] == traces[1]
+    assert pool.plan is not None
+    assert pool.plan.moved
+
+
+def test_change_reaches_an_offloaded_training_step() -> None:
+    traces = []
+    for is_ours in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            pool = InProcessPool(batches())
+            model: Any = fresh(Model)
+
+            def step(x: torch.Tensor) -> torch.Tensor:
+                return model(x.double().float() / 3.0)  # noqa: B023
+
+            run = offload(step, pool, cut="maximal") if is_ours else step
+            traces.append(
+                trained(
+                    model,
+                    pool,
+                    lambda: replace_method(model, patch),  # noqa: B023
+                    call=lambda _, x: run(x),  # noqa: B023
+                )
+            )
+    assert traces[0] == traces[1]
+    assert pool.shipped_count
+
+
+def test_loops_own_transforms_are_compared_with_the_batches_they_follow_from() -> None:
+    def call(model: Any, x: torch.Tensor) -> torch.Tensor:
+        return model(x.double().float().div_(3.0))
+
+    traces = []
+    for is_ours in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            pool = InProcessPool(batches())
+            model: Any = fresh(Model)
+            if is_ours:
+                model = offload(model, pool, cut="maximal")
+            traces.append(
+                trained(model, pool, lambda: change_nested_list(model, patch), call=call)  # noqa: B023
+            )
+    assert traces[0] == traces[1]
+    assert pool.shipped_count
