@@ -4,7 +4,9 @@ also where Dynamo has no guard on what was changed."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +18,7 @@ from in_process_pool import InProcessPool
 from offload_training import bits, fresh, generator_states, warnings_of
 from torch import nn
 
-from penstock import offload
+from penstock import offload, stateless
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread")]
 
@@ -316,3 +318,122 @@ def test_loops_own_transforms_are_compared_with_the_batches_they_follow_from() -
             )
     assert traces[0] == traces[1]
     assert pool.shipped_count
+
+
+class Returns(Model):
+    """Gives back what it was given and has, beside what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale_of_loss = nn.Parameter(torch.ones(()))
+        self.table = [torch.arange(3.0)]
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x), y, self.scale_of_loss, self.table[0]
+
+
+def test_tensors_that_a_forward_passes_on_are_no_difference(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = InProcessPool([(x, torch.ones(6)) for x in batches()])
+    model = offload(fresh(Returns), pool, cut="maximal", verify_every=2)
+    for epoch in range(2):
+        pool.epoch = epoch
+        for x, y in pool:
+            assert model(x, y)[1] is y
+    assert not warnings_of(caplog)
+    assert pool.plan is not None
+    assert pool.plan.moved
+
+
+class PythonsRandom(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * random.random())
+
+
+def test_comparison_draws_none_of_pythons_random_numbers() -> None:
+    lives = []
+    for is_ours in (False, True):
+        pool = InProcessPool(batches())
+        model: Any = fresh(PythonsRandom)
+        random.seed(3)
+        if is_ours:
+            model = offload(model, pool, cut="maximal", verify_every=2)
+        lives.append((trained(model, pool, lambda: None), random.getstate()))
+    assert lives[0] == lives[1]
+
+
+def test_comparison_shows_nothing_to_hooks_on_saved_tensors() -> None:
+    lives = []
+    for is_ours in (False, True):
+        pool = InProcessPool(batches())
+        model: Any = fresh(Model)
+        if is_ours:
+            model = offload(model, pool, cut="maximal", verify_every=1)
+        saved: list[torch.Size] = []
+
+        def call(
+            model: Any,
+            x: torch.Tensor,
+            saved: list[torch.Size] = saved,
+            pool: InProcessPool = pool,
+        ) -> torch.Tensor:
+            if pool.epoch == 0:
+                return model(x)  # type: ignore[no-any-return]  # a cut is planned with a run, too
+
+            def pack(tensor: torch.Tensor) -> torch.Tensor:
+                saved.append(tensor.shape)
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                return model(x)  # type: ignore[no-any-return]
+
+        trace = trained(model, pool, lambda: None, call=call)
+        lives.append((trace, saved))
+    assert lives[0] == lives[1]
+
+
+_noise = itertools.count(1)
+
+
+@stateless
+@torch.library.custom_op("penstock_test::unsteady", mutates_args=())
+def unsteady(x: torch.Tensor) -> torch.Tensor:
+    """Stands for a kernel that adds in another order each time."""
+    return x * (1.0 + 1e-6 * next(_noise))
+
+
+unsteady.register_fake(torch.empty_like)
+unsteady.register_autograd(lambda ctx, gradient: gradient)
+
+
+class Unsteady(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return unsteady(super().forward(x))  # type: ignore[no-any-return]
+
+
+def test_kernel_that_gives_other_bits_each_time_is_no_difference(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = InProcessPool(batches())
+    trained(offload(fresh(Unsteady), pool, cut="maximal", verify_every=2), pool, lambda: None)
+    assert not warnings_of(caplog)
+    assert pool.plan is not None
+    assert pool.plan.moved
+
+
+def test_change_reaches_a_model_whose_kernels_give_other_bits_each_time() -> None:
+    results = []
+    for is_ours in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            pool = InProcessPool(batches())
+            model: Any = fresh(Unsteady).eval()
+            if is_ours:
+                model = offload(model, pool, cut="maximal")
+            with torch.no_grad():
+                for place, x in enumerate(pool):
+                    if place == 2:
+                        set_variable(model, patch)
+                    results.append(model(x))
+    for plain, ours in zip(results[:5], results[5:], strict=True):
+        torch.testing.assert_close(plain, ours, rtol=1e-3, atol=1e-4)

@@ -11,12 +11,15 @@ The run for the comparison leaves no trace. It comes first and is the graph alon
 generators are put back, and it ends at an operator that may do more than compute, or that writes to
 a parameter. A call that Dynamo captures as several graphs has lines of the program between them, so
 it is not run beside; where something was seen to move, it is captured anew.
+
+Some kernels add in another order each time. So a difference counts if the graph gives the same bits
+when it is run once more, on copies of what it was given and with the generators as they were.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,11 +61,12 @@ class Observation:
     drawn: list[torch.Tensor] = field(default_factory=list)  # the generators' states
     # How often inputs were written to before the forward runs, and copies before the graph did.
     versions: list[tuple[int, int]] = field(default_factory=list)
+    again: Callable[[], Observation] | None = None  # runs the graph as it was run before
 
-    def difference(self, result: Any) -> str | None:
+    def difference(self, result: Any, had: Iterable[torch.Tensor]) -> str | None:
         """The first thing in which the forward, which has run now and returned `result`, was other
-        than the graph."""
-        given = {id(tensor) for tensor in self.given}
+        than the graph. It may return a tensor that it `had` before, which no graph does."""
+        given = {id(tensor) for tensor in (*self.given, *had)}
         for tensor in _tensors_of(result):
             if id(tensor) not in given and not any(_is_same(tensor, one) for one in self.results):
                 return "results"
@@ -76,23 +80,51 @@ class Observation:
             return "random numbers"
         return None
 
+    def is_repeatable(self) -> bool:
+        """Whether the graph gives the same bits when it is run again. Kernels that add in any order
+        do not, and then a difference from the forward tells nothing."""
+        assert self.again is not None
+        for tensor, copy, (version, _) in zip(self.given, self.copies, self.versions, strict=True):
+            if tensor is copy and _writes(tensor) != version:
+                return True  # as far as can be found out: the graph's input is gone
+        try:
+            other = self.again()
+        except Exception:  # such as too little memory beside what the forward has saved
+            return True
+        return all(
+            _is_same(a, b)
+            for a, b in zip(
+                (*self.results, *self.copies), (*other.results, *other.copies), strict=True
+            )
+        )
+
 
 def observe(run: Callable[..., Any], inputs: Sequence[Any]) -> Observation:
     """Runs a graph without a trace. Raises NotContained where that cannot be done."""
-    inputs = list(inputs)
+    spare = _copies(inputs)
+    before = AllGeneratorsKept()
+    with before:
+        observation = _observed(run, inputs)
+
+    def again() -> Observation:
+        with AllGeneratorsKept():
+            before.put_back()
+            return _observed(run, spare)
+
+    observation.again = again
+    return observation
+
+
+def _observed(run: Callable[..., Any], inputs: Sequence[Any]) -> Observation:
     copies = _copies(inputs)
-    uncopied = [
-        tensor
-        for tensor, copy in zip(inputs, copies, strict=True)
-        if isinstance(tensor, torch.Tensor) and tensor is copy
-    ]
     tensors = [(a, b) for a, b in zip(inputs, copies, strict=True) if isinstance(a, torch.Tensor)]
     versions = [(_writes(given), _writes(copy)) for given, copy in tensors]
     with (
-        AllGeneratorsKept(),
         torch.set_grad_enabled(torch.is_grad_enabled()),
         autocast_put_back(),
-        _Contained(uncopied),
+        # The program's own hooks are not called, and nothing is saved for a backward.
+        torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing),
+        _Contained([given for given, copy in tensors if given is copy]),
     ):
         results = [one for one in tree_leaves(run(*copies)) if isinstance(one, torch.Tensor)]
         drawn = torch_states()
@@ -104,6 +136,10 @@ def observe(run: Callable[..., Any], inputs: Sequence[Any]) -> Observation:
         drawn,
         versions,
     )
+
+
+def _nothing(_: Any) -> Any:
+    return None
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:
@@ -159,11 +195,26 @@ def _writes(tensor: torch.Tensor) -> int:
 
 
 def _tensors_of(result: Any) -> list[torch.Tensor]:
-    """The tensors of a forward's result, in whatever it has put them."""
-    tensors = flatten_batch(result) or [
-        one for one in tree_leaves(result) if isinstance(one, torch.Tensor)
-    ]
-    return tensors or flatten_batch(getattr(result, "__dict__", None))
+    """The tensors of a forward's result, in whatever it has put them; none where that holds itself
+    or is half made."""
+    try:
+        tensors = flatten_batch(result) or [
+            one for one in tree_leaves(result) if isinstance(one, torch.Tensor)
+        ]
+        return tensors or flatten_batch(getattr(result, "__dict__", None))
+    except (AttributeError, RecursionError):
+        return []
+
+
+def _attributes(module: torch.nn.Module) -> Iterator[Any]:
+    """The attributes of a module, with what is in its dicts, lists and tuples."""
+    for value in vars(module).values():
+        if isinstance(value, dict):
+            yield from value.values()
+        elif isinstance(value, (list, tuple)):
+            yield from value
+        else:
+            yield value
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -201,6 +252,15 @@ class Schedule:
     def has_moved(self, mode: Mode) -> bool:
         """Whether something was seen to move since the last comparison."""
         return bool(self._moved.get(mode))
+
+    def tensors_before(self, arguments: Any) -> list[torch.Tensor]:
+        """The tensors that there are before a call: its arguments, and those of the model."""
+        attributes = (one for module in self._all_modules() for one in _attributes(module))
+        values = (*tree_leaves(arguments), *attributes)
+        return [
+            *_tensors_of(arguments),
+            *(value for value in values if isinstance(value, torch.Tensor)),
+        ]
 
     def done(self, mode: Mode, epoch: int) -> None:
         """To be called after a comparison, or where none is possible."""

@@ -48,6 +48,7 @@ from penstock.seams.dynamo import CAPTURE_FAILURES, capture_count, is_skipped
 from penstock.seams.dynamo import config as dynamo_config
 from penstock.seams.modules import is_tracing
 from penstock.seams.trees import tree_leaves, tree_map
+from penstock.stream.kept_generators import AllGeneratorsKept
 from penstock.tracking.lazy_tensor import LazyTensor, hush, values_of_lazy
 from penstock.tracking.running_models import enter_model, leave_model
 
@@ -254,14 +255,15 @@ class OffloadedCall(StandIn):
     ) -> Any:
         observation = self._observe(traced, args, kwargs)
         args, kwargs = tree_map(_with_values, (args, kwargs))
-        result = run(*args, **kwargs)
         schedule = self._schedule
         assert schedule is not None
-        difference = None if observation is None else observation.difference(result)
-        if difference is not None:
+        had = [] if observation is None else schedule.tensors_before((args, kwargs))
+        result = run(*args, **kwargs)
+        difference = None if observation is None else observation.difference(result, had)
+        if observation is not None and difference is not None and observation.is_repeatable():
             if self.context.is_open:
                 self.context.give_up(schedule.spoken_reason(self._mode, difference))
-        elif observation is None and schedule.has_moved(self._mode):
+        elif (observation is None or difference is not None) and schedule.has_moved(self._mode):
             self._capture_anew()
         schedule.done(self._mode, self.context.provenance.delivered_epoch)
         return result
@@ -276,7 +278,8 @@ class OffloadedCall(StandIn):
         enter_model()
         begin_run(self)
         try:
-            _as_eager(capturing(whole=True)(traced), suppress_errors=False)(*args, **kwargs)
+            with AllGeneratorsKept():  # Dynamo draws Python's numbers before the graph runs
+                _as_eager(capturing(whole=True)(traced), suppress_errors=False)(*args, **kwargs)
         except Observed:
             pass
         except Exception:

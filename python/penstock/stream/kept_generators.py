@@ -25,7 +25,11 @@ class AllGeneratorsKept(GeneratorsKept):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        super().__exit__(kind, error, traceback)
+        self.put_back()
+
+    def put_back(self) -> None:
+        """Puts them back as they were when the block began; may be called after its end."""
+        super().__exit__(None, None, None)
         if self._of_devices:
             torch.cuda.set_rng_state_all(self._of_devices)
 
