@@ -279,6 +279,36 @@ def test_change_reaches_a_model_that_is_captured_as_several_graphs() -> None:
     assert pool.plan.moved
 
 
+@pytest.mark.parametrize("is_compiled_first", [True, False])
+def test_forward_that_dynamo_leaves_to_python_runs_once_a_call(is_compiled_first: bool) -> None:
+    """Dynamo takes no frame with a break in a loop, but frames that it calls."""
+
+    class Loops(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                self.calls += 1
+                torch._dynamo.graph_break()
+            return self.net(self.scale(x))
+
+    lives = []
+    for is_ours in (False, True):
+        pool = InProcessPool(batches())
+        model: Any = fresh(Loops)
+        if is_compiled_first:
+            torch.compile(fresh(Loops), backend="eager")(torch.ones(6, 20))
+        if is_ours:
+            model = offload(model, pool, cut="maximal", verify_every=1)
+        lives.append((trained(model, pool, lambda: None), model.calls))
+    second: Any = offload(fresh(Loops), InProcessPool(batches()), cut="maximal")
+    second(torch.ones(6, 20))
+    assert lives[0] == lives[1]
+    assert second.calls == 2
+
+
 def test_change_reaches_an_offloaded_training_step() -> None:
     traces = []
     for is_ours in (False, True):

@@ -5,6 +5,7 @@ are gone. Torch's Dynamo is never reset here, since no program resets it."""
 from __future__ import annotations
 
 import gc
+import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -247,14 +248,52 @@ def test_workers_stop_computing_for_a_model_that_the_program_drops() -> None:
     assert pool.plan is None
 
 
-def test_code_that_others_have_compiled_too_often_is_named_as_the_reason() -> None:
+@pytest.mark.slow
+def test_model_is_cut_after_the_program_compiled_its_class_too_often() -> None:
+    """Dynamo then leaves the class's forward to Python, and the model was not cut."""
     kind: Any = run_cell()
-    limit = torch._dynamo.config.recompile_limit
-    for width in range(2, 4 + limit):
+    for width in range(2, 4 + torch._dynamo.config.recompile_limit):
         torch.compile(kind(width), backend="eager")(rows(0)[0])
-    pool = InProcessPool([])
-    model = offload(kind(30), pool, cut="maximal")
-    for _ in range(20):
-        model(pool.deliver(rows(0)[0]))
-    assert pool.plan is not None
-    assert "other calls of torch.compile" in str(pool.plan.refused)
+    run(lambda: kind(30), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_compiled_model_is_cut_however_many_of_its_class_were_compiled(is_in_place: bool) -> None:
+    """Dynamo counts the captures of a forward for all who compile it, the ninth was not cut."""
+    kind: Any = run_cell()
+
+    def compiled(width: int) -> Any:
+        model = seeded(width, lambda: kind(width))
+        if not is_in_place:
+            return torch.compile(model, backend="eager")
+        model.compile(backend="eager")
+        return model
+
+    for width in range(2, 6 + torch._dynamo.config.recompile_limit):
+        expected = fold(compiled(width), rows(0), rows(1))
+        train, val = InProcessPool(rows(0)), InProcessPool(rows(1))
+        assert fold(offload(compiled(width), train, val, cut="maximal"), train, val) == expected
+        assert is_cut(train, val)
+
+
+@pytest.mark.slow
+def test_offloaded_models_leave_the_programs_own_compilations_alone() -> None:
+    """Their captures counted for the program's limit, and its own model was not compiled."""
+    if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+        pytest.skip("torch counts all captures of a forward together")
+    kind: Any = run_cell()
+    kept = []
+    for width in range(2, 4 + torch._dynamo.config.recompile_limit):
+        pool = InProcessPool(rows(0))
+        model = offload(kind(width), pool, cut="maximal")
+        fold(model, pool, [], epochs=1)
+        kept.append((model, pool))
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compile(kind(30), backend=backend)(rows(0)[0])
+    assert len(graphs) == 1

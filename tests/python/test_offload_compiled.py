@@ -23,9 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread", "room_f
 
 @pytest.fixture
 def room_for_captures() -> Iterator[None]:
-    """Dynamo counts the captures of one forward for all who compile it, here for all tests, those
-    of other files: wide_and_deep was not cut after all of them had compiled it."""
-    torch._dynamo.reset()
+    """For the twins that are not offloaded: Dynamo leaves the ninth of a class to Python."""
     with torch._dynamo.config.patch(recompile_limit=256):
         yield
 

@@ -35,7 +35,7 @@ from penstock.seams.dynamo import (
     drop_capture,
     ends_by_returning,
     note_captured_code,
-    optimize,
+    optimize_apart,
 )
 
 # How many graphs of one frame are kept that no open call uses.
@@ -131,6 +131,11 @@ def is_broken(code: types.CodeType) -> bool:
     return code in _broken
 
 
+def note_broken(code: types.CodeType) -> None:
+    """Python has run the frame, and Dynamo at most frames that it calls."""
+    _broken[code] = True
+
+
 def _program_of(model: Any) -> Any:
     return type(model) if isinstance(model, torch.nn.Module) else getattr(model, "__code__", model)
 
@@ -221,7 +226,7 @@ def _note_code(code: types.CodeType) -> None:
     else:
         graph = None
     if graph is None or not graph.is_whole_frame:
-        _broken[code] = True
+        note_broken(code)
 
 
 def _forget_unused(frame: int) -> None:
@@ -241,6 +246,7 @@ def capturing(*, whole: bool) -> OptimizeContext:
     """What `torch.compile` would make of our backend, for all models alike: Dynamo keeps each. With
     `whole`, a call that is not one graph raises before any of it runs."""
     note_captured_code(_note_code)
-    context: Any = optimize(capture_graph, nopython=whole)
+    beside = capturing(whole=False) if whole else None
+    context: Any = optimize_apart(capture_graph, beside, nopython=whole)
     assert isinstance(context, OptimizeContext)
     return context

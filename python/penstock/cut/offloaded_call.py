@@ -27,6 +27,7 @@ from penstock.cut.captured_graphs import (
     capturing,
     end_run,
     is_broken,
+    note_broken,
     note_skipped,
     why_skipped,
 )
@@ -44,7 +45,7 @@ from penstock.cut.eager_comparison import (
 from penstock.cut.still_model import StillModel
 from penstock.graph.capture import first_sentence
 from penstock.graph.planning import CutOptions
-from penstock.seams.dynamo import CAPTURE_FAILURES, capture_count, is_skipped
+from penstock.seams.dynamo import CAPTURE_FAILURES, is_crowded, is_skipped, take_again, wrap_inline
 from penstock.seams.dynamo import config as dynamo_config
 from penstock.seams.modules import is_tracing
 from penstock.seams.trees import tree_leaves, tree_map
@@ -56,7 +57,6 @@ logger = logging.getLogger(__name__)
 
 # After this many calls in a row without a captured graph, the plan says so.
 UNCAPTURED_CALLS_MAX = 16
-# Captures are counted for each offloaded model and not, as Dynamo does, for all instances together.
 _CAPTURES_OF_ALL_MAX = 1 << 30
 
 
@@ -120,7 +120,9 @@ class OffloadedCall(StandIn):
         )
         self._captures: Counter[int] = Counter()  # by Dynamo's number of the frame
         self._captures_max = dynamo_config.recompile_limit
+        self._is_new = True
         self._has_run_graph = False
+        self._has_run_root = False  # the graph of the frame that is called first
         self._has_captured = False  # in this call
         self._uncaptured_calls = 0  # since the last call of which a graph ran
         # Random numbers have to be drawn by the place of the batch in every call.
@@ -130,9 +132,13 @@ class OffloadedCall(StandIn):
         self._compiled: Callable[..., Any]
         if user is not None:
             self._compiled = recompiled(model, user.with_backend(UserBackend(user)))
+            self._with_room: Callable[..., Any] = dynamo_config.patch(**_ROOM)(self._compiled)
+            # Dynamo calls modules of torch.nn by a frame of its own, the same for all.
+            is_torchs = type(context.target()).__module__.startswith("torch.")
+            self._inlined = _code_of(wrap_inline(_code_of)) if is_torchs else None
         else:
             self._traced = _traceable(call_impl)
-            self._compiled = _as_eager(capturing(whole=False)(self._traced))
+            self._compiled = self._with_room = _as_eager(capturing(whole=False)(self._traced))
         self._schedule: Schedule | None = None
         if can_be_still:
             target = context.target  # which is held weakly
@@ -153,14 +159,12 @@ class OffloadedCall(StandIn):
             if self._still.may_skip():
                 return self.call_impl(*args, **kwargs)
             self.context.call_weight = self._still.weight
+        run = self._with_room if self._needs_room() else self._compiled
         if self._is_to_be_compared():
             return self._run_compared(args, kwargs)
-        self._has_run_graph = self._has_captured = False
-        self.context.begin_call()
-        enter_model()
-        begin_run(self)
+        self._begin_run()
         try:
-            return self._compiled(*args, **kwargs)
+            return run(*args, **kwargs)
         except Exception as error:
             if self._has_run_graph or self._user or not _is_capture_failure(error):
                 raise
@@ -170,6 +174,23 @@ class OffloadedCall(StandIn):
             self._end_run()
         self.context.give_up(reason)
         return self.call_impl(*args, **kwargs)
+
+    def _needs_room(self) -> bool:
+        """Whether Dynamo's limit may keep it from a capture in the call that comes. It counts all
+        models of a class, those that the program compiles included; ours counts for each."""
+        if self._user is None and not self._is_new:
+            return False  # settled by `_as_eager`
+        code = self._code
+        if self._is_new and code is not None and why_skipped(self.context.target()) is None:
+            take_again(code)
+        is_new, self._is_new = self._is_new, False
+        return is_new or (code is not None and is_crowded(code))
+
+    def _begin_run(self) -> None:
+        self._has_run_graph = self._has_run_root = self._has_captured = False
+        self.context.begin_call()
+        enter_model()
+        begin_run(self)
 
     def _end_run(self) -> None:
         end_run()
@@ -200,17 +221,24 @@ class OffloadedCall(StandIn):
     def _is_observable(self) -> bool:
         """Whether Dynamo runs the call as one graph, and no line of the program, as far as is known
         before."""
-        traced = self._traced if self._owner is None else self._owner.forward
-        code = getattr(traced, "__code__", None)
+        code = self._code
         return (
             code is not None
             and self._mode not in self._several_graphs
             and self._uncaptured_calls == 0
-            and not is_skipped(traced)
+            and not is_skipped(self._traced if self._owner is None else self._owner.forward)
             and not is_broken(code)
             and why_skipped(self.context.target()) is None
-            and capture_count(code) - len(self._graphs) < self._captures_max
         )
+
+    @property
+    def _code(self) -> types.CodeType | None:
+        """That of the frame which Dynamo captures first."""
+        if self._user is None:
+            owner = self._owner
+            return _code_of(self._traced if owner is None else owner.forward)
+        target = self.context.target()
+        return self._inlined or _code_of(getattr(target, "forward", target))
 
     @property
     def _owner(self) -> torch.nn.Module | None:
@@ -253,10 +281,13 @@ class OffloadedCall(StandIn):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        observation = self._observe(traced, args, kwargs)
-        args, kwargs = tree_map(_with_values, (args, kwargs))
+        observation, result = self._observe(traced, args, kwargs)
         schedule = self._schedule
         assert schedule is not None
+        if result is not _NONE:
+            schedule.done(self._mode, self.context.provenance.delivered_epoch)
+            return result
+        args, kwargs = tree_map(_with_values, (args, kwargs))
         had = [] if observation is None else schedule.tensors_before((args, kwargs))
         result = run(*args, **kwargs)
         difference = None if observation is None else observation.difference(result, had)
@@ -270,28 +301,33 @@ class OffloadedCall(StandIn):
 
     def _observe(
         self, traced: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Observation | None:
-        """What the captured graph of a call gives; None where it cannot be run for that alone."""
-        self._has_run_graph = self._has_captured = False
+    ) -> tuple[Observation | None, Any]:
+        """What the captured graph of a call gives; None where it cannot be run for that alone. If
+        Dynamo left the frame to Python, the call has happened, and its result is given."""
+        code, result = self._code, _NONE
+        if code is not None:
+            take_again(code)
         self._observation, self.is_observing = None, True
-        self.context.begin_call()
-        enter_model()
-        begin_run(self)
+        self._begin_run()
+        kept = AllGeneratorsKept()  # Dynamo draws Python's numbers before the graph runs
+        kept.__enter__()
         try:
-            with AllGeneratorsKept():  # Dynamo draws Python's numbers before the graph runs
-                _as_eager(capturing(whole=True)(traced), suppress_errors=False)(*args, **kwargs)
+            run = _as_eager(capturing(whole=True)(traced), suppress_errors=False)
+            result = run(*args, **kwargs)
         except Observed:
             pass
         except Exception:
             # Nothing of the program has run. If this is an error of the program's, it comes again.
             logger.debug("a call is not compared", exc_info=True)
         finally:
+            if result is _NONE:
+                kept.put_back()
             self.is_observing = False
             self._end_run()
-        if not self._has_run_graph:
+        if result is not _NONE or not self._has_run_graph:
             self._several_graphs.add(self._mode)
         observation, self._observation = self._observation, None
-        return observation
+        return observation, result
 
     def _capture_anew(self) -> None:
         """Has Dynamo capture the model again, since something was seen to move."""
@@ -330,16 +366,19 @@ class OffloadedCall(StandIn):
     def run_graph(self, graph: CapturedGraph, inputs: Sequence[Any]) -> Any:
         """See `GraphRunner`."""
         self._has_run_graph = True
+        if self._schedule is not None and graph.code is not None and graph.code() is self._code:
+            self._has_run_root = True
+        is_observed = self.is_observing and self._has_run_root
         if not self.context.is_open:
             self._let_go()
-            if self.is_observing:
+            if is_observed:
                 raise Observed
             return graph.run_whole(*inputs)
         run = self._graphs.get(graph)
         if run is None:
             run = self._graphs[graph] = self._cut_of(graph)
             graph.users.add(self)
-        if self.is_observing:
+        if is_observed:
             if not graph.is_whole_frame:
                 self._has_run_graph = False
                 raise NotContained("lines of the program run after it")
@@ -369,6 +408,10 @@ class OffloadedCall(StandIn):
             is_still = not (self._has_captured or call.has_planned or call.moves)
             self._still.note_call(is_still)
         self._uncaptured_calls = 0 if self._has_run_graph else self._uncaptured_calls + 1
+        if self._has_run_graph and not self._has_run_root and self._schedule is not None:
+            code = self._code
+            if code is not None:
+                note_broken(code)
         if self._uncaptured_calls == UNCAPTURED_CALLS_MAX and self.context.is_open:
             self.context.plan.note_idle(self._why_uncaptured())
 
@@ -378,14 +421,6 @@ class OffloadedCall(StandIn):
         skipped = why_skipped(target)
         if skipped is not None:
             return skipped
-        forward = getattr(target, "forward", target)
-        code = getattr(forward, "__code__", None)
-        count = 0 if code is None else capture_count(code)
-        if count >= self._captures_max and not self._captures:
-            return (
-                f"other calls of torch.compile in this process have captured its forward {count} "
-                f"times, and Dynamo captures it no more (torch._dynamo.config.recompile_limit)"
-            )
         return (
             f"Dynamo captured nothing of {UNCAPTURED_CALLS_MAX} calls in a row: it cannot take "
             f"this forward, or is switched off; TORCH_LOGS=graph_breaks shows what it met; a "
@@ -395,6 +430,16 @@ class OffloadedCall(StandIn):
 
 
 _NONE = object()
+# Captures are counted for each offloaded model and not, as Dynamo does, for all instances together.
+_ROOM: dict[str, Any] = {
+    "recompile_limit": _CAPTURES_OF_ALL_MAX,
+    "accumulated_recompile_limit": _CAPTURES_OF_ALL_MAX,
+}
+
+
+def _code_of(function: Any) -> types.CodeType | None:
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
 
 
 def _with_values(item: Any) -> Any:
@@ -410,8 +455,7 @@ def _as_eager(compiled: Callable[..., Any], *, suppress_errors: bool = True) -> 
         trace_numpy=False,
         suppress_errors=suppress_errors,
         record_runtime_overhead=False,  # marks for a profiler, in each graph of each call
-        recompile_limit=_CAPTURES_OF_ALL_MAX,
-        accumulated_recompile_limit=_CAPTURES_OF_ALL_MAX,
+        **_ROOM,
     )(compiled)
     return patched
 

@@ -34,6 +34,7 @@ require(
         "torch._dynamo.eval_frame.OptimizeContext",
         "torch._dynamo.eval_frame.OptimizedModule",
         "torch._dynamo.eval_frame.innermost_backend",
+        "torch._dynamo.eval_frame.set_code_exec_strategy",
         "torch._dynamo.exc.FailOnRecompileLimitHit",
         "torch._dynamo.exc.SkipFrame",
         "torch._dynamo.exc.TorchDynamoException",
@@ -43,6 +44,8 @@ require(
         "torch._dynamo.source.TensorPropertySource",
         "torch._dynamo.source.is_from_local_source",
         "torch._dynamo.trace_rules.check",
+        "torch._dynamo.types.FrameAction.DEFAULT",
+        "torch._dynamo.types.FrameExecStrategy",
         "torch._guards.CompileContext.current_compile_id",
         "torch._guards.Source",
         "torch._inductor.aot_compile",
@@ -58,12 +61,16 @@ from torch._dynamo import exc
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.eval_frame import OptimizeContext as OptimizeContext
 from torch._dynamo.eval_frame import OptimizedModule as OptimizedModule
-from torch._dynamo.eval_frame import innermost_backend
+from torch._dynamo.eval_frame import (  # type: ignore[attr-defined]
+    innermost_backend,
+    set_code_exec_strategy,
+)
 from torch._dynamo.exc import SkipFrame as SkipFrame
 from torch._dynamo.external_utils import wrap_inline as wrap_inline
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.source import TensorPropertySource as TensorPropertySource
 from torch._dynamo.source import is_from_local_source as is_from_local_source
+from torch._dynamo.types import FrameAction, FrameExecStrategy  # type: ignore[attr-defined]
 from torch._guards import CompileContext
 from torch._guards import Source as Source
 
@@ -86,12 +93,15 @@ __all__ = [
     "ends_by_returning",
     "function_under",
     "has_lazy_modules",
+    "is_crowded",
     "is_from_local_source",
     "is_skipped",
     "module_under",
     "note_captured_code",
     "optimize",
+    "optimize_apart",
     "source_of",
+    "take_again",
     "untraced",
     "wrap_inline",
 ]
@@ -149,6 +159,23 @@ def capture_count(code: CodeType) -> int:
     return sum(entry.code is not None for entry in _debug_get_cache_entry_list(code))
 
 
+def is_crowded(code: CodeType) -> bool:
+    """Whether Dynamo may refuse the next capture of a frame's code, for how many there are or
+    were."""
+    entries = _debug_get_cache_entry_list(code)
+    return bool(entries) and (
+        len(entries) >= config.recompile_limit
+        or max(entry.compile_id.frame_compile_id or 0 for entry in entries) + 1
+        >= config.accumulated_recompile_limit
+    )
+
+
+def take_again(code: CodeType) -> None:
+    """Has Dynamo take frames of this code again. Once any caller has come to the limit of captures,
+    it leaves those that it knows no capture for to Python, for good and for all callers."""
+    set_code_exec_strategy(code, FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT))
+
+
 def drop_capture(code: CodeType, capture: Capture) -> None:
     """Takes one capture out of Dynamo's cache, as Dynamo itself does when an object that it guards
     is gone."""
@@ -184,6 +211,18 @@ def optimize(backend: Backend, **options: Any) -> Callable[..., Any]:
     """`torch.compile` by its older name, which takes options that the newer one does not."""
     compiled: Callable[..., Any] = torch._dynamo.optimize(backend, **options)
     return compiled
+
+
+def optimize_apart(backend: Backend, beside: Any = None, **options: Any) -> Any:
+    """`optimize`, with captures that do not count for the program's own calls of torch.compile, nor
+    theirs for it; they do count together with those of `beside`. Torch tells captures apart from
+    2.13 on, and before that they all count together."""
+    if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+        return optimize(backend, **options)
+    context: Any = optimize(backend, isolate_recompiles=True, **options)
+    if beside is not None:
+        context._isolate_recompiles_id = beside._isolate_recompiles_id
+    return context
 
 
 def compiled_by(context: OptimizeContext) -> tuple[Backend, dict[str, Any]]:
