@@ -205,6 +205,37 @@ def test_change_that_nothing_tells_is_found_by_the_next_comparison(change: Any) 
     compared(Change(change, ""), "maximal", step=2, verify_every=1)
 
 
+class Trunk(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head = nn.Linear(20, 8), nn.Linear(8, 2)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.trunk(x * 2.0 - 1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))
+
+
+def test_method_that_cuts_off_gradients_alone_reaches_an_offloaded_model() -> None:
+    """The results are the same, and the trunk was trained on."""
+    features, traces = Trunk.features, []
+    for is_ours in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            pool = InProcessPool(batches())
+            model: Any = fresh(Trunk)
+            if is_ours:
+                model = offload(model, pool, cut="maximal")
+
+            def freeze(patch: pytest.MonkeyPatch = patch) -> None:
+                patch.setattr(Trunk, "features", lambda self, x: features(self, x).detach())
+
+            traces.append(trained(model, pool, freeze, step=2))
+    assert traces[0] == traces[1]
+    assert pool.plan is not None
+    assert pool.plan.moved
+
+
 def test_change_that_makes_no_difference_leaves_the_cut(caplog: pytest.LogCaptureFixture) -> None:
     def set_other(model: Model, patch: pytest.MonkeyPatch) -> None:
         patch.setenv("PENSTOCK_TEST_OTHER", "1")

@@ -253,6 +253,10 @@ class Schedule:
         """Whether something was seen to move since the last comparison."""
         return bool(self._moved.get(mode))
 
+    def has_other_code(self, mode: Mode) -> bool:
+        """Whether functions were seen to be replaced, and not the environment alone."""
+        return any(not name.startswith("os.environ") for name in self._moved.get(mode, ()))
+
     def tensors_before(self, arguments: Any) -> list[torch.Tensor]:
         """The tensors that there are before a call: its arguments, and those of the model."""
         attributes = (one for module in self._all_modules() for one in _attributes(module))

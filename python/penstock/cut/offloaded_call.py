@@ -58,6 +58,8 @@ logger = logging.getLogger(__name__)
 # After this many calls in a row without a captured graph, the plan says so.
 UNCAPTURED_CALLS_MAX = 16
 _CAPTURES_OF_ALL_MAX = 1 << 30
+# A capture takes seconds. A model that is to be captured more often is put back.
+_RECAPTURES_MAX = 32
 
 
 class StandIn:
@@ -143,6 +145,7 @@ class OffloadedCall(StandIn):
         if can_be_still:
             target = context.target  # which is held weakly
             self._schedule = Schedule(lambda: modules_of(target()), context.verify_every)
+        self._recaptures = 0
         self._several_graphs: set[Mode] = set()  # modes in which a call is no one graph
         self._observation: Observation | None = None
         self.is_observing = False
@@ -294,7 +297,10 @@ class OffloadedCall(StandIn):
         if observation is not None and difference is not None and observation.is_repeatable():
             if self.context.is_open:
                 self.context.give_up(schedule.spoken_reason(self._mode, difference))
-        elif (observation is None or difference is not None) and schedule.has_moved(self._mode):
+        elif schedule.has_other_code(self._mode) or (
+            (observation is None or difference is not None) and schedule.has_moved(self._mode)
+        ):
+            # Other code may have the same results and other gradients.
             self._capture_anew()
         schedule.done(self._mode, self.context.provenance.delivered_epoch)
         return result
@@ -331,6 +337,9 @@ class OffloadedCall(StandIn):
 
     def _capture_anew(self) -> None:
         """Has Dynamo capture the model again, since something was seen to move."""
+        self._recaptures += 1
+        if self._recaptures > _RECAPTURES_MAX and self.context.is_open:
+            self.context.give_up("the program keeps replacing functions that its forward may call")
         for graph in list(self._graphs):
             graph.drop()
         self._let_go()
