@@ -4,7 +4,9 @@
 Torch's own loader takes none, and torchdata's StatefulDataLoader keeps them from the beginning. The
 rounds of the loaders take turns, each with a fresh loader of one epoch.
 
-- order: a sampler of 20,000 whose state holds its permutation, in batches of 20.
+- order: a sampler of 20,000 whose state holds its permutation, in batches of 20 tensors.
+- numbers: the same, in batches of 20 numbers, which torch's own loader makes in 16 us each.
+- ahead: the same, with two workers.
 - mixture: a MixtureSampler of 100 sources; memory is what the trainer has more after the epoch's
   last batch than after its first hundred.
 - module: a map-style dataset that is an nn.Module with 16 MB of weights, with two workers.
@@ -33,6 +35,7 @@ LOADERS: dict[str, Any] = {
     "torch": torch.utils.data.DataLoader,
     "torchdata": StatefulDataLoader,
     "penstock": penstock.DataLoader,
+    "torchdata, a state each batch": StatefulDataLoader,
     "penstock, a state each batch": penstock.DataLoader,
 }
 
@@ -71,6 +74,11 @@ class Indices(Dataset[int]):
         return index
 
 
+class Rows(Indices):
+    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
+        return torch.tensor([index])
+
+
 class Weighted(torch.nn.Module):
     """A dataset with 16 MB of weights."""
 
@@ -88,9 +96,11 @@ class Weighted(torch.nn.Module):
 
 def case(name: str, batch_count: int) -> dict[str, Any]:
     """The arguments of a loader."""
-    if name == "order":
+    if name in ("order", "numbers", "ahead"):
         count = 20 * batch_count
-        return {"dataset": Indices(count), "batch_size": 20, "sampler": KeptOrder(count)}
+        dataset = Indices(count) if name == "numbers" else Rows(count)
+        options = {"num_workers": 2} if name == "ahead" else {}
+        return {"dataset": dataset, "batch_size": 20, "sampler": KeptOrder(count), **options}
     if name == "mixture":
         sampler = penstock.MixtureSampler(
             [1000] * 100, [1.0] * 100, when_exhausted="repeat", num_samples=8 * batch_count
@@ -124,6 +134,8 @@ def resident_bytes() -> int:
 def measure(args: argparse.Namespace) -> Iterator[Record]:
     for name, batch_count in (
         ("order", args.batches),
+        ("numbers", args.batches),
+        ("ahead", args.batches),
         ("mixture", args.mixture_batches),
         ("module", args.module_batches),
     ):

@@ -41,11 +41,21 @@ py::object decode_value(const py::bytes& value) {
   return decode_nest(batch.value()->frame().nest, batch.value()->tensors(), py::none());
 }
 
+// Whether each is of exactly one of the types whose values nobody can write to.
+bool has_only_atoms(const py::list& values) {
+  return std::ranges::all_of(values, [](const py::handle value) {
+    PyObject* const object = value.ptr();
+    return PyLong_CheckExact(object) || PyFloat_CheckExact(object) || PyUnicode_CheckExact(object) ||
+           PyBytes_CheckExact(object) || PyBool_Check(object) || object == Py_None;
+  });
+}
+
 }  // namespace
 
 void bind_values(py::module_& module) {
   module.def("encode_value", &encode_value, py::arg("value"), py::arg("name") = "value");
   module.def("decode_value", &decode_value, py::arg("data"));
+  module.def("has_only_atoms", &has_only_atoms, py::arg("values"));
 }
 
 }  // namespace penstock::bindings

@@ -28,7 +28,7 @@ import torch
 from pool_processes import PoolProcesses, pool_of
 from sample_datasets import Computed, Streamed
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 import penstock
 from penstock import DataLoader
@@ -185,7 +185,7 @@ def test_loaders_that_are_never_iterated_leave_nothing(name: str, turns: int) ->
 
 @pytest.mark.long("*-workers", "*-threads", "*-rank")
 @pytest.mark.parametrize("name", OPTIONS)
-@lives(6, 200)
+@lives(6, 1000)
 def test_loaders_that_are_left_at_any_batch_leave_nothing(name: str, turns: int) -> None:
     def turn(number: int) -> None:
         loader = DataLoader(ROWS, batch_size=4, **OPTIONS[name])
@@ -293,7 +293,7 @@ LONG_EPOCHS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", LONG_EPOCHS)
-@lives(2_000, 20_000)  # of seven kinds: 140,000 together
+@lives(2_000, 100_000)
 def test_batches_of_a_long_epoch_add_nothing(name: str, turns: int) -> None:
     """With all that a program may ask of a loader in its midst: states, figures, looks ahead."""
     warm = 1000
@@ -356,8 +356,29 @@ def test_models_that_were_offloaded_leave_nothing(turns: int) -> None:
     live(turn, turns, warm=4)
 
 
+@lives(2, 10)
+def test_folds_of_a_sweep_leave_nothing(turns: int) -> None:
+    """Five folds a turn, each with a model of its own, one loader to train and one to validate."""
+    dataset = Computed(40, row)
+
+    def turn(_: int) -> None:
+        for fold in range(5):
+            held_out = range(8 * fold, 8 * fold + 8)
+            parts = ([at for at in range(40) if at not in held_out], held_out)
+            loaders = [DataLoader(Subset(dataset, part), 4, num_workers=1) for part in parts]
+            model = penstock.offload(Features(), *loaders, cut="maximal")
+            train(model, loaders[0])
+            with torch.no_grad():
+                for batch in loaders[1]:
+                    model(batch)
+            assert [moved(loader) for loader in loaders] == [MOVED, MOVED]
+            penstock.detach(model)
+
+    live(turn, turns, warm=2)
+
+
 @pytest.mark.parametrize("detaches", [False, True])
-@lives(4, 500)
+@lives(4, 200)
 def test_plans_of_loaders_that_are_gone_are_gone(detaches: bool, turns: int) -> None:
     """One model for all of them; each loader has its own plan."""
     model: Any = Features()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from resumed_streams import (
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from penstock import DataLoader, MixtureSampler
+from penstock.stream.shard_state import copied_state
 
 WORKERS = [
     {"num_workers": 0},
@@ -251,6 +253,47 @@ def test_a_sampler_is_asked_once_in_so_many_steps(workers: int, tmp_path: Path) 
     for _ in loader:
         loader.state_dict()
     assert sampler.asked_count - before <= 20 / 5 + 3
+
+
+def test_a_sampler_without_workers_is_asked_when_the_loader_is(tmp_path: Path) -> None:
+    sampler = CountedSampler(tmp_path / "sampler")
+    loader = DataLoader(list(range(40)), 2, sampler=sampler)  # type: ignore[arg-type]
+    loader.state_dict()
+    batches = iter(loader)
+    before = sampler.asked_count
+    take(batches, 9)
+    assert sampler.asked_count == before
+    loader.state_dict()
+    assert sampler.asked_count == before + 1
+
+
+class Shared(list[int]):
+    pass
+
+
+def test_a_copied_state_is_as_deepcopy_has_it() -> None:
+    numbers, tensor = [1, 2.5, "a", None, True, b"b"], torch.arange(3)
+    state: dict[Any, Any] = {
+        "order": numbers,
+        "again": [numbers, {"inner": numbers}],
+        "words": torch.arange(4),
+        "pair": (numbers, tensor),
+        "of a class": Shared([1]),
+        "in a list": [1, Shared([2]), tensor],
+        3: OrderedDict(a=[1]),
+    }
+    state["itself"] = state
+    copied = copied_state(state)
+    assert copied["itself"] is copied and copied is not state
+    assert copied["order"] == numbers and copied["order"] is not numbers
+    assert copied["again"][0] is copied["again"][1]["inner"] is copied["order"]
+    assert copied["pair"][0] is copied["order"]
+    assert copied["pair"][1] is copied["in a list"][2] is not tensor
+    assert type(copied["of a class"]) is type(copied["in a list"][1]) is Shared
+    assert copied["in a list"][1] is not state["in a list"][1]
+    assert copied[3] == {"a": [1]} and copied[3]["a"] is not state[3]["a"]
+    copied["words"][0] = 9
+    assert state["words"][0] == 0
 
 
 def test_a_dataset_of_a_worker_is_asked_once_in_so_many_steps(tmp_path: Path) -> None:

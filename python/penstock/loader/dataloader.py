@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 import weakref
@@ -71,7 +70,7 @@ from penstock.program_line import warn
 from penstock.seams.iterators import BaseIterator
 from penstock.stream.progress import GeneratorSnapshot, Progress, sampler_states
 from penstock.stream.sample_generators import DrawWarning
-from penstock.stream.shard_state import ResumedDataset
+from penstock.stream.shard_state import ResumedDataset, copied_state
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tuning.automatic_count import AutomaticCount, first_count
 from penstock.tuning.load_meter import LoadMeter
@@ -675,7 +674,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             live._shutdown_workers()
         self._iterator = self._newest_iterator = None
         self._progress = None
-        self._loaded_state = copy.deepcopy(state_dict) or None
+        self._loaded_state = copied_state(dict(state_dict)) or None
         self._are_ranks_compared = False
 
     def _make_state(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -45,6 +45,9 @@ from penstock.worker.failed_sample import spoken_sample
 from penstock.worker.fetching import FetchSpec, InProcessFetcher
 from penstock.worker.sample_clock import timed_collate
 from penstock.worker.threaded_fetch import make_pool
+
+if TYPE_CHECKING:
+    from penstock.loader.common_steps import CommonSteps
 
 
 class SingleProcessIter(CountedPulls, SingleProcessIterator):
@@ -104,6 +107,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         if point is not None:
             self._num_yielded = point.yielded_count
         self._steps = steps_of_job(loader)
+        progress.sampler.is_ahead = self._steps is not None  # by the batch of the next step
         self._held: _Held | None = None  # made, and to be given when all ranks take its step
         self._is_order_drawn = False
         self._is_order_of_globals = (
@@ -290,12 +294,11 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         is_all = isinstance(self._held.error, StopIteration)
         return Ready(int(not is_all), is_all, raises=self._held.error is not None and not is_all)
 
-    def _make_next(self) -> Any:
-        if self._steps is None:
-            return self._make_batch()
+    def _make_common(self, steps: CommonSteps) -> Any:
+        """Makes a batch when all ranks take its step."""
         began_at, placed_s = time.perf_counter(), self._ledger.placed_s
         try:
-            if not self._steps.take_turn(self._look):
+            if not steps.take_turn(self._look):
                 raise StopIteration
         finally:
             made_s = self._ledger.placed_s - placed_s
@@ -322,7 +325,8 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
 
     def _next_batch(self) -> Any:
         try:
-            batch = self._make_next()
+            steps = self._steps
+            batch = self._make_batch() if steps is None else self._make_common(steps)
         except StopIteration:
             self._progress.finish()
             raise

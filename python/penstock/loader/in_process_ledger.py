@@ -64,6 +64,8 @@ class InProcessLedger:
         dataset_s = min(dataset_s, spent_s)
         self._place("step_dataset_s", dataset_s)
         self._place("step_collate_s", spent_s - dataset_s)
+        if not self._work.is_slow(slowest_s if slowest_s > 0 else dataset_s):
+            return
         if slowest_s > 0:
             index = _index_at(indices, place)
             self._work.note_sample(SlowSample(slowest_s, index, sequence, place, 0))

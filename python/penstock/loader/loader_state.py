@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -56,6 +55,7 @@ from penstock.stream.shard_state import (
     ShardStart,
     ShardStarts,
     StateFailure,
+    copied_state,
     is_stateful,
     load_between_epochs,
     load_shard_between_epochs,
@@ -106,7 +106,7 @@ def state_interval(loader: LoaderFace) -> int:
 
 def loaded_state(loader: LoaderFace, state: dict[str, Any]) -> dict[str, Any]:
     """The state of a loader that was given ``state`` and has not begun its iteration."""
-    state = copy.deepcopy(state)
+    state = copied_state(state)
     return sealed(state) if is_same_on_all_ranks(loader) else state
 
 
@@ -248,7 +248,7 @@ def states_at_end(loader: LoaderFace, progress: Progress, asks_workers: bool) ->
 
 def _state_of(dataset: Any) -> Any:
     try:
-        return copy.deepcopy(dataset.state_dict())
+        return copied_state(dataset.state_dict())
     except Exception as error:
         return StateFailure.of(dataset, error)
 

@@ -28,6 +28,11 @@ class PastWork:
         for seconds, index, _epoch, sequence, place, worker_id in samples:
             self.note_sample(SlowSample(seconds, index, sequence, place, worker_id))
 
+    def is_slow(self, seconds: float) -> bool:
+        """Whether a sample that took so long is one to note."""
+        noted = self.slow_samples
+        return len(noted) < _SLOW_SAMPLES_MAX or seconds > noted[-1].seconds
+
     def note_sample(self, sample: SlowSample) -> None:
         self.slow_samples.append(sample)
         self.slow_samples.sort(key=lambda one: -one.seconds)

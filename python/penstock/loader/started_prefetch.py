@@ -8,7 +8,6 @@ batches follow from, the iterator is dropped and another made in its place, from
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from penstock.stream.progress import (
     own_generators,
     sampler_states,
 )
-from penstock.stream.shard_state import StateFailure, load_between_epochs
+from penstock.stream.shard_state import StateFailure, copied_state, load_between_epochs
 
 _Begin = Callable[[], BaseIterator]
 # Torch's options that may be assigned after construction, and that a new iterator is made with.
@@ -80,7 +79,7 @@ class StartedPrefetch:
         """Of the loader before its prefetching was started, for its ``state_dict()``."""
         if isinstance(self._before.state, RuntimeError):
             raise self._before.state
-        return copy.deepcopy(self._before.state)
+        return copied_state(self._before.state)
 
     @property
     def is_fresh(self) -> bool:

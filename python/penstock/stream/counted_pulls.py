@@ -4,7 +4,6 @@ comes to its place in the order."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 from collections import deque
@@ -13,7 +12,7 @@ from typing import Any, NoReturn
 
 from penstock.sampling.rank_batch_sampler import RankBatchSampler
 from penstock.stream.progress import GeneratorHolder, Progress, ResumePoint
-from penstock.stream.shard_state import is_stateful, load_between_epochs
+from penstock.stream.shard_state import copied_state, is_stateful, load_between_epochs
 
 _NOTHING = object()
 
@@ -23,7 +22,7 @@ Repeats = dict[int, list[tuple[Any, int, int]]]
 
 def _states_of(parts: dict[str, Any], kept: Any) -> dict[str, Any]:
     """The states of a sampler's parts. ``kept`` is what lives as long as they can be asked for."""
-    return {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+    return {name: copied_state(part.state_dict()) for name, part in parts.items()}
 
 
 class CountedPulls:

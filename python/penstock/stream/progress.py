@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from penstock.stream.sampler_notes import SamplerNotes, SamplerPlace
 from penstock.stream.shard_state import (
     ShardStarts,
     StateFailure,
+    copied_state,
     dated,
     is_stateful,
     undated,
@@ -114,7 +114,7 @@ def sampler_states(loader: GeneratorHolder) -> dict[str, Any] | None:
 
 def _state_or_failure(thing: Any) -> Any:
     try:
-        return copy.deepcopy(thing.state_dict())
+        return copied_state(thing.state_dict())
     except Exception as error:
         return StateFailure.of(thing, error)
 
@@ -229,14 +229,14 @@ class Progress:
         the last answer says under "batches" after how many it was taken. A StateFailure is in the
         place of one that could not be taken."""
         if self.shard_states_now is not None:
-            return copy.deepcopy(self.shard_states_now())
+            return copied_state(self.shard_states_now())
         return [*map(self._shard_state, range(len(self._resumed_states)))]
 
     def _shard_state(self, shard_id: int) -> Any:
         answer_count = self.shard_counts[shard_id]
         sent = self.counts.shard_state(shard_id)
         if sent is None:
-            resumed = copy.deepcopy(self._resumed_states[shard_id])
+            resumed = copied_state(self._resumed_states[shard_id])
             return None if resumed is None else undated(resumed, answer_count)
         state = self.decode_state(sent)
         if isinstance(state, StateFailure):
@@ -294,7 +294,10 @@ class Progress:
 
     def note_sampler(self, index: Any) -> None:
         """The sampler gave ``index``."""
-        self.sampler.note(index, self.left.first)
+        self.sampler.note(index, self._first_left)
+
+    def _first_left(self) -> int:
+        return self.left.first
 
     def answer(self, shard_id: int, is_error: bool) -> None:
         """The next request was answered, in the trainer's own process."""
@@ -303,11 +306,12 @@ class Progress:
     def answer_pulled(self, shard_id: int, is_error: bool) -> None:
         """The request that was pulled last was answered, where nothing is asked for ahead. An
         interrupt may have taken pulls before it."""
-        if self.answered_count == self.pulled_count:
+        missed_count = self.pulled_count - self.counts.answered_count
+        if missed_count == 0:
             return  # the sampler itself failed
-        while self.answered_count + 1 < self.pulled_count:
+        for _ in range(missed_count - 1):
             self.counts.skip_answer()
-        self.answer(shard_id, is_error)
+        self.counts.answer(shard_id, is_error)
 
     def share_out(self, process_count: int) -> None:
         """So many processes make the rest of a map-style dataset's epoch."""

@@ -5,6 +5,8 @@ Batches are asked for ahead, so a sampler has been pulled further than the batch
 was given. Its state is therefore one of two kinds. A snapshot from before the place: the pulls
 since then are repeated at a resume. Or, at the first call in an epoch, the state of now: the
 indices that were pulled and whose batches are still to come are then a part of the loader's state.
+Without workers nothing is asked for ahead, so a snapshot is taken when a state is asked for, and
+one that is not too old serves it as well.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 Take = Callable[[], dict[str, Any]]
+
+_KEPT_ON = 8  # indices are forgotten by as many, or more
 
 
 class SamplerPlace(NamedTuple):
@@ -42,6 +46,7 @@ class SamplerNotes:
         of a state to go on from."""
         self.every: int | None = None  # pulls between snapshots; None while nobody wants states
         self.is_over = False
+        self.is_ahead = True  # the sampler may be pulled further than the batches that were given
         self._take: Take | None = None
         self._notes: deque[_Note] = deque()
         self._kept: deque[Any] = deque()  # indices of the batches from _kept_first on
@@ -63,16 +68,17 @@ class SamplerNotes:
         none."""
         self._take = take
 
-    def note(self, index: Any, first_left: int) -> None:
-        """The sampler gave ``index``; ``first_left`` is the place of the first batch left."""
+    def note(self, index: Any, first_left: Callable[[], int]) -> None:
+        """The sampler gave ``index``; ``first_left()`` is the place of the first batch left."""
         self.pull_count += 1
         self.sample_count += len(index) if isinstance(index, (list, tuple)) else 1
         if self._take is None:
             return
         # The sampler may fill the same list again.
         self._kept.append(index.copy() if type(index) is list else index)
-        self._forget_before(first_left)
-        if self.every is not None and self.pull_count % self.every == 0:
+        if len(self._kept) % _KEPT_ON == 0:
+            self._forget_before(first_left())
+        if self.is_ahead and self.every is not None and self.pull_count % self.every == 0:
             self._notes.append(self._note_now())
 
     def place(self, first_left: int) -> SamplerPlace:
@@ -83,6 +89,9 @@ class SamplerNotes:
         if self._take is None or self.pull_count == 0:
             return SamplerPlace(None, first_left)
         self._forget_before(first_left)
+        if not self.is_ahead and self._notes and self.every is not None:
+            if self.pull_count >= self._notes[-1].pull_count + self.every:
+                self._notes.clear()
         if not self._notes:
             self._notes.append(self._note_now())
         note = self._notes[0]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, Sampler, default_collate, default_convert
 
+from penstock import _C
 from penstock.stream.batch_seeds import GeneratorsKept, generator_states, put_back
 
 _NOTHING = object()
@@ -67,6 +68,30 @@ def is_state_due(sequence: int, every: int, lane_count: int) -> bool:
     """Whether the state after batch ``sequence`` is one for a snapshot, which is made of the last
     ones of all lanes before a multiple of ``every``."""
     return every <= lane_count or sequence % every >= every - lane_count
+
+
+def copied_state(state: Any) -> Any:
+    """As :func:`copy.deepcopy`, and nearly as quick as ``list.copy()`` where a state has long lists
+    of numbers: the order of an epoch, say."""
+    return _copied(state, {})
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """``memo`` is that of :func:`copy.deepcopy`: a list that is there twice is in the copy, too."""
+    kind = type(value)
+    if kind not in (list, dict):
+        return copy.deepcopy(value, memo)
+    known = memo.get(id(value))
+    if known is not None:
+        return known
+    made: Any = memo.setdefault(id(value), kind())
+    if kind is dict:
+        made.update((_copied(key, memo), _copied(part, memo)) for key, part in value.items())
+    elif _C.has_only_atoms(value):
+        made.extend(value)
+    else:
+        made.extend(_copied(part, memo) for part in value)
+    return made
 
 
 def is_stateful(thing: Any) -> bool:
@@ -147,7 +172,7 @@ class ResumedDataset:
 
     def _state(self) -> Any:
         try:
-            return copy.deepcopy(self._dataset.state_dict())
+            return copied_state(self._dataset.state_dict())
         except Exception as error:
             return StateFailure.of(self._dataset, error)
 

@@ -28,29 +28,34 @@ class NamingMapFetcher(MapDatasetFetcher):
     def fetch(self, possibly_batched_index: Any) -> Any:
         if not self.auto_collation or type(possibly_batched_index) is not list:
             return super().fetch(possibly_batched_index)  # type: ignore[no-untyped-call]
-        indices = _WalkedList(possibly_batched_index)
+        # Torch walks through it alone, unless the dataset is given whole lists, as a Subset is.
+        is_given_on = hasattr(self.dataset, "__getitems__")
+        indices: Any = possibly_batched_index
+        walked = _WalkedList(indices) if is_given_on else iter(indices)
         try:
-            return super().fetch(indices)  # type: ignore[no-untyped-call]
+            return super().fetch(walked)  # type: ignore[no-untyped-call]
         except Exception:
-            if (place := indices.next_place()) > 0:
+            if (place := _next_place(walked.walk if is_given_on else walked)) > 0:
                 failed_index = indices[place - 1]  # noqa: F841 - for spoken_sample()
             raise
 
 
 class _WalkedList(list[Any]):
-    """Knows how far it was iterated, which costs nothing while it is."""
+    """Has the iterator that it was walked through by last."""
 
-    _iterator: Iterator[Any] | None = None
+    walk: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        self._iterator = super().__iter__()
-        return self._iterator
+        self.walk = super().__iter__()
+        return self.walk
 
-    def next_place(self) -> int:
-        """Of the item that is given next; 0 before the first, and once the end was met."""
-        # As copy.copy() asks it: (iter, (list,), place), without a place once the end was met.
-        parts: Any = () if self._iterator is None else self._iterator.__reduce__()
-        return parts[2] if len(parts) == 3 else 0
+
+def _next_place(walk: Iterator[Any] | None) -> int:
+    """The place of the item that a list's iterator gives next; 0 before the first, and once the end
+    was met."""
+    # As copy.copy() asks it: (iter, (list,), place), without a place once the end was met.
+    parts: Any = () if walk is None else walk.__reduce__()
+    return parts[2] if len(parts) == 3 else 0
 
 
 def spoken_sample(error: BaseException) -> str:
