@@ -13,7 +13,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import IterableDataset, Sampler, default_collate, default_convert
 
@@ -21,6 +21,7 @@ from penstock import _C
 from penstock.stream.batch_seeds import GeneratorsKept, generator_states, put_back
 
 _NOTHING = object()
+_State = TypeVar("_State")
 
 
 class ShardStart(NamedTuple):
@@ -70,10 +71,11 @@ def is_state_due(sequence: int, every: int, lane_count: int) -> bool:
     return every <= lane_count or sequence % every >= every - lane_count
 
 
-def copied_state(state: Any) -> Any:
+def copied_state(state: _State) -> _State:
     """As :func:`copy.deepcopy`, and nearly as quick as ``list.copy()`` where a state has long lists
     of numbers: the order of an epoch, say."""
-    return _copied(state, {})
+    copied: _State = _copied(state, {})
+    return copied
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:

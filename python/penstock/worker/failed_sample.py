@@ -31,7 +31,7 @@ class NamingMapFetcher(MapDatasetFetcher):
         # Torch walks through it alone, unless the dataset is given whole lists, as a Subset is.
         is_given_on = hasattr(self.dataset, "__getitems__")
         indices: Any = possibly_batched_index
-        walked = _WalkedList(indices) if is_given_on else iter(indices)
+        walked: Any = _WalkedList(indices) if is_given_on else iter(indices)
         try:
             return super().fetch(walked)  # type: ignore[no-untyped-call]
         except Exception:
