@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs tests in a process that has the simulated GPU.
+
+Torch takes one device of its kind a process, for good, and asks it about pinned memory from then
+on, so the process that runs the other tests must not have it. Each pytest process keeps one child
+for the tests of this device. A child that dies, as by an access to the device's memory, fails its
+test and is replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import multiprocessing
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+SECONDS_MAX = 240.0
+_F = TypeVar("_F", bound=Callable[..., Any])
+_child: list[ProcessPoolExecutor] = []
+
+
+def run_on_simgpu(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The result of a function of a module's, called in the child. Its errors are raised here."""
+    if not _child:
+        _child.append(
+            ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin)
+        )
+    done = _child[0].submit(_call, function.__module__, function.__qualname__, args, kwargs)
+    try:
+        return done.result(SECONDS_MAX)
+    except (TimeoutError, BrokenProcessPool):
+        for process in list(_child[0]._processes.values()):
+            process.kill()
+        _child.pop().shutdown(wait=False)
+        raise
+
+
+def on_simgpu(test: _F) -> _F:
+    """Has a test run in the child; what it is given has to be picklable."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return run_on_simgpu(test, *args, **kwargs)
+
+    return run  # type: ignore[return-value]
+
+
+def _begin() -> None:
+    import simgpu
+    import torch
+
+    if sys.version_info >= (3, 14):
+        # As in the tests' own process: local classes go to workers.
+        multiprocessing.set_start_method("fork", force=True)
+    torch.set_num_threads(1)
+    simgpu.register()
+
+
+def _call(module: str, name: str, args: Any, kwargs: Any) -> Any:
+    import torch
+
+    function: Any = importlib.import_module(module)
+    for part in name.split("."):
+        function = getattr(function, part)
+    torch.manual_seed(20260)
+    return getattr(function, "__wrapped__", function)(*args, **kwargs)
