@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways in which programs bring a batch to a device and prepare it, as small trainings.
+
+A style is a dataset, a model and a function that computes the loss of one batch; how a batch comes
+to the device is the function's affair. `run` trains one in one of the ways of `WAYS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from offload_training import bits
+from torch import nn
+from torch.utils.data import Dataset
+
+import penstock
+
+SAMPLES = 40
+BATCH = 4
+
+
+@dataclass(frozen=True)
+class Style:
+    """One way to write a training program."""
+
+    name: str
+    make_dataset: Callable[[], Dataset[Any]]
+    make_model: Callable[[], nn.Module]
+    loss: Callable[[Any, Any, str], torch.Tensor]  # of the model, a batch, and the device
+    moved: frozenset[str] = frozenset()  # the operators that cut="maximal" moves today
+    options: tuple[tuple[str, Any], ...] = ()  # of penstock's loader
+    is_step_offloaded: bool = False  # the loss function instead of the model
+    backend: str = ""  # the model is compiled with it
+    package: str = ""  # which it needs
+    unsupported: str = ""  # what penstock says of it today
+
+
+class Images(Dataset[Any]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        generator = torch.Generator().manual_seed(index)
+        image = torch.randint(0, 256, (3, 20, 20), dtype=torch.uint8, generator=generator)
+        return image, index % 4
+
+
+class Waves(Images):
+    def __getitem__(self, index: int) -> Any:
+        generator = torch.Generator().manual_seed(index)
+        wave = torch.randint(-3000, 3000, (400,), generator=generator).to(torch.int16)
+        return wave, index % 4
+
+
+class Rows(Images):
+    def __getitem__(self, index: int) -> Any:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(0, 10**6, (6,), generator=generator), index % 4
+
+
+# ---- Preparations, of one tensor wherever it is
+
+
+def prepared_image(images: torch.Tensor) -> torch.Tensor:
+    scaled = images.float() / 255
+    scaled = (scaled - 0.45) / 0.225
+    return F.interpolate(scaled, size=(16, 16), mode="bilinear", antialias=True)
+
+
+def spectrogram(waves: torch.Tensor) -> torch.Tensor:
+    window = torch.hann_window(64, device=waves.device)
+    spectrum = torch.stft(waves.float() / 32768, 64, 32, window=window, return_complex=True)
+    return torch.log(spectrum.abs().pow(2).clamp(min=1e-6))
+
+
+def buckets(rows: torch.Tensor) -> torch.Tensor:
+    return (rows * 2654435761 % 1000).clamp(max=900)
+
+
+class Convolutions(nn.Module):
+    """A network on images that were prepared, or that it prepares itself."""
+
+    def __init__(self, prepare: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self.prepare = prepare
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.prepare is not None:
+            x = self.prepare(x)
+        return self.head(F.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+class MovesItsInput(Convolutions):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.to(self.head.weight.device, non_blocking=True))
+
+
+class Bands(nn.Module):
+    def __init__(self, prepare: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self.prepare = prepare
+        self.conv = nn.Conv1d(33, 4, 3)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.prepare is not None:
+            x = self.prepare(x)
+        return self.head(F.relu(self.conv(x)).mean(2))
+
+
+class Embedded(nn.Module):
+    def __init__(self, prepare: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self.prepare = prepare
+        self.embedding = nn.EmbeddingBag(1000, 8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.prepare is not None:
+            x = self.prepare(x)
+        return self.head(self.embedding(x))
+
+
+def image_model() -> nn.Module:
+    return Convolutions(prepared_image)
+
+
+def wave_model() -> nn.Module:
+    return Bands(spectrogram)
+
+
+def row_model() -> nn.Module:
+    return Embedded(buckets)
+
+
+# ---- Loops
+
+
+def after(prepare: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A loop that prepares a batch on the CPU and moves it then."""
+
+    def loss(model: Any, batch: Any, device: str) -> torch.Tensor:
+        inputs, labels = batch
+        return F.cross_entropy(model(prepare(inputs).to(device)), labels.to(device))
+
+    return loss
+
+
+def moved(model: Any, batch: Any, device: str) -> torch.Tensor:
+    inputs, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
+    return F.cross_entropy(model(inputs), labels)
+
+
+def moved_under_autocast(model: Any, batch: Any, device: str) -> torch.Tensor:
+    with torch.autocast(device, torch.bfloat16):
+        return moved(model, batch, device)
+
+
+def moved_by_the_model(model: Any, batch: Any, device: str) -> torch.Tensor:
+    inputs, labels = batch
+    return F.cross_entropy(model(inputs), labels.to(device))
+
+
+def moved_and_prepared(model: Any, batch: Any, device: str) -> torch.Tensor:
+    inputs, labels = batch
+    return F.cross_entropy(model(prepared_image(inputs.to(device))), labels.to(device))
+
+
+def moved_by_accelerate(model: Any, batch: Any, device: str) -> torch.Tensor:
+    from accelerate.utils import send_to_device
+
+    inputs, labels = send_to_device(batch, torch.device(device), non_blocking=True)
+    return F.cross_entropy(model(inputs), labels)
+
+
+def moved_by_lightning(model: Any, batch: Any, device: str) -> torch.Tensor:
+    from lightning.fabric.utilities import move_data_to_device
+
+    inputs, labels = move_data_to_device(batch, torch.device(device))
+    return F.cross_entropy(model(inputs), labels)
+
+
+def moved_on_a_side_stream(model: Any, batch: Any, device: str) -> torch.Tensor:
+    """As the prefetchers do that people copy from one another."""
+    module = torch.get_device_module(device)
+    side = module.Stream()
+    with module.stream(side):
+        inputs, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
+    module.current_stream().wait_stream(side)
+    for tensor in (inputs, labels):
+        tensor.record_stream(module.current_stream())
+    return F.cross_entropy(model(inputs), labels)
+
+
+NO_DEVICE_STAGE = "penstock copies batches to cuda devices"
+
+STYLES = [
+    Style("image prepared in the loop", Images, Convolutions, after(prepared_image)),
+    Style("wave prepared in the loop", Waves, Bands, after(spectrogram)),
+    Style("row prepared in the loop", Rows, Embedded, after(buckets)),
+    Style("image moved, model prepares", Images, image_model, moved),
+    Style("image under autocast", Images, image_model, moved_under_autocast),
+    Style(
+        "image by device=",
+        Images,
+        image_model,
+        moved,
+        options=(("device", True),),
+        unsupported=NO_DEVICE_STAGE,
+    ),
+    Style(
+        "forward moves its input",
+        Images,
+        lambda: MovesItsInput(prepared_image),
+        moved_by_the_model,
+    ),
+    Style("step offloaded", Images, Convolutions, moved_and_prepared, is_step_offloaded=True),
+    Style("row moved, model prepares", Rows, row_model, moved),
+    Style("wave moved, model prepares", Waves, wave_model, moved),
+    Style("compiled model", Images, image_model, moved, backend="aot_eager"),
+    Style("image on a side stream", Images, image_model, moved_on_a_side_stream),
+    Style("accelerate moves", Images, image_model, moved_by_accelerate, package="accelerate"),
+    Style("Lightning moves", Images, image_model, moved_by_lightning, package="lightning"),
+]
+
+
+# ---- Trainings
+
+# torch's loader; the import swapped; and offloaded, with each cut.
+WAYS = ("torch", "swapped", "auto", "maximal")
+
+
+@dataclass(frozen=True)
+class Training:
+    losses: list[float]
+    parameters: str  # a digest of their bits
+    moved: frozenset[str]  # operators
+    bytes_in: int  # to the device
+    refused: str | None = None
+
+
+def run(name: str, way: str, device: str, other_bits: tuple[str, ...] = ()) -> Training:
+    """Trains a style. For a process that has the device (`device_process.py`)."""
+    import simgpu
+
+    style = next(style for style in STYLES if style.name == name)
+    torch._dynamo.reset()  # which remembers the other trainings of this process
+    torch.manual_seed(11)
+    model = style.make_model().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loader = _loader(style, way, device)
+    called: Any = torch.compile(model, backend=style.backend) if style.backend else model
+    loss_of: Any = style.loss
+    if way in ("auto", "maximal"):
+        if style.is_step_offloaded:
+
+            def step(batch: Any) -> torch.Tensor:
+                return style.loss(called, batch, device)
+
+            offloaded = penstock.offload(step, loader, cut=way)  # type: ignore[arg-type]
+
+            def loss_of(model: Any, batch: Any, device: str) -> torch.Tensor:
+                return offloaded(batch)
+
+        else:
+            called = penstock.offload(called, loader, cut=way)  # type: ignore[arg-type]
+    torch.manual_seed(12)
+    simgpu.reset_counts()
+    losses = []
+    with simgpu.other_bits(*other_bits):
+        for _ in range(2):
+            for batch in loader:
+                optimizer.zero_grad()
+                loss = loss_of(called, batch, device)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+    plan = getattr(loader, "plan", None)
+    digest = hashlib.sha256()
+    for parameter in model.state_dict().values():
+        digest.update(bits(parameter.cpu()))
+    return Training(
+        losses,
+        digest.hexdigest(),
+        frozenset(call.partition(" at ")[0] for call in plan.moved_calls) if plan else frozenset(),
+        simgpu.counts().bytes_in,
+        plan.refused if plan is not None else None,
+    )
+
+
+def _loader(style: Style, way: str, device: str) -> Any:
+    options = {"batch_size": BATCH, "shuffle": True, "num_workers": 2, "pin_memory": True}
+    if way == "torch":
+        return torch.utils.data.DataLoader(style.make_dataset(), **options)
+    own = dict(style.options)
+    if "device" in own:
+        own["device"] = device
+    return penstock.DataLoader(style.make_dataset(), **options, **own)
