@@ -123,7 +123,7 @@ def test_a_worker_whose_clock_is_off_still_makes_one_batch_after_the_other() -> 
     ]
 
 
-def test_a_batch_that_the_trainer_heard_of_late_stays_before_the_long_one_that_followed_it() -> None:
+def test_a_batch_heard_of_late_stays_before_the_long_one_that_followed_it() -> None:
     found = events(
         step(0, 10, 17, made(0, begun=12, collated=14)),
         step(1, 18, 50, made(1, begun=11, collated=40)),

@@ -260,3 +260,34 @@ def test_an_operator_that_may_do_more_than_compute_is_run_as_often_as_before() -
     assert not pool.plan.moved and pool.plan.refused is not None
     assert pool.plan.refused.startswith("the compiled model calls noted at test_offload_compiled")
     assert "which may do more than compute" in pool.plan.refused
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(20, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_a_loop_does_before_it_calls_a_compiled_model_moves(backend: str) -> None:
+    """The user's compiler is given ordinary tensors, in the place of those that wait."""
+
+    def results(is_offloaded: bool) -> tuple[list[bytes], InProcessPool]:
+        torch.manual_seed(4)
+        model = torch.compile(Shifted(), backend=backend)
+        pool = InProcessPool([])
+        if is_offloaded:
+            offload(model, pool, cut="maximal")
+        found = []
+        for seed in range(12):
+            batch = pool.deliver(rows_of(4, seed)) if is_offloaded else rows_of(4, seed)
+            found.append(bits(model(batch.double().mul(0.5).float())))
+        return found, pool
+
+    expected, _ = results(False)
+    ours, pool = results(True)
+    assert ours == expected
+    assert pool.plan is not None and pool.plan.moved

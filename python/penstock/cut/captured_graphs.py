@@ -37,6 +37,7 @@ from penstock.seams.dynamo import (
     note_captured_code,
     optimize_apart,
 )
+from penstock.tracking.lazy_tensor import LazyTensor, plain
 
 # How many graphs of one frame are kept that no open call uses.
 UNUSED_MAX = 8
@@ -174,6 +175,7 @@ class UserBackend:
     def __call__(self, graph_module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         """Compiles a graph. One that cannot be cut is left to the user's own backend."""
         _begin_capture()
+        examples = _with_plain_examples(graph_module, examples)
         is_dynamic = any(not isinstance(example, torch.Tensor) for example in examples)
         try:
             refuse_by_construction(graph_module)
@@ -187,6 +189,19 @@ class UserBackend:
         return _kept(
             CapturedGraph(graph, run_whole, placeholders=placeholders, is_dynamic=is_dynamic)
         )
+
+
+def _with_plain_examples(graph_module: fx.GraphModule, examples: Sequence[Any]) -> list[Any]:
+    """The examples with an ordinary tensor for each lazy one, in the graph, too: when the graph
+    runs, it is given the values, and what compilers do with wrappers is made for others."""
+    given: list[Any] = []
+    nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    for node, example in zip(nodes, examples, strict=True):
+        if isinstance(example, LazyTensor):
+            # Without values, as Dynamo's own: it knows where the sizes of that one come from.
+            example = node.meta["example_value"] = plain(node.meta["example_value"])
+        given.append(example)
+    return given
 
 
 def _begin_capture() -> GraphRunner | None:
