@@ -16,6 +16,7 @@
 #include "capture/operator_twins.h"
 #include "capture/schema.h"
 #include "graph/call_flow.h"
+#include "graph/device_bits.h"
 #include "graph/effects.h"
 #include "graph/extract.h"
 #include "graph/ir_text.h"
@@ -169,6 +170,7 @@ void bind_graph(py::module_& module) {
       .def("without_outputs", &without_outputs, py::arg("names"))
       .def("flow", &flow_of, py::arg("extents"))
       .def_property_readonly("node_count", [](const graph::Graph& graph) { return graph.nodes.size(); })
+      .def("put_equal_twins", &graph::put_equal_twins)
       .def("annotate", &capture::annotate);
 
   py::class_<graph::Verdict>(module, "Verdict")
@@ -229,6 +231,12 @@ void bind_graph(py::module_& module) {
 
   module.def(
       "parse_graph", [](const std::string& text) { return unwrap(graph::parse_graph(text)); }, py::arg("text"));
+  module.def("device_bits_tables", [] {
+    const auto tables = graph::device_bits_tables();
+    return std::vector<std::string>(tables.begin(), tables.end());
+  });
+  module.def(
+      "add_device_bits", [](const std::string& table) { unwrap(graph::add_device_bits(table)); }, py::arg("table"));
   module.def(
       "analyse_effects",
       [](const graph::Graph& graph, bool allow_random, const std::set<std::string>& known_outside,

@@ -137,6 +137,7 @@ class PartialCopy {
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       if (!is_kept[i]) continue;
       Node node = graph_.nodes[i];
+      node.on.reset();
       for (Argument& argument : node.args) rename_argument(argument);
       for (Keyword& keyword : node.kwargs) rename_argument(keyword.value);
       for (ValueId& result : node.results) {

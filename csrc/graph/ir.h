@@ -64,6 +64,23 @@ struct Argument {
   }
 };
 
+// An operand of a node whose results are on a device.
+struct OperandForm {
+  std::optional<Dtype> dtype{};  // none for a number
+  bool is_on_host = false;
+
+  friend bool operator==(const OperandForm&, const OperandForm&) = default;
+};
+
+// Where a node's results are, if not on the CPU, and what its operands are there. Which bits it gives follows from
+// both.
+struct OnDevice {
+  Device device;
+  std::vector<OperandForm> operands{};  // in the order of for_each_operand()
+
+  friend bool operator==(const OnDevice&, const OnDevice&) = default;
+};
+
 struct Keyword {
   std::string name;
   Argument value;
@@ -109,6 +126,7 @@ struct Node {
   std::optional<uint32_t> group;  // nodes of one group are one call of the user's program and move together
   std::string label;              // of the group, for people
   std::string place;              // the program's line that calls it, "model.py:12", for people
+  std::optional<OnDevice> on{};   // none in a prefix: workers compute on the CPU
 
   friend bool operator==(const Node&, const Node&) = default;
 };

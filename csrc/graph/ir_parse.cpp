@@ -156,6 +156,7 @@ class Parser {
     } else {
       parse_call(node);
     }
+    if (cursor_.ok() && cursor_.try_take("on")) node.on = parse_on_device(node);
     if (cursor_.ok() && cursor_.try_take("group")) {
       node.group = cursor_.take_count(kGroupMax);
       node.label = cursor_.take_quoted();
@@ -165,6 +166,28 @@ class Parser {
       if (cursor_.ok() && node.place.empty()) cursor_.fail("a place that is not empty before this");
     }
     if (cursor_.ok()) graph_.nodes.push_back(std::move(node));
+  }
+
+  OnDevice parse_on_device(const Node& node) {
+    OnDevice on{.device = parse_device()};
+    cursor_.take("[");
+    while (cursor_.ok() && !cursor_.try_take("]")) {
+      if (!on.operands.empty()) cursor_.take(",");
+      OperandForm operand{.is_on_host = cursor_.try_take("cpu")};
+      if (!cursor_.try_take("int")) operand.dtype = parse_name_in<Dtype>(kDtypeNames, "a dtype");
+      on.operands.push_back(operand);
+    }
+    size_t operand_count = 0;
+    for_each_operand(node, [&](ValueId) { ++operand_count; });
+    if (cursor_.ok() && on.operands.size() != operand_count)
+      cursor_.fail("a dtype for each of " + std::to_string(operand_count) + " operands before this");
+    return on;
+  }
+
+  Device parse_device() {
+    Device device{cursor_.take_name(), std::nullopt};
+    if (cursor_.ok() && cursor_.try_take(":")) device.index = cursor_.take_count(kDeviceIndexMax);
+    return device;
   }
 
   void define_result(Node& node, std::string name) {
@@ -209,11 +232,7 @@ class Parser {
     if (cursor_.try_take("dtype:")) return {parse_name_in<Dtype>(kDtypeNames, "a dtype")};
     if (cursor_.try_take("layout:")) return {parse_name_in<Layout>(kLayoutNames, "a layout")};
     if (cursor_.try_take("memory_format:")) return {parse_name_in<MemoryFormat>(kMemoryFormatNames, "a memory format")};
-    if (cursor_.try_take("device:")) {
-      Device device{cursor_.take_name(), std::nullopt};
-      if (cursor_.ok() && cursor_.try_take(":")) device.index = cursor_.take_count(kDeviceIndexMax);
-      return {std::move(device)};
-    }
+    if (cursor_.try_take("device:")) return {parse_device()};
     return parse_number();
   }
 

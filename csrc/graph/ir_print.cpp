@@ -90,6 +90,25 @@ void print_input(std::string& text, const Graph& graph, const Input& input) {
   text += '\n';
 }
 
+void print_device(std::string& text, const Device& device) {
+  text += device.type;
+  if (device.index) text += ":" + std::to_string(*device.index);
+}
+
+void print_on_device(std::string& text, const OnDevice& on) {
+  text += " on ";
+  print_device(text, on.device);
+  text += " [";
+  const char* separator = "";
+  for (const OperandForm& operand : on.operands) {
+    text += separator;
+    if (operand.is_on_host) text += "cpu ";
+    text += operand.dtype ? name_of(*operand.dtype) : "int";
+    separator = ", ";
+  }
+  text += ']';
+}
+
 void print_statement(std::string& text, const Graph& graph, const Node& node) {
   const auto print_value = [&graph](std::string& out, ValueId value) { print_name(out, graph, value); };
   for (size_t i = 0; i < node.results.size(); ++i) {
@@ -113,6 +132,7 @@ void print_statement(std::string& text, const Graph& graph, const Node& node) {
     separator = ", ";
   }
   text += ')';
+  if (node.on) print_on_device(text, *node.on);
   if (node.group) {
     text += " group " + std::to_string(*node.group) + " ";
     print_quoted(text, node.label);
@@ -150,8 +170,8 @@ void print_argument(std::string& text, const Argument& argument,
           text += "memory_format:";
           text += name_of(data);
         } else if constexpr (std::is_same_v<T, Device>) {
-          text += "device:" + data.type;
-          if (data.index) text += ":" + std::to_string(*data.index);
+          text += "device:";
+          print_device(text, data);
         } else if constexpr (std::is_same_v<T, ValueRef>) {
           print_value(text, data.id);
         } else {

@@ -11,6 +11,8 @@
 //   input %s0 int "size of %x0" = %x0.size(0)                      (without '=': a number from outside the batch)
 //   %v1 = aten::to.dtype(%x0, dtype:float32, false, copy=false) group 0 "x.float() at model.py:12"  (group optional)
 //   %v2, %v3 = aten::max.dim(%v1, 1) at "model.py:13"                                (at optional, after group)
+//   %v4 = aten::alias(%v2) on cuda:0 [cpu float32] group 1 "x.to(device)"            (on optional, before group)
+//   %v5 = aten::mul.Scalar(%v4, 2) on cuda:0 [float32]      (a dtype for each operand, or int; cpu where it is there)
 //   output %v2 key "9fa2..."                                                                         (key optional)
 //
 // Inputs come first, then nodes, then outputs. Leaves name symbols freely; constants and state have plain sizes.

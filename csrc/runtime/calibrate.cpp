@@ -71,6 +71,18 @@ graph::Graph movable_part(const graph::Graph& graph, std::span<const graph::Verd
   return part;
 }
 
+// What a node takes a device, which is not measured here: what starting a kernel takes the host, and the bytes that the
+// kernel reads and writes at the rate of a small one's memory. The running loader is measured as it is.
+constexpr double kKernelStartS = 8e-6;
+constexpr double kDeviceBytesPerS = 500e9;
+
+double device_seconds(const graph::Node& node, const std::vector<graph::ValueSize>& values) {
+  int64_t bytes = 0;
+  graph::for_each_operand(node, [&](ValueId value) { bytes += values[value].bytes; });
+  for (const ValueId value : node.results) bytes += values[value].bytes;
+  return kKernelStartS + static_cast<double>(bytes) / kDeviceBytesPerS;
+}
+
 class Calibrator {
  public:
   using Times = std::vector<std::vector<double>>;  // by node of the movable part, then by round
@@ -187,6 +199,11 @@ Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const 
   }
   calibration.node_s = calibrator.medians(verdicts, std::move(worker_times));
   if (trainer_threads != 1) calibration.trainer_node_s = calibrator.medians(verdicts, std::move(trainer_times));
+  for (size_t node = 0; node < graph.nodes.size(); ++node) {
+    if (!graph.nodes[node].on || !verdicts[node].movable) continue;
+    if (calibration.trainer_node_s.empty()) calibration.trainer_node_s = calibration.node_s;
+    calibration.trainer_node_s[node] = device_seconds(graph.nodes[node], calibration.values);
+  }
   return calibration;
 }
 

@@ -25,6 +25,8 @@ input %s1 int "someone's number"
 %v6 = aten::full([%s0, 3], 1e+300, dtype=dtype:int64, layout=layout:strided, device=device:cuda:1, pin_memory=false)
 %v7 = aten::contiguous(%v6, memory_format=memory_format:channels_last)
 %v8 = size::add(%s0, -9223372036854775808)
+%v10 = aten::alias(%x0) on cuda:0 [cpu uint8] group 9 "x.to"
+%v11 = aten::index(%v10, %s0, [%v10, %x1]) on simulated [uint8, int, uint8, cpu int64] at "model.py:15"
 aten::_assert_async(%v7)
 %v9 = aten::fill("text", device:cpu, [])
 output %v2 key "ffffffffffffffffffffffffffffffff"
@@ -51,6 +53,13 @@ TEST(IrText, CanonicalTextPrintsAsItWasRead) { EXPECT_EQ(print_graph(parsed(kPro
 TEST(IrText, PrintedGraphsParseToEqualGraphs) {
   const Graph graph = parsed(kProgram);
   EXPECT_EQ(parsed(print_graph(graph)), graph);
+}
+
+TEST(IrText, ANodeOnADeviceHasADtypeForEachOperand) {
+  EXPECT_NE(error_of(program_with("%y = aten::add(%x, %x) on cuda:0 [float32]")).find("2 operands"), std::string::npos);
+  EXPECT_NE(error_of(program_with("%y = aten::neg(%x) on cuda:0 [double]")).find("a dtype"), std::string::npos);
+  EXPECT_NE(error_of(program_with("%y = aten::neg(%x) on cuda:999 [float32]")), "parsed");
+  EXPECT_NE(error_of(program_with("%y = aten::neg(%x) on cuda:0")), "parsed");
 }
 
 TEST(IrText, BlanksAndEmptyLinesChangeNothing) {

@@ -59,7 +59,7 @@ inline Problem random_problem(std::mt19937& random) {
   graph.inputs.push_back({add(ValueKind::kNumber, {}), InputKind::kInt, 0, "n", Dtype::kFloat32, {}, {}, SizeOf{0, 0}});
   const size_t node_count = 1 + random() % 9;
   for (size_t i = 0; i < node_count; ++i) {
-    Node node{{}, "test::op", {}, {}, {}, "call", {}};
+    Node node{{}, "test::op", {}, {}, {}, "call", {}, {}};
     Traits traits;
     traits.purity = Purity::kPure;
     node.args.resize(random() % 3);
