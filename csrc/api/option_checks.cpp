@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/option_checks.h"
 
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
 #include <string>
 
 #include "api/batch_transform.h"
@@ -48,13 +50,17 @@ void check_options(const AnyDataset& dataset, const Options& options) {
   if (options.shards) {
     check_range("shards", *options.shards, 1, 1 << 20);
   }
-  if (options.device && !options.device->is_cuda() && !options.device->is_cpu()) {
+  if (options.device && (options.device->is_meta() || !c10::impl::hasDeviceGuardImpl(options.device->type()))) {
     throw Error(ErrorKind::kUnsupported,
-                "device is " + options.device->str() + "; a CUDA device or the CPU is expected");
+                "device is " + options.device->str() + "; a device that torch has here or the CPU is expected");
   }
   if (options.generator && options.generator->device().type() != c10::DeviceType::CPU)
     refuse("generator is one of " + options.generator->device().str() + "; a generator of the CPU is expected");
   if (options.transform && options.num_workers > 0 && !is_made_elsewhere) check_draws_nothing(*options.transform);
+}
+
+std::optional<c10::Device> staged_device(const Options& options) {
+  return options.device && !options.device->is_cpu() ? options.device : std::nullopt;
 }
 
 void check_options_of(const DatasetShape& shape, const Options& options) {

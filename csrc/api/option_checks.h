@@ -12,4 +12,7 @@ void check_options(const AnyDataset& dataset, const Options& options);
 // The same, of those whose meaning depends on what the dataset is.
 void check_options_of(const DatasetShape& shape, const Options& options);
 
+// The device that batches are copied to, if not the CPU.
+std::optional<c10::Device> staged_device(const Options& options);
+
 }  // namespace penstock::api

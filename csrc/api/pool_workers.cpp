@@ -14,6 +14,7 @@
 #include "api/blob_id.h"
 #include "api/exceptions.h"
 #include "api/memory_caps.h"
+#include "api/option_checks.h"
 #include "api/rank_sharding.h"
 #include "base/environment.h"
 #include "base/identity.h"
@@ -152,7 +153,7 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
       if (std::none_of(losses_.begin(), losses_.end(), is_lost)) own_workers.push_back(worker);
     }
   }
-  const bool has_device = options_.device && options_.device->is_cuda();
+  const std::optional<c10::Device> device = staged_device(options_);
   const JobPlace place = place_in_job(options_);
   const loader::ClientOptions of_client{.worker_count = 1,
                                         .prefetch_factor = static_cast<uint32_t>(options_.prefetch_factor),
@@ -161,8 +162,8 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
                                         .in_order = options_.in_order,
                                         .keep_workers = true,
                                         .keep_indices = false,
-                                        .pin_memory = options_.pin_memory && !has_device,
-                                        .device_index = has_device ? options_.device->index() : -1};
+                                        .pin_memory = options_.pin_memory && !device,
+                                        .device = device};
   auto source = std::make_unique<PoolSource>(
       loader::PoolIoOptions{
           .controller = controller_,

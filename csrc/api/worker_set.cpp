@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "api/exceptions.h"
+#include "api/option_checks.h"
 #include "api/plugin_loading.h"
 #include "api/pool_workers.h"
 #include "api/thread_maker.h"
@@ -58,17 +59,16 @@ class ThreadWorkers final : public WorkerSet {
                                                 .arrival_count_max = size_t{worker_count} * (depth + 4) * kStretched};
     auto source = std::make_unique<loader::ThreadSource>(of_source, std::move(makers), has_threads_);
     client_ = std::make_shared<loader::Client>(
-        loader::ClientOptions{
-            .worker_count = worker_count,
-            .prefetch_factor = depth,
-            .shard_count = is_iterable ? shard_count_of(shape_, options) : worker_count,
-            .prefetch_bytes = static_cast<uint64_t>(options.prefetch_bytes),
-            .in_order = options.in_order,
-            .any_worker = !is_iterable && has_threads_,
-            .keep_workers = true,
-            .keep_indices = false,
-            .pin_memory = options.pin_memory && !options.device,
-            .device_index = options.device && options.device->is_cuda() ? options.device->index() : -1},
+        loader::ClientOptions{.worker_count = worker_count,
+                              .prefetch_factor = depth,
+                              .shard_count = is_iterable ? shard_count_of(shape_, options) : worker_count,
+                              .prefetch_bytes = static_cast<uint64_t>(options.prefetch_bytes),
+                              .in_order = options.in_order,
+                              .any_worker = !is_iterable && has_threads_,
+                              .keep_workers = true,
+                              .keep_indices = false,
+                              .pin_memory = options.pin_memory && !options.device,
+                              .device = staged_device(options)},
         std::move(source));
     api::check(client_->start());
   }

@@ -14,6 +14,7 @@
 #include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
 #include "bindings/raise.h"
+#include "loader/accelerator_device.h"
 #include "loader/client.h"
 #include "loader/stream.h"
 #include "wire/batch_key.h"
@@ -74,7 +75,8 @@ py::tuple describe_leaves(Batch& batch) {
   }
   const auto& origin = batch.origin();
   return py::make_tuple(leaves, boundary, wire::number_of({.epoch = 0, .sequence = batch.descriptor().sequence}),
-                        origin ? py::cast(*origin) : py::none(), batch.times().worker_id);
+                        origin ? py::cast(*origin) : py::none(), batch.times().worker_id,
+                        batch.ahead() ? py::cast(batch.ahead()) : py::none());
 }
 
 // The exception that stands in the place of a pool's batch.
@@ -402,11 +404,29 @@ void bind_loader(py::module_& module) {
   module.def("interrupt_when_dropped", &interrupt_when_dropped);
   module.def("is_profiled", &is_profiled);
   module.def("in_profiler_range", &in_profiler_range, py::arg("name"), py::arg("call"));
+  py::class_<loader::AheadWishes, std::shared_ptr<loader::AheadWishes>>(module, "AheadWishes")
+      .def(py::init<>())
+      .def(
+          "set",
+          [](loader::AheadWishes& self, const std::string& device, std::vector<uint32_t> leaves,
+             std::vector<std::string> keys) {
+            self.set(std::make_shared<loader::AheadWish>(loader::AheadWish{
+                .device = c10::Device(device), .leaves = std::move(leaves), .keys = std::move(keys)}));
+          },
+          py::arg("device"), py::arg("leaves"), py::arg("keys"))
+      .def("clear", [](loader::AheadWishes& self) { self.set(nullptr); });
+  py::class_<loader::AheadCopies, std::shared_ptr<loader::AheadCopies>>(module, "AheadCopies")
+      .def_property_readonly("device", [](const loader::AheadCopies& self) { return self.device().str(); })
+      .def("take", [](loader::AheadCopies& self, size_t place) -> py::object {
+        const auto tensor = without_gil([&] { return self.take(place); });
+        return tensor ? wrap_tensor(*tensor) : py::none();
+      });
   py::class_<Client, std::shared_ptr<Client>> client(module, "Client");
   client
       .def(py::init([](uint32_t worker_count, uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count,
                        uint32_t slab_count, bool in_order, bool any_worker, bool keep_workers, bool keep_indices,
-                       bool pin_memory, int device_index) {
+                       bool pin_memory, const std::optional<std::string>& device,
+                       const std::shared_ptr<loader::AheadWishes>& ahead) {
              return std::make_shared<Client>(loader::ClientOptions{.worker_count = worker_count,
                                                                    .prefetch_factor = prefetch_factor,
                                                                    .slab_count = slab_count,
@@ -417,11 +437,12 @@ void bind_loader(py::module_& module) {
                                                                    .keep_workers = keep_workers,
                                                                    .keep_indices = keep_indices,
                                                                    .pin_memory = pin_memory,
-                                                                   .device_index = device_index});
+                                                                   .device = loader::device_named(device),
+                                                                   .ahead = ahead});
            }),
            py::kw_only(), py::arg("worker_count"), py::arg("prefetch_factor"), py::arg("prefetch_bytes"),
            py::arg("shard_count"), py::arg("slab_count"), py::arg("in_order"), py::arg("any_worker"),
-           py::arg("keep_workers"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device_index"))
+           py::arg("keep_workers"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device"), py::arg("ahead"))
       .def_property_readonly("endpoint", &Client::endpoint)
       .def("start", [](Client& self) { unwrap(self.start()); })
       .def("drop_epoch", [](Client& self) { self.begin_epoch(); })

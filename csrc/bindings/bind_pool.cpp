@@ -16,6 +16,7 @@
 #include "bindings/python_blob_id.h"
 #include "bindings/raise.h"
 #include "bindings/replica_keys.h"
+#include "loader/accelerator_device.h"
 #include "loader/job_identity.h"
 #include "loader/pool_client.h"
 #include "net/shared_key_folder.h"
@@ -131,7 +132,8 @@ void bind_pool(py::module_& module) {
                        uint64_t arena_bytes, bool is_iterable, bool trust_workers,
                        const std::vector<std::tuple<uint64_t, std::string, std::string>>& own_workers,
                        uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count, bool in_order, bool keep_indices, bool pin_memory,
-                       int device_index, const std::string& gpu_uuid, const std::string& job_identity,
+                       const std::optional<std::string>& device,
+                       const std::shared_ptr<loader::AheadWishes>& ahead, const std::string& gpu_uuid, const std::string& job_identity,
                        std::pair<uint32_t, uint32_t> rank, const std::shared_ptr<replica::Relay>& relay,
                        std::optional<std::pair<std::shared_ptr<ReplicaKeys>, std::string>> own_keys) {
              return make_client({.controller = controller,
@@ -154,13 +156,14 @@ void bind_pool(py::module_& module) {
                                  .keep_workers = true,
                                  .keep_indices = keep_indices,
                                  .pin_memory = pin_memory,
-                                 .device_index = device_index,
+                                 .device = loader::device_named(device),
+                                 .ahead = ahead,
                                  .tap = relay});
            }),
            py::kw_only(), py::arg("controller"), py::arg("key_folder"), py::arg("job"), py::arg("about"),
            py::arg("worker_count_max"), py::arg("arena_bytes"), py::arg("is_iterable"), py::arg("trust_workers"),
            py::arg("own_workers"), py::arg("prefetch_factor"), py::arg("prefetch_bytes"), py::arg("shard_count"),
-           py::arg("in_order"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device_index"),
+           py::arg("in_order"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device"), py::arg("ahead"),
            py::arg("gpu_uuid"), py::arg("job_identity") = "", py::arg("rank") = std::pair(0U, 1U),
            py::arg("relay") = nullptr, py::arg("own_keys") = std::nullopt)
       .def(

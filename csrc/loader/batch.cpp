@@ -219,6 +219,8 @@ const std::vector<at::Tensor>& Batch::tensors() {
   return tensors_;
 }
 
+at::Tensor Batch::copy_source(size_t index) { return lease_ ? make(index) : tensors()[index]; }
+
 at::Tensor Batch::make(size_t index) {
   const TensorEntry& entry = frame_.tensors[index];
   if (entry.encoding == wire::Encoding::kWithheld) return make_meta(entry);

@@ -30,6 +30,7 @@
 
 namespace penstock::loader {
 
+class AheadCopies;
 class BatchMemory;
 
 // The content of a batch that was made in this process.
@@ -131,6 +132,8 @@ class Batch {
   // What a stage copies: the tensors, and in the place of those that were left as they came their narrow bytes. As
   // tensors(), they share the slab or have memory of their own.
   std::vector<at::Tensor> copy_sources();
+  // One tensor, for a copy beside the batch: it shares the slab, which copy_out() may still leave.
+  at::Tensor copy_source(size_t index);
   // A tensor on no device with the dtype, sizes and strides of a tensor of the batch.
   at::Tensor meta(size_t index) const;
   // Whether a stage had a device widen tensors.
@@ -160,6 +163,10 @@ class Batch {
   void set_ready_event(std::shared_ptr<DeviceEvent> event) { ready_event_ = std::move(event); }
   std::shared_ptr<DeviceEvent> take_ready_event() { return std::exchange(ready_event_, nullptr); }
 
+  // Copies of some of the tensors on a device, which a stage has begun (ahead_stage.h). Null without any.
+  void set_ahead(std::shared_ptr<AheadCopies> copies) { ahead_ = std::move(copies); }
+  const std::shared_ptr<AheadCopies>& ahead() const { return ahead_; }
+
   // The batch's share of what the stages hold ready.
   void set_staged(StagedBytes::Share share) { staged_ = std::move(share); }
 
@@ -181,6 +188,7 @@ class Batch {
   std::vector<at::Tensor> tensors_;  // undefined where tensors() has not made them yet
   std::vector<SharedFile> shared_files_;
   std::shared_ptr<DeviceEvent> ready_event_;
+  std::shared_ptr<AheadCopies> ahead_;
   StagedBytes::Share staged_;
   std::optional<RemoteError> remote_error_;
   std::vector<std::byte> state_;

@@ -7,6 +7,8 @@
 // The thread starts in start(), after the workers were forked. In a forked child a client is inert: its destructor
 // leaves everything as it is, because the thread that owns it exists only in the parent.
 
+#include <c10/core/Device.h>
+
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -19,6 +21,7 @@
 #include "base/process_bound.h"
 #include "base/result.h"
 #include "cluster/request_order.h"
+#include "loader/ahead_stage.h"
 #include "loader/batch.h"
 #include "loader/batch_source.h"
 #include "loader/counters.h"
@@ -44,10 +47,12 @@ struct ClientOptions {
   // Any worker may make any batch: the one that will answer soonest is asked, and the others make the batches that a
   // dead worker owed. Without this, the worker of a shard makes all of its batches, and its death ends the stream.
   bool any_worker = false;
-  bool keep_workers = false;             // persistent workers stay after their share of an iterable dataset has ended
-  bool keep_indices = true;              // of requests that were not answered, for awaited()
-  bool pin_memory = false;               // deliver every batch in pinned memory (pin_stage.h)
-  int device_index = -1;                 // a CUDA device that batches are copied to ahead of use, or -1
+  bool keep_workers = false;            // persistent workers stay after their share of an iterable dataset has ended
+  bool keep_indices = true;             // of requests that were not answered, for awaited()
+  bool pin_memory = false;              // deliver every batch in pinned memory (pin_stage.h)
+  std::optional<c10::Device> device{};  // that batches are copied to ahead of use
+  // Tensors that are copied ahead beside those on the host; null where none ever are. Not with `device`.
+  std::shared_ptr<AheadWishes> ahead = {};
   std::shared_ptr<ArrivalTap> tap = {};  // as Stages::tap
 };
 

@@ -8,14 +8,10 @@
 namespace penstock::loader {
 
 CopyStage::CopyStage(std::unique_ptr<Device> device)
-    : device_(std::move(device)), takes_narrow_(device_->can_widen()), registrations_(*device_) {}
-
-CopyStage::~CopyStage() {
-  if (!copies_.empty()) settle();
-}
+    : device_(std::move(device)), takes_narrow_(device_->can_widen()), registrations_(*device_), copies_(*device_) {}
 
 Result<void> CopyStage::begin(Batch& batch) {
-  if (!loss_.empty()) return loss();
+  if (auto there = copies_.check(); !there) return there;
   if (auto mapped = batch.map_for_copy(); !mapped) return mapped;
   const std::vector<at::Tensor> sources = batch.copy_sources();
   auto rooms = allocate(batch, sources);
@@ -23,13 +19,12 @@ Result<void> CopyStage::begin(Batch& batch) {
   // An arena that is used once is not worth registering, which takes longer than its copy.
   const bool is_transient = (batch.descriptor().flags & wire::kDescriptorTransient) != 0;
   if (batch.lease() && !is_transient) registrations_.add(batch.lease(), batch.descriptor().slab_bytes);
-  Copy copy{.event = nullptr, .lease = batch.lease(), .sources = sources};
-  if (auto started = start(batch, sources, rooms.value()); !started) return give_up(std::move(copy), started.error());
-  auto event = device_->record();
-  if (!event) return give_up(std::move(copy), event.error());
-  copy.event = std::move(event).value();
-  batch.set_ready_event(copy.event);
-  copies_.push_back(std::move(copy));
+  CopySources read{.lease = batch.lease(), .tensors = sources};
+  if (auto started = start(batch, sources, rooms.value()); !started)
+    return copies_.give_up(std::move(read), started.error());
+  auto event = copies_.add(std::move(read));
+  if (!event) return event.error();
+  batch.set_ready_event(std::move(event).value());
   std::vector<at::Tensor> tensors;
   tensors.reserve(rooms.value().size());
   for (Room& room : rooms.value()) tensors.push_back(std::move(room.tensor));
@@ -90,14 +85,6 @@ Result<void> CopyStage::start(const Batch& batch, const std::vector<at::Tensor>&
   return {};
 }
 
-// Some of a batch's copies may be under way, and no event says when they are over.
-Fault CopyStage::give_up(Copy copy, const Fault& cause) {
-  copies_.push_back(std::move(copy));
-  settle();
-  if (!loss_.empty()) return loss();
-  return {Errc::kFailed, "copying a batch to " + device_->name() + " failed: " + cause.message};
-}
-
 Result<void> CopyStage::finish(Batch& batch) {
   const std::shared_ptr<DeviceEvent> event = batch.take_ready_event();
   if (!event) return {};
@@ -106,42 +93,6 @@ Result<void> CopyStage::finish(Batch& batch) {
   return Fault{Errc::kFailed, "waiting for the copy of a batch to " + device_->name() +
                                   " failed: " + handed_over.error().message +
                                   "; if the device is lost to this process, start the program again"};
-}
-
-size_t CopyStage::reclaim() {
-  bool is_unsure = false;
-  std::erase_if(copies_, [&](const Copy& copy) {
-    const auto is_over = device_->is_over(*copy.event);
-    is_unsure = is_unsure || !is_over;
-    return is_over && is_over.value();
-  });
-  if (is_unsure) settle();
-  return copies_.size();
-}
-
-// An error of a query says nothing about the copies, so they are waited for. Only when that fails, too, the device is
-// lost.
-void CopyStage::settle() {
-  if (const auto waited = device_->wait_for_all(); !waited) return lose(waited.error().message);
-  copies_.clear();
-}
-
-void CopyStage::lose(const std::string& cause) {
-  loss_ = cause;
-  for (Copy& copy : copies_) {
-    if (copy.lease) {
-      copy.lease->retire();
-      ++retired_count_;
-    }
-    keep_for_good(std::make_shared<std::vector<at::Tensor>>(std::move(copy.sources)));
-  }
-  copies_.clear();
-}
-
-Fault CopyStage::loss() const {
-  return {Errc::kFailed, device_->name() + " is lost to this process (" + loss_ +
-                             "), so no batch can be copied to it; look for the cause in the first error of a CUDA "
-                             "call, and start the program again"};
 }
 
 }  // namespace penstock::loader

@@ -141,6 +141,10 @@ class CudaDevice final : public Device {
     });
   }
 
+  Result<void> wait_for(const DeviceEvent& event) override {
+    return guarded([&] { return result_of(cudaEventSynchronize(of_cuda(event))); });
+  }
+
   Result<void> wait_for_all() override {
     return on_device([&] { return result_of(cudaStreamSynchronize(stream_.stream())); });
   }

@@ -88,6 +88,9 @@ class Device : public MemoryRegistrar {
   // Whether an event is over. After an error nobody knows.
   virtual Result<bool> is_over(const DeviceEvent& event) = 0;
 
+  // Waits until an event is over. Blocks. May be called by the trainer's thread, too.
+  virtual Result<void> wait_for(const DeviceEvent& event) = 0;
+
   // Waits for all work that was started. Blocks. After an error nobody knows whether it is over, nor will anybody.
   virtual Result<void> wait_for_all() = 0;
 

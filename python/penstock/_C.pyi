@@ -368,6 +368,22 @@ class WorkerTuner:
 class BatchOrigin:
     """From where the leaves are to be had that a batch came without."""
 
+class AheadWishes:
+    """The tensors of batches that are copied to a device when a batch comes. Thread-safe."""
+
+    def __init__(self) -> None: ...
+    def set(self, device: str, leaves: list[int], keys: list[str]) -> None: ...
+    def clear(self) -> None: ...
+
+class AheadCopies:
+    """Copies of a batch's tensors on a device. For the training thread."""
+
+    @property
+    def device(self) -> str: ...
+    def take(self, place: int) -> torch.Tensor | None:
+        """The copy of the tensor at a place in the batch, once; None where there is none. Blocks
+        until its source is read."""
+
 class Client:
     class Event:
         BATCH: ClassVar[Client.Event]
@@ -397,7 +413,8 @@ class Client:
         keep_workers: bool,
         keep_indices: bool,
         pin_memory: bool,
-        device_index: int,
+        device: str | None,
+        ahead: AheadWishes | None,
     ) -> None: ...
     @property
     def endpoint(self) -> str: ...
@@ -550,7 +567,8 @@ class PoolClient(Client):
         in_order: bool,
         keep_indices: bool,
         pin_memory: bool,
-        device_index: int,
+        device: str | None,
+        ahead: AheadWishes | None,
         gpu_uuid: str,
         job_identity: str = "",
         rank: tuple[int, int] = (0, 1),
@@ -618,6 +636,9 @@ class Graph:
         """Which call hands how many bytes to which, see csrc/graph/call_flow.h: the bytes that each
         call allocates, and edges as (source, target, leaf, bytes). Extents are (bytes, number of
         the memory) by name."""
+    def put_equal_twins(self) -> None:
+        """Has nodes on a device that a CPU would round otherwise be computed as there."""
+
     def annotate(self) -> None: ...
 
 class Verdict:
@@ -740,6 +761,12 @@ class Prices:
         """`link_bytes_per_s` of all workers together; 0 while it is not known."""
 
 def parse_graph(text: str) -> Graph: ...
+def device_bits_tables() -> list[str]:
+    """What was measured of types of devices, as penstock comes with it."""
+
+def add_device_bits(table: str) -> None:
+    """Adds what was measured of a type of device. ValueError where it is no such table."""
+
 def analyse_effects(
     graph: Graph,
     allow_random: bool = False,

@@ -84,7 +84,7 @@ def test_batches_are_those_moved_to_the_device(
 
 @on_each_device
 def test_pinned_memory_and_a_device_go_together(device: str) -> None:
-    loader = DataLoader(Nested(), batch_size=4, num_workers=1, device=device, pin_memory=False)
+    loader = DataLoader(Nested(), batch_size=4, num_workers=1, device=device, pin_memory=True)
     expect_same(next(iter(loader)), expected_batches()[0], device)
 
 

@@ -18,7 +18,7 @@ from penstock import _C
 from penstock.errors import FallbackError
 from penstock.graph.link import Link
 from penstock.loader.automatic_iterator import AutomaticPoolIter
-from penstock.loader.device import cuda_index
+from penstock.loader.device import staged_device
 from penstock.loader.in_process_iterator import SingleProcessIter
 from penstock.loader.loader_state import (
     begin_from,
@@ -724,7 +724,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return PoolIter(self)
         if self.num_workers == 0:
             self._iterator_kind = "torch"
-            cuda_index(self.device)
+            staged_device(self.device)
             return SingleProcessIter(self)
         iterator: LocalPoolIter
         if isinstance(self.num_workers, AutomaticCount):  # which was measured to be rational

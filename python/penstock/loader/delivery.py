@@ -51,7 +51,9 @@ class Delivery(NamedTuple):
         handle = self._record(*leaves) if is_noted else None
         leaves = None if leaves is None else leaves[:3]
         if self.pin_device is not None:
-            return self._pinned(batch, leaves, self.pin_device)
+            batch, leaves = self._pinned(batch, leaves, self.pin_device)
+            if leaves is True:
+                return batch, leaves  # an exception
         if handle is not None:
             assert self.provenance is not None
             deferral, withholding = self.provenance.deferral, self.provenance.withholding
@@ -79,11 +81,13 @@ class Delivery(NamedTuple):
         sequence: int,
         origin: _C.BatchOrigin | None,
         maker: int,
+        ahead: _C.AheadCopies | None,
     ) -> BatchHandle:
         assert self.provenance is not None
         handle = BatchHandle(
             len(leaves), boundary, self.epoch, sequence, (self.epoch_seed, sequence), maker=maker
         )
+        handle.ahead = ahead
         self.provenance.record_batch(handle, leaves)
         if self.recaller is not None:
             handle.leaf_bytes = tuple(leaf.numel() * leaf.element_size() for leaf in leaves)

@@ -19,43 +19,60 @@ def gpu_uuid(device: torch.device | str | int | None) -> str:
     there is none, or this process does not use CUDA yet: CUDA is not initialised for it."""
     if torch.version.cuda is None or not torch.cuda.is_initialized():
         return ""
-    index = cuda_index(device)
-    if index < 0:
-        index = torch.cuda.current_device()
+    wanted = staged_device(device)
+    if wanted is not None and wanted.type != "cuda":
+        return ""
+    index = torch.cuda.current_device() if wanted is None else wanted.index
     return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 
-def cuda_index(device: torch.device | str | int | None) -> int:
-    """The index of the CUDA device that batches go to, or -1 for none (None or the CPU).
+def staged_device(device: torch.device | str | int | None) -> torch.device | None:
+    """The device that batches go to, with its index, or None where they stay (None or the CPU).
 
-    Raises UnsupportedError for a device that is neither, and when it is not there or cannot be
-    used. Does not initialise CUDA, since workers may be forked later.
+    Raises UnsupportedError when torch has no such device here, or when it cannot be used. Does not
+    initialise CUDA, since workers may be forked later.
     """
     if device is None:
-        return -1
+        return None
     wanted = torch.device(device)
     if wanted.type == "cpu":
-        return -1
-    if wanted.type != "cuda":
+        return None
+    if wanted.type == "cuda":
+        return _cuda(device, wanted)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or accelerator.type != wanted.type:
+        there = "no other device" if accelerator is None else f"{accelerator.type} devices"
         raise UnsupportedError(
-            f"device={device!r} was asked for; penstock copies batches to cuda devices or "
-            f"leaves them on cpu"
+            f"device={device!r} was asked for, but torch finds {there} here beside the CPU; pass "
+            f"one that is there, or device=None"
         )
+    if wanted.index is None:
+        return torch.device(wanted.type, torch.accelerator.current_device_index())
+    return _counted(device, wanted, torch.accelerator.device_count())
+
+
+def _cuda(device: torch.device | str | int, wanted: torch.device) -> torch.device:
     if not torch.cuda.is_available():
         raise UnsupportedError(
             f"device={device!r} was asked for, but torch finds no CUDA device here "
             f"({_why_there_is_no_cuda()}); pass device=None or run where there is one"
         )
     if wanted.index is None:
-        return torch.cuda.current_device()
-    device_count = torch.cuda.device_count()
+        return torch.device("cuda", torch.cuda.current_device())
+    return _counted(device, wanted, torch.cuda.device_count())
+
+
+def _counted(
+    device: torch.device | str | int, wanted: torch.device, device_count: int
+) -> torch.device:
     if wanted.index >= device_count:
-        there = "cuda:0 alone" if device_count == 1 else f"cuda:0 to cuda:{device_count - 1}"
+        kind = wanted.type
+        there = f"{kind}:0 alone" if device_count == 1 else f"{kind}:0 to {kind}:{device_count - 1}"
         raise UnsupportedError(
             f"device={device!r} was asked for, but torch finds {there} here; pass one that is "
             f"there, or device=None"
         )
-    return wanted.index
+    return wanted
 
 
 def _why_there_is_no_cuda() -> str:

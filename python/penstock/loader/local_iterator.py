@@ -104,7 +104,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._shard_count = shard_count(loader)
         self._pin_device = (
             PinDevice(self._pin_memory_device, torch.accelerator.current_device_index())
-            if self._pin_memory
+            if self._pin_memory and loader.device is None  # what goes to a device is not pinned
             else None
         )
         self._asks_while_room = self._is_elastic or loader.prefetch_bytes is not None

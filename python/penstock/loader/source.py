@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from penstock import _C
-from penstock.loader.device import cuda_index
+from penstock.loader.device import staged_device
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.recall import Recaller
+from penstock.seams.devices import module_in_use
 from penstock.stream.progress import Progress
 
 STANDING_COUNTS = ("outstanding", "ready")  # of a stream's counters; the others only grow
@@ -92,13 +93,15 @@ class StreamOptions:
 
     def of_client(self, loader: LoaderFace) -> dict[str, Any]:
         """The options that the clients of local workers and of a pool have in common."""
+        device = staged_device(loader.device)
         return {
             "prefetch_factor": self.prefetch_depth,
             "prefetch_bytes": loader.prefetch_bytes or 0,
             "in_order": self.in_order,
             "keep_indices": self.has_timeout,  # to say which batch is awaited
             "pin_memory": self.pins_memory and loader.device is None,
-            "device_index": cuda_index(loader.device),
+            "device": None if device is None else str(device),
+            "ahead": _ahead_of(loader) if device is None else None,
         }
 
     def open_stream(self, client: _C.Client) -> _C.Stream:
@@ -109,6 +112,14 @@ class StreamOptions:
             may_begin_early=self.may_begin_early,
             is_seeded_by_batch=self.is_seeded_by_batch,
         )
+
+
+def _ahead_of(loader: LoaderFace) -> _C.AheadWishes | None:
+    """What is copied ahead to a device for the loader's offloaded models, in a process that has
+    one in use."""
+    if loader._provenance is None or module_in_use() is None:
+        return None
+    return loader._provenance.placements.wishes
 
 
 def with_workers_apart(plan: Any, workers_apart: dict[str, str]) -> Any:

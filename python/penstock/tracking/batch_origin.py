@@ -20,8 +20,10 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from penstock.seams.storages import write_count
 from penstock.tracking.loader_use import LoaderUse
+from penstock.tracking.placed_tensors import Placements
 
 if TYPE_CHECKING:
+    from penstock import _C
     from penstock.graph.expression import Expression
     from penstock.tracking.withheld_leaves import WithheldLeaves
 
@@ -59,8 +61,13 @@ class BatchHandle:
     may_wait: bool = True
     withheld: WithheldLeaves | None = None  # where leaves stayed with the worker
     leaf_bytes: tuple[int, ...] = ()
+    ahead: _C.AheadCopies | None = None  # of its tensors, on a device
     is_watched: bool = False  # its leaves are lazy, and notice when they are read
     read_leaves: set[int] = field(default_factory=set)  # by the program, of those that are lazy
+
+    def index_of_key(self, key: str) -> int:
+        """Where a boundary tensor stands among all tensors of the batch."""
+        return self.leaf_count + list(self.boundary).index(key)
 
 
 class Withholding(Protocol):
@@ -118,6 +125,7 @@ class ProvenanceTable:
         self.deferral: Deferring | None = None  # made when a program wants it
         self.withholding: Withholding | None = None  # where leaves may stay with the workers
         self.model_count = 0  # how many were offloaded to the loader so far
+        self.placements = Placements()  # of its tensors on a device
         self.use = LoaderUse()  # of the models that are offloaded to it now
         self.delivered_at = 0.0  # when its last batch came, by time.monotonic()
         self.delivered_epoch = 0  # of that batch
@@ -137,6 +145,7 @@ class ProvenanceTable:
         while self.departures:
             self.departures.popleft()()
         self.use.note_batch()
+        self.placements.note_batch()
         handle.rows = leaves[0].shape[0] if leaves and leaves[0].dim() > 0 else None
         for index, leaf in enumerate(leaves):
             if not leaf.is_inference():

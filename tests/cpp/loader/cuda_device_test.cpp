@@ -32,6 +32,8 @@
 namespace penstock::loader {
 namespace {
 
+[[maybe_unused]] const c10::Device kFirst(c10::kCUDA, 0);
+
 TEST(CudaDevice, ADeviceThatIsNotThereIsUnsupportedAndTheMessageSaysWhich) {
   for (const int device_index : {-1, 1000, std::numeric_limits<int>::max()}) {
     const auto device = open_cuda_device(device_index);
@@ -43,7 +45,7 @@ TEST(CudaDevice, ADeviceThatIsNotThereIsUnsupportedAndTheMessageSaysWhich) {
 }
 
 TEST(CudaDevice, AClientForADeviceThatIsNotThereDoesNotStart) {
-  Client client({.worker_count = 1, .device_index = 1000});
+  Client client({.worker_count = 1, .device = c10::Device(c10::kCUDA, 100)});
   const auto started = client.start();
   ASSERT_FALSE(started);
   EXPECT_EQ(started.error().code, Errc::kUnsupported);
@@ -72,7 +74,7 @@ class CudaStreamTest : public StreamTest {
 
 TEST_F(CudaStreamTest, BatchesArriveOnTheDeviceEqualToTheHosts) {
   PENSTOCK_NEEDS_CUDA();
-  start({.worker_count = 2, .device_index = 0});
+  start({.worker_count = 2, .device = kFirst});
   begin_epoch(draw_batches(200));
   for (uint64_t sequence = 0; sequence < 200 && !HasFatalFailure(); ++sequence) {
     expect_right_on_device(next_batch()->tensors(), sequence);
@@ -81,7 +83,7 @@ TEST_F(CudaStreamTest, BatchesArriveOnTheDeviceEqualToTheHosts) {
 
 TEST_F(CudaStreamTest, LargeBatchesArriveOnTheDeviceAndTheirArenasAreGivenUp) {
   PENSTOCK_NEEDS_CUDA();
-  start({.worker_count = 1, .device_index = 0});
+  start({.worker_count = 1, .device = kFirst});
   begin_epoch(std::vector<Indices>(50, Indices{test::kLarge, 1}));
   for (uint64_t sequence = 0; sequence < 50 && !HasFatalFailure(); ++sequence) {
     expect_right_on_device(next_batch()->tensors(), sequence);
@@ -90,7 +92,7 @@ TEST_F(CudaStreamTest, LargeBatchesArriveOnTheDeviceAndTheirArenasAreGivenUp) {
 
 TEST_F(CudaStreamTest, AUserWhoKeepsEveryBatchOnTheDeviceHasThemAll) {
   PENSTOCK_NEEDS_CUDA();
-  start({.worker_count = 2, .device_index = 0});
+  start({.worker_count = 2, .device = kFirst});
   begin_epoch(draw_batches(100));
   std::vector<std::vector<at::Tensor>> kept;
   for (int count = 0; count < 100; ++count) kept.push_back(next_batch()->tensors());
@@ -100,7 +102,7 @@ TEST_F(CudaStreamTest, AUserWhoKeepsEveryBatchOnTheDeviceHasThemAll) {
 TEST_F(CudaStreamTest, BatchesArriveWhileAGraphIsCapturedInTheGlobalMode) {
   PENSTOCK_NEEDS_CUDA();
   // A query of the thread that received batches failed the capture, and slabs went back while they were read.
-  start({.worker_count = 2, .prefetch_factor = 4, .device_index = 0});
+  start({.worker_count = 2, .prefetch_factor = 4, .device = kFirst});
   begin_epoch(draw_batches(200));
   at::Tensor input = at::ones({1 << 20}, at::kCUDA);
   for (uint64_t sequence = 0; sequence < 200 && !HasFatalFailure(); ++sequence) {
@@ -123,7 +125,7 @@ TEST_F(CudaStreamTest, BatchesArriveWhileAGraphIsCapturedInTheGlobalMode) {
 
 TEST_F(CudaStreamTest, ABatchIsTakenInsideACapture) {
   PENSTOCK_NEEDS_CUDA();
-  start({.worker_count = 1, .device_index = 0});
+  start({.worker_count = 1, .device = kFirst});
   begin_epoch(draw_batches(20));
   for (uint64_t sequence = 0; sequence < 20 && !HasFatalFailure(); ++sequence) {
     at::cuda::CUDAGraph graph;
@@ -142,7 +144,7 @@ TEST_F(CudaStreamTest, ABatchIsTakenInsideACapture) {
 
 TEST_F(CudaStreamTest, ASmallBoundOfStagedBytesChangesNoBatch) {
   PENSTOCK_NEEDS_CUDA();
-  start({.worker_count = 3, .prefetch_factor = 4, .prefetch_bytes = 1, .device_index = 0});
+  start({.worker_count = 3, .prefetch_factor = 4, .prefetch_bytes = 1, .device = kFirst});
   begin_epoch(draw_batches(100));
   for (uint64_t sequence = 0; sequence < 100 && !HasFatalFailure(); ++sequence) {
     expect_right_on_device(next_batch()->tensors(), sequence);
@@ -152,7 +154,7 @@ TEST_F(CudaStreamTest, ASmallBoundOfStagedBytesChangesNoBatch) {
 TEST_F(CudaStreamTest, EveryDeviceGetsItsOwnBatches) {
   PENSTOCK_NEEDS_CUDA();
   for (int index = 0; index < c10::cuda::device_count(); ++index) {
-    start({.worker_count = 1, .device_index = index});
+    start({.worker_count = 1, .device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index))});
     epoch_ = 0;
     begin_epoch(draw_batches(30));
     for (uint64_t sequence = 0; sequence < 30 && !HasFatalFailure(); ++sequence) {

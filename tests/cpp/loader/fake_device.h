@@ -344,6 +344,17 @@ class FakeDevice final : public Device {
     return static_cast<const FakeGpu::Event&>(event).is_over.load();
   }
 
+  Result<void> wait_for(const DeviceEvent& event) override {
+    const auto& awaited = static_cast<const FakeGpu::Event&>(event);
+    gpu_.change([&] {
+      for (const auto& batch : gpu_.under_way_) gpu_.let_go_.insert(batch.number);
+    });
+    const MutexLock lock(gpu_.mutex_);
+    while (!awaited.is_over.load() && !gpu_.is_lost_) gpu_.changed_.wait(gpu_.mutex_);
+    if (gpu_.is_lost_) return lost();
+    return {};
+  }
+
   Result<void> wait_for_all() override {
     std::function<void()> at_wait;
     bool is_lost = false;

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The stage that copies tensors of a batch to a device before the program does. The batch keeps its tensors on the
+// host; the copies come beside them, for whoever would copy the same bytes next. Which tensors are copied is learnt
+// from the program while it runs (AheadWishes). A copy that cannot be made, for want of memory say, is not: the program
+// makes it, and is given the error that it would have been given.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "loader/batch_stage.h"
+#include "loader/copies_under_way.h"
+#include "loader/device.h"
+#include "loader/slab_registrations.h"
+
+namespace penstock::loader {
+
+// The tensors that are copied ahead: leaves by their number, boundary tensors by their key.
+struct AheadWish {
+  c10::Device device;
+  std::vector<uint32_t> leaves{};
+  std::vector<std::string> keys{};
+
+  bool has(const wire::Frame& frame, size_t index) const;
+};
+
+// What the trainer wishes now. Thread-safe.
+class AheadWishes {
+ public:
+  void set(std::shared_ptr<const AheadWish> wish);
+  std::shared_ptr<const AheadWish> get() const;
+
+ private:
+  mutable Mutex mutex_;
+  std::shared_ptr<const AheadWish> wish_ PENSTOCK_GUARDED_BY(mutex_);
+};
+
+// The copies of one batch. For the trainer's thread.
+class AheadCopies {
+ public:
+  // `tensors` are by place in the batch, undefined where nothing was copied.
+  AheadCopies(std::shared_ptr<Device> device, c10::Device place, std::shared_ptr<DeviceEvent> event,
+              std::vector<at::Tensor> tensors)
+      : device_(std::move(device)), place_(place), event_(std::move(event)), tensors_(std::move(tensors)) {}
+
+  c10::Device device() const { return place_; }
+  // The copy of a tensor, once its source is no more read: the program may write to that then, as after a copy of its
+  // own. Given once, since its owner may write to it, too. None where there is no copy, or it has failed. Blocks.
+  std::optional<at::Tensor> take(size_t index);
+
+ private:
+  std::shared_ptr<Device> device_;
+  c10::Device place_;
+  std::shared_ptr<DeviceEvent> event_;
+  std::vector<at::Tensor> tensors_;
+};
+
+// As BatchStage.
+class AheadStage final : public BatchStage {
+ public:
+  using OpenDevice = std::function<Result<std::unique_ptr<Device>>(c10::Device)>;
+
+  AheadStage(std::shared_ptr<AheadWishes> wishes, OpenDevice open_device)
+      : wishes_(std::move(wishes)), open_device_(std::move(open_device)) {}
+
+  Result<void> begin(Batch& batch) override;
+  Result<void> finish(Batch&) override { return {}; }
+  bool takes_narrow() const override { return false; }
+  size_t reclaim() override { return site_ ? site_->copies.reclaim() : 0; }
+
+ private:
+  // A device while it is in use, in the order in which its parts may go.
+  struct Site {
+    Site(c10::Device at, std::shared_ptr<Device> opened)
+        : place(at), device(std::move(opened)), registrations(*device), copies(*device) {}
+
+    c10::Device place;
+    std::shared_ptr<Device> device;
+    SlabRegistrations registrations;
+    CopiesUnderWay copies;
+  };
+
+  bool is_at(c10::Device place);
+  void copy(Batch& batch, const AheadWish& wish);
+
+  const std::shared_ptr<AheadWishes> wishes_;
+  const OpenDevice open_device_;
+  std::optional<c10::Device> unusable_{};
+  std::unique_ptr<Site> site_;
+};
+
+}  // namespace penstock::loader
