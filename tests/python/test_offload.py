@@ -348,3 +348,22 @@ def test_random_draws_that_may_move_leave_the_trainers_generator_alone() -> None
     noisy = model(batch)
     assert torch.equal(torch.get_rng_state(), before)
     assert bits(noisy) == bits(model(batch)) != bits(model(pool.deliver(batch)))
+
+
+def test_a_window_that_the_loop_makes_anew_for_each_batch_is_a_constant() -> None:
+    """The tensor is another each time, and has the same values."""
+
+    def prepared(batch: torch.Tensor) -> torch.Tensor:
+        scaled = batch * torch.hann_window(20)
+        return torch.fft.rfft(scaled).transpose_(0, 1).abs().float().t().contiguous()
+
+    model, reference = nn.Linear(11, 3), nn.Linear(11, 3)
+    reference.load_state_dict(model.state_dict())
+    pool = InProcessPool([])
+    offload(model, pool, cut="maximal")
+    for seed in range(10):
+        batch = torch.randn(4, 20, generator=torch.Generator().manual_seed(seed))
+        assert bits(model(prepared(pool.deliver(batch)))) == bits(reference(prepared(batch)))
+    assert pool.plan is not None
+    moved = [call.operator.partition(" at")[0] for call in pool.plan.moved]
+    assert {"mul", "_fft_r2c", "transpose", "abs"} <= set(moved)

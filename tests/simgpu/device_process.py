@@ -57,6 +57,17 @@ def _begin() -> None:
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     simgpu.register()
+    _add_bits(simgpu.NAME)
+
+
+def _add_bits(device: str) -> None:
+    """What is equal on a GPU is equal here. A division is the CPU's, and needs no other form."""
+    from penstock import _C
+
+    for table in _C.device_bits_tables():
+        text = table.replace("\ndevice cuda\n", f"\ndevice {device}\n")
+        assert text != table
+        _C.add_device_bits(text.replace("\nreciprocal ", "\nequal "))
 
 
 def _call(module: str, name: str, args: Any, kwargs: Any) -> Any:

@@ -32,12 +32,11 @@ class Style:
     make_dataset: Callable[[], Dataset[Any]]
     make_model: Callable[[], nn.Module]
     loss: Callable[[Any, Any, str], torch.Tensor]  # of the model, a batch, and the device
-    moved: frozenset[str] = frozenset()  # the operators that cut="maximal" moves today
+    moved: frozenset[str] = frozenset()  # the operators that cut="maximal" moves
     options: tuple[tuple[str, Any], ...] = ()  # of penstock's loader
     is_step_offloaded: bool = False  # the loss function instead of the model
     backend: str = ""  # the model is compiled with it
     package: str = ""  # which it needs
-    unsupported: str = ""  # what penstock says of it today
 
 
 class Images(Dataset[Any]):
@@ -200,35 +199,69 @@ def moved_on_a_side_stream(model: Any, batch: Any, device: str) -> torch.Tensor:
     return F.cross_entropy(model(inputs), labels)
 
 
-NO_DEVICE_STAGE = "penstock copies batches to cuda devices"
+# What cut="maximal" moves. After the copy that is what the CPU computes as a GPU does: no
+# antialiased resize, no transform of Fourier's.
+IMAGE_BEFORE = frozenset({"_to_copy", "div", "sub", "_upsample_bilinear2d_aa"})
+IMAGE_AFTER = frozenset({"float", "truediv", "sub"})
+WAVE_BEFORE = frozenset(
+    """_fft_r2c _to_copy abs as_strided clamp div log mul pow reflection_pad1d transpose
+    view""".split()
+)
+ROW_BEFORE = frozenset({"_to_copy", "mul", "remainder", "clamp"})
+ROW_AFTER = frozenset({"mul", "mod", "clamp"})
+COPY = frozenset({"_to_copy"})
 
 STYLES = [
-    Style("image prepared in the loop", Images, Convolutions, after(prepared_image)),
-    Style("wave prepared in the loop", Waves, Bands, after(spectrogram)),
-    Style("row prepared in the loop", Rows, Embedded, after(buckets)),
-    Style("image moved, model prepares", Images, image_model, moved),
-    Style("image under autocast", Images, image_model, moved_under_autocast),
+    Style("image prepared in the loop", Images, Convolutions, after(prepared_image), IMAGE_BEFORE),
+    Style("wave prepared in the loop", Waves, Bands, after(spectrogram), WAVE_BEFORE),
+    Style("row prepared in the loop", Rows, Embedded, after(buckets), ROW_BEFORE),
+    Style("image moved, model prepares", Images, image_model, moved, COPY | IMAGE_AFTER),
+    Style("image under autocast", Images, image_model, moved_under_autocast, COPY | IMAGE_AFTER),
     Style(
         "image by device=",
         Images,
         image_model,
         moved,
+        IMAGE_AFTER,
         options=(("device", True),),
-        unsupported=NO_DEVICE_STAGE,
     ),
     Style(
         "forward moves its input",
         Images,
         lambda: MovesItsInput(prepared_image),
         moved_by_the_model,
+        IMAGE_AFTER | {"to"},
     ),
-    Style("step offloaded", Images, Convolutions, moved_and_prepared, is_step_offloaded=True),
-    Style("row moved, model prepares", Rows, row_model, moved),
-    Style("wave moved, model prepares", Waves, wave_model, moved),
-    Style("compiled model", Images, image_model, moved, backend="aot_eager"),
-    Style("image on a side stream", Images, image_model, moved_on_a_side_stream),
-    Style("accelerate moves", Images, image_model, moved_by_accelerate, package="accelerate"),
-    Style("Lightning moves", Images, image_model, moved_by_lightning, package="lightning"),
+    Style(
+        "step offloaded",
+        Images,
+        Convolutions,
+        moved_and_prepared,
+        IMAGE_AFTER | {"to"},
+        is_step_offloaded=True,
+    ),
+    Style("row moved, model prepares", Rows, row_model, moved, COPY | ROW_AFTER),
+    Style("wave moved, model prepares", Waves, wave_model, moved, COPY | {"float", "truediv"}),
+    Style("compiled model", Images, image_model, moved, COPY | IMAGE_AFTER, backend="aot_eager"),
+    Style(
+        "image on a side stream", Images, image_model, moved_on_a_side_stream, COPY | IMAGE_AFTER
+    ),
+    Style(
+        "accelerate moves",
+        Images,
+        image_model,
+        moved_by_accelerate,
+        COPY | IMAGE_AFTER,
+        package="accelerate",
+    ),
+    Style(
+        "Lightning moves",
+        Images,
+        image_model,
+        moved_by_lightning,
+        COPY | IMAGE_AFTER,
+        package="lightning",
+    ),
 ]
 
 

@@ -30,6 +30,7 @@ from penstock.graph.planning import BoundaryValue
 from penstock.graph.prefix_inputs import leaves_of
 from penstock.graph.sizes import REMEMBERED_MAKERS, REMEMBERED_SIZES
 from penstock.seams.storages import write_count
+from penstock.tracking.placed_tensors import Place, placed_tensor
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +99,30 @@ class CheckedBoundary:
         self, cut: LiveCut, call: GraphCall, sizes: tuple[int, ...]
     ) -> list[torch.Tensor] | None:
         """The boundary tensors that came with the batch, if all that are needed have."""
-        boundary = self._unwritten(call, [item.key for item in cut.planned.boundary])
-        if boundary is None or not has_layouts(boundary, cut.layouts(sizes)):
+        sent = [item.key for item in cut.planned.boundary if item.leaf is None]
+        tensors = self._unwritten(call, sent)
+        if tensors is None:
             return None
-        return boundary
+        boundary = self._placed(cut, call, tensors)
+        return boundary if has_layouts(boundary, cut.layouts(sizes)) else None
+
+    def _placed(
+        self, cut: LiveCut, call: GraphCall, sent: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The boundary tensors where the trainer reads them, from those that workers have sent."""
+        if any(item.leaf is not None for item in cut.planned.boundary):
+            call.recall()
+        come = iter(sent)
+        placements = self._context.provenance.placements
+        placed: list[torch.Tensor] = []
+        place: Place
+        for item in cut.planned.boundary:
+            if item.leaf is None:
+                tensor, place = next(come), item.key
+            else:
+                tensor, place = call.inputs[item.leaf], cut.lowering.inputs[item.leaf].leaf_index
+            placed.append(placed_tensor(tensor, item.device, call.handle, placements, place))
+        return placed
 
     def _completed(
         self, cut: LiveCut, call: GraphCall, sizes: tuple[int, ...]
@@ -115,7 +136,7 @@ class CheckedBoundary:
         call.recall()
         try:
             leaves = leaves_of(cut.lowering, call.inputs, call.handle.leaf_count)
-            boundary = cut.rest.run(leaves, given)
+            boundary = self._placed(cut, call, cut.rest.run(leaves, given))
         except PenstockError:
             logger.debug("the exact part cannot be completed", exc_info=True)
             return None

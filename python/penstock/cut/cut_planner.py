@@ -106,9 +106,7 @@ class CutPlanner:
                 expressions[index] = provenance.source
             if not is_plain(call.inputs[index]):
                 label = self._whole.placeholders[index].label
-                raise Unlowerable(
-                    f"the batch tensor {label} requires grad, is not strided or is not on the CPU"
-                )
+                raise Unlowerable(f"the batch tensor {label} requires grad or is not strided")
         try:
             return self._plan_with(call, leaf_index, expressions)
         except Unlowerable:

@@ -49,7 +49,8 @@ class InstalledPrefixes:
         self._unused.add(cuts)
 
     def install(self, cut: PlannedCut) -> None:
-        if cut.prefix not in self._installed:
+        """Has workers run the prefix of a cut, where it has one."""
+        if cut.prefix and cut.prefix not in self._installed:
             self._installed.add(cut.prefix)
             if self._use.take_prefix(self._user, cut.prefix):
                 self._send(cut)

@@ -67,13 +67,20 @@ class LiveCut:
     @property
     def keys(self) -> frozenset[str]:
         """Those of its boundary tensors."""
-        return frozenset(item.key for item in self.planned.boundary)
+        return frozenset(item.key for item in self.planned.boundary if item.leaf is None)
 
     @property
     def raw_leaves(self) -> frozenset[int]:
-        """The leaves of the batch that the suffix reads."""
+        """The leaves of the batch that the suffix reads, as they came or on a device."""
         native = self.planned.native
-        return frozenset() if native is None else frozenset(native.chosen.raw_leaves)
+        if native is None:
+            return frozenset()
+        placed = {
+            self.lowering.inputs[item.leaf].leaf_index
+            for item in self.planned.boundary
+            if item.leaf is not None
+        }
+        return frozenset(placed.union(native.chosen.raw_leaves))
 
     @property
     def is_settled(self) -> bool:

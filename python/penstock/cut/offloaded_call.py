@@ -50,7 +50,7 @@ from penstock.seams.dynamo import config as dynamo_config
 from penstock.seams.modules import is_tracing
 from penstock.seams.trees import tree_leaves, tree_map
 from penstock.stream.kept_generators import AllGeneratorsKept
-from penstock.tracking.lazy_tensor import LazyTensor, hush, values_of_lazy
+from penstock.tracking.lazy_tensor import LazyTensor, hush, values_in, values_of_lazy
 from penstock.tracking.running_models import enter_model, leave_model
 
 logger = logging.getLogger(__name__)
@@ -160,6 +160,8 @@ class OffloadedCall(StandIn):
             return run(*args, **kwargs)
         if self._still is not None:
             if self._still.may_skip():
+                if self.context.provenance.deferral is not None:
+                    args, kwargs = values_in((args, kwargs))
                 return self.call_impl(*args, **kwargs)
             self.context.call_weight = self._still.weight
         run = self._with_room if self._needs_room() else self._compiled

@@ -67,4 +67,4 @@ class UnusedCuts:
 
 
 def _keys(cut: LiveCut) -> set[str]:
-    return {item.key for item in cut.planned.boundary}
+    return set(cut.keys)

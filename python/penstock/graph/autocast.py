@@ -12,18 +12,25 @@ from typing import NamedTuple
 import torch
 
 from penstock.graph.sizes import Unlowerable
+from penstock.seams.devices import accelerator_type
 from penstock.seams.operators import is_under_transform
 
 
 class AutocastState(NamedTuple):
-    """Autocast's settings now, on the CPU and on CUDA devices."""
+    """Autocast's settings now, on the CPU and on the process's other devices."""
 
     cpu: torch.dtype | None  # None: it is off
-    cuda: torch.dtype | None
+    device: torch.dtype | None
 
     @classmethod
     def now(cls) -> AutocastState:
-        return cls(*(_autocast_dtype(device) for device in ("cpu", "cuda")))
+        return cls(_autocast_dtype("cpu"), _autocast_dtype(device_type()))
+
+    @property
+    def enabled(self) -> list[tuple[str, torch.dtype]]:
+        """The types of devices for which it is on, and the dtypes that it casts to."""
+        pairs = (("cpu", self.cpu), (device_type(), self.device))
+        return [(device, dtype) for device, dtype in pairs if dtype is not None]
 
 
 def _autocast_dtype(device: str) -> torch.dtype | None:
@@ -39,7 +46,8 @@ class autocast_put_back:  # noqa: N801 - used as a function
 
     def __enter__(self) -> None:
         self._enabled = [
-            (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES
+            (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d))
+            for d in ("cpu", device_type())
         ]
         self._depth = _autocast_depth()
         self._is_cached = torch.is_autocast_cache_enabled()
@@ -56,7 +64,9 @@ class autocast_put_back:  # noqa: N801 - used as a function
         torch.set_autocast_cache_enabled(self._is_cached)
 
 
-_DEVICES = ("cpu", "cuda")
+def device_type() -> str:
+    """The type of the process's devices beside the CPU: "cuda" where it has none."""
+    return accelerator_type() or "cuda"
 
 
 def _autocast_depth() -> int:

@@ -84,11 +84,11 @@ def classify(
 
 
 def is_plain(value: torch.Tensor) -> bool:
-    """Whether a worker could hold this tensor: strided, on the CPU, without a history."""
+    """Whether a worker could hold what this tensor holds: strided, without a history."""
     return (
         type(value) in (torch.Tensor, torch.nn.Buffer)
         and not value.requires_grad
-        and value.device.type == "cpu"
+        and value.device.type != "meta"
         and value.layout is torch.strided
         and not value.is_conj()
         and not value.is_neg()

@@ -23,7 +23,8 @@ class ConstantWatch:
     bumps their versions and writes the same bits. Nor is one that stayed a proof: writes through
     ``.data``, NumPy or DLPack leave it. So small constants, such as means and bounds, are compared
     each time (2 us for each); large ones a piece at a time (10 us a call), and all of them when an
-    epoch begins.
+    epoch begins. Those on a device are compared then alone, since the host would have to wait for
+    the device.
     """
 
     def __init__(self, constants: Mapping[int, torch.Tensor]) -> None:
@@ -34,7 +35,7 @@ class ConstantWatch:
         for index, tensor in constants.items():
             self._marks[index] = _Mark(tensor, self._copies[index])
             is_small = tensor.nbytes <= SMALL_BYTES_MAX and len(self._small) < SMALL_COUNT_MAX
-            if tensor.is_contiguous():
+            if tensor.is_contiguous() and tensor.device.type == "cpu":
                 (self._small if is_small else self._large).append(index)
         self._epoch: int | None = None
         self._turn, self._offset = 0, 0  # of the large ones
@@ -88,7 +89,7 @@ class _Mark:
         self._held = tensor.untyped_storage()
         self._address = tensor.data_ptr()
         self._version = write_count(tensor)
-        is_flat = tensor.is_contiguous()
+        is_flat = tensor.is_contiguous() and tensor.device.type == "cpu"
         self.now, self.then = (_bytes(tensor), _bytes(copy)) if is_flat else (_NONE, _NONE)
 
     def is_of(self, tensor: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ import torch
 from penstock import _C
 from penstock.graph.call_labels import call_label, source_line, spoken_source
 from penstock.graph.lowering import Lowering
-from penstock.graph.recording import Name, RecordedOp
+from penstock.graph.recording import Form, Name, RecordedOp
 from penstock.graph.sizes import Unlowerable, expression_of, fold, has_unknown
 
 SIZE_OPERATORS = {
@@ -26,6 +26,8 @@ SIZE_OPERATORS = {
     "max": "size::max",
     "min": "size::min",
 }
+# What an operator that a worker runs does not take.
+_OF_DEVICES = ("device", "non_blocking", "pin_memory")
 LABEL_CHARACTERS_MAX = 200
 QUOTED_BYTES_MAX = 4096
 
@@ -39,6 +41,7 @@ class Emission:
     constants: dict[str, torch.Tensor]
     held: list[torch.Tensor | None]  # the same, with a None for each state input in its place
     nodes: list[int]  # the node of each recorded operator
+    placed: set[Name]  # values that are a tensor of the batch, as it came, on a device
 
 
 def emit(lowering: Lowering, arguments: Sequence[Any]) -> Emission:
@@ -51,6 +54,8 @@ class _Printer:
     def __init__(self, lowering: Lowering, arguments: Sequence[Any]) -> None:
         self._lowering = lowering
         self._arguments = arguments
+        self._forms = lowering.recording.forms
+        self._placed: set[Name] = set()
         self._lines: list[str] = ["penstock-ir 1"]
         self._operator_lines: list[int] = []
         self._constants: dict[str, torch.Tensor] = {}
@@ -78,6 +83,7 @@ class _Printer:
             self._constants,
             self._held,
             [line - first_line for line in self._operator_lines],
+            self._placed,
         )
 
     def _inputs(self) -> None:
@@ -100,6 +106,7 @@ class _Printer:
             self._constant(name, "literal", value)
 
     def _constant(self, name: Name, label: str, tensor: torch.Tensor) -> None:
+        tensor = tensor.detach().cpu()  # as workers have it
         self._constants[str(name)] = tensor
         self._held.append(tensor)
         self._lines.append(
@@ -138,20 +145,67 @@ class _Printer:
         place = source_line(self._lowering.nodes[op.call_index])
         if place:
             suffix += f" at {quoted(place[:LABEL_CHARACTERS_MAX])}"
-        target = op.target
+        device = self._device_of(op)
+        target, kwargs = op.target, op.kwargs
+        if device is not None:
+            target, kwargs = self._on_host(op, device)
         try:
             parts = [self._argument(arg, suffix) for arg in op.args]
-            parts += [f"{k}={self._argument(v, suffix)}" for k, v in op.kwargs.items()]
+            parts += [f"{k}={self._argument(v, suffix)}" for k, v in kwargs.items()]
         except Unlowerable:
             # The operator takes something that has no text (a generator, a complex number). It
             # stays.
             target = "unwritable::" + op.target.partition("::")[2].replace(".", "_")
             parts = [str(name) for name in _names_in([op.args, list(op.kwargs.values())])]
+            device = None
+        if device is not None:
+            suffix = f" on {device} [{', '.join(self._operand_forms(op, kwargs))}]{suffix}"
         results = ", ".join(str(name) for name in op.outputs)
         self._operator_lines.append(len(self._lines))
         self._lines.append(
             f"{results}{' = ' if results else ''}{target}({', '.join(parts)}){suffix}"
         )
+
+    def _forms_of(self, op: RecordedOp) -> list[Form]:
+        return [self._forms[name] for name in op.outputs if name in self._forms]
+
+    def _device_of(self, op: RecordedOp) -> torch.device | None:
+        """The device, other than the CPU, that an operator works on."""
+        if not op.target.startswith(("aten::", "declared::", "prims::")):
+            return None
+        made = self._forms_of(op)
+        if not made:
+            # A list of tensors is where the operands are.
+            names = _names_in([op.args, list(op.kwargs.values())])
+            made = [self._forms[name] for name in names if name in self._forms]
+        return next((form.device for form in made if form.device.type != "cpu"), None)
+
+    def _on_host(self, op: RecordedOp, device: torch.device) -> tuple[str, dict[str, Any]]:
+        """The same operator where a worker runs it."""
+        kwargs = {k: v for k, v in op.kwargs.items() if k not in _OF_DEVICES and v is not None}
+        if op.target == "aten::_to_copy" and isinstance(op.args[0], Name):
+            source, made = self._forms[op.args[0]], self._forms[op.outputs[0]]
+            is_alike = (source.dtype, source.strides) == (made.dtype, made.strides)
+            if is_alike and source.device != made.device:
+                if op.args[0] in self._placed or self._is_leaf(op.args[0]):
+                    self._placed.add(op.outputs[0])
+                return "aten::alias", {}
+        return op.target, kwargs
+
+    def _is_leaf(self, name: Name) -> bool:
+        index = self._lowering.input_names.get(name)
+        return index is not None and self._lowering.inputs[index].kind == "leaf"
+
+    def _operand_forms(self, op: RecordedOp, kwargs: dict[str, Any]) -> list[str]:
+        """The dtype of each value that an operator is given, and whether it is on the host."""
+        found: list[str] = []
+        for value in _values_in([op.args, list(kwargs.values())]):
+            form = self._forms.get(value) if isinstance(value, Name) else None
+            if form is None:
+                found.append("int")
+            else:
+                found.append(f"{'cpu ' * (form.device.type == 'cpu')}{dtype_name(form.dtype)}")
+        return found
 
     def _argument(self, value: Any, suffix: str) -> str:
         if isinstance(value, Name):
@@ -172,6 +226,15 @@ class _Printer:
         if has_unknown(expression):
             raise Unlowerable(f"the size {expression} follows from the values of a tensor")
         return fold(expression, lambda symbol: self._size_names[symbol], str, binary)
+
+
+def _values_in(value: Any) -> list[Any]:
+    """The values by name, and the sizes that become values: an expression of a symbol does."""
+    if isinstance(value, Name) or (isinstance(value, sympy.Basic) and not value.is_number):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [found for item in value for found in _values_in(item)]
+    return []
 
 
 def _names_in(value: Any) -> list[Name]:

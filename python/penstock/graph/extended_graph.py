@@ -136,11 +136,9 @@ class _Extension:
 
     def _begin_outside_autocast(self) -> list[fx.Node]:
         """A region for calls that have been through autocast already."""
-        state = AutocastState.now()
         return [
             self._graph.call_function(AUTOCAST_BEGIN, (device, dtype, False, False))
-            for device, dtype in (("cpu", state.cpu), ("cuda", state.cuda))
-            if dtype is not None
+            for device, dtype in AutocastState.now().enabled
         ]
 
     def _tie_sizes(self, results: Mapping[int, fx.Node]) -> None:

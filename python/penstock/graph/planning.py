@@ -80,6 +80,12 @@ class BoundaryValue:
     operator: str  # the call that makes it, for messages
     is_random: bool
     form: Form
+    leaf: int | None = None  # the input that it is, on a device: no worker sends it
+
+    @property
+    def device(self) -> torch.device:
+        """Where the trainer reads it."""
+        return self.form.device
 
     def layout(self, values: dict[sympy.Symbol, sympy.Integer]) -> Layout:
         """Dtype, shape and strides for one combination of sizes."""
@@ -230,6 +236,7 @@ def _plan_once(
     memory = recorded_memory(lowering)
     with native_refusals():
         graph = _C.parse_graph(emission.text)
+        graph.put_equal_twins()
         graph.annotate()
         plans = price_plans(graph, leaves, emission.held, how, memory)
         native = plans.chosen
@@ -258,6 +265,7 @@ def _plan_once(
             operator=labels[units[name]],
             is_random=units[name] in random_units,
             form=lowering.recording.forms[name],
+            leaf=_placed_leaf(lowering, name) if name in emission.placed else None,
         )
         for text, key in zip(prefix.output_names, prefix.output_keys, strict=True)
         if (name := Name(f"%{text}")) not in lowering.given
@@ -268,14 +276,15 @@ def _plan_once(
     if not boundary:
         return PlannedCut(plan, [], results=results, native=plans)
     # A prefix does not ship values that the trainer has at hand.
-    shipped = prefix.without_outputs(memory.known_outside)
+    at_hand = {item.name.bare for item in boundary if item.leaf is not None}
+    shipped = prefix.without_outputs(memory.known_outside | at_hand)
     constants = [f"%{name}" for name in shipped.constant_names]
     tensors = [emission.constants[text] for text in constants]
     checked = [item.name for item in boundary if not item.is_random]
     planned = PlannedCut(
         plan=plan,
         boundary=boundary,
-        prefix=str(shipped),
+        prefix=str(shipped) if len(at_hand) < len(boundary) else "",
         prefix_constants=tuple(tensors),
         seed=seed_of_prefix(how.options.draws_of),
         constant_inputs=tuple(
@@ -290,6 +299,14 @@ def _plan_once(
     )
     _check_fidelity(planned, lowering, inputs, leaves)
     return planned
+
+
+def _placed_leaf(lowering: Lowering, name: Name) -> int:
+    """The input that is the leaf of which this value is a copy on a device."""
+    makers = {made: op for op in lowering.recording.ops for made in op.outputs}
+    while name not in lowering.input_names:
+        name = makers[name].args[0]
+    return lowering.input_names[name]
 
 
 def _unit(group: _C.PlanGroup) -> int:
@@ -339,24 +356,25 @@ def _check_fidelity(
     assert planned.reference is not None
     with torch.inference_mode(False), torch.no_grad():
         executor = _C.Executor(
-            _C.parse_graph(planned.prefix),
+            _C.parse_graph(planned.prefix or "penstock-ir 1\n"),
             list(planned.prefix_constants),
             allow_random=any(item.is_random for item in planned.boundary),
         )
         try:
-            made = executor.run(leaves, planned.seed)
+            made = iter(executor.run(leaves, planned.seed))
         except PenstockError as error:
             raise Unlowerable(str(error).partition("\n")[0]) from error
         expected = planned.reference(*inputs)
     checked = [
         (item, value)
-        for item, value in zip(planned.boundary, made, strict=True)
+        for item in planned.boundary
+        for value in (inputs[item.leaf] if item.leaf is not None else next(made),)
         if not item.is_random
     ]
     conditions = lowering.conditions
     values = conditions.values(conditions.sizes(inputs))
     for (item, value), reference in zip(checked, expected, strict=True):
-        if not is_same_bits(value, reference):
+        if not is_same_bits(value.cpu(), reference.cpu()):
             reason = f"{item.operator} gives other bits in a worker than in the trainer"
             raise MustStay(reason, _calls(lowering)[item.name], [item.name])
         layout = (reference.dtype, tuple(reference.shape), reference.stride())

@@ -18,9 +18,10 @@ def seed_of_prefix(draws_of: str) -> int:
 
 
 def leaves_of(lowering: Lowering, inputs: Sequence[Any], leaf_count: int) -> list[torch.Tensor]:
-    """All tensors of the batch by number; those that the model was not given are empty."""
+    """All tensors of the batch by number, as workers have them, on the CPU; those that the model
+    was not given are empty."""
     leaves = [torch.empty(0) for _ in range(leaf_count)]
     for item, value in zip(lowering.inputs, inputs, strict=True):
         if item.kind == "leaf":
-            leaves[item.leaf_index] = value
+            leaves[item.leaf_index] = value.cpu()
     return leaves

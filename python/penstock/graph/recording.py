@@ -78,6 +78,7 @@ class Form:
     sizes: tuple[Any, ...]
     strides: tuple[Any, ...]
     storage: int
+    device: torch.device
     is_lazy: bool = False  # its numbers are the conjugates or the negatives of those in memory
 
 
@@ -329,7 +330,9 @@ class Recorder(TorchDispatchMode):
         is_strided = tensor.layout is torch.strided
         strides = tuple(tensor.stride()) if is_strided else ()
         is_lazy = tensor.is_conj() or tensor.is_neg()
-        self.recording.forms[name] = Form(tensor.dtype, tuple(tensor.shape), strides, key, is_lazy)
+        self.recording.forms[name] = Form(
+            tensor.dtype, tuple(tensor.shape), strides, key, tensor.device, is_lazy
+        )
         if key not in self._objects:
             self._held.append(tensor.untyped_storage() if is_strided else tensor)
             self._objects[key] = []

@@ -25,6 +25,7 @@ require(
         "torch._ops.OpOverloadPacket",
         "torch.amp.autocast_mode._enter_autocast",
         "torch.amp.autocast_mode._exit_autocast",
+        "torch.ops.aten._to_copy.default",
         "torch.ops.aten.add.Tensor._schema",
         "torch.utils._python_dispatch.TorchDispatchMode",
     ),
@@ -46,6 +47,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 __all__ = [
     "AUTOCAST_BEGIN",
     "AUTOCAST_END",
+    "COPY",
     "TORCH_FUNCTION_OFF",
     "CustomOpDef",
     "DisableAutocast",
@@ -65,6 +67,8 @@ __all__ = [
 # The calls that a captured graph has where a region of autocast begins and ends.
 AUTOCAST_BEGIN: Any = _enter_autocast
 AUTOCAST_END: Any = _exit_autocast
+# What `.to()` is where it changes something.
+COPY: Any = torch.ops.aten._to_copy.default
 # The `__torch_function__` of a subclass that is no subclass to torch's functions.
 TORCH_FUNCTION_OFF: Any = _disabled_torch_function_impl
 
@@ -89,12 +93,15 @@ def same_memory_as(tensor: torch.Tensor, kind: Any) -> Any:
     return torch.Tensor._make_subclass(kind, tensor)
 
 
-def without_memory(kind: Any, meta: torch.Tensor, size: Any = None, stride: Any = None) -> Any:
-    """A tensor of the class ``kind`` that has the form of ``meta``, on the CPU, and no memory."""
+def without_memory(
+    kind: Any, meta: torch.Tensor, device: torch.device, size: Any = None, stride: Any = None
+) -> Any:
+    """A tensor of the class ``kind`` that has the form of ``meta``, on ``device``, and no
+    memory."""
     return torch.Tensor._make_wrapper_subclass(
         kind,
         meta.shape if size is None else size,
         strides=meta.stride() if stride is None else stride,
         dtype=meta.dtype,
-        device=torch.device("cpu"),
+        device=device,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from penstock.seams.devices import module_in_use
 from penstock.stream.batch_seeds import GeneratorsKept
 
 
@@ -31,7 +32,9 @@ class AllGeneratorsKept(GeneratorsKept):
         """Puts them back as they were when the block began; may be called after its end."""
         super().__exit__(None, None, None)
         if self._of_devices:
-            torch.cuda.set_rng_state_all(self._of_devices)
+            module = module_in_use()
+            assert module is not None
+            module.set_rng_state_all(self._of_devices)
 
 
 def torch_states() -> list[torch.Tensor]:
@@ -40,5 +43,5 @@ def torch_states() -> list[torch.Tensor]:
 
 
 def device_states() -> list[Any]:
-    is_used = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return torch.cuda.get_rng_state_all() if is_used else []
+    module = module_in_use()
+    return [] if module is None else list(module.get_rng_state_all())

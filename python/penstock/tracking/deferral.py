@@ -18,7 +18,9 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.graph.constants import is_same_bits
+from penstock.seams.devices import with_index
 from penstock.seams.operators import schema_of
+from penstock.seams.storages import write_count
 from penstock.seams.trees import TreeSpec, tree_flatten, tree_unflatten
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.deferred_call import Recipe, make_recipe
@@ -31,6 +33,7 @@ RECIPES_MAX = 512
 # The most bytes of a tensor of the program, such as a mean, that a waiting operator may read.
 CONSTANT_BYTES_MAX = 4096
 CONSTANTS_MAX = 64
+VALUES_MAX = 256  # that are watched for one that comes again
 # A result that something still refers to is computed so many batches after its own, so that it does
 # not keep the batch's memory.
 BATCHES_WAITED_MAX = 2
@@ -66,6 +69,7 @@ class _Constant:
 
     first_batch: weakref.ref[BatchHandle]
     copy: torch.Tensor | None = None
+    mark: tuple[int, int] = (0, 0)  # its address and count of writes, when it was compared last
     has_changed: bool = False
 
 
@@ -76,6 +80,7 @@ class Deferral:
         self.provenance = provenance  # the facts about the loader's tensors
         self._recipes: dict[Any, Recipe | None] = {}
         self._constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._values: dict[Any, _Constant] = {}  # of the host, by their values
         self._copies: list[torch.Tensor] = []  # of constants, which recipes know by their ids
         self._recent: deque[weakref.ref[BatchHandle]] = deque()
         self.wanted_by: set[int] = set()  # offloaded models, by their numbers
@@ -97,6 +102,7 @@ class Deferral:
                     handle,
                     torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta"),
                     index,
+                    device=leaf.device,
                     tensor=leaf,
                 )
             )
@@ -180,7 +186,7 @@ class Deferral:
                 values.append(leaf._value)
                 key.append(_key_of_value(leaf._value))
             else:
-                values.append(leaf)
+                values.append(with_index(leaf) if isinstance(leaf, torch.device) else leaf)
                 key.append(None)
         if handle is None:
             return None
@@ -221,6 +227,7 @@ class Deferral:
                     meta,
                     expression,
                     inputs,
+                    device=recipe.device,
                     call=(func, args, kwargs, place if recipe.is_list else None),
                     is_shared=is_view,
                 )
@@ -232,29 +239,57 @@ class Deferral:
         return results if recipe.is_list else results[0]
 
     def _constant(self, tensor: torch.Tensor, handle: BatchHandle) -> torch.Tensor | None:
-        """A copy of a tensor that was the same when an earlier batch met it."""
+        """A copy of a tensor that had the same values when an earlier batch met it."""
         if (
             type(tensor) not in (torch.Tensor, torch.nn.Buffer)
             or tensor.requires_grad
-            or tensor.device.type != "cpu"
+            or tensor.device.type == "meta"
             or tensor.layout is not torch.strided
             or tensor.nbytes > CONSTANT_BYTES_MAX
         ):
             return None
+        if tensor.device.type == "cpu":
+            return self._constant_of_host(tensor, handle)
         known: _Constant | None = self._constants.get(tensor)
         if known is None:
             self._constants[tensor] = _Constant(weakref.ref(handle))
             return None
         if known.has_changed or known.first_batch() is handle:
             return None
+        # To look at its values the host would have to wait for the device.
+        mark = (tensor.data_ptr(), write_count(tensor))
         if known.copy is None:
-            if len(self._copies) >= CONSTANTS_MAX:
-                return None
-            known.copy = tensor.clone()
-            self._copies.append(known.copy)
-        elif not is_same_bits(tensor, known.copy):
-            known.has_changed = True
+            known.copy, known.mark = self._copied(tensor), mark
+        elif known.mark != mark:
+            if is_same_bits(tensor, known.copy):
+                known.mark = mark
+            else:
+                known.has_changed = True
         return None if known.has_changed else known.copy
+
+    def _constant_of_host(self, tensor: torch.Tensor, handle: BatchHandle) -> torch.Tensor | None:
+        """The same by value: programs make windows and means anew for each batch."""
+        values = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        key = (values, tensor.dtype, tensor.shape, tensor.stride())
+        known = self._values.get(key)
+        if known is None:
+            if len(self._values) >= VALUES_MAX:
+                unused = (old for old, value in self._values.items() if value.copy is None)
+                self._values.pop(next(unused, None), None)
+            self._values[key] = _Constant(weakref.ref(handle))
+            return None
+        if known.first_batch() is handle:
+            return None
+        if known.copy is None:
+            known.copy = self._copied(tensor)
+        return known.copy
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if len(self._copies) >= CONSTANTS_MAX:
+            return None
+        copy = tensor.detach().clone()
+        self._copies.append(copy)
+        return copy
 
     def _recipe(self, func: Any, values: list[Any], spec: TreeSpec) -> Recipe | None:
         name = func.__name__.split(".")[0]
@@ -264,6 +299,9 @@ class Deferral:
         if any(tag in func.tags for tag in _OTHER_TAGS):
             return None
         tensor_count = sum(isinstance(v, (LazyValue, torch.Tensor)) for v in values)
+        device = _device_of_result(values)
+        if device is None:
+            return None
         args, kwargs = tree_unflatten([_meta_of(value) for value in values], spec)
         try:
             with torch.no_grad():
@@ -280,7 +318,7 @@ class Deferral:
             return None  # several results of different meaning, such as of max
         if name in _DIVISIONS and tensor_count > 1 and not metas[0].is_floating_point():
             return None
-        recipe = make_recipe(func, values, spec, metas, is_list=is_list)
+        recipe = make_recipe(func, values, spec, metas, device, is_list=is_list)
         return recipe if recipe is not None and _comes_true(recipe, values) else None
 
 
@@ -288,7 +326,7 @@ def _key_of_value(value: LazyValue) -> Any:
     """A key that tells one lazy argument from another, whatever batch it is of."""
     meta = value.meta
     source = value.source if isinstance(value.source, int) else id(value.source)
-    return (type(value.source), source, meta.dtype, meta.shape, meta.stride())
+    return (type(value.source), source, meta.dtype, meta.shape, meta.stride(), value.device)
 
 
 def _key(value: Any) -> Any:
@@ -296,8 +334,16 @@ def _key(value: Any) -> Any:
     if isinstance(value, (float, complex)):
         return (type(value), repr(value))  # minus zero is not zero here
     if isinstance(value, torch.device):
-        return (torch.device, str(value)) if value.type == "cpu" else None
+        return (torch.device, str(value))
     return (type(value), value) if isinstance(value, _SCALARS) else None
+
+
+def _device_of_result(values: Sequence[Any]) -> torch.device | None:
+    """Where an operator has its result; None for tensors of several devices, which is an error or
+    a rule of the operator's own."""
+    named = {value for value in values if isinstance(value, torch.device)}
+    devices = named or {v.device for v in values if isinstance(v, (LazyValue, torch.Tensor))}
+    return devices.pop() if len(devices) == 1 else None
 
 
 def _meta_of(value: Any) -> Any:
@@ -318,7 +364,10 @@ def _comes_true(recipe: Recipe, values: Sequence[Any]) -> bool:
             made = [expression.graph_module(*tensors) for expression in recipe.expressions]
     except Exception:
         return False
-    return all(_form(a) == _form(b) for a, b in zip(made, recipe.metas, strict=True))
+    return all(
+        _form(a) == _form(b) and a.device == recipe.device
+        for a, b in zip(made, recipe.metas, strict=True)
+    )
 
 
 def _form(tensor: torch.Tensor) -> Any:

@@ -31,14 +31,21 @@ class Recipe:
     expressions: list[Expression]
     taken: list[tuple[int, int]]  # each input: of which argument, and which of its own inputs
     is_list: bool
+    device: torch.device  # that of the results
 
 
 def make_recipe(
-    func: Any, values: Sequence[Any], spec: TreeSpec, metas: list[torch.Tensor], *, is_list: bool
+    func: Any,
+    values: Sequence[Any],
+    spec: TreeSpec,
+    metas: list[torch.Tensor],
+    device: torch.device,
+    *,
+    is_list: bool,
 ) -> Recipe | None:
     """The recipe of `func`, called with `values` in the structure `spec`, whose results look like
-    `metas`. None for an expression that has become too long."""
-    return _Assembly(func, values, spec).recipe(metas, is_list)
+    `metas` and are on `device`. None for an expression that has become too long."""
+    return _Assembly(func, values, spec).recipe(metas, device, is_list)
 
 
 class _Assembly:
@@ -54,7 +61,9 @@ class _Assembly:
         self._places: dict[int, fx.Node] = {}  # by the object that is the input
         self._copies: dict[Any, fx.Node] = {}  # by expression
 
-    def recipe(self, metas: list[torch.Tensor], is_list: bool) -> Recipe | None:
+    def recipe(
+        self, metas: list[torch.Tensor], device: torch.device, is_list: bool
+    ) -> Recipe | None:
         for argument, value in enumerate(self._values):
             if isinstance(value, LazyValue) and not isinstance(value.source, int):
                 for place, item in enumerate(value.source.inputs):
@@ -79,7 +88,7 @@ class _Assembly:
             graph.output(node)
             module = fx.GraphModule(torch.nn.Module(), graph)
             expressions.append(Expression(module, tuple(self._inputs), None))
-        return Recipe(metas, expressions, self._taken, is_list)
+        return Recipe(metas, expressions, self._taken, is_list, device)
 
     def _add(self, argument: int, place: int, value: Any, item: GraphInput | None) -> None:
         """Notes one input, once."""

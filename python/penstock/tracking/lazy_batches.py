@@ -34,7 +34,8 @@ class LazyBatches:
     def note_call(self, has_stranger: bool, follows_calls: bool, moves: bool) -> None:
         """To be called after each call of the model that ran a captured graph."""
         if self._is_on:
-            self._useless_calls = 0 if follows_calls and moves else self._useless_calls + 1
+            is_useful = moves or self._provenance.placements.are_learnt
+            self._useless_calls = 0 if follows_calls and is_useful else self._useless_calls + 1
             if self._useless_calls >= USELESS_CALLS_MAX:
                 self.give_up()
         elif has_stranger and not self._has_given_up:

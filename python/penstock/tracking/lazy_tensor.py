@@ -36,9 +36,10 @@ from penstock.seams.operators import (
 )
 from penstock.seams.storages import write_count
 from penstock.seams.trees import tree_leaves, tree_map
-from penstock.tracking.lazy_value import LazyValue
+from penstock.tracking.lazy_value import CPU, LazyValue
 from penstock.tracking.running_models import is_model_running
 
+_RECORD_STREAM = torch.ops.aten.record_stream.default
 _SAME_TENSOR = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
@@ -61,33 +62,35 @@ class LazyTensor(torch.Tensor):
             assert value.tensor is not None
             tensor: LazyTensor = same_memory_as(value.tensor, LazyTensor)
         else:
-            tensor = _wrapper(value.meta)
+            tensor = _wrapper(value.meta, value.device)
         tensor._value, tensor._meta, tensor._stand_in = value, value.meta, None
         return tensor
 
     @classmethod
     def withheld(cls, meta: torch.Tensor) -> LazyTensor:
         """One that stands for a leaf which stayed with its worker; `settle` says for which."""
-        tensor = _wrapper(meta)
+        tensor = _wrapper(meta, CPU)
         tensor._value, tensor._meta, tensor._stand_in = None, meta, None
         return tensor
 
     def settle(self, value: LazyValue) -> None:
         self._value = value
 
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
+    def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
         """Torch's protocol for wrappers. Who compiles something else than the offloaded model is
         given the values."""
         if self._value is None:
-            return ["_meta" if self._stand_in is not self._meta else "_materialised"], None
-        return ["_meta" if is_model_running() else "_materialised"], None
+            is_meta = self._stand_in is not self._meta
+        else:
+            is_meta = is_model_running()
+        return ["_meta" if is_meta else "_materialised"], self.device
 
     @staticmethod
     def __tensor_unflatten__(
-        inner: dict[str, torch.Tensor], context: None, size: Any, stride: Any
+        inner: dict[str, torch.Tensor], device: torch.device, size: Any, stride: Any
     ) -> LazyTensor:
         (kind, meta), *_ = inner.items()
-        tensor = _wrapper(meta, size, stride)
+        tensor = _wrapper(meta, device, size, stride)
         tensor._value, tensor._meta = None, meta
         tensor._stand_in = None if kind == "_meta" else meta
         return tensor
@@ -141,10 +144,12 @@ class LazyTensor(torch.Tensor):
     @untraced
     def pin_memory(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Values that stayed with a worker come in pinned memory if the loader pins."""
-        if self._value is None or self._value.is_withheld:
+        if self._value is None or self._value.is_withheld or self.device != CPU:
             return self
-        pinned: torch.Tensor = plain(self).pin_memory(*args, **kwargs)
-        return pinned
+        if self.requires_grad or is_written(self):
+            pinned: torch.Tensor = plain(self).pin_memory(*args, **kwargs)
+            return pinned
+        return LazyTensor.of(self._value.pinned(*args, **kwargs))
 
     @untraced
     def share_memory_(self) -> LazyTensor:
@@ -210,7 +215,7 @@ def plain(tensor: LazyTensor) -> torch.Tensor:
             )
         with meta.fake_mode:
             tensor._stand_in = torch.empty_strided(
-                meta.shape, meta.stride(), dtype=meta.dtype, device="cpu"
+                meta.shape, meta.stride(), dtype=meta.dtype, device=tensor.device
             )
     return tensor._stand_in
 
@@ -231,13 +236,20 @@ def values_of_lazy(tensor: LazyTensor) -> torch.Tensor:
     return tensor._value.materialise()
 
 
+def values_in(arguments: Any) -> Any:
+    """The arguments of a call with an ordinary tensor for each lazy one."""
+    return tree_map(_values_of, arguments)
+
+
 def is_written(tensor: LazyTensor) -> bool:
     """Whether something was written to `tensor`, so that its expression no longer holds."""
     return tensor._value is not None and write_count(tensor) != tensor._value.first_version
 
 
-def _wrapper(meta: torch.Tensor, size: Any = None, stride: Any = None) -> LazyTensor:
-    tensor: LazyTensor = without_memory(LazyTensor, meta, size, stride)
+def _wrapper(
+    meta: torch.Tensor, device: torch.device, size: Any = None, stride: Any = None
+) -> LazyTensor:
+    tensor: LazyTensor = without_memory(LazyTensor, meta, device, size, stride)
     return tensor
 
 
@@ -249,6 +261,8 @@ def _values_of(argument: Any) -> Any:
 def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     lazies = [item for item in tree_leaves((args, kwargs)) if isinstance(item, LazyTensor)]
     values = [item._value for item in lazies if item._value is not None]
+    if func is _RECORD_STREAM:
+        return _record_stream(*args)
     if schema_of(func).is_mutable:
         if len(values) == len(lazies) and _write_later(func, args, kwargs):
             return args[0]
@@ -270,6 +284,14 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*tree_map(_values_of, args), **tree_map(_values_of, kwargs))
 
 
+def _record_stream(tensor: LazyTensor, stream: torch.Stream) -> None:
+    """Writes nothing, though its schema says so: it tells torch who else reads the memory."""
+    if tensor._value is None:
+        plain(tensor).record_stream(stream)
+    else:
+        tensor._value.record_stream(stream)
+
+
 def _write_later(func: Any, args: Any, kwargs: Any) -> bool:
     """Defers a write, if it may be deferred. While nobody has the values of the tensor, nor a view
     of it, a write to it is the same as another value. Results made from the former value keep that
@@ -281,13 +303,17 @@ def _write_later(func: Any, args: Any, kwargs: Any) -> bool:
     former = target._value
     if former is None or former.is_shared or former.tensor is not None:
         return False
-    twin = functional_twin(func) if torch.Tag.inplace_view not in func.tags else None
+    twin = functional_twin(func)
     waiting = former.table.defer(twin.operator, args, kwargs) if twin is not None else None
-    if not isinstance(waiting, LazyTensor):
+    if twin is None or not isinstance(waiting, LazyTensor):
         return False
     value = waiting._value
     assert value is not None
-    if (value.meta.dtype, value.meta.shape, value.meta.stride()) != (
+    if twin.is_view_alone:
+        with DisableTorchDispatch():
+            func(*args, **kwargs)  # which changes how the tensor itself looks
+        target._meta = value.meta
+    elif (value.meta.dtype, value.meta.shape, value.meta.stride()) != (
         former.meta.dtype,
         former.meta.shape,
         former.meta.stride(),

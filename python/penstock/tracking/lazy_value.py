@@ -14,10 +14,12 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from penstock.graph.expression import Expression
-from penstock.seams.operators import DisableAutocast
+from penstock.seams.devices import current_stream, on_stream
+from penstock.seams.operators import COPY, DisableAutocast
 from penstock.seams.storages import write_count
 from penstock.seams.trees import tree_map
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
+from penstock.tracking.placed_tensors import placed_tensor
 
 
 class LazyTable(Protocol):
@@ -42,6 +44,7 @@ class LazyTable(Protocol):
         ...
 
 
+CPU = torch.device("cpu")
 # A thread that fetches batches computes waiting values of old ones, while another may be reading
 # them. Operators run under it, which take no other lock of ours.
 _lock = threading.RLock()
@@ -64,6 +67,9 @@ class LazyValue:
         "__weakref__",
         "_call",
         "_of",
+        "_readers",
+        "_stream",
+        "device",
         "first_version",
         "handle",
         "inputs",
@@ -82,6 +88,7 @@ class LazyValue:
         source: int | Expression,
         inputs: Sequence[LazyValue | torch.Tensor] = (),
         *,
+        device: torch.device | None = None,
         tensor: torch.Tensor | None = None,
         call: tuple[Callable[..., Any], Any, Any, int | None] | None = None,
         is_shared: bool = True,
@@ -90,12 +97,17 @@ class LazyValue:
         self.handle: BatchHandle | None = handle  # as long as it is needed
         self._of = weakref.ref(handle)
         self.meta = meta
+        self.device = device or CPU  # where its values are, or will be
         self.source = source
         self.inputs = tuple(inputs)  # of the expression: leaves and constants
         self.tensor = tensor
         self.first_version = 0 if tensor is None else write_count(tensor)
         self.is_shared = is_shared  # whether other tensors have, or will have, the same memory
         self._call = call  # operator, arguments, keyword arguments, which of its results
+        # On a device: the stream on which the program has called the operator, and those that it
+        # has told torch of before there was any memory.
+        self._stream = None if call is None or self.device == CPU else current_stream(self.device)
+        self._readers: list[torch.Stream] = []
         with _lock:
             handle.lazy_values.add(self)
 
@@ -152,9 +164,14 @@ class LazyValue:
         if self.tensor is None:
             assert self._call is not None and self.handle is not None
             operator, args, kwargs, place = self._call
-            with as_noted():
-                made = operator(*tree_map(_computed, args), **tree_map(_computed, kwargs))
+            with as_noted(), on_stream(self._stream):
+                if self._is_copy_of_leaf(operator, args):
+                    made = self._placed(args[0])
+                else:
+                    made = operator(*tree_map(_computed, args), **tree_map(_computed, kwargs))
             self.tensor = made if place is None else made[place]
+            for stream in self._readers:
+                self.tensor.record_stream(stream)
             inputs = tuple(
                 TensorWeakRef(item.materialise()) if isinstance(item, LazyValue) else item
                 for item in self.inputs
@@ -163,9 +180,35 @@ class LazyValue:
             self.table.record_result(
                 self.tensor, Provenance(self.handle, self.source, write_count(self.tensor), inputs)
             )
-            self.handle = self._call = None
+            self.handle = self._call = self._stream = None
             self.inputs = ()
+            self._readers = []
         return self.tensor
+
+    def _is_copy_of_leaf(self, operator: Any, args: Any) -> bool:
+        """Whether it is a leaf as it came, on a device."""
+        leaf = args[0] if operator is COPY and args else None
+        return (
+            isinstance(leaf, LazyValue)
+            and isinstance(leaf.source, int)
+            and leaf.device != self.device
+            and (leaf.meta.dtype, leaf.meta.stride()) == (self.meta.dtype, self.meta.stride())
+        )
+
+    def _placed(self, leaf: LazyValue) -> torch.Tensor:
+        assert isinstance(leaf.source, int)
+        table = self.table.provenance
+        tensor = leaf.materialise()
+        handle = self.handle if self.table.knows(tensor) else None  # which was not written to
+        return placed_tensor(tensor, self.device, handle, table.placements, leaf.source)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Notes a stream on which the program reads the values."""
+        with _lock:
+            if self.tensor is None:
+                self._readers.append(stream)
+            else:
+                self.tensor.record_stream(stream)
 
     @property
     def batch(self) -> BatchHandle | None:
@@ -179,6 +222,27 @@ class LazyValue:
         value.handle = None
         value.first_version = -1  # which none has, so that it counts as written
         return value
+
+    def pinned(self, *args: Any, **kwargs: Any) -> LazyValue:
+        """A copy in pinned memory, which follows from the batch as this value does."""
+
+        def pin(tensor: torch.Tensor) -> torch.Tensor:
+            copy: torch.Tensor = tensor.pin_memory(*args, **kwargs)
+            return copy
+
+        handle = self.batch
+        if handle is None:
+            return self.replaced(pin(self.materialise()))
+        table, meta, source = self.table, self.meta, self.source
+        if isinstance(source, int):
+            copy = pin(self.materialise())
+            table.provenance.record(copy, Provenance(handle, source, write_count(copy)))
+            return LazyValue(table, handle, meta, source, tensor=copy)
+        with _lock:
+            if self.handle is None:  # computed by now
+                return self.replaced(pin(self.materialise()))
+            call: tuple[Any, Any, Any, None] = (pin, (self,), {}, None)
+            return LazyValue(table, handle, meta, source, self.inputs, call=call)
 
     def provenance(self) -> Provenance | None:
         """The call that it follows from, if it still waits and the batch is as it came."""
