@@ -18,7 +18,7 @@ from in_process_pool import InProcessPool
 from offload_training import bits, fresh, generator_states, warnings_of
 from torch import nn
 
-from penstock import offload, stateless
+from penstock import DataLoader, offload, stateless
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread")]
 
@@ -136,7 +136,7 @@ def trained(
     call: Callable[[Any, torch.Tensor], torch.Tensor] = lambda model, x: model(x),
 ) -> list[bytes]:
     """Three epochs; `change` happens at `step` of the second one."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     trace: list[bytes] = []
     torch.manual_seed(5)
     for epoch in range(3):
@@ -150,6 +150,7 @@ def trained(
             optimizer.step()
             trace += [bits(loss), *(bits(value) for value in model.state_dict().values())]
             trace += generator_states()
+    assert all(bool(value.isfinite().all()) for value in model.parameters())
     return trace
 
 
@@ -203,6 +204,126 @@ def test_change_in_the_middle_of_an_epoch_is_seen_at_the_next_call(change: Chang
 def test_change_that_nothing_tells_is_found_by_the_next_comparison(change: Any) -> None:
     """One batch in `verify_every` is run by Python; here it is every one."""
     compared(Change(change, ""), "maximal", step=2, verify_every=1)
+
+
+class Batches(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.batches = batches()
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.batches[index]
+
+
+class LargeTable(Model):
+    """Adds the far end of a buffer of 4 MB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(50_000, 20))
+
+    def pre(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.table[-1]
+
+
+def write_past_the_version(model: Model, patch: pytest.MonkeyPatch) -> None:
+    model.table.numpy()[-1] = 0.5  # type: ignore[operator,union-attr]
+
+
+def plainly(loader: Any) -> Iterator[torch.Tensor]:
+    return iter(loader)
+
+
+def prefetched(loader: Any) -> Iterator[torch.Tensor]:
+    if isinstance(loader, DataLoader):
+        loader.start_prefetch()
+    return iter(loader)
+
+
+def resumed(loader: Any) -> Iterator[torch.Tensor]:
+    """Each epoch begins by a state, which counts for nothing: it is of the same place."""
+    if isinstance(loader, DataLoader):
+        loader.load_state_dict(loader.state_dict())
+    return iter(loader)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("persistent_workers", [True, False])
+@pytest.mark.parametrize("begin", [plainly, prefetched, resumed])
+@pytest.mark.parametrize(
+    "kind, change",
+    [(Model, change_nested_list), (Model, shadow_part), (LargeTable, write_past_the_version)],
+)
+def test_first_batch_of_each_epoch_of_a_loader_is_compared(
+    kind: Any, change: Any, begin: Any, persistent_workers: bool
+) -> None:
+    """Without seeds of the batch, epochs had all the same number."""
+    options: dict[str, Any] = {
+        "batch_size": None,
+        "num_workers": 1,
+        "persistent_workers": persistent_workers,
+    }
+    traces = []
+    for is_ours in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            loader: Any
+            model: Any = fresh(kind)
+            if is_ours:
+                loader = DataLoader(Batches(), **options)
+                model = offload(model, loader, cut="maximal")
+            else:
+                loader = torch.utils.data.DataLoader(Batches(), **options)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+            trace = []
+            torch.manual_seed(5)
+            for epoch in range(3):
+                if epoch == 2:
+                    change(model, patch)
+                for x in begin(loader):
+                    optimizer.zero_grad()
+                    loss = model(x).square().sum()
+                    loss.backward()
+                    optimizer.step()
+                    trace += [bits(loss), *(bits(value) for value in model.parameters())]
+            traces.append(trace)
+    assert all(bool(value.isfinite().all()) for value in model.parameters())
+    assert traces[0] == traces[1]
+    assert loader.stats().boundary_batches
+
+
+_runs = [0]
+
+
+@stateless
+@torch.library.custom_op("penstock_test::counted", mutates_args=())
+def counted(x: torch.Tensor) -> torch.Tensor:
+    _runs[0] += 1
+    return x.clone()
+
+
+counted.register_fake(torch.empty_like)
+counted.register_autograd(lambda ctx, gradient: gradient)
+
+
+class Counted(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return counted(super().forward(x))  # type: ignore[no-any-return]
+
+
+def test_iterators_that_run_side_by_side_are_compared_once_each() -> None:
+    """Not at each turn, although each call is of another epoch than the one before."""
+    loader: Any = DataLoader(Batches(), batch_size=None, num_workers=1)
+    model = offload(fresh(Counted), loader, cut="maximal")
+    runs = []
+    for pair in zip(loader, loader, strict=True):
+        for x in pair:
+            before = _runs[0]
+            model(x)
+            runs.append(_runs[0] - before)
+    assert len(runs) == 10
+    assert runs[2:] == [1] * 8
 
 
 class Trunk(nn.Module):

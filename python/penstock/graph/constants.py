@@ -37,15 +37,15 @@ class ConstantWatch:
             is_small = tensor.nbytes <= SMALL_BYTES_MAX and len(self._small) < SMALL_COUNT_MAX
             if tensor.is_contiguous() and tensor.device.type == "cpu":
                 (self._small if is_small else self._large).append(index)
-        self._epoch: int | None = None
+        self._epoch = -1
         self._turn, self._offset = 0, 0  # of the large ones
 
     def changed(self, inputs: Sequence[Any], epoch: int = 0) -> list[int]:
         """The positions whose tensors now hold something else. `epoch` is that of the batch which
         is to be computed with them."""
         changed: list[int] = []
-        is_new = epoch != self._epoch
-        self._epoch = epoch
+        is_new = epoch > self._epoch  # of two iterators at a time, one is older
+        self._epoch = max(epoch, self._epoch)
         for index, mark in self._marks.items():
             tensor, copy = inputs[index], self._copies[index]
             is_same = mark.is_of(tensor)

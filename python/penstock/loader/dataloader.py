@@ -465,6 +465,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._travelling_code = TravellingCode()
         self._known_pickle = KnownPickle()
         self._epoch_count = 0
+        self._begun_count = 0  # epochs that an iterator was made or reset for
         self._draw_warning = DrawWarning()
         self._progress: Progress | None = None  # of the last iter()
         self._loaded_state = None
@@ -709,6 +710,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._wants_states or self.shard_by_rank:
             # The state of a rank is that of its job, which no rank's place with its workers is.
             progress.want_states(state_interval(self))
+        progress.number = self._begun_count
+        self._begun_count += 1
         self._progress = progress
         return progress
 

@@ -209,7 +209,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._delivery = Delivery(
             self._pin_device,
             loader._provenance,
-            self._progress.epoch,
+            self._progress.number,
             self._seeds.seed_of_draws(),
             self.source.recaller,
             self._may_come_out_of_turn,

@@ -153,7 +153,8 @@ class Progress:
         draws_seed: bool = True,
         point: ResumePoint | None = None,
     ) -> None:
-        self.epoch = epoch
+        self.epoch = epoch  # that random numbers follow from; 0 with seeds of the worker's
+        self.number = 0  # of the loader's epochs, as many as have begun before this one
         self.start = start  # before iter() drew anything
         self.start_as_json: dict[str, Any] | None = None  # made when it is asked for
         self.is_replayed = is_replayed  # the global generators are put back after iter()

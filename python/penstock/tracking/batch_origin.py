@@ -49,7 +49,7 @@ class BatchHandle:
 
     leaf_count: int
     boundary: dict[str, torch.Tensor] = field(default_factory=dict)
-    epoch: int = 0
+    epoch: int = 0  # as the loader begins them, from 0
     sequence: int = 0  # in its epoch, from 0
     # The seeds of an offloaded model's draws: of its epoch, and its number there.
     place: tuple[int, int] = (0, 0)
@@ -128,7 +128,7 @@ class ProvenanceTable:
         self.placements = Placements()  # of its tensors on a device
         self.use = LoaderUse()  # of the models that are offloaded to it now
         self.delivered_at = 0.0  # when its last batch came, by time.monotonic()
-        self.delivered_epoch = 0  # of that batch
+        self.delivered_epoch = 0  # the newest that a batch came of
         # What is to be freed for models that the program has dropped. They may go at any moment, so
         # it is done when the next batch comes.
         self.departures: deque[Callable[[], None]] = deque()
@@ -141,7 +141,7 @@ class ProvenanceTable:
     def record_batch(self, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> None:
         """Notes the batch's own tensors. Those of inference mode have no version that tells."""
         self.delivered_at = time.monotonic()
-        self.delivered_epoch = handle.epoch
+        self.delivered_epoch = max(self.delivered_epoch, handle.epoch)
         while self.departures:
             self.departures.popleft()()
         self.use.note_batch()
