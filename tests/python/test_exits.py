@@ -239,6 +239,46 @@ sys.exit(4)
         assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
 
 
+def test_offloaded_models_that_live_until_python_goes_down_do_not_print(tmp_path: Path) -> None:
+    """Each of them complained that its loader was gone, when the modules were cleared already."""
+    source = f"""{HEAD}
+import penstock
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(1000, 2)
+    def forward(self, x):
+        return self.net(x * 2.0 - 1.0)
+
+def busy():
+    pass
+
+plain, function, compiled, scripted = (Model() for _ in range(4))
+options = dict(batch_size=2, num_workers=1, sampler=range(8))
+loaders = [DataLoader(Rows(), persistent_workers=kept, **options) for kept in (True, False)]
+offloaded = [
+    penstock.offload(model, loader, cut="maximal")
+    for loader in loaders
+    for model in (
+        plain,
+        lambda x: function(x / 2.0),
+        torch.compile(compiled, backend="eager"),
+        torch.jit.script(scripted),
+    )
+]
+for loader in loaders:
+    for batch in loader:
+        for model in offloaded:
+            model(batch)
+    print(bool(loader.plan.moved))
+in_use = iter(loaders[0])
+next(in_use)
+"""
+    with running("penstock", source, tmp_path) as run:
+        assert run.finish() == (0, "True\nTrue\n", "")
+
+
 @pytest.mark.long
 def test_loaders_used_while_python_goes_down_do_not_hang_or_print(tmp_path: Path) -> None:
     source = f"""{HEAD}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import types
 import weakref
 from collections import Counter
@@ -76,6 +77,9 @@ class StandIn:
         self._departure.atexit = False
 
         def close(_: Any) -> None:
+            # Module globals are cleared while Python goes down.
+            if sys is None or sys.is_finalizing():
+                return
             call = this()
             if call is not None:
                 call.close()
