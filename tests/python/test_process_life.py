@@ -28,7 +28,7 @@ import torch
 from pool_processes import PoolProcesses, pool_of
 from sample_datasets import Computed, Streamed
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 import penstock
 from penstock import DataLoader
@@ -354,6 +354,27 @@ def test_models_that_were_offloaded_leave_nothing(turns: int) -> None:
             assert moved(loader) == MOVED
 
     live(turn, turns, warm=4)
+
+
+@lives(2, 20)
+def test_folds_of_a_sweep_leave_nothing(turns: int) -> None:
+    """Five folds a turn, each with a model of its own, one loader to train and one to validate."""
+    dataset = Computed(40, row)
+
+    def turn(_: int) -> None:
+        for fold in range(5):
+            held_out = range(8 * fold, 8 * fold + 8)
+            parts = ([at for at in range(40) if at not in held_out], held_out)
+            loaders = [DataLoader(Subset(dataset, part), 4, num_workers=1) for part in parts]
+            model = penstock.offload(Features(), *loaders, cut="maximal")
+            train(model, loaders[0])
+            with torch.no_grad():
+                for batch in loaders[1]:
+                    model(batch)
+            assert [moved(loader) for loader in loaders] == [MOVED, MOVED]
+            penstock.detach(model)
+
+    live(turn, turns, warm=2)
 
 
 @pytest.mark.parametrize("detaches", [False, True])

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import contextvars
+import gc
 import importlib
+import linecache
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 from penstock.errors import MissingTorchNameError, UnsupportedError
-from penstock.seams.modules import Patch
+from penstock.seams.dynamo import config, with_settings
+from penstock.seams.modules import Patch, graph_module
 from penstock.seams.require import require
 
 SEAMS = ("dynamo", "fake_tensors", "iterators", "modules", "operators", "storages", "trees")
@@ -134,3 +139,35 @@ def test_patch_of_another_tool_outlives_the_one_below_it() -> None:
     assert Called()() == ["theirs", "own"]
     theirs.undo()
     assert Called()() == ["own"]
+
+
+def test_source_of_a_graph_lasts_as_long_as_its_module() -> None:
+    graph = fx.Graph()
+    graph.output(graph.call_function(torch.neg, (graph.placeholder("x"),)))
+    module = graph_module(torch.nn.Module(), graph)
+    name = type(module).forward.__code__.co_filename
+    assert any("torch.neg" in line for line in linecache.getlines(name))
+    del module, graph  # which refer to each other
+    gc.collect()
+    assert name not in linecache.cache and linecache.getlines(name) == []
+
+
+def test_settings_of_dynamo_leave_nothing_in_the_context() -> None:
+    def limit(depth: int = 0) -> list[int]:
+        return [config.recompile_limit, *(with_one_more(depth - 1) if depth else [])]
+
+    former = config.recompile_limit
+    with_one_more = with_settings(limit, recompile_limit=former + 1)
+    assert with_one_more(3) == [former + 1] * 4  # and again within itself
+    assert config.recompile_limit == former
+    known = len(contextvars.copy_context())
+    for _ in range(20):
+        assert with_settings(limit, recompile_limit=former + 1)() == [former + 1]
+    assert len(contextvars.copy_context()) == known
+
+
+def test_settings_of_dynamo_are_put_back_after_an_error() -> None:
+    former = config.recompile_limit
+    with pytest.raises(ZeroDivisionError):
+        with_settings(lambda: 1 // 0, recompile_limit=former + 1)()
+    assert config.recompile_limit == former

@@ -37,6 +37,7 @@ from penstock.seams.dynamo import (
     note_captured_code,
     optimize_apart,
 )
+from penstock.seams.modules import own_source
 from penstock.tracking.lazy_tensor import LazyTensor, plain
 
 # How many graphs of one frame are kept that no open call uses.
@@ -155,7 +156,9 @@ def capture_graph(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Call
                 raise
         raise SkipFrame(str(refusal)) from refusal
     except Unlowerable as refusal:
+        own_source(graph_module)
         return _kept(CapturedGraph(graph_module, graph_module.forward, refusal=str(refusal)))
+    own_source(graph_module)
     return _kept(CapturedGraph(graph_module, graph_module.forward, placeholders=placeholders))
 
 

@@ -28,7 +28,7 @@ from penstock.seams.dynamo import (
     module_under,
     optimize,
 )
-from penstock.seams.modules import compiled_call_of, module_call
+from penstock.seams.modules import compiled_call_of, graph_module, module_call
 from penstock.seams.operators import OpOverload, OpOverloadPacket
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -144,10 +144,10 @@ _KNOWN_LIBRARIES = frozenset({"aten", "prims", "prim"})
 _KNOWN_MODULES = frozenset({"torch", "_operator", "builtins", "math"})
 
 
-def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
+def copy_of(original: fx.GraphModule) -> fx.GraphModule:
     """A copy of the graph over the same tensors. Compilers change the graph that they are given."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    for node in graph_module.graph.nodes:
+    for node in original.graph.nodes:
         copies[node] = graph.node_copy(node, lambda argument: copies[argument])
-    return fx.GraphModule(graph_module, graph)
+    return graph_module(original, graph)

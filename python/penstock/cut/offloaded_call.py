@@ -46,7 +46,14 @@ from penstock.cut.eager_comparison import (
 from penstock.cut.still_model import StillModel
 from penstock.graph.capture import first_sentence
 from penstock.graph.planning import CutOptions
-from penstock.seams.dynamo import CAPTURE_FAILURES, is_crowded, is_skipped, take_again, wrap_inline
+from penstock.seams.dynamo import (
+    CAPTURE_FAILURES,
+    is_crowded,
+    is_skipped,
+    take_again,
+    with_settings,
+    wrap_inline,
+)
 from penstock.seams.dynamo import config as dynamo_config
 from penstock.seams.modules import is_tracing
 from penstock.seams.trees import tree_leaves, tree_map
@@ -138,7 +145,7 @@ class OffloadedCall(StandIn):
         self._compiled: Callable[..., Any]
         if user is not None:
             self._compiled = recompiled(model, user.with_backend(UserBackend(user)))
-            self._with_room: Callable[..., Any] = dynamo_config.patch(**_ROOM)(self._compiled)
+            self._with_room = with_settings(self._compiled, **_ROOM)
             # Dynamo calls modules of torch.nn by a frame of its own, the same for all.
             is_torchs = type(context.target()).__module__.startswith("torch.")
             self._inlined = _code_of(wrap_inline(_code_of)) if is_torchs else None
@@ -465,14 +472,14 @@ def _as_eager(compiled: Callable[..., Any], *, suppress_errors: bool = True) -> 
     """Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
     twice where eager rounds once; and NumPy's functions as torch's, which draw other numbers.
     Python runs the calls that it cannot take, whatever has run before them."""
-    patched: Callable[..., Any] = dynamo_config.patch(
+    return with_settings(
+        compiled,
         enable_dynamo_decompositions=False,
         trace_numpy=False,
         suppress_errors=suppress_errors,
         record_runtime_overhead=False,  # marks for a profiler, in each graph of each call
         **_ROOM,
-    )(compiled)
-    return patched
+    )
 
 
 def _traceable(call_impl: Callable[..., Any]) -> Callable[..., Any]:

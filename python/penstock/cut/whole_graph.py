@@ -12,7 +12,6 @@ from torch import fx
 from penstock.cut.compiled_models import CompiledGraph
 from penstock.graph.capture import Placeholder
 from penstock.graph.lowering import Lowering
-from penstock.seams.modules import LazyGraphModule
 
 
 class WholeGraph:
@@ -25,8 +24,6 @@ class WholeGraph:
         compiled: CompiledGraph | None,
     ) -> None:
         """`compiled` is the result of the user's compiler for the graph, where there is one."""
-        if isinstance(graph_module, LazyGraphModule):
-            graph_module.real_recompile()  # or its forward goes through three more calls
         self.graph_module = graph_module
         self.placeholders = list(placeholders)
         self.compiled = compiled

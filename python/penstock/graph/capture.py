@@ -20,6 +20,7 @@ from torch import fx
 from penstock.graph.graph_inputs import GraphInput
 from penstock.graph.sizes import Unlowerable
 from penstock.seams.dynamo import Source, TensorPropertySource, is_from_local_source, source_of
+from penstock.seams.modules import graph_module
 
 LeafLookup = Callable[[torch.Tensor], int | None]
 
@@ -102,11 +103,11 @@ def capture_whole(
     SeveralGraphs if it is one of those."""
     captured: list[Captured] = []
 
-    def backend(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Any:
+    def backend(dynamos: fx.GraphModule, examples: Sequence[Any]) -> Any:
         # From torch 2.12 on Dynamo empties a graph whose compilation fails. A graph's deep copy has
         # new nodes with the same metadata and the same tensors.
-        kept = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
-        captured.append(Captured(kept, read_placeholders(graph_module), list(examples)))
+        kept = graph_module(dynamos, copy.deepcopy(dynamos.graph))
+        captured.append(Captured(kept, read_placeholders(dynamos), list(examples)))
         raise CaptureAborted
 
     compiled = torch.compile(call, backend=backend, fullgraph=True, dynamic=False)

@@ -19,6 +19,7 @@ from penstock.graph.autocast import AutocastState
 from penstock.graph.capture import tie_sizes
 from penstock.graph.expression import Expression
 from penstock.graph.graph_inputs import GraphInput
+from penstock.seams.modules import graph_module
 from penstock.seams.operators import AUTOCAST_BEGIN, AUTOCAST_END
 
 
@@ -92,7 +93,7 @@ class _Extension:
         for node in self._module.graph.nodes:
             if node.op != "placeholder":
                 self._copies[node] = self._copy(self._module, node, self._copies)
-        extended.graph_module = fx.GraphModule(self._attributes, self._graph)
+        extended.graph_module = graph_module(self._attributes, self._graph)
         return extended
 
     def _add_inputs(self, index: int, expression: Expression, nodes: list[fx.Node]) -> list[int]:

@@ -22,6 +22,7 @@ from penstock import _C
 from penstock.graph.lowering import Lowering
 from penstock.graph.recording import Name
 from penstock.graph.sizes import Unlowerable, expression_of, fold
+from penstock.seams.modules import graph_module
 from penstock.seams.trees import tree_leaves, tree_map
 
 
@@ -252,4 +253,4 @@ class _Assembly:
     def finish(self, result: Any) -> fx.GraphModule:
         self._graph.output(result)
         self._graph.lint()
-        return fx.GraphModule(self._lowering.graph_module, self._graph)
+        return graph_module(self._lowering.graph_module, self._graph)

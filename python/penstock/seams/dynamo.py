@@ -7,6 +7,7 @@ private.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from types import CodeType
@@ -103,6 +104,7 @@ __all__ = [
     "source_of",
     "take_again",
     "untraced",
+    "with_settings",
     "wrap_inline",
 ]
 
@@ -193,6 +195,33 @@ def untraced(function: F) -> F:
     """Keeps Dynamo from looking into a function, whose calls would then be in the graph."""
     disabled: F = torch._dynamo.disable(function)
     return disabled
+
+
+def with_settings(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """Have `function` called with these settings of Dynamo in place.
+
+    Torch 2.15 leaves a variable for each `config.patch(...)` in the calling thread's context, so
+    patches are used again. Older torch cannot enter a patch within itself, so each call takes an
+    idle one.
+    """
+    idle = _idle_patches.setdefault(tuple(settings.items()), [])
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            patch = idle.pop()
+        except IndexError:
+            patch = config.patch(**settings)
+        try:
+            with patch:
+                return function(*args, **kwargs)
+        finally:
+            idle.append(patch)
+
+    return called
+
+
+_idle_patches: dict[tuple[tuple[str, Any], ...], list[Any]] = {}
 
 
 def is_skipped(function: Callable[..., Any]) -> bool:

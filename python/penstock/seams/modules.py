@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to modules: how `torch.nn` calls one, lazily compiled graphs, TorchScript's switches."""
+"""The seam to modules: how `torch.nn` calls one, modules of graphs, TorchScript's switches."""
 
 from __future__ import annotations
 
 import functools
+import linecache
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from penstock.seams.require import require
 
@@ -18,6 +21,7 @@ require(
         "torch._C._get_graph_executor_optimize",
         "torch._C._is_tracing",
         "torch.fx._lazy_graph_module._LazyGraphModule",
+        "torch.fx.graph_module._loader.eval_cache.pop",
         "torch.nn.Module._call_impl",
         "torch.nn.Module._compiled_call_impl",
         "torch.nn.modules.module._global_backward_hooks",
@@ -29,18 +33,20 @@ require(
     without="penstock.DataLoader works without it.",
 )
 
-from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph_module import _loader as _sources
 from torch.nn.modules import module as _module
 
 __all__ = [
     "COMPILED_CALL",
-    "LazyGraphModule",
     "Patch",
-    "module_call",
     "compiled_call_of",
     "global_hooks",
+    "graph_module",
     "has_optimized_executor",
     "is_tracing",
+    "module_call",
+    "own_source",
     "set_small_groups",
 ]
 
@@ -63,6 +69,29 @@ def module_call(module: torch.nn.Module) -> Callable[..., Any]:
 def compiled_call_of(module: Any) -> Any:
     """The callable that runs in place of `module_call(module)`; None where nothing does."""
     return getattr(module, COMPILED_CALL, None)
+
+
+def graph_module(root: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
+    """Make a module of a graph. Its generated source is dropped with it; torch keeps that of each
+    `fx.GraphModule` until the process ends."""
+    module = fx.GraphModule(root, graph)
+    own_source(module)
+    return module
+
+
+def own_source(module: fx.GraphModule) -> None:
+    """Have the generated source of a new module dropped with it, and generated now if torch has
+    left that to the first call, which takes three more calls each time."""
+    if isinstance(module, _LazyGraphModule):
+        module.real_recompile()
+    forward: Any = type(module).forward
+    weakref.finalize(forward, _drop_source, forward.__code__.co_filename).atexit = False
+
+
+def _drop_source(name: str) -> None:
+    if name.startswith("<eval_with_key>"):  # the name of another file may be that of several
+        _sources.eval_cache.pop(name, None)
+        linecache.cache.pop(name, None)
 
 
 def is_tracing() -> bool:

@@ -15,6 +15,7 @@ from torch import fx
 
 from penstock.graph.expression import Expression
 from penstock.graph.graph_inputs import GraphInput
+from penstock.seams.modules import graph_module
 from penstock.seams.trees import TreeSpec, tree_unflatten
 from penstock.tracking.lazy_value import LazyValue
 
@@ -86,7 +87,7 @@ class _Assembly:
             if is_list:
                 node = graph.call_function(operator.getitem, (node, place))
             graph.output(node)
-            module = fx.GraphModule(torch.nn.Module(), graph)
+            module = graph_module(torch.nn.Module(), graph)
             expressions.append(Expression(module, tuple(self._inputs), None))
         return Recipe(metas, expressions, self._taken, is_list, device)
 
