@@ -170,6 +170,13 @@ void bind_graph(py::module_& module) {
       .def("without_outputs", &without_outputs, py::arg("names"))
       .def("flow", &flow_of, py::arg("extents"))
       .def_property_readonly("node_count", [](const graph::Graph& graph) { return graph.nodes.size(); })
+      .def_property_readonly("bits_forms",
+                             [](const graph::Graph& graph) {
+                               std::vector<std::string> forms;
+                               for (const graph::Node& node : graph.nodes)
+                                 if (node.on) forms.push_back(graph::bits_form(node));
+                               return forms;
+                             })
       .def("put_equal_twins", &graph::put_equal_twins)
       .def("annotate", &capture::annotate);
 

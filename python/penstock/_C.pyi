@@ -636,6 +636,10 @@ class Graph:
         """Which call hands how many bytes to which, see csrc/graph/call_flow.h: the bytes that each
         call allocates, and edges as (source, target, leaf, bytes). Extents are (bytes, number of
         the memory) by name."""
+    @property
+    def bits_forms(self) -> list[str]:
+        """Of each node on a device, as a table of a device's bits has it."""
+
     def put_equal_twins(self) -> None:
         """Has nodes on a device that a CPU would round otherwise be computed as there."""
 
