@@ -53,6 +53,7 @@ class Settings(Dataset[dict[str, Any]]):
             "scale": torch.tensor(float(os.environ.get("SCALE_OF_TEST", "1"))),
             "denormal": torch.tensor([1e-39], dtype=torch.float32).mul(0.5),
             "deterministic": torch.tensor(torch.are_deterministic_algorithms_enabled()),
+            "matmul": torch.get_float32_matmul_precision(),
             "folder": os.getcwd(),
             "zone": time.strftime("%Z", time.localtime(0)),
             "truncated": torch.tensor(ImageFile.LOAD_TRUNCATED_IMAGES),
@@ -111,9 +112,10 @@ def alone(dataset: Any) -> DataLoader[Any]:
     return DataLoader(dataset, seeding="batch")
 
 
+@pytest.mark.parametrize("fetch_threads", [1, 2])
 @pytest.mark.parametrize("own_workers", [0, 1])
 def test_workers_have_the_settings_of_the_program(
-    pool: PoolProcesses, tmp_path: Path, own_workers: int
+    pool: PoolProcesses, tmp_path: Path, own_workers: int, fetch_threads: int
 ) -> None:
     from PIL import ImageFile
 
@@ -121,6 +123,7 @@ def test_workers_have_the_settings_of_the_program(
     torch.set_default_dtype(torch.float64)
     torch.set_flush_denormal(True)
     torch.use_deterministic_algorithms(True)
+    torch.set_float32_matmul_precision("medium")
     np.seterr(divide="ignore")
     os.environ["SCALE_OF_TEST"] = "3"
     os.environ["TZ"] = "NZST-12"
@@ -133,6 +136,7 @@ def test_workers_have_the_settings_of_the_program(
         pool,
         Settings(),
         num_workers=own_workers,
+        fetch_threads=fetch_threads,
         multiprocessing_context="spawn" if own_workers else None,
     )
     assert batches_of(loader) == expected

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import multiprocessing.reduction
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import warnings
 from functools import partial
@@ -122,6 +124,27 @@ def test_whatever_a_dataset_holds_arrives_as_with_torch(method: str) -> None:
     got = record(DataLoader, scenario)
     assert got == record(TorchDataLoader, scenario)
     assert not [note for note in got if "error" in note[0]]
+
+
+@pytest.mark.long("*-forkserver", "threads-*")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("options", [{}, {"fetch_threads": 2}], ids=["plain", "threads"])
+def test_workers_compute_under_the_settings_of_torchs_workers(
+    method: str, options: dict[str, Any]
+) -> None:
+    """The program's environment and folder, and what the head of its main module sets."""
+    program = Path(__file__).with_name("spawned_program.py")
+
+    def batches(module: str, **options: Any) -> Any:
+        command = [sys.executable, str(program), module, method, json.dumps(options)]
+        printed = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=240).stdout
+        return json.loads(printed)
+
+    expected, got = batches("torch.utils.data"), batches("penstock", **options)
+    if options:  # whose threads draw from one generator, each when it comes to it
+        for batch in [*sum(expected, []), *sum(got, [])]:
+            del batch["random"]
+    assert got == expected
 
 
 class CountsPickles(Computed):

@@ -51,6 +51,7 @@ _KINDS_OF_TORCH: Mapping[str, type] = {
     "deterministic": bool,
     "deterministic_warns": bool,
     "mkldnn": bool,
+    "float32_matmul": str,
     "matmul_precision": str,
     "conv_precision": str,
 }
@@ -168,14 +169,27 @@ def _torch_settings() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warns": torch.is_deterministic_algorithms_warn_only_enabled(),
         "mkldnn": bool(mkldnn.enabled),
+        "float32_matmul": _float32_matmul(),
         "matmul_precision": str(mkldnn.matmul.fp32_precision),
         "conv_precision": str(mkldnn.conv.fp32_precision),
     }
 
 
+def _float32_matmul() -> str:
+    """The precision by torch's older name, which each backend's follows from when it is set; empty
+    where the program has set a backend's apart, and torch refuses to say."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return ""
+
+
 def _apply_to_torch(settings: Mapping[str, Any]) -> None:
     """Sets those that are not so already."""
     now = _torch_settings()
+    if settings.get("float32_matmul", "") not in ("", now["float32_matmul"]):
+        torch.set_float32_matmul_precision(settings["float32_matmul"])
+        now = _torch_settings()
     changed = {name: value for name, value in settings.items() if value != now[name]}
     mkldnn: Any = torch.backends.mkldnn
     if "default_dtype" in changed:
