@@ -619,3 +619,52 @@ def test_change_reaches_a_model_whose_kernels_give_other_bits_each_time() -> Non
                     results.append(model(x))
     for plain, ours in zip(results[:5], results[5:], strict=True):
         torch.testing.assert_close(plain, ours, rtol=1e-3, atol=1e-4)
+
+
+class Scaled(nn.Module):
+    """Reads a method that the program replaces. With `is_broken` it is captured as two graphs."""
+
+    is_broken = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 2)
+
+    def factor(self) -> float:
+        return 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.factor()
+        if self.is_broken:
+            torch._dynamo.graph_break()
+        return self.head(x + 1)
+
+
+class Twofold(Scaled):
+    is_broken = True
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["one model", "a model for each"])
+@pytest.mark.parametrize(
+    ("kind", "allow_random"), [(Scaled, True), (Twofold, True), (Twofold, False)]
+)
+def test_change_reaches_models_that_are_not_compared(
+    kind: type[Scaled], allow_random: bool, is_new: bool
+) -> None:
+    """Nor does another model of the class run what was captured before the change."""
+    generator = torch.Generator().manual_seed(3)
+    rows = [torch.randn(4, 6, generator=generator) for _ in range(4)]
+    results: list[list[bytes]] = []
+    for is_ours in (False, True):
+        found: list[bytes] = []
+        model: Any = None
+        with pytest.MonkeyPatch.context() as patch:
+            for factor in (lambda _: 2.0, lambda _: 3.0, lambda _: 2.0):
+                patch.setattr(kind, "factor", factor)
+                if model is None or is_new:
+                    pool, model = InProcessPool(rows), fresh(kind)
+                    if is_ours:
+                        offload(model, pool, cut="maximal", allow_random=allow_random)
+                found += [bits(model(row)) for row in pool]
+        results.append(found)
+    assert results[0] == results[1]

@@ -24,6 +24,7 @@ from torch import fx
 from torch.utils.weak import WeakIdKeyDictionary
 
 from penstock.cut.compiled_models import CompiledGraph, UserCompile, copy_of, refuse_repeats
+from penstock.cut.program_state import ProgramStamp
 from penstock.graph.capture import Placeholder, read_placeholders
 from penstock.graph.refusals import refuse_by_construction
 from penstock.graph.sizes import Unlowerable, Unrunnable
@@ -52,6 +53,10 @@ class GraphRunner(Protocol):
 
     def run_graph(self, graph: CapturedGraph, inputs: Sequence[Any]) -> Any:
         """Runs a graph, or a part of it."""
+
+    def stamp(self) -> tuple[Any, ProgramStamp]:
+        """What the model runs, an object for all models alike, which is held weakly, and the
+        program's state now."""
 
     @property
     def is_observing(self) -> bool:
@@ -84,6 +89,8 @@ class CapturedGraph:
         self.code: weakref.ref[types.CodeType] | None = None  # of the frame, once it is known
         self.capture: Capture | None = current_capture()
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # open calls that have run it
+        # Of which program it was captured, and in which state of that.
+        self.stamp = _running.calls[-1].stamp() if _running.calls else None
 
     def drop(self) -> None:
         """Takes the graph out of Dynamo's cache: calls that fit it are captured anew."""
@@ -245,6 +252,22 @@ def _note_code(code: types.CodeType) -> None:
         graph = None
     if graph is None or not graph.is_whole_frame:
         note_broken(code)
+
+
+def drop_stale(model: Any) -> None:
+    """Takes the graphs of a program out of Dynamo's cache that were captured before something
+    changed that Dynamo does not guard. To be called before another model runs it first."""
+    program = _program_of(model)
+    graphs = [graph for known in _frames.values() for one in known if (graph := one()) is not None]
+    for graph in graphs:
+        if graph.stamp is not None and graph.stamp[0]() is program:
+            if not graph.stamp[1].is_as_it_was():
+                graph.drop()
+
+
+def stamp_of(model: Any, modules: Sequence[torch.nn.Module]) -> tuple[Any, ProgramStamp]:
+    """See `GraphRunner.stamp`."""
+    return weakref.ref(_program_of(model)), ProgramStamp(list(modules))
 
 
 def _forget_unused(frame: int) -> None:

@@ -26,10 +26,12 @@ from penstock.cut.captured_graphs import (
     UserBackend,
     begin_run,
     capturing,
+    drop_stale,
     end_run,
     is_broken,
     note_broken,
     note_skipped,
+    stamp_of,
     why_skipped,
 )
 from penstock.cut.compiled_models import UserCompile, recompiled, refuse_repeats
@@ -43,6 +45,7 @@ from penstock.cut.eager_comparison import (
     Schedule,
     observe,
 )
+from penstock.cut.program_state import ProgramStamp
 from penstock.cut.still_model import StillModel
 from penstock.graph.capture import first_sentence
 from penstock.graph.planning import CutOptions
@@ -153,7 +156,7 @@ class OffloadedCall(StandIn):
             self._traced = _traceable(call_impl)
             self._compiled = self._with_room = _as_eager(capturing(whole=False)(self._traced))
         self._schedule: Schedule | None = None
-        if can_be_still:
+        if user is None:
             target = context.target  # which is held weakly
             self._schedule = Schedule(lambda: modules_of(target()), context.verify_every)
         self._recaptures = 0
@@ -191,11 +194,18 @@ class OffloadedCall(StandIn):
         self.context.give_up(reason)
         return self.call_impl(*args, **kwargs)
 
+    def stamp(self) -> tuple[Any, ProgramStamp]:
+        """See `GraphRunner`."""
+        target = self.context.target()
+        return stamp_of(target, [part for one in modules_of(target) for part in one.modules()])
+
     def _needs_room(self) -> bool:
         """Whether Dynamo's limit may keep it from a capture in the call that comes. It counts all
         models of a class, those that the program compiles included; ours counts for each."""
         if self._user is None and not self._is_new:
             return False  # settled by `_as_eager`
+        if self._user is None:
+            drop_stale(self.context.target())
         code = self._code
         if self._is_new and code is not None and why_skipped(self.context.target()) is None:
             take_again(code)
@@ -240,6 +250,7 @@ class OffloadedCall(StandIn):
         code = self._code
         return (
             code is not None
+            and not self.options.allow_random  # the draws are not the forward's own
             and self._mode not in self._several_graphs
             and self._uncaptured_calls == 0
             and not is_skipped(self._traced if self._owner is None else self._owner.forward)

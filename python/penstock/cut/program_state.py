@@ -10,6 +10,8 @@ graph is compared with the forward itself (`eager_comparison.py`).
 from __future__ import annotations
 
 import os
+import types
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,6 +70,40 @@ class ProgramState:
             self._group_then = default_group()
             changed.append("the process group")
         return changed
+
+
+class ProgramStamp:
+    """The state of a program, to be held by what must keep nothing of it: functions are held
+    weakly."""
+
+    def __init__(self, modules: list[torch.nn.Module]) -> None:
+        kinds = {kind for module in modules for kind in type(module).__mro__ if kind is not object}
+        self._kinds = [weakref.ref(kind) for kind in kinds]
+        self._then = self._now()
+
+    def is_as_it_was(self) -> bool:
+        """Whether nothing was changed since it was made."""
+        return self._then == self._now()
+
+    def _now(self) -> tuple[Any, ...]:
+        kinds = [kind() for kind in self._kinds]
+        places = [vars(torch.nn.functional), *(vars(kind) for kind in kinds if kind is not None)]
+        return (
+            len(places),
+            dict(getattr(os.environ, "_data", os.environ)),
+            [{name: _weakly(one) for name, one in place.items()} for place in places],
+            [list(hooks) for hooks in global_hooks()],  # by numbers that are given once
+            id(default_group()),
+        )
+
+
+def _weakly(value: Any) -> Any:
+    """What tells a function or a property from another, and keeps neither. Dynamo guards plain
+    values."""
+    if isinstance(value, property):
+        return [_weakly(one) for one in (value.fget, value.fset, value.fdel)]
+    value = getattr(value, "__func__", value)  # of a static method or one of a class
+    return weakref.ref(value) if isinstance(value, types.FunctionType) else None
 
 
 def _differ(living: Mapping[Any, Any], copy: Mapping[Any, Any]) -> bool:
