@@ -56,7 +56,8 @@ def beside(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]
 
 
 def own_pids() -> list[int]:
-    pids = [process.pid for process in multiprocessing.active_children()]
+    # Beside them there may be a process in which other tests run.
+    pids = [process.pid for process in multiprocessing.active_children() if process.daemon]
     assert pids
     return [pid for pid in pids if pid is not None]
 
