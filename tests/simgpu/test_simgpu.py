@@ -189,7 +189,9 @@ def test_pinned_memory_is_kept_until_its_copies_are_over() -> None:
         del pinned
         assert torch.empty(54321).pin_memory().data_ptr() != place
         assert copied.sum().item() == 54321
-    assert torch.empty(54321).pin_memory().data_ptr() == place
+    # Of the two that are free now, either may be given first.
+    again = [torch.empty(54321).pin_memory() for _ in range(2)]
+    assert place in [tensor.data_ptr() for tensor in again]
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
