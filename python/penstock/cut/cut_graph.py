@@ -75,9 +75,7 @@ class CutGraph:
     def _run(self, inputs: Sequence[Any]) -> Any:
         if not self._context.is_open:
             return self._run_whole(*inputs)
-        lazy = LazyInputs.of(inputs) if LazyTensor in map(type, inputs) else None
-        if lazy is not None:
-            inputs = lazy.inputs
+        inputs, lazy = _taken_apart(inputs)
         try:
             call, cut = self._find(inputs, lazy)
             if call is not None and cut is not None:
@@ -112,9 +110,7 @@ class CutGraph:
     def look_at(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Plans for a call of the graph, and compares the workers' results, without running it.
         Returns the inputs with all of their values."""
-        lazy = LazyInputs.of(inputs) if LazyTensor in map(type, inputs) else None
-        if lazy is not None:
-            inputs = lazy.inputs
+        inputs, lazy = _taken_apart(inputs)
         try:
             call, cut = self._find(inputs, lazy)
             if call is not None and cut is not None:
@@ -235,3 +231,11 @@ class CutGraph:
         call.recall()  # which is no part of either
 
         return repricer.run_timed(cut, lambda: self._run_all(inputs, lazy), run_suffix)
+
+
+def _taken_apart(inputs: Sequence[Any]) -> tuple[Sequence[Any], LazyInputs | None]:
+    """The inputs of a call, and what is known of the lazy tensors among them, if there are any."""
+    if LazyTensor not in map(type, inputs):
+        return inputs, None
+    lazy = LazyInputs.of(inputs)
+    return lazy.inputs, lazy

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,12 +65,12 @@ class LiveCut:
     def __post_init__(self) -> None:
         self.plan = self.planned.plan
 
-    @property
+    @functools.cached_property
     def keys(self) -> frozenset[str]:
         """Those of its boundary tensors."""
         return frozenset(item.key for item in self.planned.boundary if item.leaf is None)
 
-    @property
+    @functools.cached_property
     def raw_leaves(self) -> frozenset[int]:
         """The leaves of the batch that the suffix reads, as they came or on a device."""
         native = self.planned.native

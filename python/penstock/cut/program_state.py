@@ -34,14 +34,14 @@ class ProgramState:
         functional = vars(torch.nn.functional)
         self._watched.append((functional, "torch.nn.functional.", dict(functional)))
         self.watch(modules)
-        self._variables: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+        self._variables = _variables()
         self._variables_then = dict(self._variables)
         self._hooks_then = [dict(hooks) for hooks in global_hooks()]
         self._group_then = default_group()
 
     def watch(self, modules: list[torch.nn.Module]) -> None:
         """Watches the classes of these modules, too."""
-        kinds = {kind for module in modules for kind in type(module).__mro__ if kind is not object}
+        kinds = _classes_of(modules)
         for kind in kinds - self._kinds:
             self._watched.append((vars(kind), f"{kind.__qualname__}.", dict(vars(kind))))
         self._kinds |= kinds
@@ -77,8 +77,7 @@ class ProgramStamp:
     weakly."""
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
-        kinds = {kind for module in modules for kind in type(module).__mro__ if kind is not object}
-        self._kinds = [weakref.ref(kind) for kind in kinds]
+        self._kinds = [weakref.ref(kind) for kind in _classes_of(modules)]
         self._then = self._now()
 
     def is_as_it_was(self) -> bool:
@@ -90,11 +89,21 @@ class ProgramStamp:
         places = [vars(torch.nn.functional), *(vars(kind) for kind in kinds if kind is not None)]
         return (
             len(places),
-            dict(getattr(os.environ, "_data", os.environ)),
+            dict(_variables()),
             [{name: _weakly(one) for name, one in place.items()} for place in places],
             [list(hooks) for hooks in global_hooks()],  # by numbers that are given once
             id(default_group()),
         )
+
+
+def _classes_of(modules: list[torch.nn.Module]) -> set[type]:
+    return {kind for module in modules for kind in type(module).__mro__ if kind is not object}
+
+
+def _variables() -> Mapping[Any, Any]:
+    """The environment, without decoding each variable."""
+    variables: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+    return variables
 
 
 def _weakly(value: Any) -> Any:

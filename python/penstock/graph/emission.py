@@ -148,7 +148,7 @@ class _Printer:
         device = self._device_of(op)
         target, kwargs = op.target, op.kwargs
         if device is not None:
-            target, kwargs = self._on_host(op, device)
+            target, kwargs = self._on_host(op)
         try:
             parts = [self._argument(arg, suffix) for arg in op.args]
             parts += [f"{k}={self._argument(v, suffix)}" for k, v in kwargs.items()]
@@ -180,7 +180,7 @@ class _Printer:
             made = [self._forms[name] for name in names if name in self._forms]
         return next((form.device for form in made if form.device.type != "cpu"), None)
 
-    def _on_host(self, op: RecordedOp, device: torch.device) -> tuple[str, dict[str, Any]]:
+    def _on_host(self, op: RecordedOp) -> tuple[str, dict[str, Any]]:
         """The same operator where a worker runs it."""
         kwargs = {k: v for k, v in op.kwargs.items() if k not in _OF_DEVICES and v is not None}
         if op.target == "aten::_to_copy" and isinstance(op.args[0], Name):
@@ -238,11 +238,7 @@ def _values_in(value: Any) -> list[Any]:
 
 
 def _names_in(value: Any) -> list[Name]:
-    if isinstance(value, Name):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [name for item in value for name in _names_in(item)]
-    return []
+    return [found for found in _values_in(value) if isinstance(found, Name)]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
