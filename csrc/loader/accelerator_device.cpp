@@ -6,12 +6,12 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
 
 #include <string>
 #include <utility>
 
 #include "loader/cuda_device.h"
+#include "loader/torch_errors.h"
 
 namespace penstock::loader {
 namespace {
@@ -22,20 +22,6 @@ class AcceleratorEvent final : public DeviceEvent {
 
   c10::Event event;
 };
-
-// Carries out a call, which gives a Result. Torch throws what is an error here.
-template <typename Call>
-auto caught(Call call) -> decltype(call()) {
-  try {
-    return call();
-  } catch (const c10::OutOfMemoryError& error) {
-    return Fault{Errc::kNoMemory, error.what_without_backtrace()};
-  } catch (const c10::Error& error) {
-    return Fault{Errc::kFailed, error.what_without_backtrace()};
-  } catch (const std::exception& error) {
-    return Fault{Errc::kFailed, error.what()};
-  }
-}
 
 class Accelerator final : public Device {
  public:

@@ -3,11 +3,13 @@
 // How the part for CUDA calls the runtime and torch: errors are Results, and no call harms a CUDA graph that another
 // thread captures meanwhile (relaxed_capture.h). For files of libpenstock_cuda.so alone.
 
-#include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
+
+#include <utility>
 
 #include "base/result.h"
 #include "loader/cuda_part.h"
+#include "loader/torch_errors.h"
 
 namespace penstock::loader {
 
@@ -34,17 +36,11 @@ class Relaxed {
   const bool is_relaxed_;
 };
 
-// Carries out a call, which gives a Result, in relaxed mode. Torch throws what is an error here.
+// As caught(), in relaxed mode.
 template <typename Call>
 auto guarded(Call call) -> decltype(call()) {
   const Relaxed relaxed;
-  try {
-    return call();
-  } catch (const c10::OutOfMemoryError& error) {
-    return Fault{Errc::kNoMemory, error.what_without_backtrace()};
-  } catch (const c10::Error& error) {
-    return Fault{Errc::kFailed, error.what_without_backtrace()};
-  }
+  return caught(std::move(call));
 }
 
 }  // namespace penstock::loader

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Calls of torch by code whose errors are Results: torch throws.
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+
+#include "base/result.h"
+
+namespace penstock::loader {
+
+// Carries out a call, which gives a Result. kNoMemory where a device has none left.
+template <typename Call>
+auto caught(Call call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const c10::OutOfMemoryError& error) {
+    return Fault{Errc::kNoMemory, error.what_without_backtrace()};
+  } catch (const c10::Error& error) {
+    return Fault{Errc::kFailed, error.what_without_backtrace()};
+  } catch (const std::exception& error) {
+    return Fault{Errc::kFailed, error.what()};
+  }
+}
+
+}  // namespace penstock::loader
