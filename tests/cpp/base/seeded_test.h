@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A fixture with random numbers whose seed is printed, and taken from PENSTOCK_TEST_SEED to run the same again.
+// A fixture with random numbers. A test that fails prints its seed; PENSTOCK_TEST_SEED=... runs the same again.
 
 #include <gtest/gtest.h>
 
@@ -18,8 +18,10 @@ class SeededTest : public testing::Test {
   SeededTest() {
     const char* given = std::getenv("PENSTOCK_TEST_SEED");
     seed_ = given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    std::cout << "PENSTOCK_TEST_SEED=" << seed_ << std::endl;
     random_.seed(seed_);
+  }
+  ~SeededTest() override {
+    if (HasFailure()) std::cout << "PENSTOCK_TEST_SEED=" << seed_ << std::endl;
   }
 
   // A number in [low, high].

@@ -141,16 +141,17 @@ class HandWorkerOf {
     if (request.message.kind == wire::ToWorker::Kind::kRequest && options_.wishes && blob_.empty()) wish();
   }
 
-  // The trainer has connected for the link that it greets on, unless it has given up slabs.
+  // The trainer has connected for the link that it greets on, unless it has given up slabs. It may have connected for
+  // later ones, too, where this worker comes late to its first greeting.
   void open_handover(const wire::ToWorker& hello) {
     connection_.reset();
     while (auto accepted = listener_->accept()) {
       const auto named = accepted.value().receive(std::chrono::steady_clock::now() + std::chrono::seconds(30));
-      const auto link = shm::link_message(hello.trainer_id, hello.link);
-      if (named && std::string_view(named.value().message.text) == link.text)
-        connection_.emplace(std::move(accepted).value());
+      if (named) newcomers_.insert_or_assign(named.value().message.text, std::move(accepted).value());
     }
-    if (!connection_) return;
+    auto newcomer = newcomers_.extract(shm::link_message(hello.trainer_id, hello.link).text);
+    if (!newcomer) return;
+    connection_.emplace(std::move(newcomer.mapped()));
     arena_ = shm::Arena::create({.slab_bytes = 1 << 16, .slab_count = 8}, hello.link).value();
     const auto passed = connection_->send({.kind = shm::kFdArena, .arena_id = hello.link}, arena_->fd());
     if (!passed) connection_.reset();  // the trainer has gone on to another link meanwhile
@@ -267,7 +268,8 @@ class HandWorkerOf {
   cluster::WorkerSession desk_;
   std::optional<shm::FdListener> listener_ =
       options_.handover.empty() ? std::nullopt : std::optional(shm::FdListener::bind(options_.handover).value());
-  std::optional<shm::FdConnection> connection_;  // of the link in force, where it hands slabs over
+  std::map<std::string, shm::FdConnection> newcomers_;  // by the name of their link
+  std::optional<shm::FdConnection> connection_;         // of the link in force, where it hands slabs over
   std::shared_ptr<shm::Arena> arena_;
   bool was_pinged_ = false;
   std::string peer_;

@@ -70,11 +70,12 @@ static_assert(field_count<TrainerRoster>() == 7 && field_count<TrainerRoster::En
 void expect_sound_with(const std::function<std::vector<std::byte>(TrainerRoster)>& alter) {
   for (const int first_wrong : {0, 1}) {
     SCOPED_TRACE(first_wrong == 0 ? "from the beginning" : "after a right one");
-    HostilePool pool;
+    // Both outlive the pool, whose threads read them to their end.
     HandController* controller = nullptr;
-    const std::function<bool()> may_work = [&] { return controller->answered_count() > 1; };
-    // The workers make nothing before the trainer was sent a wrong roster.
     TrainerRoster right{.controller_id = 11, .view = 5, .is_settled = true, .pool_count = 1};
+    HostilePool pool;
+    // The workers make nothing before the trainer was sent a wrong roster.
+    const std::function<bool()> may_work = [&] { return controller->answered_count() > 1; };
     auto& answer = pool.start_controller([&, first_wrong](int answered_count) {
       return answered_count < first_wrong ? wire::write_control(right) : alter(right);
     });
