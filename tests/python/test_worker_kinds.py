@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from torch import nn
 import penstock
 from penstock import _C, DataLoader
 from penstock.errors import PoolWarning
+from penstock.pool.pool_status import PoolStatus, name_of
+from penstock.pool.status_text import status_text
 
 STEPS = 61
 OTHER_KIND = {"ATEN_CPU_CAPABILITY": "default"}
@@ -87,6 +90,35 @@ def test_a_worker_of_another_kind_changes_no_loss(pool: PoolProcesses) -> None:
     assert len(plan.workers_apart) == 1
     assert "exponentials" in plan.workers_apart[0]
     assert plan.workers_apart[0] in " ".join(str(plan).split())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="this CPU has no other kind"
+)
+def test_status_shows_which_worker_of_a_pool_is_of_another_kind(pool: PoolProcesses) -> None:
+    pool.start_worker()
+    other = pool.start_worker(environment=OTHER_KIND)
+    loader = DataLoader(Images(64), pool=pool.endpoint, code_paths=[CODE], timeout=60, batch_size=8)
+    batches = iter(loader)
+    next(batches)
+    deadline = time.monotonic() + 60
+    while True:
+        status = PoolStatus(pool.status())
+        lines = status_text(status).splitlines()
+        apart = [line for line in lines if "only the exact part" in line]
+        if apart or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)  # members report now and then
+    [name] = [
+        name_of(worker)
+        for worker in status.fields["workers"]
+        if f"process {other.pids[0]}" in worker["about"]
+    ]
+    assert len(apart) == 1 and name in apart[0], lines
+    kinds = [line for line in lines if "kernels are of 2 kinds" in line]
+    assert len(kinds) == 1 and name in kinds[0], lines
+    assert len(list(batches)) == 7
 
 
 @pytest.mark.slow
