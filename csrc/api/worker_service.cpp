@@ -47,7 +47,14 @@ class Service {
   }
 
  private:
-  using Jobs = std::list<std::pair<wire::BlobId, std::unique_ptr<NativeJob>>>;  // the one that was used last in front
+  // A job of one trainer: its dataset may have changed since it was opened, which nobody but that trainer's program may
+  // see.
+  struct OpenJob {
+    uint64_t trainer_id;
+    wire::BlobId id;
+    std::unique_ptr<NativeJob> job;
+  };
+  using Jobs = std::list<OpenJob>;  // the one that was used last in front
 
   Result<void> answer(const PoolWork& work) {
     auto job = job_of(work);
@@ -76,17 +83,17 @@ class Service {
     }
     const wire::BlobId& id = work.blobs[0];
     for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
-      if (job->first != id) continue;
+      if (job->trainer_id != work.trainer_id || job->id != id) continue;
       jobs_.splice(jobs_.begin(), jobs_, job);
-      return job->second.get();
+      return job->job.get();
     }
     while (jobs_.size() >= kJobCountMax) jobs_.pop_back();  // first: there may be no memory for one more
     const auto blob = fetch(id);
     if (!blob) return blob.error();
     auto opened = NativeJob::open(blob.value(), [this](const wire::BlobId& part) { return fetch(part); });
     if (!opened) return opened.error();
-    jobs_.emplace_front(id, std::move(opened).value());
-    return jobs_.front().second.get();
+    jobs_.push_front({work.trainer_id, id, std::move(opened).value()});
+    return jobs_.front().job.get();
   }
 
   Result<void> fetch_prefixes(const PoolWork& work) {

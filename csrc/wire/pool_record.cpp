@@ -78,8 +78,8 @@ template <typename Head>
 Result<Head> read_head(std::span<const std::byte> part, uint32_t magic, uint8_t kind_max, uint8_t flags_max,
                        const char* from) {
   Head head;
-  if (part.size() < sizeof head) return malformed_from(from, std::to_string(part.size()) + " bytes long");
-  std::memcpy(&head, part.data(), sizeof head);
+  // Another version's head may be shorter: which one it is comes first.
+  if (!part.empty()) std::memcpy(&head, part.data(), std::min(part.size(), sizeof head));
   if (head.magic != magic) return malformed_from(from, "it has another magic number");
   if (head.version != kPoolVersion) {
     return Fault{Errc::kMismatch, std::string("a message of a ") + from + " of the pool has version " +
@@ -87,6 +87,7 @@ Result<Head> read_head(std::span<const std::byte> part, uint32_t magic, uint8_t 
                                       std::to_string(kPoolVersion) +
                                       "; run the same version of penstock on both sides"};
   }
+  if (part.size() < sizeof head) return malformed_from(from, std::to_string(part.size()) + " bytes long");
   if (head.kind == 0 || head.kind > kind_max) return malformed_from(from, "unknown kind " + std::to_string(head.kind));
   if ((head.flags & ~flags_max) != 0) return malformed_from(from, "unknown flags");
   if (part.size() - sizeof head > kPoolBodyBytesMax) {

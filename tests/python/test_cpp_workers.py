@@ -169,6 +169,16 @@ def test_workers_go_to_the_programs_whose_jobs_they_run(pool: PoolProcesses) -> 
     assert "refuses" not in native.output + python.output
 
 
+@pytest.mark.slow
+def test_a_plugin_is_opened_anew_for_each_run_of_a_program(pool: PoolProcesses) -> None:
+    """Its dataset went on from where the run before had left it."""
+    pool.start_native_worker()
+    of = {**OF_PLUGIN, "dataset": "counting", "pool": pool.endpoint}
+    for _ in range(2):
+        batches = with_workers(of, SHUFFLED, 0)
+        assert sorted(count for batch in batches for count in batch[0]) == list(range(SIZE))
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_pool_without_workers_of_its_kind_says_so(pool: PoolProcesses) -> None:

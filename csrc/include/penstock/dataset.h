@@ -40,9 +40,12 @@ class PENSTOCK_API Draws {
   ~Draws() = default;
 };
 
-// A dataset whose samples have indices, as torch.utils.data.Dataset. The samples of a batch are collated as by torch's
-// default_collate: tensors are stacked along a new first dimension, numbers become a tensor (int64, float64 or bool),
-// structs, dicts, tuples and lists are collated by part, and text becomes a list.
+// A dataset whose samples have indices, as torch.utils.data.Dataset. It lives as long as its loader: in the program's
+// threads as the one object, and in each worker process as one of its own, made anew for each loader. So get() must
+// give a sample by its index and its draws alone; what it keeps between calls is not the same everywhere. The samples
+// of a batch are collated as by torch's default_collate: tensors are stacked along a new first dimension, numbers
+// become a tensor (int64, float64 or bool), structs, dicts, tuples and lists are collated by part, and text becomes a
+// list.
 //
 //   class Squares : public penstock::Dataset {
 //    public:

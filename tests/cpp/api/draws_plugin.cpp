@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plug-in for the tests: the datasets of draw_datasets.h, and some that fail.
 
+#include <ATen/ops/zeros.h>
+
 #include <stdexcept>
 #include <thread>
+#include <tuple>
 
 #include "draw_datasets.h"
 
@@ -11,6 +14,12 @@ PENSTOCK_DATASET(draw, [](const penstock::Value& arguments) {
   return Draw(arguments["size"].integer(), delay_ms == nullptr ? 0 : delay_ms->integer());
 })
 PENSTOCK_DATASET(draw_stream, [](const penstock::Value& arguments) { return DrawStream(arguments["size"].integer()); })
+// Counts the samples that it has made, in the place of their indices.
+PENSTOCK_DATASET(counting, [](const penstock::Value& arguments) {
+  return penstock::make_dataset(arguments["size"].integer(), [count = int64_t{0}](int64_t) mutable {
+    return std::tuple(count++, at::zeros({2}), at::zeros({2}));
+  });
+})
 PENSTOCK_DATASET(no_file, [](const penstock::Value&) -> std::shared_ptr<penstock::Dataset> {
   throw std::runtime_error("there is no file photographs.txt");
 })
