@@ -27,6 +27,7 @@ from penstock.cut.withholding import LeafWithholding
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutMode, CutOptions
 from penstock.loader.options import is_parallel
+from penstock.seams.devices import accelerator_type
 from penstock.seams.dynamo import OptimizedModule, has_lazy_modules
 from penstock.seams.modules import COMPILED_CALL, compiled_call_of, module_call
 from penstock.tracking.batch_origin import ProvenanceTable
@@ -215,7 +216,7 @@ def _replace(model: Any, call: Any) -> None:
 def _repricer(model: Any, loader: Any, context: CutContext) -> Repricer:
     modules = modules_of(model)
     devices = {parameter.device for module in modules for parameter in module.parameters()}
-    device = next((one for one in devices if one.type == "cuda"), None)
+    device = next((one for one in devices if one.type == accelerator_type()), None)
     if loader._load_meter is None:
         loader._load_meter = LoadMeter()
     loader._load_meter.clock = TrainerClock(device)

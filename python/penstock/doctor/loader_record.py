@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from penstock.doctor.loader_totals import LoaderTotals
 from penstock.doctor.timed_transform import time_transforms, transform_seconds
 from penstock.doctor.worker_cpu import WorkerCpu
@@ -30,6 +28,7 @@ from penstock.loader.observed_loader import (
 )
 from penstock.loader.past_work import PastWork
 from penstock.loader.step_times import WAITING_PARTS
+from penstock.seams.devices import module_in_use
 from penstock.tracking.leaves import flatten_batch
 from penstock.tuning.limiting import SLOW_SAMPLE_RATIO
 from penstock.tuning.memory_left import memory_left_bytes
@@ -276,7 +275,7 @@ class LoaderRecord:
             pool_workers=0
             if loader is None or loader.pool is None
             else len(loader.stats().workers),
-            is_on_gpu=torch.cuda.is_available() and torch.cuda.is_initialized(),
+            is_on_gpu=module_in_use() is not None,
             is_offloaded=loader is not None and loader.plan is not None,
         )
 

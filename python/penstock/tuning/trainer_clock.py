@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -10,23 +11,29 @@ from typing import Any
 
 import torch
 
+from penstock.seams.devices import accelerator_type
+
+logger = logging.getLogger(__name__)
+
 _PENDING_MAX = 256  # stretches that a device has not come to the end of; others are not measured
 
 
 class TrainerClock:
     """Times stretches between ``begin`` and ``end``. Confined to the training thread.
 
-    On a CUDA device these are events on the stream that is current there: the time between them is
-    the device's time for the work that was given to it in between. Nothing waits for the device, so
-    a stretch is known some time after it ended. Elsewhere it is the clock's.
+    With a GPU, or another accelerator, these are events on the stream that is current there: the
+    time between them is the device's time for the work that was given to it in between. Nothing
+    waits for the device, so a stretch is known some time after it ended. Elsewhere, and on a device
+    whose events have no times, it is the host's clock.
     """
 
     def __init__(
         self, device: torch.device | None, make_event: Callable[[], Any] | None = None
     ) -> None:
-        is_cuda = device is not None and device.type == "cuda"
         self._device = device
-        self._make_event = make_event or (self._cuda_event if is_cuda else None)
+        if make_event is None and device is not None and device.type == accelerator_type():
+            make_event = self._device_event
+        self._make_event = make_event
         self._open: tuple[Any, Any] | None = None
         self._pending: deque[tuple[Any, Any, Any]] = deque()
         self._done: list[tuple[Any, float]] = []
@@ -54,7 +61,15 @@ class TrainerClock:
         """The stretches that are known and were not taken before, in order."""
         while self._pending and self._pending[0][2].query():
             label, began, ended = self._pending.popleft()
-            self._done.append((label, began.elapsed_time(ended) * 1e-3))
+            try:
+                milliseconds = began.elapsed_time(ended)
+            except RuntimeError:
+                logger.debug("the events of %s have no times", self._device, exc_info=True)
+                self._make_event = None
+                self._open = None
+                self._pending.clear()
+                break
+            self._done.append((label, milliseconds * 1e-3))
         done, self._done = self._done, []
         return done
 
@@ -62,12 +77,11 @@ class TrainerClock:
         if self._make_event is None:
             return time.perf_counter()
         event = self._make_event()
-        if self._device is None or self._device.type != "cuda":
+        if self._device is None:
             event.record()
         else:
-            event.record(torch.cuda.current_stream(self._device))
+            event.record(torch.accelerator.current_stream(self._device))
         return event
 
-    def _cuda_event(self) -> Any:
-        with torch.cuda.device(self._device):
-            return torch.cuda.Event(enable_timing=True)
+    def _device_event(self) -> torch.Event:
+        return torch.Event(self._device, enable_timing=True)

@@ -56,7 +56,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     """How a tensor that is not plain is taken apart. Its plain parts go into the table in turn."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return tensor.__reduce_ex__(5)
-    if tensor.is_cuda or not tensor.is_leaf:
+    if tensor.device.type != "cpu" or not tensor.is_leaf:
         return reduce_tensor(tensor)
     if tensor.layout is torch.sparse_coo:
         parts = (tensor._indices(), tensor._values(), tensor.size(), tensor.is_coalesced())
