@@ -26,6 +26,7 @@ __all__ = [
     "accuracy",
     "criterion",
     "dataset",
+    "device",
     "dist",
     "epochs",
     "functools",
@@ -93,6 +94,7 @@ def accuracy(logits: torch.Tensor, labels: torch.Tensor) -> float:
 
 
 torch.set_num_threads(1)
+device = torch.device("cpu")  # where there is no GPU
 criterion = nn.CrossEntropyLoss()
 dataset = train_set = images(256)
 val_set = images(128)
