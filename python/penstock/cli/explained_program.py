@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.cli.program import ProgramError
 from penstock.explanation import model_watch
 from penstock.explanation.model_watch import FoundPlan, ModelWatch
+from penstock.seams import modules
 
 if TYPE_CHECKING:
     from penstock.graph.plan import Plan
@@ -128,6 +129,6 @@ def _without_watch(traceback: TracebackType | None) -> TracebackType | None:
         return None
     rest = _without_watch(traceback.tb_next)
     frame = traceback.tb_frame
-    if frame.f_globals is model_watch.__dict__:
-        return rest
+    if frame.f_globals is model_watch.__dict__ or frame.f_globals is modules.__dict__:
+        return rest  # the watch, and what it has put in the place of methods
     return TracebackType(rest, frame, traceback.tb_lasti, traceback.tb_lineno)

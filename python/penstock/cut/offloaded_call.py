@@ -124,9 +124,11 @@ class OffloadedCall(StandIn):
         model: Any,
         user: UserCompile | None = None,
         former: Any = None,
+        is_compared: bool = True,
     ) -> None:
         """`call_impl` runs without penstock, and `former` stood in this place. `user` is how the
-        user compiled `model`."""
+        user compiled `model`. Without `is_compared` no call is run by Python for the comparison
+        with the captured graph alone."""
         self.call_impl = call_impl
         self.former = former
         self.context = context
@@ -156,7 +158,7 @@ class OffloadedCall(StandIn):
             self._traced = _traceable(call_impl)
             self._compiled = self._with_room = _as_eager(capturing(whole=False)(self._traced))
         self._schedule: Schedule | None = None
-        if user is None:
+        if user is None and is_compared:
             target = context.target  # which is held weakly
             self._schedule = Schedule(lambda: modules_of(target()), context.verify_every)
         self._recaptures = 0

@@ -97,7 +97,7 @@ def plan_followed(
     host: weakref.ref[CutHost] = weakref.ref(listener)
     context = CutContext(twin, host, provenance, options, 1)
     context.plan = _QuietPlan(context.name, context.user, host, provenance.use)
-    run = OffloadedCall(context, call.call_of(twin), twin)
+    run = OffloadedCall(context, call.call_of(twin), twin, is_compared=False)
     with AllGeneratorsKept():
         try:
             run(*call.args, **call.kwargs)
