@@ -223,12 +223,15 @@ def test_stats_add_up_over_the_changes() -> None:
 
 
 class FewWorkers(multiprocessing.context.ForkContext):
-    """Has no more than two processes at once."""
+    """Has no more than two processes at once, beside those that are there already."""
 
-    @staticmethod
-    def Process(**options: Any) -> Any:
+    def __init__(self) -> None:
+        super().__init__()
+        self._process_count_max = len(multiprocessing.active_children()) + 2
+
+    def Process(self, **options: Any) -> Any:  # type: ignore[override]
         process = multiprocessing.get_context("fork").Process(**options)
-        if len(multiprocessing.active_children()) >= 2:
+        if len(multiprocessing.active_children()) >= self._process_count_max:
             process.start = refuse  # type: ignore[method-assign]
         return process
 
