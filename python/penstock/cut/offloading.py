@@ -26,6 +26,7 @@ from penstock.cut.script_models import OffloadedScript
 from penstock.cut.withholding import LeafWithholding
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutMode, CutOptions
+from penstock.loader.loader_face import innermost_loader
 from penstock.loader.options import is_parallel
 from penstock.seams.devices import accelerator_type
 from penstock.seams.dynamo import OptimizedModule, has_lazy_modules
@@ -57,7 +58,8 @@ def offload(
 
     A model that is used with several loaders is offloaded to all of them, in one call or in
     several: `offload(model, train, val)`. Each loader has its own plan. A call with a loader that
-    the model is offloaded to already begins anew with it; `detach(model)` undoes all.
+    the model is offloaded to already begins anew with it; `detach(model)` undoes all. A loader may
+    also be what accelerate's `prepare()` or Fabric's `setup_dataloaders()` made of one.
 
     The cut is found at the first forward with a batch of `loader`, and `loader.plan` tells it.
     `cut` is "auto" (by price, which is measured again while the loader runs, and the cut changed
@@ -99,18 +101,19 @@ def offload(
         raise TypeError(
             f"offload was given a {type(model).__name__}, where a module or a function was expected"
         )
-    for one in (loader, *loaders):
+    own = [innermost_loader(one) for one in (loader, *loaders)]
+    for one in own:
         if not isinstance(one, torch.utils.data.DataLoader) and not _is_ours(one):
             raise TypeError(
                 f"offload was given a {type(one).__name__} as a loader, where a "
                 f"penstock.DataLoader is expected; make one: "
                 f"`from penstock import DataLoader`"
             )
-    for one in (loader, *loaders):
+    for one in own:
         options = CutOptions(cut, allow_random, max(1, int(getattr(one, "num_workers", 0) or 0)))
         former = offloaded_call(model)
-        if former is not None and (own := _call_for(former, one)) is not None:
-            model = _without(model, former, own)
+        if former is not None and (call_of_one := _call_for(former, one)) is not None:
+            model = _without(model, former, call_of_one)
         call = _make_call(model, one, options, verify_every, compile_prefix)
         if call is not None:
             model = _put_in_place(model, call)
@@ -300,7 +303,8 @@ def _refusal(model: Any, loader: Any) -> str | None:
     if not _is_ours(loader):
         return (
             f"the loader is {_kind_of(loader)}, not a penstock.DataLoader; make it with "
-            "`from penstock import DataLoader`"
+            "`from penstock import DataLoader`, or call penstock.install() before a framework "
+            "makes it"
         )
     if not is_parallel(loader):
         return "the loader has num_workers=0, so there is no worker to move anything to"

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from torch.utils.data import DataLoader
+
 from penstock.loader.parked_client import ParkedClient
 from penstock.loader.past_work import PastWork
 from penstock.pool.known_pickle import KnownPickle
@@ -21,6 +23,21 @@ from penstock.stream.shard_state import ResumedDataset
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tuning.load_meter import LoadMeter
 from penstock.tuning.worker_tuner import WorkerTuner
+
+
+def innermost_loader(loader: Any) -> Any:
+    """The loader that a framework's own stands around, or `loader` itself.
+
+    accelerate's `prepare()` keeps it as `base_dataloader`, Fabric's `setup_dataloaders()` as
+    `_dataloader`. An attribute that is set on theirs does not reach the one that is iterated.
+    """
+    # accelerate's is no DataLoader, whatever its `__class__` says.
+    while not issubclass(type(loader), DataLoader):
+        inner = getattr(loader, "base_dataloader", None) or getattr(loader, "_dataloader", None)
+        if not isinstance(inner, DataLoader):
+            break
+        loader = inner
+    return loader
 
 
 class LoaderFace(Protocol):

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from penstock.loader.dataloader import DataLoader
+from penstock.loader.loader_face import innermost_loader
 from penstock.loader.step_times import PARTS, WAITING_PARTS, StepTimes
 
 
@@ -20,7 +21,8 @@ class WaitingMeter:
     The two do not disturb each other, nor other meters of the loader. To be used by the training
     thread.
 
-    loader: penstock's ``DataLoader``, or what accelerate's ``prepare()`` made of one.
+    loader: penstock's ``DataLoader``, or what accelerate's ``prepare()`` or Fabric's
+    ``setup_dataloaders()`` made of one.
     every_s: the words are made anew after so many seconds.
 
     Raises ``TypeError`` for another loader, and ``ValueError`` where ``every_s`` is no number of
@@ -89,9 +91,7 @@ def waiting_text(times: StepTimes) -> str:
 
 
 def _own_loader(loader: Any) -> DataLoader[Any]:
-    found = loader
-    while (inner := getattr(found, "base_dataloader", None)) is not None:
-        found = inner  # as accelerate keeps it
+    found = innermost_loader(loader)
     if not isinstance(found, DataLoader):
         kind = f"{type(loader).__module__}.{type(loader).__qualname__}"
         raise TypeError(
