@@ -7,11 +7,14 @@ to the device is the function's affair. `run` trains one in one of the ways of `
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from offload_training import bits
@@ -269,19 +272,51 @@ STYLES = [
 
 # torch's loader; the import swapped; and offloaded, with each cut.
 WAYS = ("torch", "swapped", "auto", "maximal")
+CODE = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "python")]  # for pool workers
+
+
+@dataclass(frozen=True)
+class Combination:
+    """How a style is trained: the model's mode, the workers' place, and the number of loaders."""
+
+    mode: str = "eager"  # or "amp", "compiled"
+    place: str = "local"  # or "pool"
+    loader_count: int = 1  # the second one is for a validation after each epoch
+
+    def __str__(self) -> str:
+        return f"{self.mode}-{self.place}-{self.loader_count}"
+
+
+PLAIN = Combination()
+COMBINATIONS = [
+    Combination(mode, place, loader_count)
+    for mode in ("eager", "amp", "compiled")
+    for place in ("local", "pool")
+    for loader_count in (1, 2)
+]
 
 
 @dataclass(frozen=True)
 class Training:
     losses: list[float]
     parameters: str  # a digest of their bits
-    moved: frozenset[str]  # operators
+    moved: tuple[frozenset[str], ...]  # operators, of each loader
     bytes_in: int  # to the device
-    refused: str | None = None
+    refused: tuple[str | None, ...] = ()
 
 
-def run(name: str, way: str, device: str, other_bits: tuple[str, ...] = ()) -> Training:
-    """Trains a style. For a process that has the device (`device_process.py`)."""
+def run(
+    name: str,
+    way: str,
+    device: str,
+    other_bits: tuple[str, ...] = (),
+    combination: Combination = PLAIN,
+    pool: str = "",
+) -> Training:
+    """Trains a style. For a process that has the device (`device_process.py`).
+
+    `pool` has the endpoint of a pool and the folder with its keys.
+    """
     import simgpu
 
     style = next(style for style in STYLES if style.name == name)
@@ -289,51 +324,70 @@ def run(name: str, way: str, device: str, other_bits: tuple[str, ...] = ()) -> T
     torch.manual_seed(11)
     model = style.make_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    loader = _loader(style, way, device)
-    called: Any = torch.compile(model, backend=style.backend) if style.backend else model
-    loss_of: Any = style.loss
-    if way in ("auto", "maximal"):
-        if style.is_step_offloaded:
+    with pytest.MonkeyPatch.context() as environment, simgpu.other_bits(*other_bits):
+        endpoint, _, folder = pool.partition(" ")
+        if folder:
+            environment.setenv("XDG_RUNTIME_DIR", folder)
+        train, *validation = loaders = [
+            _loader(style, way, device, endpoint, is_training=place == 0)
+            for place in range(combination.loader_count)
+        ]
+        backend = style.backend or ("aot_eager" if combination.mode == "compiled" else "")
+        called: Any = torch.compile(model, backend=backend) if backend else model
 
-            def step(batch: Any) -> torch.Tensor:
-                return style.loss(called, batch, device)
+        def step(batch: Any) -> torch.Tensor:
+            return style.loss(called, batch, device)
 
-            offloaded = penstock.offload(step, loader, cut=way)  # type: ignore[arg-type]
+        if way in ("auto", "maximal"):
+            offload: Any = functools.partial(penstock.offload, cut=way)
+            if style.is_step_offloaded:
+                step = offload(step, *loaders)
+            else:
+                called = offload(called, *loaders)
 
-            def loss_of(model: Any, batch: Any, device: str) -> torch.Tensor:
-                return offloaded(batch)
+        def loss_of(batch: Any) -> torch.Tensor:
+            with torch.autocast(device, torch.bfloat16, enabled=combination.mode == "amp"):
+                return step(batch)
 
-        else:
-            called = penstock.offload(called, loader, cut=way)  # type: ignore[arg-type]
-    torch.manual_seed(12)
-    simgpu.reset_counts()
-    losses = []
-    with simgpu.other_bits(*other_bits):
+        torch.manual_seed(12)
+        simgpu.reset_counts()
+        losses = []
         for _ in range(2):
-            for batch in loader:
+            called.train()
+            for batch in train:
                 optimizer.zero_grad()
-                loss = loss_of(called, batch, device)
+                loss = loss_of(batch)
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())
-    plan = getattr(loader, "plan", None)
+            called.eval()
+            with torch.no_grad():
+                losses += [loss_of(batch).item() for loader in validation for batch in loader]
+        plans = [getattr(loader, "plan", None) for loader in loaders]
     digest = hashlib.sha256()
     for parameter in model.state_dict().values():
         digest.update(bits(parameter.cpu()))
     return Training(
         losses,
         digest.hexdigest(),
-        frozenset(call.partition(" at ")[0] for call in plan.moved_calls) if plan else frozenset(),
+        tuple(
+            frozenset(call.partition(" at ")[0] for call in (plan.moved_calls if plan else ()))
+            for plan in plans
+        ),
         simgpu.counts().bytes_in,
-        plan.refused if plan is not None else None,
+        tuple(plan.refused if plan else None for plan in plans),
     )
 
 
-def _loader(style: Style, way: str, device: str) -> Any:
-    options = {"batch_size": BATCH, "shuffle": True, "num_workers": 2, "pin_memory": True}
+def _loader(style: Style, way: str, device: str, endpoint: str, *, is_training: bool) -> Any:
+    options: dict[str, Any] = {"batch_size": BATCH, "shuffle": is_training, "pin_memory": True}
     if way == "torch":
-        return torch.utils.data.DataLoader(style.make_dataset(), **options)
+        return torch.utils.data.DataLoader(style.make_dataset(), num_workers=2, **options)
     own = dict(style.options)
     if "device" in own:
         own["device"] = device
+    if endpoint:
+        own |= {"pool": endpoint, "seeding": "batch", "code_paths": CODE, "timeout": 60}
+    else:
+        own["num_workers"] = 2
     return penstock.DataLoader(style.make_dataset(), **options, **own)

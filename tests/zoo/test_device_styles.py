@@ -6,11 +6,25 @@ The device is the simulated GPU of tests/simgpu.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from device_process import run_on_simgpu
-from device_styles import BATCH, SAMPLES, STYLES, Style, Training, run
+from device_styles import (
+    BATCH,
+    COMBINATIONS,
+    PLAIN,
+    SAMPLES,
+    STYLES,
+    Combination,
+    Style,
+    Training,
+    run,
+)
+from pool_processes import pool_of
 
 pytestmark = pytest.mark.slow
 DEVICE = "simgpu"
@@ -20,10 +34,16 @@ each_style = pytest.mark.parametrize("style", STYLES, ids=lambda style: style.na
 
 @functools.cache
 def trained(
-    name: str, way: str, other_bits: tuple[str, ...] = (), device: str = DEVICE
+    name: str,
+    way: str,
+    other_bits: tuple[str, ...] = (),
+    device: str = DEVICE,
+    combination: Combination = PLAIN,
+    pool: str = "",  # of which a combination's workers are
 ) -> Training:
-    training: Training = run_on_simgpu(run, name, way, device, other_bits)
-    assert len(training.losses) == 2 * SAMPLES // BATCH
+    options = (combination, pool)
+    training: Training = run_on_simgpu(run, name, way, device, other_bits, *options)
+    assert len(training.losses) == combination.loader_count * 2 * SAMPLES // BATCH
     return training
 
 
@@ -31,6 +51,15 @@ def prepare(style: Style) -> None:
     """Skips a style without its package."""
     if style.package:
         pytest.importorskip(style.package)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The folder of a pool with two workers, which `run` finds it by."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for opened in pool_of(tmp_path_factory.mktemp("p"), monkeypatch):
+            opened.start_worker(processes=2)
+            yield f"{opened.endpoint} {opened.environment['XDG_RUNTIME_DIR']}"
 
 
 @each_style
@@ -41,14 +70,36 @@ def test_training_with_the_import_swapped_is_torchs(style: Style) -> None:
     assert ours.bytes_in == expected.bytes_in
 
 
-@pytest.mark.parametrize("cut", ["maximal", pytest.param("auto", marks=pytest.mark.long)])
-@each_style
-def test_training_with_a_cut_is_torchs(style: Style, cut: str) -> None:
+def combinations() -> Iterator[Any]:
+    """Each style in each combination with each cut. `make test` has each style as it is and in one
+    more combination, such that each combination comes; `make test-all` has all."""
+    others = [combination for combination in COMBINATIONS if combination != PLAIN]
+    for index, style in enumerate(STYLES):
+        usual = {PLAIN, others[5 * index % len(others)]}
+        for combination in COMBINATIONS:
+            for cut in ("maximal", "auto"):
+                is_long = cut == "auto" or combination not in usual
+                yield pytest.param(
+                    style,
+                    combination,
+                    cut,
+                    id=f"{style.name}-{combination}-{cut}",
+                    marks=pytest.mark.long if is_long else (),
+                )
+
+
+@pytest.mark.parametrize(("style", "combination", "cut"), [*combinations()])
+def test_training_with_a_cut_is_torchs(
+    style: Style, combination: Combination, cut: str, request: pytest.FixtureRequest
+) -> None:
     prepare(style)
-    expected, ours = trained(style.name, "torch"), trained(style.name, cut)
+    local = dataclasses.replace(combination, place="local")
+    expected = trained(style.name, "torch", combination=local)
+    served_by = request.getfixturevalue("pool") if combination.place == "pool" else ""
+    ours = trained(style.name, cut, combination=combination, pool=served_by)
     assert (ours.losses, ours.parameters) == (expected.losses, expected.parameters)
     if cut == "maximal":
-        assert ours.moved == style.moved
+        assert ours.moved == combination.loader_count * (style.moved,)
 
 
 @pytest.mark.parametrize("name", ["image moved, model prepares", "wave prepared in the loop"])
@@ -68,4 +119,4 @@ def test_the_device_can_have_other_bits() -> None:
 def test_what_these_programs_prepare_moves_where_the_device_is_the_cpu() -> None:
     """Else no style could ever be cut."""
     ours = trained("image moved, model prepares", "maximal", device="cpu")
-    assert {"float", "truediv", "sub", "interpolate"} <= ours.moved, ours
+    assert {"float", "truediv", "sub", "interpolate"} <= ours.moved[0], ours
