@@ -7,6 +7,11 @@ The device is the simulated GPU of tests/simgpu.
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -25,11 +30,20 @@ DEVICE = "simgpu:0"
 Step = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def losses(step: Step, way: str, *, epochs: int = 2, **options: Any) -> list[float]:
-    """Of a training in which `step` brings the batch to the device."""
+def losses(
+    step: Step,
+    way: str,
+    *,
+    epochs: int = 2,
+    make_model: Callable[[], nn.Module] = Convolutions,
+    moves: str = "",
+    **options: Any,
+) -> list[float]:
+    """Of a training in which `step` brings the batch to the device. With the maximal cut the calls
+    of these names, with spaces between, have to move."""
     torch.manual_seed(3)
     torch._dynamo.reset()  # which remembers the other trainings of this process
-    model = Convolutions().to(DEVICE)
+    model = make_model().to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     if way == "torch":
         loader: Any = torch.utils.data.DataLoader(Images(), batch_size=BATCH, num_workers=2)
@@ -45,6 +59,10 @@ def losses(step: Step, way: str, *, epochs: int = 2, **options: Any) -> list[flo
             optimizer.step()
             found.append(loss.item())
     assert len(found) == epochs * SAMPLES // BATCH
+    if way == "maximal" and moves:
+        assert loader.plan is not None
+        names = {call.partition(" at ")[0] for call in loader.plan.moved_calls}
+        assert set(moves.split()) <= names, (names, loader.plan.refused)
     return found
 
 
@@ -192,3 +210,232 @@ def test_numbers_drawn_on_the_device_are_those_of_torch() -> None:
 
     expected = draws("torch")
     assert draws("maximal") == expected and draws("auto") == expected
+
+
+class OnTwoDevices(Convolutions):
+    """The features on one device, the head on the other."""
+
+    def to(self, device: Any) -> OnTwoDevices:  # type: ignore[override]
+        super().to(device)
+        self.head.to("simgpu:1")
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = (x.float() * 0.01).to(self.conv.weight.device)
+        features = F.relu(self.norm(self.conv(x))).mean((2, 3))
+        return self.head(features.to("simgpu:1"))
+
+
+def spread(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(images.to(DEVICE)), labels.to("simgpu:1"))
+
+
+def spread_with_the_batch(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """The batch goes to the device of the head too, and meets its own copy there."""
+    logits = model(images.to(DEVICE))
+    brightness = images.to("simgpu:1").float().mean((1, 2, 3))
+    return F.cross_entropy(logits * brightness[:, None] * 0.01, labels.to("simgpu:1"))
+
+
+@pytest.mark.parametrize("cut", ["auto", "maximal"])
+@pytest.mark.parametrize("step", [spread, spread_with_the_batch])
+@on_simgpu
+def test_a_model_on_two_devices_trains_as_with_torch(step: Step, cut: str) -> None:
+    ours = losses(step, cut, make_model=OnTwoDevices, moves="_to_copy float mul")
+    assert ours == losses(step, "torch", make_model=OnTwoDevices)
+
+
+@pytest.mark.parametrize("cut", ["auto", "maximal"])
+@on_simgpu
+def test_a_program_that_moves_its_model_elsewhere_in_mid_epoch_trains_as_with_torch(
+    cut: str,
+) -> None:
+    """What was planned and copied ahead for one device is wanted on the other."""
+
+    def migrating() -> Step:
+        seen = 0
+
+        def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            nonlocal seen
+            seen += 1
+            device = DEVICE if seen <= 12 else "simgpu:1"
+            if seen == 13:
+                model.to(device)
+            scaled = images.to(device, non_blocking=True).float() * 0.01
+            return F.cross_entropy(model(scaled), labels.to(device, non_blocking=True))
+
+        return step
+
+    assert losses(migrating(), cut, moves="_to_copy mul") == losses(migrating(), "torch")
+
+
+def on_a_stream_that_ends(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """A stream a step, which nobody holds once the copy was enqueued."""
+    side = simgpu.Stream()
+    with simgpu.stream(side):
+        images, labels = (
+            tensor.to(DEVICE, non_blocking=True).flip(0) for tensor in (images, labels)
+        )
+    simgpu.current_stream().wait_stream(side)
+    del side
+    return F.cross_entropy(model(images.float() * 0.01), labels)
+
+
+@pytest.mark.parametrize("cut", ["auto", "maximal"])
+@on_simgpu
+def test_a_stream_that_the_program_drops_takes_no_copy_with_it(cut: str) -> None:
+    with simgpu.held_copies():
+        ours = losses(on_a_stream_that_ends, cut, moves="_to_copy flip mul")
+    assert ours == losses(on_a_stream_that_ends, "torch")
+
+
+def changing_autocast() -> Step:
+    """Around the batch's part and around the model: off, on, and of another type."""
+    seen = 0
+
+    def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        nonlocal seen
+        seen += 1
+        dtype = torch.bfloat16 if seen % 3 == 1 else torch.float16
+        with torch.autocast("simgpu", dtype, enabled=seen % 3 != 0):
+            halves = images.to(DEVICE).half() * 0.01
+            bright = (halves + 1).log()  # which autocast computes in float32
+        with torch.autocast("simgpu", dtype, enabled=seen % 4 < 2):
+            return F.cross_entropy(model(bright.float()).float(), labels.to(DEVICE))
+
+    return step
+
+
+@pytest.mark.parametrize("cut", ["auto", "maximal"])
+@on_simgpu
+def test_autocast_that_changes_between_calls_is_that_of_each_call(cut: str) -> None:
+    ours = losses(changing_autocast(), cut, moves="_to_copy")
+    assert ours == losses(changing_autocast(), "torch")
+
+
+class Scaling(Convolutions):
+    """Prepares its input itself, by a product that autocast computes in halves."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.matmul(x.float() / 255, torch.eye(20, device=x.device) * 0.7)
+        return super().forward(x.float())
+
+
+def under_changing_autocast() -> Step:
+    seen = 0
+
+    def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        nonlocal seen
+        seen += 1
+        dtype = torch.bfloat16 if seen % 5 < 3 else torch.float16
+        with torch.autocast("simgpu", dtype, enabled=seen % 3 != 0):
+            return F.cross_entropy(model(images.to(DEVICE)).float(), labels.to(DEVICE))
+
+    return step
+
+
+@pytest.mark.parametrize("cut", ["auto", "maximal"])
+@on_simgpu
+def test_a_model_under_autocast_that_changes_prepares_as_each_call_says(cut: str) -> None:
+    ours = losses(under_changing_autocast(), cut, make_model=Scaling, moves="_to_copy float")
+    assert ours == losses(under_changing_autocast(), "torch", make_model=Scaling)
+
+
+def forking(found: list[int]) -> Step:
+    """In mid-epoch a child is forked that reads the batch, and tries to bring it to the device."""
+    seen = 0
+
+    def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        nonlocal seen
+        seen += 1
+        if seen in (7, 15):
+            expected = images.clone()
+            pid = os.fork()
+            if pid == 0:
+                os._exit(outcome_in_child(images, expected))
+            found.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return moved(model, images, labels)
+
+    return step
+
+
+def outcome_in_child(images: torch.Tensor, expected: torch.Tensor) -> int:
+    """0 where the batch is right and the device is refused as torch refuses it."""
+    signal.alarm(60)  # a child that hangs ends by it
+    try:
+        if not torch.equal(images, expected):
+            return 3
+        images.to(DEVICE).cpu()
+    except RuntimeError as error:
+        return 0 if "fork" in str(error) else 4
+    return 5
+
+
+@pytest.mark.parametrize("cut", ["auto", "maximal", "none"])
+@on_simgpu
+def test_a_child_forked_after_the_device_was_used_is_refused_it_as_by_torch(cut: str) -> None:
+    theirs: list[int] = []
+    expected = losses(forking(theirs), "torch")
+    assert theirs == [0, 0]
+    ours: list[int] = []
+    assert losses(forking(ours), cut, moves="_to_copy mul") == expected
+    assert ours == theirs
+
+
+NO_GPU = """
+    import sys
+    import torch
+    import penstock
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 64
+        def __getitem__(self, index):
+            return torch.full((3,), float(index)), index % 2
+
+    def train(way, device):
+        torch.manual_seed(1)
+        torch.set_num_threads(1)
+        model = torch.nn.Linear(3, 2).to(device)
+        if way == "torch":
+            loader = torch.utils.data.DataLoader(Rows(), batch_size=4, num_workers=2)
+        else:
+            loader = penstock.DataLoader(Rows(), batch_size=4, num_workers=2, device=device)
+            penstock.offload(model, loader, cut="maximal")
+        losses = []
+        for rows, labels in loader:
+            output = model(rows.to(device) * 0.01)
+            losses.append(torch.nn.functional.cross_entropy(output, labels.to(device)).item())
+        return losses
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert device == "cpu"
+    assert train("penstock", device) == train("torch", device)
+
+    def error_of(call):
+        try:
+            call()
+        except Exception as error:
+            return str(error)
+
+    torchs = error_of(lambda: torch.zeros(1).to("cuda"))
+    loader = penstock.DataLoader(Rows(), batch_size=4, num_workers=2, device="cuda")
+    ours = error_of(lambda: next(iter(loader)))
+    assert torchs in ours and "device='cuda'" in ours, (torchs, ours)
+    print("as torch")
+"""
+
+
+def test_a_program_without_visible_gpus_has_torchs_error_or_trains_on_the_cpu() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(NO_GPU)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "as torch\n", done.stderr
