@@ -270,8 +270,8 @@ STYLES = [
 
 # ---- Trainings
 
-# torch's loader; the import swapped; and offloaded, with each cut.
-WAYS = ("torch", "swapped", "auto", "maximal")
+# torch's loader; the import swapped; with device="auto"; and offloaded, with each cut.
+WAYS = ("torch", "swapped", "followed", "auto", "maximal")
 CODE = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "python")]  # for pool workers
 
 
@@ -386,6 +386,8 @@ def _loader(style: Style, way: str, device: str, endpoint: str, *, is_training: 
     own = dict(style.options)
     if "device" in own:
         own["device"] = device
+    elif way == "followed":
+        own["device"] = "auto"
     if endpoint:
         own |= {"pool": endpoint, "seeding": "batch", "code_paths": CODE, "timeout": 60}
     else:

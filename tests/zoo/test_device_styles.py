@@ -70,6 +70,15 @@ def test_training_with_the_import_swapped_is_torchs(style: Style) -> None:
     assert ours.bytes_in == expected.bytes_in
 
 
+@each_style
+def test_training_with_device_auto_is_torchs(style: Style) -> None:
+    prepare(style)
+    expected, ours = trained(style.name, "torch"), trained(style.name, "followed")
+    assert (ours.losses, ours.parameters) == (expected.losses, expected.parameters)
+    # What had been copied ahead, and was not wanted then, is little.
+    assert ours.bytes_in < 1.3 * expected.bytes_in
+
+
 def combinations() -> Iterator[Any]:
     """Each style in each combination with each cut. `make test` has each style as it is and in one
     more combination, such that each combination comes; `make test-all` has all."""

@@ -18,7 +18,7 @@ from penstock import _C
 from penstock.errors import FallbackError
 from penstock.graph.link import Link
 from penstock.loader.automatic_iterator import AutomaticPoolIter
-from penstock.loader.device import staged_device
+from penstock.loader.device import has_device, is_auto, staged_device
 from penstock.loader.in_process_iterator import SingleProcessIter
 from penstock.loader.loader_state import (
     begin_from,
@@ -34,6 +34,7 @@ from penstock.loader.options import (
     DEFAULTS,
     check_options,
     has_pool,
+    is_parallel,
     own_options,
     reads_shards_of_rank,
     shard_count,
@@ -117,6 +118,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         host. Where its memory is full, batches wait as well; ``next()`` raises
         ``torch.OutOfMemoryError`` if there is none for the very batch that it waits for.
         CUDA graphs may be captured meanwhile.
+        "auto" leaves batches on the host and copies ahead what the program copies: where it says
+        ``.to(device)``, ``.cuda()`` or ``buffer.copy_(x)`` of a tensor of the batch, it is given a
+        copy that was begun when the batch came. Tensors that it may copy are ``torch.Tensor`` by
+        ``isinstance`` and not by ``type()``; all that is made of them is plain. Without workers, or
+        without a device, batches are plain.
     seeding: "worker" (what None means) seeds each worker as torch does. "batch" seeds the global
         generators of torch, random and numpy anew before each batch, from the base seed, the number
         of the epoch and the place of the batch in it. A dataset and a collate_fn that draw from
@@ -395,6 +401,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._compare_ranks()
         if self.replica_group is not None and self._replicas is None:
             self._join_replicas(self.replica_group)
+        self._follow_copies(is_auto(self.device) and is_parallel(self) and has_device())
         begin = self._iterate_pool if has_pool(self) else super().__iter__
         if self._loaded_state is None:
             iterator = begin()
@@ -757,6 +764,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """The number of the epoch that begins, from 0."""
         self._epoch_count += 1
         return self._epoch_count - 1
+
+    def _follow_copies(self, is_wanted: bool) -> None:
+        """Has tensors of the batches followed until the program copies them to a device, or not."""
+        if is_wanted and self._provenance is None:
+            self._provenance = ProvenanceTable()
+        if self._provenance is not None:
+            self._provenance.placements.follows_leaves = is_wanted
 
     def _install_prefix(
         self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library

@@ -57,7 +57,8 @@ class Delivery(NamedTuple):
         if handle is not None:
             assert self.provenance is not None
             deferral, withholding = self.provenance.deferral, self.provenance.withholding
-            if deferral is None and withholding is not None and withholding.lazy_leaves:
+            has_lazy = withholding is not None and withholding.lazy_leaves
+            if deferral is None and (has_lazy or self.provenance.placements.follows_leaves):
                 from penstock.tracking.deferral import Deferral
 
                 deferral = self.provenance.deferral = Deferral(self.provenance)

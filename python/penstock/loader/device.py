@@ -13,6 +13,8 @@ import torch
 
 from penstock.errors import UnsupportedError
 
+AUTO = "auto"  # batches stay on the host, and what the program copies of them is copied ahead
+
 
 def gpu_uuid(device: torch.device | str | int | None) -> str:
     """The NVIDIA GPU of ``device``, else torch's current one, as `nvidia-smi -L` shows it. "" where
@@ -26,13 +28,28 @@ def gpu_uuid(device: torch.device | str | int | None) -> str:
     return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 
+def is_auto(device: torch.device | str | int | None) -> bool:
+    return isinstance(device, str) and device == AUTO
+
+
+def names_device(device: torch.device | str | int | None) -> bool:
+    """Whether the option says where batches go, be it the CPU."""
+    return device is not None and not is_auto(device)
+
+
+def has_device() -> bool:
+    """Whether torch finds a device beside the CPU. Does not initialise CUDA."""
+    return torch.accelerator.is_available()
+
+
 def staged_device(device: torch.device | str | int | None) -> torch.device | None:
-    """The device that batches go to, with its index, or None where they stay (None or the CPU).
+    """The device that batches go to, with its index, or None where they stay (None, "auto" or the
+    CPU).
 
     Raises UnsupportedError when torch has no such device here, or when it cannot be used. Does not
     initialise CUDA, since workers may be forked later.
     """
-    if device is None:
+    if device is None or is_auto(device):
         return None
     wanted = torch.device(device)
     if wanted.type == "cpu":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from penstock.errors import UnsupportedError, add_note
-from penstock.loader.device import move_batch
+from penstock.loader.device import move_batch, names_device
 from penstock.loader.in_process_ledger import InProcessLedger
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.lookahead import Ready, check_arguments, indices_from
@@ -100,7 +100,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         if has_state:
             progress.finish_resuming = functools.partial(self._finish_resuming, loader)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-        self._device = None if loader.device is None else torch.device(loader.device)
+        self._device = torch.device(loader.device) if names_device(loader.device) else None
         self._undo_seed(loader)
         self._note_sampler()
         self._is_order_own = is_untouched(self._sampler_iter, self._index_sampler)

@@ -22,6 +22,7 @@ import torch
 from penstock import _C
 from penstock.errors import UnsupportedError
 from penstock.loader.delivery import Delivery, PinDevice
+from penstock.loader.device import names_device
 from penstock.loader.freedoms import may_begin_early, prefetch_depth
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.loader_state import states_at_end
@@ -104,7 +105,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._shard_count = shard_count(loader)
         self._pin_device = (
             PinDevice(self._pin_memory_device, torch.accelerator.current_device_index())
-            if self._pin_memory and loader.device is None  # what goes to a device is not pinned
+            if self._pin_memory and not names_device(loader.device)  # which would pin in vain
             else None
         )
         self._asks_while_room = self._is_elastic or loader.prefetch_bytes is not None

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
+from penstock.loader.device import names_device
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.pool_options import check_pool_options
 from penstock.seams.iterators import DatasetKind
@@ -137,7 +138,7 @@ def _check_datapipe(loader: LoaderFace) -> None:
         return
     for name in _BEYOND_TORCH:
         value = getattr(loader, name)
-        is_cpu = name == "device" and value is not None and torch.device(value).type == "cpu"
+        is_cpu = name == "device" and names_device(value) and torch.device(value).type == "cpu"
         is_default = value == DEFAULTS[name] or (name == "seeding" and value == "worker")
         if not (is_cpu or is_default):
             raise ValueError(

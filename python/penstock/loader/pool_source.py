@@ -20,7 +20,7 @@ import torch
 
 from penstock import _C
 from penstock.loader.descriptor_limit import check_can_connect
-from penstock.loader.device import gpu_uuid
+from penstock.loader.device import gpu_uuid, names_device
 from penstock.loader.held_slabs import retire_at_forks
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.own_workers import OwnWorkers
@@ -255,7 +255,8 @@ def recaller_of(
     loader: LoaderFace, options: StreamOptions, client: _C.PoolClient, check: Callable[[], None]
 ) -> Recaller | None:
     """None where batches cannot be made again, or are copied to a device as they come."""
-    if options.is_iterable or loader.device is not None or loader.replica_group is not None:
+    is_moved = names_device(loader.device)
+    if options.is_iterable or is_moved or loader.replica_group is not None:
         return None
     return Recaller(client, check)
 

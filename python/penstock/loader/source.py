@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from penstock import _C
-from penstock.loader.device import staged_device
+from penstock.loader.device import names_device, staged_device
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.recall import Recaller
 from penstock.seams.devices import module_in_use
@@ -99,7 +99,7 @@ class StreamOptions:
             "prefetch_bytes": loader.prefetch_bytes or 0,
             "in_order": self.in_order,
             "keep_indices": self.has_timeout,  # to say which batch is awaited
-            "pin_memory": self.pins_memory and loader.device is None,
+            "pin_memory": self.pins_memory and not names_device(loader.device),
             "device": None if device is None else str(device),
             "ahead": _ahead_of(loader) if device is None else None,
         }
@@ -115,11 +115,12 @@ class StreamOptions:
 
 
 def _ahead_of(loader: LoaderFace) -> _C.AheadWishes | None:
-    """What is copied ahead to a device for the loader's offloaded models, in a process that has
-    one in use."""
-    if loader._provenance is None or module_in_use() is None:
+    """What is copied ahead to a device: for the loader's offloaded models in a process that has one
+    in use, and with device="auto"."""
+    if loader._provenance is None:
         return None
-    return loader._provenance.placements.wishes
+    placements = loader._provenance.placements
+    return placements.wishes if placements.follows_leaves or module_in_use() is not None else None
 
 
 def with_workers_apart(plan: Any, workers_apart: dict[str, str]) -> Any:

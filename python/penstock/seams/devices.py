@@ -53,6 +53,13 @@ def module_in_use() -> Any:
     return module if is_initialized is None or is_initialized() else None
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether the calling thread's current stream of ``device`` is being captured into a graph."""
+    module = torch.get_device_module(device.type)
+    ask = getattr(module, "is_current_stream_capturing", None)
+    return ask is not None and bool(ask())
+
+
 def current_stream(device: torch.device) -> torch.Stream | None:
     """The stream on which the calling thread works on ``device``; None for a device without."""
     if accelerator_type() != device.type:

@@ -48,6 +48,7 @@ __all__ = [
     "AUTOCAST_BEGIN",
     "AUTOCAST_END",
     "COPY",
+    "COPY_INTO",
     "TORCH_FUNCTION_OFF",
     "CustomOpDef",
     "DisableAutocast",
@@ -69,6 +70,7 @@ AUTOCAST_BEGIN: Any = _enter_autocast
 AUTOCAST_END: Any = _exit_autocast
 # What `.to()` is where it changes something.
 COPY: Any = torch.ops.aten._to_copy.default
+COPY_INTO: Any = torch.ops.aten.copy_.default
 # The `__torch_function__` of a subclass that is no subclass to torch's functions.
 TORCH_FUNCTION_OFF: Any = _disabled_torch_function_impl
 

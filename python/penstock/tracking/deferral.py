@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.graph.constants import is_same_bits
-from penstock.seams.devices import with_index
+from penstock.seams.devices import is_capturing, with_index
 from penstock.seams.operators import schema_of
 from penstock.seams.storages import write_count
 from penstock.seams.trees import TreeSpec, tree_flatten, tree_unflatten
@@ -27,6 +27,7 @@ from penstock.tracking.deferred_call import Recipe, make_recipe
 from penstock.tracking.lazy_tensor import LazyTensor
 from penstock.tracking.lazy_value import LazyValue, as_noted, compute_waiting, values_of
 from penstock.tracking.leaves import replace_leaves
+from penstock.tracking.placed_tensors import converted_copy, converts_alike
 
 # How many ways to come by a result are remembered.
 RECIPES_MAX = 512
@@ -37,6 +38,8 @@ VALUES_MAX = 256  # that are watched for one that comes again
 # A result that something still refers to is computed so many batches after its own, so that it does
 # not keep the batch's memory.
 BATCHES_WAITED_MAX = 2
+# Copies ahead that the program has not taken are kept for so many batches.
+BATCHES_PLACED_MAX = 64
 
 _OTHER_TAGS = (
     torch.Tag.nondeterministic_seeded,
@@ -59,6 +62,7 @@ _WHOLE = frozenset(
 )
 # Operators that fail on integers where a divisor is zero.
 _DIVISIONS = frozenset({"div", "floor_divide", "fmod", "remainder"})
+_FORM_OF_COPY = frozenset({"device", "dtype", "memory_format", "non_blocking"})
 _SCALARS = (int, str, torch.dtype, torch.layout, torch.memory_format, type(None))
 
 
@@ -83,6 +87,7 @@ class Deferral:
         self._values: dict[Any, _Constant] = {}  # of the host, by their values
         self._copies: list[torch.Tensor] = []  # of constants, which recipes know by their ids
         self._recent: deque[weakref.ref[BatchHandle]] = deque()
+        self._delivered: deque[weakref.ref[BatchHandle]] = deque()
         self.wanted_by: set[int] = set()  # offloaded models, by their numbers
 
     def follow(
@@ -113,19 +118,31 @@ class Deferral:
         }
 
     def delivered(self, batch: Any, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> Any:
-        """The batch that the program gets: one of lazy tensors if an offloaded model has a
-        use for them. `leaves` are the batch's own."""
+        """The batch that the program gets: with lazy tensors if an offloaded model has a use for
+        them, or if it is to be seen what the program copies. `leaves` are the batch's own."""
+        self._drop_untaken(handle)
         if torch.is_inference_mode_enabled():
             return batch
         withholding = self.provenance.withholding
         if self.wanted_by:
             handle.is_watched = True
             return replace_leaves(batch, self.follow(handle, leaves))
+        followed = self.provenance.placements.followed(len(leaves))
         if withholding is not None and withholding.lazy_leaves:
             handle.is_watched = True
-            handle.may_wait = False
-            return replace_leaves(batch, self.follow(handle, leaves, withholding.lazy_leaves))
-        return batch
+            followed = followed | withholding.lazy_leaves
+        if not followed:
+            return batch
+        handle.may_wait = False
+        return replace_leaves(batch, self.follow(handle, leaves, followed))
+
+    def _drop_untaken(self, newest: BatchHandle) -> None:
+        """A program that keeps its batches does not keep their copies as well."""
+        self._delivered.append(weakref.ref(newest))
+        while len(self._delivered) > BATCHES_PLACED_MAX:
+            old = self._delivered.popleft()()
+            if old is not None:
+                old.ahead = None
 
     def withheld(self, handle: BatchHandle, place: int, leaf: LazyTensor) -> None:
         """Has `leaf` stand for the leaf at this place, which stayed with its worker."""
@@ -143,6 +160,41 @@ class Deferral:
 
     def forget(self, tensor: torch.Tensor) -> None:
         self.provenance.forget(tensor)
+
+    def note_read(self, leaf: int) -> None:
+        self.provenance.placements.note_read(leaf)
+
+    def placed(self, leaf: LazyValue, options: Mapping[str, Any]) -> torch.Tensor | None:
+        """What `_to_copy` with these options gives of a leaf that is as it came, on a device: the
+        copy that was made ahead. None where the operator has to run."""
+        handle, tensor = leaf.batch, leaf.tensor
+        named = options.get("device")
+        if handle is None or tensor is None or named is None or not isinstance(leaf.source, int):
+            return None
+        device = with_index(named)
+        others = options.keys() - _FORM_OF_COPY
+        dtype = options.get("dtype")
+        if (
+            device.type in ("cpu", "meta")
+            or tensor.device.type != "cpu"
+            or any(options[name] not in (None, False, torch.strided) for name in others)
+            # With `non_blocking` torch itself converts on the device.
+            or not (options.get("non_blocking") or converts_alike(tensor.dtype, dtype))
+            or not self.knows(tensor)
+            or is_capturing(device)
+        ):
+            return None
+        handle.read_leaves.add(leaf.source)
+        placements, memory_format = self.provenance.placements, options.get("memory_format")
+        return converted_copy(
+            tensor,
+            device,
+            handle,
+            placements,
+            leaf.source,
+            dtype=dtype,
+            memory_format=memory_format,
+        )
 
     def note_write(self, value: LazyValue) -> None:
         """To be called before `value` is written to: computes the values of its batch that wait,

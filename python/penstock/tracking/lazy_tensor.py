@@ -28,6 +28,8 @@ from penstock.graph.operator_twins import functional_twin
 from penstock.seams.dynamo import untraced
 from penstock.seams.fake_tensors import FakeTensor, TracingContext, unset_fake_temporarily
 from penstock.seams.operators import (
+    COPY,
+    COPY_INTO,
     TORCH_FUNCTION_OFF,
     DisableTorchDispatch,
     same_memory_as,
@@ -263,6 +265,8 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     values = [item._value for item in lazies if item._value is not None]
     if func is _RECORD_STREAM:
         return _record_stream(*args)
+    if func is COPY_INTO and len(values) == len(lazies) and not isinstance(args[0], LazyTensor):
+        return _copy_into(*args, **kwargs)
     if schema_of(func).is_mutable:
         if len(values) == len(lazies) and _write_later(func, args, kwargs):
             return args[0]
@@ -277,11 +281,26 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
         waiting = values[0].table.defer(func, args, kwargs)
         if waiting is not None:
             return waiting
+        placed = values[0].table.placed(values[0], kwargs) if func is COPY else None
+        if placed is not None:
+            return placed
     if any(result.alias_info is not None for result in schema_of(func).returns):
         # An ordinary tensor on the same memory: writes to it are not seen here.
         for value in values:
             value.table.end_waiting(value)
     return func(*tree_map(_values_of, args), **tree_map(_values_of, kwargs))
+
+
+def _copy_into(
+    target: torch.Tensor, source: LazyTensor, non_blocking: bool = False
+) -> torch.Tensor:
+    """Reads the source alone, of which a copy may be on the target's device already."""
+    value = source._value
+    placed = None
+    if value is not None and not is_written(source) and target.dtype == source.dtype:
+        options = {"device": target.device, "non_blocking": non_blocking}
+        placed = value.table.placed(value, options)
+    return target.copy_(plain(source) if placed is None else placed, non_blocking=non_blocking)
 
 
 def _record_stream(tensor: LazyTensor, stream: torch.Stream) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +38,10 @@ class LazyTable(Protocol):
     def note_write(self, value: LazyValue) -> None: ...
 
     def defer(self, func: Any, args: Any, kwargs: Any) -> Any: ...
+
+    def note_read(self, leaf: int) -> None: ...
+
+    def placed(self, leaf: LazyValue, options: Mapping[str, Any]) -> torch.Tensor | None: ...
 
     def stand_in(self, leaf: LazyValue) -> torch.Tensor:
         """A tensor that stands for a leaf which stayed with its worker."""
@@ -127,7 +131,9 @@ class LazyValue:
         if handle is None:
             return
         if isinstance(self.source, int):
-            handle.read_leaves.add(self.source)
+            if self.source not in handle.read_leaves:
+                handle.read_leaves.add(self.source)
+                self.table.note_read(self.source)
             return
         for item in self.inputs:
             if isinstance(item, LazyValue):

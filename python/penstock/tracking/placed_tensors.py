@@ -8,17 +8,22 @@ copied lately.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Set
 from typing import Protocol
 
 import torch
 
 from penstock import _C
+from penstock.seams.operators import COPY
 
 # A tensor of the batch: a leaf by its number, a boundary tensor by its key.
 Place = int | str
 # After this many batches in which nobody copied it, a tensor is copied ahead no more.
 UNUSED_BATCHES_MAX = 64
 PLACES_MAX = 1024
+# A leaf that the program has read in so many batches, and not copied, is followed no more.
+READS_MAX = 16
 
 
 class PlacedBatch(Protocol):
@@ -39,6 +44,19 @@ class Placements:
         self._device: torch.device | None = None  # the last that something was copied to
         self._used_at: dict[Place, int] = {}
         self._batch_count = 0
+        self.follows_leaves = False  # whether leaves are watched for copies: device="auto"
+        self._reads: Counter[int] = Counter()  # by leaf: batches, since the program last copied it
+
+    def followed(self, leaf_count: int) -> Set[int]:
+        """The leaves of a batch that the program may copy, as far as is known."""
+        if not self.follows_leaves:
+            return frozenset()
+        leaves = range(min(leaf_count, PLACES_MAX))
+        return {leaf for leaf in leaves if self._reads[leaf] < READS_MAX}
+
+    def note_read(self, leaf: int) -> None:
+        """The program reads a leaf on the host; once for each batch."""
+        self._reads[leaf] += 1
 
     @property
     def are_learnt(self) -> bool:
@@ -50,7 +68,8 @@ class Placements:
         self._batch_count += 1
         if self._batch_count % UNUSED_BATCHES_MAX == 0 and self._used_at:
             since = self._batch_count - UNUSED_BATCHES_MAX
-            used = {place: at for place, at in self._used_at.items() if at > since}
+            # Another thread may take the batches than the one that copies them.
+            used = {place: at for place, at in list(self._used_at.items()) if at > since}
             if len(used) < len(self._used_at):
                 self._used_at = used
                 self._wish()
@@ -60,6 +79,8 @@ class Placements:
         if device != self._device:
             self._device = device
             self._used_at.clear()
+        if isinstance(place, int):
+            self._reads[place] = 0
         is_new = place not in self._used_at
         if is_new and len(self._used_at) >= PLACES_MAX:
             return
@@ -71,8 +92,9 @@ class Placements:
         if not self._used_at:
             self.wishes.clear()
             return
-        leaves = sorted(place for place in self._used_at if isinstance(place, int))
-        keys = sorted(place for place in self._used_at if isinstance(place, str))
+        places = list(self._used_at)
+        leaves = sorted(place for place in places if isinstance(place, int))
+        keys = sorted(place for place in places if isinstance(place, str))
         self.wishes.set(str(self._device), leaves, keys)
 
 
@@ -87,15 +109,59 @@ def placed_tensor(
     was made ahead, where there is one, or one that is made now."""
     if tensor.device == device:
         return tensor
+    copy = None if handle is None else _taken(tensor, device, handle, placements, place)
+    return tensor.to(device) if copy is None else copy
+
+
+def converted_copy(
+    tensor: torch.Tensor,
+    device: torch.device,
+    handle: PlacedBatch,
+    placements: Placements,
+    leaf: int,
+    *,
+    dtype: torch.dtype | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor | None:
+    """What `_to_copy` gives of ``tensor``, a leaf as it came, if a copy of it was made ahead."""
+    copy = _taken(tensor, device, handle, placements, leaf)
+    if copy is None or (dtype in (None, copy.dtype) and _has_format(copy, memory_format)):
+        return copy
+    converted: torch.Tensor = COPY(copy, dtype=dtype, memory_format=memory_format)
+    return converted
+
+
+def _taken(
+    tensor: torch.Tensor,
+    device: torch.device,
+    handle: PlacedBatch,
+    placements: Placements,
+    place: Place,
+) -> torch.Tensor | None:
+    """The copy that was made ahead, for the one who asks first. The program's wish is noted."""
     placements.note(place, device)
-    ahead = None if handle is None else handle.ahead
-    if ahead is not None and ahead.device == str(device) and _is_dense(tensor):
-        assert handle is not None
-        index = place if isinstance(place, int) else handle.index_of_key(place)
-        copy: torch.Tensor | None = ahead.take(index)
-        if copy is not None:
-            return copy
-    return tensor.to(device)
+    ahead = handle.ahead
+    if ahead is None or ahead.device != str(device) or not _is_dense(tensor):
+        return None
+    index = place if isinstance(place, int) else handle.index_of_key(place)
+    copy: torch.Tensor | None = ahead.take(index)
+    return copy
+
+
+def converts_alike(source: torch.dtype, target: torch.dtype | None) -> bool:
+    """Whether a device converts to the bits that a CPU converts to. What becomes of numbers out of
+    an integer's range is different on each."""
+    if target is None or target == torch.bool or target.is_floating_point or target.is_complex:
+        return True
+    return not (source.is_floating_point or source.is_complex)
+
+
+def _has_format(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> bool:
+    """Whether a copy of ``tensor`` in that format has its strides."""
+    if memory_format in (None, torch.preserve_format):
+        return True
+    like = torch.empty_like(tensor, device="meta", memory_format=memory_format)
+    return like.stride() == tensor.stride()
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
