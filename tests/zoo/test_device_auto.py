@@ -238,6 +238,17 @@ def of_interface(tensor: torch.Tensor) -> Any:
     return torch.as_tensor(np.asarray(tensor))
 
 
+class Boxes(torch.Tensor):
+    """A class of the program's own."""
+
+
+def of_another_class(tensor: torch.Tensor) -> Any:
+    boxes = tensor.as_subclass(Boxes)
+    assert type(boxes + 1) is Boxes
+    boxes.fill_(3)
+    return tensor.clone()
+
+
 def compiled(tensor: torch.Tensor) -> Any:
     torch._dynamo.reset()
     return torch.compile(lambda x: (x * 2).sum(0), backend="eager")(tensor)
@@ -251,6 +262,7 @@ USES: list[Callable[[torch.Tensor], Any]] = [
     moved_with_gradient,
     of_dlpack,
     of_interface,
+    of_another_class,
     compiled,
     copy.copy,
     copy.deepcopy,

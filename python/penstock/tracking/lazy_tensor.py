@@ -138,6 +138,10 @@ class LazyTensor(torch.Tensor):
         return self._escaped().data_ptr()
 
     @untraced
+    def as_subclass(self, cls: Any) -> Any:
+        return self._escaped().as_subclass(cls)
+
+    @untraced
     def untyped_storage(self) -> torch.UntypedStorage:
         if self._value is None or is_model_running() or TracingContext.try_get() is not None:
             return super().untyped_storage()
