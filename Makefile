@@ -30,8 +30,8 @@ help:
 	@echo "  make test-sim   200,000 simulated pools of workers that crash, stall and are cut off; ARGS=\"--replay SEED\" runs one"
 	@echo "  make test-asan  the C++ tests with address and undefined-behaviour sanitizers"
 	@echo "  make test-tsan  the C++ tests with the thread sanitizer"
-	@echo "  make test-gpu   the tests that need a GPU, C++ and Python, and compute-sanitizer where it is; PYTHON=... has torch"
-	@echo "  make bench-gpu  what device= gives on a GPU, against torch's DataLoader and a plain copy"
+	@echo "  make test-gpu   the tests that need a GPU, and programs that train on it, against torch's loader; PYTHON=... has torch"
+	@echo "  make bench-gpu  the rates of these programs, photographs into a ResNet-50, what device= gives; results in OUT=..."
 	@echo "  make gpu-folder what both need on a machine without a package registry, in build/gpu-folder"
 	@echo "  make clean      remove what was built (.venv stays; remove it by hand to start over)"
 	@echo

@@ -3,6 +3,8 @@
 # usage: gpu.sh test|bench [OPTIONS]
 # Builds penstock beside the torch of $PYTHON (python3), and runs the tests or the benches that need a GPU. With
 # build/gpu-folder (make gpu-folder) no package registry and no network is used. Without a GPU the tests skip, and say so.
+# Programs that train on the GPU write their results to $OUT (bench/out/gpu). Whatever fails, the rest runs, and the exit
+# status says so. Bounds of time keep each of the two within 10 minutes on 16 cores, the build included.
 set -eu
 . .make/say.sh
 
@@ -46,17 +48,17 @@ fi
 import torch
 there = torch.cuda.is_available()
 print("torch", torch.__version__, "on", torch.cuda.get_device_name() if there else "a machine without a GPU")' >&2
+has_gpu() { "$VENV"/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; }
+results=${OUT:-bench/out/gpu}
+failed=
 
 case $what in
   test)
     sh .make/install.sh --with-tests
     tests=$("$VENV"/bin/python setup.py -q native --show-folder)/tests/test_loader
-    failed=
     say "C++ tests of the device"
     "$tests" --gtest_filter='Cuda*:CopyStage*:PinStage*:StageChain*:StagedClient*:StagedPool*' || failed="$failed C++"
-    if command -v compute-sanitizer >/dev/null && "$VENV"/bin/python -c '
-import sys, torch
-sys.exit(not torch.cuda.is_available())'; then
+    if command -v compute-sanitizer >/dev/null && has_gpu; then
       say "The same under compute-sanitizer"
       compute-sanitizer --error-exitcode 9 --target-processes application-only \
         "$tests" --gtest_filter='CudaStage*:CudaStream*:CudaWidening*-*Capture*' || failed="$failed compute-sanitizer"
@@ -70,12 +72,27 @@ sys.exit(not torch.cuda.is_available())'; then
     "$VENV"/bin/python -m pytest -m cuda -rs -p no:cacheprovider --basetemp="$temporary/b" $files "$@" ||
       failed="$failed Python"
     rm -rf "$temporary"
+    if has_gpu; then
+      say "Programs that train on the GPU, against torch's loader"
+      "$VENV"/bin/python bench/gpu_programs.py checks --minutes 5 --out "$results/checks" || failed="$failed programs"
+    else
+      say "Programs that train on a GPU are left out: there is none"
+    fi
     [ -z "$failed" ] || stop "make test-gpu: failed:$failed"
     say "all tests passed, or skipped for the reasons above"
     ;;
   bench)
     sh .make/install.sh --with-bench
-    "$VENV"/bin/python bench/gpu.py --out bench/out/gpu.jsonl --markdown "$@"
+    if [ "$#" -gt 0 ]; then
+      "$VENV"/bin/python bench/gpu.py --out bench/out/gpu.jsonl --markdown "$@"
+      exit
+    fi
+    say "Rates of programs that train on the GPU, photographs, the table of bits"
+    "$VENV"/bin/python bench/gpu_programs.py measures --minutes 5 --out "$results/measures" || failed="$failed programs"
+    say "What device= gives: one round, two numbers of workers (ARGS=... has gpu.py's own options, and nothing else then)"
+    timeout 150 "$VENV"/bin/python bench/gpu.py --rounds 1 --steps 60 --workers 2 8 --out "$results/gpu.jsonl" \
+      --markdown || failed="$failed gpu.py"
+    [ -z "$failed" ] || stop "make bench-gpu: failed:$failed"
     ;;
   *) stop "gpu.sh: there is no '$what'" ;;
 esac

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Smoke runs of bench/gpu.py on the CPU: it runs, and each case has its figures."""
+"""Smoke runs of the benches for GPUs, on the CPU and on the simulated GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_runs import run_bench
+from bench_runs import BENCH, run_bench
 
 pytestmark = pytest.mark.slow
 
@@ -39,3 +39,38 @@ def test_without_a_gpu_it_says_so() -> None:
     done = run_bench("gpu.py", "--quick")
     assert done.returncode == 2
     assert "torch finds no CUDA device here" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("parts", [["styles", "loaders"], ["compiled", "pool"], ["rates", "bits"]])
+def test_programs_train_on_the_simulated_gpu_as_with_torch(
+    parts: list[str], tmp_path: Path
+) -> None:
+    options = ["--quick", "--device", "simgpu", "--minutes", "20", "--out", str(tmp_path)]
+    done = run_bench("gpu_programs.py", *options, "--only", *parts, seconds_max=1300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [part["part"] for part in results["parts"]] == parts
+    for part in parts:
+        rows = [row for row in results["rows"] if row["part"] == part]
+        assert rows and all(row.get("equal") is not False for row in rows)
+        assert f"{part}: ok ({len(rows)} results" in done.stdout
+    for row in results["rows"]:
+        assert f"| {row['part']} | {row['case']} |" in (tmp_path / "results.md").read_text()
+
+
+def test_parts_that_were_not_run_are_named_and_the_exit_status_says_so(tmp_path: Path) -> None:
+    done = run_bench(
+        "gpu_programs.py", "checks", "--device", "cpu", "--minutes", "0", "--out", str(tmp_path)
+    )
+    assert done.returncode == 1, done.stderr
+    for part in ("styles", "compiled", "frameworks", "pool", "loaders"):
+        assert f"{part}: FAILED not run: the 0 minutes are over" in done.stdout
+        assert f"| {part} | | | FAILED |" in (tmp_path / "results.md").read_text()
+
+
+def test_the_network_without_torchvision_is_a_resnet50(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    network = pytest.importorskip("gpu_resnet").ResNet50()
+    assert sum(parameter.numel() for parameter in network.parameters()) == 25_557_032
+    assert network(torch.zeros(2, 3, 64, 64)).shape == (2, 1000)
