@@ -265,6 +265,8 @@ def _values_of(argument: Any) -> Any:
 
 @untraced
 def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
+    if func is COPY and not _may_wait(args[0]):
+        return _copied(args[0], kwargs)
     lazies = [item for item in tree_leaves((args, kwargs)) if isinstance(item, LazyTensor)]
     values = [item._value for item in lazies if item._value is not None]
     if func is _RECORD_STREAM:
@@ -285,14 +287,28 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
         waiting = values[0].table.defer(func, args, kwargs)
         if waiting is not None:
             return waiting
-        placed = values[0].table.placed(values[0], kwargs) if func is COPY else None
-        if placed is not None:
-            return placed
+        if func is COPY:
+            return _copied(args[0], kwargs)
     if any(result.alias_info is not None for result in schema_of(func).returns):
         # An ordinary tensor on the same memory: writes to it are not seen here.
         for value in values:
             value.table.end_waiting(value)
     return func(*tree_map(_values_of, args), **tree_map(_values_of, kwargs))
+
+
+def _may_wait(tensor: LazyTensor) -> bool:
+    """Whether operators on it are noted rather than run, as far as its batch is concerned."""
+    batch = None if tensor._value is None or is_written(tensor) else tensor._value.batch
+    return batch is not None and batch.may_wait
+
+
+def _copied(tensor: LazyTensor, options: Any) -> torch.Tensor:
+    """What `_to_copy` gives: the copy that was made ahead, or one that is made now."""
+    placed = None
+    if tensor._value is not None and not is_written(tensor):
+        placed = tensor._value.table.placed(tensor._value, options)
+    copy: torch.Tensor = COPY(plain(tensor), **options) if placed is None else placed
+    return copy
 
 
 def _copy_into(
