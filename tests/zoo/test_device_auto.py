@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import pickle
+import queue
+import threading
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ import pytest
 import simgpu
 import torch
 from device_process import on_simgpu
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 import penstock
 
@@ -135,6 +138,56 @@ def test_what_the_program_copies_is_there_before(
             assert type(there) is torch.Tensor
             expect_same(there, copied(plain["image"]))
     assert BATCHES - LEARNT_AFTER <= count[0] <= BATCHES
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        return (Samples()[index] for index in range(info.id, SAMPLES, info.num_workers))
+
+
+def in_a_thread(loader: Any) -> Iterator[Any]:
+    """Batches that another thread takes from the loader, as prefetchers do."""
+    taken: queue.Queue[Any] = queue.Queue(2)
+
+    def take() -> None:
+        for batch in loader:
+            taken.put(batch)
+        taken.put(None)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    yield from iter(taken.get, None)
+    thread.join()
+
+
+SOURCES: dict[str, tuple[dict[str, Any], Callable[[Any], Iterator[Any]]]] = {
+    "stream": ({"dataset": Stream()}, iter),
+    "stream out of order": ({"dataset": Stream(), "in_order": False}, iter),
+    "out of order": ({"in_order": False}, iter),
+    "persistent workers": (
+        {"persistent_workers": True},
+        lambda loader: itertools.chain(loader, loader),
+    ),
+    "thread": ({}, in_a_thread),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@on_simgpu
+def test_it_holds_however_batches_are_made_and_taken(source: str) -> None:
+    options, read = SOURCES[source]
+    _, ours = loaders(**options)
+    batch_count = 0
+    with ahead_copies() as count:
+        for batch in read(ours):
+            batch_count += 1
+            there = batch["image"].to(DEVICE)
+            indices = [int(name.removeprefix("sample ")) for name in batch["name"]]
+            expect_same(there.cpu(), torch.stack([Samples()[i]["image"] for i in indices]))
+    assert batch_count in (BATCHES, BATCHES + 1, 2 * BATCHES)
+    assert count[0] >= batch_count - LEARNT_AFTER - 2  # which the thread has taken
 
 
 @on_simgpu
