@@ -54,7 +54,7 @@ def style_rows(name: str, device: str, ways: tuple[str, ...]) -> list[Row]:
         ours = run(name, way, device)
         is_equal = (ours.losses, ours.parameters) == (expected.losses, expected.parameters)
         row = {"case": name, "way": way, "equal": is_equal, "moved": sorted(ours.moved[0])}
-        rows.append(row | ({"note": ours.refused} if ours.refused else {}))
+        rows.append(row | ({"note": ours.refused[0]} if ours.refused[0] else {}))
     return rows
 
 
