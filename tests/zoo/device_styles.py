@@ -192,6 +192,16 @@ def moved_by_lightning(model: Any, batch: Any, device: str) -> torch.Tensor:
     return F.cross_entropy(model(inputs), labels)
 
 
+def moved_by_ddp(model: Any, batch: Any, device: str) -> torch.Tensor:
+    """As DistributedDataParallel moves what its forward is given, on a stream of its own."""
+    from torch.distributed.utils import _to_kwargs
+
+    indexed = torch.device(device, torch.get_device_module(device).current_device())
+    (args, *_), _ = _to_kwargs(tuple(batch), {}, indexed, True)
+    inputs, labels = args
+    return F.cross_entropy(model(inputs), labels)
+
+
 def moved_on_a_side_stream(model: Any, batch: Any, device: str) -> torch.Tensor:
     """As the prefetchers do that people copy from one another."""
     module = torch.get_device_module(device)
@@ -251,6 +261,7 @@ STYLES = [
     Style(
         "image on a side stream", Images, image_model, moved_on_a_side_stream, COPY | IMAGE_AFTER
     ),
+    Style("DDP moves", Images, image_model, moved_by_ddp, COPY | IMAGE_AFTER),
     Style(
         "accelerate moves",
         Images,
