@@ -184,6 +184,8 @@ void bind_graph(py::module_& module) {
       .def_property_readonly("level",
                              [](const graph::Verdict& verdict) { return std::string(graph::name_of(verdict.level)); })
       .def_readonly("movable", &graph::Verdict::movable)
+      .def_readonly("has_other_bits", &graph::Verdict::has_other_bits)
+      .def_readonly("is_inexact", &graph::Verdict::is_inexact)
       .def_readonly("reason", &graph::Verdict::reason);
 
   py::class_<graph::ValueSize>(module, "ValueSize")
@@ -247,18 +249,19 @@ void bind_graph(py::module_& module) {
   module.def(
       "analyse_effects",
       [](const graph::Graph& graph, bool allow_random, const std::set<std::string>& known_outside,
-         const std::map<std::string, int64_t>& memory) {
+         const std::map<std::string, int64_t>& memory, const std::set<std::string>& may_be_inexact) {
         graph::EffectOptions options{.allow_random = allow_random};
         for (graph::ValueId value = 0; value < graph.value_names.size(); ++value) {
           const std::string& name = graph.value_names[value];
           if (known_outside.contains(name)) options.known_outside.push_back(value);
           const auto known = memory.find(name);
           options.memory.push_back(known == memory.end() ? std::nullopt : std::optional(known->second));
+          options.may_be_inexact.push_back(may_be_inexact.contains(name));
         }
         return graph::analyse_effects(graph, options);
       },
       py::arg("graph"), py::arg("allow_random") = false, py::arg("known_outside") = std::set<std::string>(),
-      py::arg("memory") = std::map<std::string, int64_t>());
+      py::arg("memory") = std::map<std::string, int64_t>(), py::arg("may_be_inexact") = std::set<std::string>());
 
   py::class_<graph::CapturedCall>(module, "CapturedCall")
       .def(py::init([](uint32_t unit, bool is_droppable, bool reads_intermediate, std::vector<uint32_t> reads) {

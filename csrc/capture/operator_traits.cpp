@@ -12,7 +12,6 @@
 #include "capture/families.h"
 #include "capture/operator_twins.h"
 #include "capture/schema.h"
-#include "graph/device_bits.h"
 #include "graph/size_ops.h"
 
 namespace penstock::capture {
@@ -178,8 +177,6 @@ class Annotator {
   static std::string never_moves(const graph::Node& node, const MatchedCall& call) {
     const c10::FunctionSchema& schema = call.op.schema();
     const std::string_view name = base_name(node.op);
-    if (node.on)
-      if (std::string why = graph::why_other_bits(node); !why.empty()) return why;
     if (is_one_of(kUninitialised, name)) return "gives memory whose contents are left from earlier use";
     if (is_one_of(kBeyondValues, name)) return "works on storage, files or streams, not on values";
     if (std::any_of(kNotPlain.begin(), kNotPlain.end(), [&](auto prefix) { return name.starts_with(prefix); }))

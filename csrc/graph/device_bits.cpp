@@ -2,6 +2,7 @@
 #include "graph/device_bits.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <map>
 #include <mutex>
@@ -213,6 +214,26 @@ void divide_by_reciprocal(Node& node) {
   node.args[1] = {Real(is_double ? 1.0 / divisor : static_cast<double>(1.0F / static_cast<float>(divisor)))};
 }
 
+constexpr std::array<std::string_view, 19> kJumps = {"ceil",
+                                                     "copysign",
+                                                     "fake_quantize_per_channel_affine",
+                                                     "fake_quantize_per_tensor_affine",
+                                                     "fix",
+                                                     "floor",
+                                                     "floor_divide",
+                                                     "fmod",
+                                                     "frac",
+                                                     "hardshrink",
+                                                     "heaviside",
+                                                     "histc",
+                                                     "nextafter",
+                                                     "remainder",
+                                                     "round",
+                                                     "sgn",
+                                                     "sign",
+                                                     "threshold",
+                                                     "trunc"};
+
 }  // namespace
 
 std::span<const std::string_view> device_bits_tables() { return kDeviceBitsTables; }
@@ -240,6 +261,12 @@ std::string why_other_bits(const Node& node) {
   if (is_equal) return {};
   if (is_measured) return "has other last bits on " + device + " than on a CPU";
   return "is not known to have the same bits on " + device + " as on a CPU";
+}
+
+bool jumps(const Node& node) {
+  if (node.op.ends_with("_mode")) return true;  // a division that rounds
+  const std::string_view name = std::string_view(node.op).substr(0, node.op.find('.'));
+  return name.starts_with(kAten) && std::count(kJumps.begin(), kJumps.end(), name.substr(kAten.size())) > 0;
 }
 
 }  // namespace penstock::graph

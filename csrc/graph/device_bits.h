@@ -44,4 +44,7 @@ std::string bits_form(const Node& node);
 // Why a CPU cannot stand for the device of a node, as a clause that follows the operator's name; empty where it can.
 std::string why_other_bits(const Node& node);
 
+// Whether an operator on floating-point numbers gives others altogether where its operands hardly change: it rounds.
+bool jumps(const Node& node);
+
 }  // namespace penstock::graph

@@ -6,6 +6,7 @@
 
 #include "base/assert.h"
 #include "graph/alias_sets.h"
+#include "graph/device_bits.h"
 #include "graph/ir_text.h"
 #include "graph/second_views.h"
 
@@ -18,7 +19,8 @@ using Cause = std::string;
 struct Fact {
   Level level = Level::kConst;
   Cause cause;
-  bool is_input = false;  // the cause is an input's own name, not yet a clause
+  bool is_input = false;    // the cause is an input's own name, not yet a clause
+  bool is_inexact = false;  // a worker may give other last bits
 };
 
 class EffectAnalysis {
@@ -162,8 +164,10 @@ class EffectAnalysis {
     const Traits& traits = traits_of(index);
     Fact fact = own_fact(node, traits);
     bool is_inherited = false;
+    bool reads_inexact = false;
     for_each_operand(node, [&](ValueId operand) {
       note_read(operand);
+      if (traits.purity != Purity::kMetadata && facts_[operand].is_inexact) reads_inexact = true;
       const std::optional<Fact> change = change_of_memory(operand);
       const Fact read = change ? *change : fact_of_read(operand, traits);
       if (read.level <= fact.level) return;
@@ -176,17 +180,39 @@ class EffectAnalysis {
       fact = {Level::kState, "%" + graph_.value_names[result] + " is memory that changes: " + pin};
       is_inherited = false;
     }
+    const std::string other_bits = node.on && fact.level < Level::kState ? why_other_bits(node) : std::string();
+    if (fact.level < Level::kState && (!other_bits.empty() || reads_inexact)) {
+      if (const std::string clause = why_to_be_exact(node, other_bits, fact.level); !clause.empty()) {
+        fact = {Level::kState, describe(node) + " " + clause};
+        is_inherited = false;
+      } else {
+        fact.is_inexact = true;
+      }
+    }
     for (const ValueId result : node.results) facts_[result] = fact;
     if (traits.purity == Purity::kUnknown)
       for_each_operand(node, [&](ValueId operand) {
         spoil(operand, describe(node) + ", whose effect is not known, may have written it");
       });
     Verdict verdict{.level = fact.level, .movable = is_movable(fact.level), .reason = reason(fact, is_inherited)};
+    verdict.is_inexact = fact.is_inexact;
+    verdict.has_other_bits = fact.is_inexact && !other_bits.empty();
+    if (verdict.has_other_bits) verdict.reason = describe(node) + " " + other_bits + ", and cut_tolerance lets it move";
     if (verdict.movable && is_second_view_[index]) {
       verdict.is_second_view = true;
       verdict.reason = describe(node) + " gives a second view of memory that leaves forward";
     }
     return verdict;
+  }
+
+  // Why a node with other bits, or that reads inexact values, stays, as a clause; empty where it may be inexact.
+  std::string why_to_be_exact(const Node& node, const std::string& other_bits, Level level) const {
+    const auto& allowed = options_.may_be_inexact;
+    const bool is_allowed =
+        !allowed.empty() && level != Level::kRandom && !jumps(node) && !node.results.empty() &&
+        std::all_of(node.results.begin(), node.results.end(), [&](ValueId result) { return allowed[result]; });
+    if (is_allowed) return {};
+    return other_bits.empty() ? "may turn a difference in last bits into another result" : other_bits;
   }
 
   bool is_movable(Level level) const {
@@ -261,6 +287,7 @@ std::string_view name_of(Level level) {
 
 std::vector<Verdict> analyse_effects(const Graph& graph, const EffectOptions& options) {
   PENSTOCK_ASSERT(options.memory.empty() || options.memory.size() == graph.value_names.size());
+  PENSTOCK_ASSERT(options.may_be_inexact.empty() || options.may_be_inexact.size() == graph.value_names.size());
   return EffectAnalysis(graph, options).run();
 }
 

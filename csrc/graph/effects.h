@@ -9,6 +9,10 @@
 // spoils their sets for the nodes that come after it only.
 //
 // A second view of memory that the user has stays (second_views.h).
+//
+// An operator on a device of which a CPU may give other bits stays, unless its results may be inexact. What follows
+// from an inexact value is inexact, too; where a difference in last bits can become another result altogether (another
+// integer, a number that was rounded the other way), the operator stays.
 
 #include <cstdint>
 #include <optional>
@@ -39,12 +43,16 @@ struct EffectOptions {
   // By value, or empty: the number of its memory where the program was run. Values with different numbers share none,
   // although the schema of an operator would allow it.
   std::vector<std::optional<int64_t>> memory{};
+  // By value, or empty: whether its last bits may be other than the device's. For floating-point tensors alone.
+  std::vector<bool> may_be_inexact{};
 };
 
 struct Verdict {
   Level level = Level::kState;
   bool movable = false;         // a worker could run it
   bool is_second_view = false;  // it stays in the trainer all the same
+  bool has_other_bits = false;  // it is movable, although a CPU may give other bits than the device
+  bool is_inexact = false;      // it is that, or follows from such a node
   std::string reason;           // one sentence without its full stop
 
   friend bool operator==(const Verdict&, const Verdict&) = default;

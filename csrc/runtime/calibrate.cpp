@@ -57,7 +57,8 @@ class StorageNumbers {
   std::map<std::tuple<uintptr_t, int64_t, int64_t>, uint32_t> numbers_;
 };
 
-// The nodes that could move and the inputs they may read, as a graph of their own with the same value ids.
+// The nodes that could move and the inputs they may read, as a graph of their own with the same value ids. They are run
+// here, so none of them is on a device.
 graph::Graph movable_part(const graph::Graph& graph, std::span<const graph::Verdict> verdicts) {
   graph::Graph part = graph;
   part.nodes.clear();
@@ -65,6 +66,7 @@ graph::Graph movable_part(const graph::Graph& graph, std::span<const graph::Verd
   part.traits.clear();
   for (size_t i = 0; i < graph.nodes.size(); ++i)
     if (verdicts[i].movable) part.nodes.push_back(graph.nodes[i]);
+  for (graph::Node& node : part.nodes) node.on.reset();
   std::erase_if(part.inputs, [](const graph::Input& input) {
     return input.kind == graph::InputKind::kState || (input.kind == graph::InputKind::kInt && !input.size_of);
   });

@@ -651,6 +651,12 @@ class Verdict:
     @property
     def movable(self) -> bool: ...
     @property
+    def has_other_bits(self) -> bool:
+        """Whether it may move although a CPU may give other bits than the device."""
+    @property
+    def is_inexact(self) -> bool:
+        """Whether it has other bits, or follows from what has."""
+    @property
     def reason(self) -> str: ...
 
 class ValueSize:
@@ -776,6 +782,7 @@ def analyse_effects(
     allow_random: bool = False,
     known_outside: Set[str] = ...,
     memory: Mapping[str, int] = ...,
+    may_be_inexact: Set[str] = ...,
 ) -> list[Verdict]: ...
 def make_plan(
     graph: Graph,

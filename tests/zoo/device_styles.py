@@ -316,6 +316,8 @@ class Training:
     moved: tuple[frozenset[str], ...]  # operators, of each loader
     bytes_in: int  # to the device; 0 where nobody counts
     refused: tuple[str | None, ...] = ()
+    # The largest, of each call of the first loader's that moved by the tolerance.
+    differences: tuple[float, ...] = ()
 
 
 def run(
@@ -325,6 +327,7 @@ def run(
     other_bits: tuple[str, ...] = (),
     combination: Combination = PLAIN,
     pool: str = "",
+    cut_tolerance: int | float | None = None,
 ) -> Training:
     """Trains a style. For a process that has the device (`device_process.py`).
 
@@ -354,7 +357,7 @@ def run(
             return style.loss(called, batch, device)
 
         if way in ("auto", "maximal"):
-            offload: Any = functools.partial(penstock.offload, cut=way)
+            offload: Any = functools.partial(penstock.offload, cut=way, cut_tolerance=cut_tolerance)
             if style.is_step_offloaded:
                 step = offload(step, *loaders)
             else:
@@ -392,6 +395,11 @@ def run(
         ),
         counted.counts().bytes_in if counted else 0,
         tuple(plan.refused if plan else None for plan in plans),
+        tuple(
+            call.largest_difference
+            for call in (plans[0].moved if plans[0] is not None else ())
+            if call.largest_difference is not None
+        ),
     )
 
 

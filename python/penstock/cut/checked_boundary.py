@@ -5,7 +5,7 @@ They may if the workers sent all of them, nobody wrote to them, their layout is 
 the constants and the process's numeric settings are still those that the workers have. A worker
 whose kernels are of another kind sends what it could compute exactly, and the rest is computed
 here. The first batch of each worker, and one in every `verify_every`, is also computed here and
-compared.
+compared: bit for bit, or by their difference where calls moved by `cut_tolerance`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from penstock.graph.constants import is_same_bits
 from penstock.graph.planning import BoundaryValue
 from penstock.graph.prefix_inputs import leaves_of
 from penstock.graph.sizes import REMEMBERED_MAKERS, REMEMBERED_SIZES
+from penstock.graph.tolerance import with_differences
 from penstock.seams.storages import write_count
 from penstock.tracking.placed_tensors import Place, placed_tensor
 
@@ -77,9 +78,10 @@ class CheckedBoundary:
             is_due = False  # a batch that came whole is about to
         is_new = setting not in cut.verified or call.handle.maker not in cut.verified_makers
         if is_due or is_new or cut.mistrusts != self._context.mistrusts:
-            if not self._verify(cut, call, boundary):
+            own = self._verify(cut, call, boundary)
+            if own is None:
                 return None
-            if self._whole.compiled is not None and not self._compare_whole(cut, call, boundary):
+            if self._whole.compiled is not None and not self._compare_whole(cut, call, own):
                 return None
             cut.mistrusts = self._context.mistrusts
             cut.unchecked.clear()
@@ -155,8 +157,11 @@ class CheckedBoundary:
                 return None
         return tensors
 
-    def _verify(self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]) -> bool:
-        """Runs the moved calls on the raw inputs and compares bit for bit."""
+    def _verify(
+        self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]
+    ) -> list[torch.Tensor] | None:
+        """Runs the moved calls on the raw inputs and compares. Returns the boundary tensors to the
+        trainer's own bits, or None where the workers' are not as they should be."""
         assert cut.reference is not None
         call.recall()
         if self._context.repricer is not None:
@@ -166,18 +171,34 @@ class CheckedBoundary:
                 computed = iter(cut.reference(*call.inputs))
                 drawn = [] if cut.drawn is None else cut.drawn.run(call.inputs, call.handle)
             except Exception:
-                return False  # the whole graph will say the same, in the user's own words
-        wrong = [
-            item
-            for index, (item, tensor) in enumerate(zip(cut.planned.boundary, boundary, strict=True))
-            if not is_same_bits(tensor, drawn[index] if item.is_random else next(computed))
+                return None  # the whole graph will say the same, in the user's own words
+        own = [
+            drawn[index] if item.is_random else next(computed)
+            for index, item in enumerate(cut.planned.boundary)
         ]
-        if wrong:
-            self._mistrust(cut, call, wrong)
-        return not wrong
+        compared = list(zip(cut.planned.boundary, boundary, own, strict=True))
+        wrong = [
+            item for item, made, mine in compared if not (item.inexact or is_same_bits(made, mine))
+        ]
+        tolerance = self._context.options.tolerance
+        beyond: list[tuple[BoundaryValue, float]] = []
+        for index, (item, made, mine) in enumerate(compared):
+            if not item.inexact:
+                continue
+            assert tolerance is not None
+            difference = tolerance.difference(made, mine)
+            cut.differences[index] = max(cut.differences[index], difference)
+            if difference > tolerance.largest:
+                beyond.append((item, difference))
+        if wrong or beyond:
+            self._mistrust(cut, call, wrong, beyond)
+            return None
+        cut.plan = with_differences(cut.plan, cut.planned.behind, cut.differences, tolerance)
+        return [mine if item.inexact else made for item, made, mine in compared]
 
     def _compare_whole(self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]) -> bool:
-        """Runs the compiled suffix and the compiled whole and compares bit for bit."""
+        """Runs the compiled suffix, on boundary tensors of the trainer's own, and the compiled
+        whole and compares bit for bit."""
         assert cut.suffix is not None and self._whole.compiled is not None
         run_whole, suffix, count = self._whole.run, cut.suffix, len(self._whole.placeholders)
         name = self._whole.compiled.user.backend_name
@@ -200,18 +221,37 @@ class CheckedBoundary:
         self._planner.refuse(call, reason)
         return False
 
-    def _mistrust(self, cut: LiveCut, call: GraphCall, wrong: Sequence[BoundaryValue]) -> None:
-        """Takes back into the trainer the calls for which a worker gave another result. Batches
-        that are under way lack tensors that the next cut needs, so they are computed anew."""
+    def _mistrust(
+        self,
+        cut: LiveCut,
+        call: GraphCall,
+        wrong: Sequence[BoundaryValue],
+        beyond: Sequence[tuple[BoundaryValue, float]],
+    ) -> None:
+        """Takes back into the trainer the calls for which a worker gave another result, and those
+        that moved by the tolerance and gave one `beyond` it. Batches that are under way lack
+        tensors that the next cut needs, so they are computed anew."""
+        where = f"in batch {call.handle.sequence} of epoch {call.handle.epoch}"
+        units = {item.unit: "a worker's result of it was not the trainer's own" for item in wrong}
         operators = sorted({item.operator for item in wrong})
-        threads = torch.get_num_threads()
-        what = (
-            f"the workers' result of {', '.join(operators)} differs from the trainer's own in "
-            f"batch {call.handle.sequence} of epoch {call.handle.epoch} (workers run on 1 thread, "
-            f"the trainer on {threads})"
-        )
-        self._in_use.mistrust(cut, wrong)
+        said: list[str] = []
+        if wrong:
+            said.append(
+                f"the workers' result of {', '.join(operators)} differs from the trainer's own "
+                f"{where} (workers run on 1 thread, the trainer on {torch.get_num_threads()})"
+            )
+        tolerance = self._context.options.tolerance
+        for item, difference in beyond:
+            assert tolerance is not None
+            units.update(dict.fromkeys(item.inexact, tolerance.why_beyond(difference)))
+            behind = sorted(set(item.inexact.values()))
+            operators += behind
+            said.append(
+                f"the workers' result of {', '.join(behind)} differs from that on {item.device} by "
+                f"{tolerance.spoken(difference)} {where}, and cut_tolerance allows {tolerance}"
+            )
+        self._in_use.mistrust(cut, units)
         self._context.mistrust(
             operators,
-            f"{what}; it runs in the trainer from here on. {cut.unchecked}",
+            f"{'; '.join(said)}; it runs in the trainer from here on. {cut.unchecked}",
         )

@@ -17,7 +17,7 @@ from penstock.cut.unused_cuts import FORGOTTEN_MAX
 from penstock.cut.whole_graph import WholeGraph
 from penstock.graph.constants import ConstantWatch
 from penstock.graph.lowering import Lowering
-from penstock.graph.planning import BoundaryValue, CutOptions, PlannedCut, plan_again
+from penstock.graph.planning import CutOptions, PlannedCut, plan_again
 
 logger = logging.getLogger(__name__)
 
@@ -123,13 +123,10 @@ class CutsInUse:
         """The units that stay in cuts of that kind since a worker was wrong about them, and why."""
         return self._mistrusted.get(variant, {})
 
-    def mistrust(self, cut: LiveCut, wrong: Sequence[BoundaryValue]) -> None:
+    def mistrust(self, cut: LiveCut, units: Mapping[int, str]) -> None:
         """Stops using a cut of which a worker made something else. The next one leaves these
-        values to the trainer."""
-        for item in wrong:
-            self._mistrusted.setdefault(cut.variant, {})[item.unit] = (
-                "a worker's result of it was not the trainer's own"
-            )
+        units to the trainer, for these reasons."""
+        self._mistrusted.setdefault(cut.variant, {}).update(units)
         self.forget(cut)
 
     def forget(self, cut: LiveCut) -> None:

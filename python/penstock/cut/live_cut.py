@@ -46,6 +46,7 @@ class LiveCut:
     drawn: DrawnPrefix | None = None  # where the prefix draws random numbers
     writes_inputs: bool = False  # to tensors that others may follow from
     mistrusts: int = 0  # of the context, when this cut was compared last
+    differences: list[float] = field(init=False)  # of its boundary tensors, the largest seen
     used_count: int = 0
     unchecked_count: int = 0  # of these, since the last that was compared
     is_used: bool = True  # lately; see unused_cuts.py
@@ -64,6 +65,7 @@ class LiveCut:
 
     def __post_init__(self) -> None:
         self.plan = self.planned.plan
+        self.differences = list(self.planned.differences)
 
     @functools.cached_property
     def keys(self) -> frozenset[str]:

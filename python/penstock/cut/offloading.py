@@ -26,6 +26,7 @@ from penstock.cut.script_models import OffloadedScript
 from penstock.cut.withholding import LeafWithholding
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutMode, CutOptions
+from penstock.graph.tolerance import Tolerance
 from penstock.loader.loader_face import innermost_loader
 from penstock.loader.options import is_parallel
 from penstock.seams.devices import accelerator_type
@@ -52,6 +53,7 @@ def offload(
     allow_random: bool = False,
     verify_every: int = 1000,
     compile_prefix: bool = False,
+    cut_tolerance: int | float | None = None,
 ) -> M:
     """Lets the workers of `loader` run the part of `model` that depends on the batch alone; returns
     `model`.
@@ -69,8 +71,16 @@ def offload(
     moves; no cut is changed then. The first batch made by workers and one in `verify_every` is also
     computed in the trainer and compared. With `compile_prefix`, AOTInductor compiles what moved in
     a process beside the training (it needs a C++ compiler), and a worker uses that once it has seen
-    it give the same bits in less time. What cannot be handled is refused: one warning is logged,
-    `loader.plan.refused` has the reason, and training goes on as it would have.
+    it give the same bits in less time.
+
+    A call on a GPU of which a worker's CPU gives other last bits stays on the GPU. With
+    `cut_tolerance` it may move, and training is no longer the same to the bit: an integer allows so
+    many units in the last place of each number, a float below 1 an error relative to the largest
+    value of the tensor. Comparisons measure the difference, `loader.plan` shows the largest that
+    was seen, and a call beyond the tolerance goes back to the GPU, with a warning.
+
+    What cannot be handled is refused: one warning is logged, `loader.plan.refused` has the reason,
+    and training goes on as it would have.
 
         model = penstock.offload(model, train, val)
         for inputs, target in train:
@@ -91,6 +101,7 @@ def offload(
         raise ValueError(
             f"verify_every is {verify_every} but batches are counted from 1; pass a positive number"
         )
+    tolerance = Tolerance.of(cut_tolerance)
     if isinstance(model, torch.export.ExportedProgram):
         raise TypeError(
             "offload was given an ExportedProgram, which is not called itself but by way of a "
@@ -110,7 +121,8 @@ def offload(
                 f"`from penstock import DataLoader`"
             )
     for one in own:
-        options = CutOptions(cut, allow_random, max(1, int(getattr(one, "num_workers", 0) or 0)))
+        worker_count = max(1, int(getattr(one, "num_workers", 0) or 0))
+        options = CutOptions(cut, allow_random, worker_count, tolerance=tolerance)
         former = offloaded_call(model)
         if former is not None and (call_of_one := _call_for(former, one)) is not None:
             model = _without(model, former, call_of_one)

@@ -27,6 +27,7 @@ from penstock.graph.plan import Plan
 from penstock.graph.planning import CutMode, CutOptions, plan_cut
 from penstock.graph.script_plan import plan_script
 from penstock.graph.sizes import Unlowerable
+from penstock.graph.tolerance import Tolerance
 from penstock.seams.dynamo import OptimizedModule, module_under
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tracking.leaves import flatten_batch
@@ -43,6 +44,7 @@ def explain(
     allow_random: bool = False,
     worker_count: int = 2,
     link_bytes_per_s: float | None = None,
+    cut_tolerance: int | float | None = None,
 ) -> Plan:
     """Says which calls of `model` could run in the workers for batches like `batch`, and their
     costs.
@@ -63,7 +65,7 @@ def explain(
 
     `worker_count` workers share the batches. With `link_bytes_per_s` they are those of a pool, and
     so many bytes a second come from all of them together: 125e6 for 1 Gbit/s. The plan then says
-    how many bytes cross the link with each way to cut.
+    how many bytes cross the link with each way to cut. `cut_tolerance` is that of `offload`.
 
     A model that cannot be cut gives a plan with `refused` set.
 
@@ -79,7 +81,8 @@ def explain(
     link = None
     if link_bytes_per_s is not None:
         link = Link(worker_count, link_bytes_per_s, sends_whole=False)
-    options = CutOptions(cut, allow_random, worker_count, link=link)
+    tolerance = Tolerance.of(cut_tolerance)
+    options = CutOptions(cut, allow_random, worker_count, link=link, tolerance=tolerance)
     leaves = flatten_batch(batch)
     try:
         if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):

@@ -286,6 +286,7 @@ class ModelWatch:
             asked.allow_random if asked is not None else False,
             leaf.worker_count or WORKER_COUNT_GUESS,
             link=leaf.link,
+            tolerance=asked.tolerance if asked is not None else None,
         )
 
         def leaf_index_of(tensor: torch.Tensor) -> int | None:

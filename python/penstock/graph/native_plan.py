@@ -46,13 +46,17 @@ def make_plans(
     prices: _C.Prices,
     calibration: Any = None,
     memory: RecordedMemory | None = None,
+    may_be_inexact: Set[str] = frozenset(),
 ) -> _C.PricedPlans:
     """The plan that was asked for, and those that it is held against, by one calibration.
 
     Times and prices a graph; runs the movable nodes on `leaves`, unless there is a `calibration` of
-    this very graph. Without a recorded `memory`, values share what their operators allow."""
+    this very graph. Without a recorded `memory`, values share what their operators allow. Values
+    that `may_be_inexact` may have other last bits than on their device."""
     memory = memory or RecordedMemory()
-    verdicts = _C.analyse_effects(graph, allow_random, memory.known_outside, memory.numbers)
+    verdicts = _C.analyse_effects(
+        graph, allow_random, memory.known_outside, memory.numbers, may_be_inexact
+    )
     if calibration is None:
         calibration = _C.calibrate(graph, verdicts, leaves, list(held))
     return _C.PricedPlans(graph, verdicts, calibration, cut=mode, prices=prices)
@@ -63,13 +67,18 @@ def read_plan(
     flow: CallFlow,
     reasons: Mapping[int, str] | None = None,
     hidden: Set[int] = frozenset(),
+    inexact_reasons: Mapping[int, str] | None = None,
+    exact: _C.PricedPlans | None = None,
 ) -> Plan:
-    """The native plan without the `hidden` units, in the words of the façade."""
-    reasons = reasons or {}
+    """The native plan without the `hidden` units, in the words of the façade. Units with other
+    bits than on their device move for `inexact_reasons`; without them, the plans are `exact`."""
+    reasons, inexact_reasons = reasons or {}, inexact_reasons or {}
     native: Any = plans.chosen
     return Plan(
         moved=tuple(
-            _call(group, "worker", flow) for group in native.moved if group.group not in hidden
+            _call(group, "worker", flow, inexact_reasons.get(group.group))
+            for group in native.moved
+            if group.group not in hidden
         ),
         kept=tuple(
             _call(
@@ -90,6 +99,7 @@ def read_plan(
             CutTotals("none", *_totals(plans.none)),
             CutTotals("maximal", *_totals(plans.maximal)),
             CutTotals("chosen", *_totals(plans.chosen)),
+            *(() if exact is None else (_exact_totals(plans, exact),)),
         ),
         link_bytes_per_s=_link_of(plans.prices),
         edges=tuple(
@@ -102,6 +112,15 @@ def read_plan(
 
 def _totals(native: _C.Plan) -> tuple[float, float, int, int]:
     return native.worker_s, native.trainer_s, native.boundary_bytes, native.sent_bytes
+
+
+def _exact_totals(plans: _C.PricedPlans, exact: _C.PricedPlans) -> CutTotals:
+    """The costs of a plan for which calls with other bits than on their device have to stay, as
+    those of plans for which they may move: what stays and may move is the trainer's work."""
+    worker_s, _, boundary_bytes, sent_bytes = _totals(exact.chosen)
+    moved = {group.group for group in exact.chosen.moved}
+    trainer_s = sum(group.trainer_s for group in plans.none.kept if group.group not in moved)
+    return CutTotals("exact", worker_s, trainer_s, boundary_bytes, sent_bytes)
 
 
 def _link_of(prices: _C.Prices) -> float | None:

@@ -86,19 +86,27 @@ def joined(plans: Sequence[Plan]) -> Plan:
         boundary_bytes=sum(plan.boundary_bytes for plan in plans),
         worker_s=sum(plan.worker_s for plan in plans),
         trainer_s=sum(plan.trainer_s for plan in plans),
-        totals=tuple(
-            CutTotals(
-                same[0].cut,
-                sum(total.worker_s for total in same),
-                sum(total.trainer_s for total in same),
-                sum(total.boundary_bytes for total in same),
-                sum(total.sent_bytes for total in same),
-            )
-            for same in zip(*(plan.totals for plan in plans), strict=True)
-        ),
+        totals=_joined_totals(plans),
         edges=tuple(edge for plan in plans for edge in plan.edges),
         link_bytes_per_s=plans[0].link_bytes_per_s,
         priced=_joined_prices([plan.priced for plan in plans if plan.priced is not None]),
+    )
+
+
+def _joined_totals(plans: Sequence[Plan]) -> tuple[CutTotals, ...]:
+    """The costs of all graphs by cut; a graph of which nothing moves by `cut_tolerance` is cut the
+    same without it."""
+    of_graphs = [{total.cut: total for total in plan.totals} for plan in plans if plan.totals]
+    return tuple(
+        CutTotals(
+            cut,
+            sum(total.worker_s for total in same),
+            sum(total.trainer_s for total in same),
+            sum(total.boundary_bytes for total in same),
+            sum(total.sent_bytes for total in same),
+        )
+        for cut in dict.fromkeys(cut for totals in of_graphs for cut in totals)
+        for same in [[totals[cut if cut in totals else "chosen"] for totals in of_graphs]]
     )
 
 

@@ -18,6 +18,9 @@ class PlannedCall:
     worker_s: float  # per batch, where a worker runs it
     trainer_s: float  # per batch, where the trainer runs it; 0 for calls that cannot move
     made_bytes: int  # memory that it allocates per batch and other calls read; a view makes none
+    # How far results that follow from it were from the device's own at most, as `cut_tolerance`
+    # counts; None where it does not move by that.
+    largest_difference: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class PlannedEdge:
 class CutTotals:
     """The costs per batch of one way to cut, by the same measurement as the others."""
 
-    cut: Literal["none", "maximal", "chosen"]
+    cut: Literal["none", "maximal", "chosen", "exact"]
     worker_s: float  # a worker's seconds
     trainer_s: float  # the trainer's seconds on calls that could move and stay
     # Bytes that the trainer reads: of the workers' results, and of the raw batch.
@@ -77,7 +80,9 @@ class PlanRecord:
     worker_s: float = 0.0  # a worker's seconds per batch
     trainer_s: float = 0.0  # the trainer's seconds per batch on calls that could move and stay
     refused: str | None = None
-    totals: tuple[CutTotals, ...] = ()  # of no cut, the maximal cut and this one, in this order
+    # Of no cut, the maximal cut and this one, in this order; where `cut_tolerance` moves something,
+    # of what this one would be without it, too.
+    totals: tuple[CutTotals, ...] = ()
     edges: tuple[PlannedEdge, ...] = ()
     # The link to a pool's workers, when the plan was made; None in one machine.
     link_bytes_per_s: float | None = None

@@ -25,7 +25,12 @@ KINDS = tuple(
 )
 _READ = re.compile(r"it reads (\S+), which training changes")
 NAMES_MAX = 6  # of parameters in a line of the table
-CUT_NAMES = {"none": "no cut", "maximal": "everything that can move", "chosen": "this plan"}
+CUT_NAMES = {
+    "none": "no cut",
+    "maximal": "everything that can move",
+    "chosen": "this plan",
+    "exact": "without cut_tolerance",
+}
 
 
 def format_plan(plan: PlanRecord) -> str:

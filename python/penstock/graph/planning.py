@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -34,6 +34,8 @@ from penstock.graph.prefix_inputs import leaves_of, seed_of_prefix
 from penstock.graph.recording import PINNED, Form, Name
 from penstock.graph.sizes import Unlowerable, evaluate, has_unknown
 from penstock.graph.suffix import MustStay, build_reference, build_suffix
+from penstock.graph.tolerance import Tolerance, with_differences
+from penstock.seams.trees import tree_leaves
 
 CutMode = Literal["auto", "maximal", "none"]
 
@@ -52,6 +54,7 @@ class CutOptions:
     worker_count: int
     draws_of: str = ""  # names the graph whose draws may move; other names, other numbers
     link: Link | None = None  # to a pool's workers
+    tolerance: Tolerance | None = None  # of a device's results
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "maximal", "none"):
@@ -81,6 +84,9 @@ class BoundaryValue:
     is_random: bool
     form: Form
     leaf: int | None = None  # the input that it is, on a device: no worker sends it
+    # The units behind it that move by the tolerance, with their calls. Where there are none, a
+    # worker gives its bits.
+    inexact: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -111,6 +117,12 @@ class PlannedCut:
     suffix: fx.GraphModule | None = None
     reference: fx.GraphModule | None = None  # computes the boundary values that are not random
     native: _C.PricedPlans | None = None  # the plans that it was chosen from, for other prices
+    differences: tuple[float, ...] = ()  # of each boundary value, on the batch of the plan
+
+    @property
+    def behind(self) -> list[Mapping[int, str]]:
+        """The units behind each boundary value that move by the tolerance."""
+        return [item.inexact for item in self.boundary]
 
 
 def plan_cut(
@@ -194,6 +206,7 @@ def price_plans(
     held: Sequence[torch.Tensor | None],
     how: Planning,
     memory: RecordedMemory | None = None,
+    may_be_inexact: Set[str] = frozenset(),
 ) -> _C.PricedPlans:
     return make_plans(
         graph,
@@ -204,7 +217,17 @@ def price_plans(
         prices=how.prices or how.options.prices(),
         calibration=how.calibration,
         memory=memory,
+        may_be_inexact=may_be_inexact,
     )
+
+
+class _BeyondTolerance(Unlowerable):
+    """These units differ by more than is allowed, for these reasons. Without them another plan may
+    do."""
+
+    def __init__(self, units: Mapping[int, str]) -> None:
+        super().__init__("; ".join(dict.fromkeys(units.values())))
+        self.units = units
 
 
 def _plan(
@@ -217,6 +240,8 @@ def _plan(
     while True:
         try:
             return _plan_once(lowering, inputs, leaf_count, how)
+        except _BeyondTolerance as fault:
+            _pin(lowering, fault.units)
         except MustStay as fault:
             if fault.call_index in pinned or len(pinned) >= PINS_MAX:
                 raise
@@ -230,7 +255,8 @@ def _plan_once(
     leaf_count: int,
     how: Planning,
 ) -> PlannedCut:
-    """One attempt; raises MustStay when only a plan with one call fewer can be carried out."""
+    """One attempt; raises MustStay when only a plan with one call fewer can be carried out, and
+    _BeyondTolerance when only one with fewer calls that move by the tolerance can."""
     leaves = leaves_of(lowering, inputs, leaf_count)
     emission = emit(lowering, inputs)
     memory = recorded_memory(lowering)
@@ -238,12 +264,20 @@ def _plan_once(
         graph = _C.parse_graph(emission.text)
         graph.put_equal_twins()
         graph.annotate()
-        plans = price_plans(graph, leaves, emission.held, how, memory)
+        is_exact = how.options.tolerance is None
+        may_be_inexact = frozenset() if is_exact else _floating_values(lowering)
+        plans = price_plans(graph, leaves, emission.held, how, memory, may_be_inexact)
         native = plans.chosen
+        verdicts = plans.verdicts
+        inexact = _inexact_units(lowering, emission, verdicts)
+        exact = None
+        if any(_unit(group) in inexact for group in native.moved):
+            again = replace(how, calibration=plans.calibration)
+            exact = price_plans(graph, leaves, emission.held, again, memory)
         prefix = _C.extract_prefix(graph, native, how.options.draws_of, _C.kernel_settings())
     flow = read_flow(graph, recorded_extents(lowering, inputs))
     in_front = {lowering.unit_of[lowering.nodes.index(node)] for node in lowering.in_front}
-    plan = read_plan(plans, flow, state_reasons(lowering), in_front)
+    plan = read_plan(plans, flow, state_reasons(lowering), in_front, inexact, exact)
     calls = _calls(lowering)
     for text in prefix.output_names:
         name = Name(f"%{text}")
@@ -251,11 +285,17 @@ def _plan_once(
             # A slab holds memory and not how it is read, so this view of it is made where it is
             # needed.
             raise MustStay(f"{name} is a lazy conjugate or negative", calls[name], [name])
-    changing = _changing_units(lowering, emission, plans.verdicts)
+    changing = _changing_units(lowering, emission, verdicts)
     results = tuple(expressions_of(lowering, changing | how.mistrusted))
     kept = {_unit(group) for group in native.kept if not group.replicated}
     units = {name: lowering.unit_of[call] for name, call in calls.items()}
     labels = {_unit(group): group.label for group in native.moved}
+    spoken = {_unit(group): group.label for group in (*native.moved, *native.kept)}
+    is_inexact = {
+        name: verdicts[node].is_inexact
+        for op, node in zip(lowering.recording.ops, emission.nodes, strict=True)
+        for name in op.outputs
+    }
     random_units = {_unit(group) for group in native.moved if group.level == "RANDOM"}
     boundary = [
         BoundaryValue(
@@ -266,6 +306,11 @@ def _plan_once(
             is_random=units[name] in random_units,
             form=lowering.recording.forms[name],
             leaf=_placed_leaf(lowering, name) if name in emission.placed else None,
+            inexact={
+                unit: spoken[unit]
+                for unit in (_units_behind(lowering, name) if is_inexact[name] else ())
+                if unit in inexact
+            },
         )
         for text, key in zip(prefix.output_names, prefix.output_keys, strict=True)
         if (name := Name(f"%{text}")) not in lowering.given
@@ -297,8 +342,9 @@ def _plan_once(
         reference=build_reference(lowering, kept - _run_by_both(lowering, shipped), checked),
         native=plans,
     )
-    _check_fidelity(planned, lowering, inputs, leaves)
-    return planned
+    differences = _check_fidelity(planned, lowering, inputs, leaves, how.options.tolerance)
+    plan = with_differences(plan, planned.behind, differences, how.options.tolerance)
+    return replace(planned, plan=plan, differences=differences)
 
 
 def _placed_leaf(lowering: Lowering, name: Name) -> int:
@@ -329,6 +375,44 @@ def _changing_units(lowering: Lowering, emission: Emission, verdicts: Sequence[A
     }
 
 
+def _floating_values(lowering: Lowering) -> frozenset[str]:
+    """The tensors of floating-point numbers, by name."""
+    return frozenset(
+        name.bare
+        for name, form in lowering.recording.forms.items()
+        if form.dtype.is_floating_point or form.dtype.is_complex
+    )
+
+
+def _inexact_units(
+    lowering: Lowering, emission: Emission, verdicts: Sequence[Any]
+) -> dict[int, str]:
+    """The units that may move although a CPU gives other bits than their device, and the reason of
+    each."""
+    return {
+        lowering.unit_of[op.call_index]: verdicts[node].reason
+        for op, node in zip(lowering.recording.ops, emission.nodes, strict=True)
+        if op.target != PINNED and verdicts[node].has_other_bits
+    }
+
+
+def _units_behind(lowering: Lowering, name: Name) -> set[int]:
+    """The units that a value follows from."""
+    makers = {made: op for op in lowering.recording.ops for made in op.outputs}
+    units: set[int] = set()
+    seen: set[Name] = set()
+    pending = [name]
+    while pending:
+        op = makers.get(one := pending.pop())
+        if op is None or one in seen:
+            continue
+        seen.add(one)
+        units.add(lowering.unit_of[op.call_index])
+        read = tree_leaves([op.args, list(op.kwargs.values())])
+        pending += [value for value in read if isinstance(value, Name)]
+    return units
+
+
 def _calls(lowering: Lowering) -> dict[Name, int]:
     return {name: op.call_index for op in lowering.recording.ops for name in op.outputs}
 
@@ -347,9 +431,14 @@ def _run_by_both(lowering: Lowering, prefix: _C.Graph) -> set[int]:
 
 
 def _check_fidelity(
-    planned: PlannedCut, lowering: Lowering, inputs: Sequence[Any], leaves: list[torch.Tensor]
-) -> None:
-    """Holds the prefix against the calls it came from, on this very batch, bit for bit.
+    planned: PlannedCut,
+    lowering: Lowering,
+    inputs: Sequence[Any],
+    leaves: list[torch.Tensor],
+    tolerance: Tolerance | None,
+) -> tuple[float, ...]:
+    """Holds the prefix against the calls it came from, on this very batch: bit for bit, and by the
+    tolerance where calls move by that. Returns the differences of the boundary values.
 
     It catches an operator that lowering misread and a layout that fake tensors mispredict.
     """
@@ -373,8 +462,16 @@ def _check_fidelity(
     ]
     conditions = lowering.conditions
     values = conditions.values(conditions.sizes(inputs))
+    differences: dict[Name, float] = {}
+    beyond: dict[int, str] = {}
     for (item, value), reference in zip(checked, expected, strict=True):
-        if not is_same_bits(value.cpu(), reference.cpu()):
+        if item.inexact:
+            assert tolerance is not None
+            difference = tolerance.difference(value.cpu(), reference.cpu())
+            differences[item.name] = difference
+            if difference > tolerance.largest:
+                beyond.update(dict.fromkeys(item.inexact, tolerance.why_beyond(difference)))
+        elif not is_same_bits(value.cpu(), reference.cpu()):
             reason = f"{item.operator} gives other bits in a worker than in the trainer"
             raise MustStay(reason, _calls(lowering)[item.name], [item.name])
         layout = (reference.dtype, tuple(reference.shape), reference.stride())
@@ -385,6 +482,9 @@ def _check_fidelity(
                 _calls(lowering)[item.name],
                 [item.name],
             )
+    if beyond:
+        raise _BeyondTolerance(beyond)
+    return tuple(differences.get(item.name, 0.0) for item in planned.boundary)
 
 
 # So many runs of batches that were not compared are kept: those of as many epochs.

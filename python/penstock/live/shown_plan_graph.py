@@ -44,7 +44,12 @@ def shown_plan_graph(told: str) -> dict[str, Any] | None:
 def _facts(plan: dict[str, Any]) -> list[str]:
     """Sentences on the prices of the plan."""
     facts = []
-    cuts = {"none": "nothing moved", "maximal": "all moved that can", "chosen": "this plan"}
+    cuts = {
+        "none": "nothing moved",
+        "maximal": "all moved that can",
+        "chosen": "this plan",
+        "exact": "without cut_tolerance",
+    }
     for total in plan["totals"]:
         facts.append(
             f"{cuts.get(total['cut'], total['cut'])}: {1e3 * total['worker_s']:.3g} ms of a worker "

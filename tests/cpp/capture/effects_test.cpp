@@ -6,6 +6,9 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
+#include <string>
+#include <vector>
+
 #include "capture/capture.h"
 #include "graph/ir_text.h"
 
@@ -374,6 +377,64 @@ TEST_F(Effects, RandomOperatorsStayUnlessAllowed) {
   load(kDraws, {.allow_random = true});
   for (const char* value : {"a", "b", "d", "e", "f", "g", "h", "i", "j", "k1"})
     expect(value, graph::Level::kRandom, true);
+}
+
+// On a device: an exponential and what follows from it.
+constexpr std::string_view kOnDevice = R"(
+%d = aten::alias(%x) on cuda:0 [cpu float32]
+%e = aten::exp(%d) on cuda:0 [float32]
+%f = aten::mul.Tensor(%e, %e) on cuda:0 [float32, float32]
+%g = aten::floor(%f) on cuda:0 [float32]
+%h = aten::gt.Scalar(%e, 1.5) on cuda:0 [float32]
+%i = aten::argmax(%e) on cuda:0 [float32]
+%j = aten::div.Tensor_mode(%e, %d, rounding_mode="floor") on cuda:0 [float32, float32]
+%n2 = aten::sym_size.int(%e, 0)
+%q = aten::slice.Tensor(%d, 0, 0, %n2) on cuda:0 [float32, int]
+%m = aten::mul.Tensor(%e, %p) on cuda:0 [float32, float32])";
+
+TEST_F(Effects, OperatorsOfWhichACpuGivesOtherBitsThanTheDeviceStay) {
+  load(kOnDevice);
+  expect_moves("d");
+  expect_stays("e", "aten::exp has other last bits on cuda:0 than on a CPU");
+  expect_stays("f", "it depends on a value that stays: aten::exp has other last bits");
+  for (const graph::Verdict& verdict : verdicts_) EXPECT_FALSE(verdict.has_other_bits || verdict.is_inexact);
+}
+
+TEST_F(Effects, OtherBitsMoveWhereResultsMayBeInexactAndUpToOperatorsThatJump) {
+  load(kOnDevice);
+  graph::EffectOptions options;
+  for (const std::string& name : graph_.value_names)
+    options.may_be_inexact.push_back(name != "h" && name != "i" && name != "n2");
+  load(kOnDevice, options);
+  expect_moves("e");
+  EXPECT_TRUE(of("e").has_other_bits && of("e").is_inexact);
+  EXPECT_EQ(of("e").reason, "aten::exp has other last bits on cuda:0 than on a CPU, and cut_tolerance lets it move");
+  expect_moves("f");
+  EXPECT_TRUE(!of("f").has_other_bits && of("f").is_inexact);
+  expect_stays("g", "aten::floor may turn a difference in last bits into another result");
+  expect_stays("h", "aten::gt.Scalar may turn");
+  expect_stays("i", "aten::argmax may turn");
+  expect_stays("j", "aten::div.Tensor_mode is not known to have the same bits");
+  expect_moves("q");
+  EXPECT_FALSE(of("q").is_inexact) << "a size is what it is";
+  expect_stays("m", "self.weight");
+}
+
+TEST_F(Effects, WhatIsDrawnIsNeverInexact) {
+  load(R"(
+%r = aten::bernoulli(%x)
+%d = aten::alias(%r) on cuda:0 [cpu float32]
+%e = aten::exp(%d) on cuda:0 [float32]
+%f = aten::bernoulli(%d) on cuda:0 [float32])");
+  load(R"(
+%r = aten::bernoulli(%x)
+%d = aten::alias(%r) on cuda:0 [cpu float32]
+%e = aten::exp(%d) on cuda:0 [float32]
+%f = aten::bernoulli(%d) on cuda:0 [float32])",
+       {.allow_random = true, .may_be_inexact = std::vector<bool>(graph_.value_names.size(), true)});
+  expect("d", graph::Level::kRandom, true);
+  expect_stays("e", "aten::exp has other last bits");
+  expect_stays("f", "aten::bernoulli is not known");
 }
 
 TEST_F(Effects, SwitchedOffDrawsAreStateless) {

@@ -64,6 +64,14 @@ TEST(DeviceBits, ATableThatIsAddedCountsForItsDeviceAndDifferencesWin) {
   EXPECT_NE(why("%v = aten::digamma(%y) on other:0 [float32]").find("other last bits"), std::string::npos);
 }
 
+TEST(DeviceBits, OperatorsThatRoundJump) {
+  for (const std::string_view call :
+       {"aten::floor(%y)", "aten::remainder.Scalar(%y, 2)", "aten::div.Tensor_mode(%y, %y, rounding_mode=\"trunc\")"})
+    EXPECT_TRUE(jumps(graph_of("%v = " + std::string(call)).nodes[0])) << call;
+  for (const std::string_view call : {"aten::exp(%y)", "aten::div.Tensor(%y, %y)", "other::floor(%y)"})
+    EXPECT_FALSE(jumps(graph_of("%v = " + std::string(call)).nodes[0])) << call;
+}
+
 TEST(DeviceBits, WhatIsNoTableIsRefusedWithItsLine) {
   for (const std::string_view text :
        {"", "equal exp(T) float32", "penstock-device-bits 2\ndevice a\n", "penstock-device-bits 1\n",
