@@ -196,7 +196,7 @@ def test_programs_move_what_differs_within_the_tolerance(
     differing = ("_upsample_bilinear2d_aa", "_fft_r2c", "log")
     expected = run_on_simgpu(run, name, "torch", "simgpu", differing)
     exact = run_on_simgpu(run, name, "maximal", "simgpu", differing)
-    ours = run_on_simgpu(run, name, "maximal", "simgpu", differing, tolerance)
+    ours = run_on_simgpu(run, name, "maximal", "simgpu", differing, cut_tolerance=tolerance)
     assert exact.losses == expected.losses and moved not in exact.moved[0]
     assert moved in ours.moved[0], ours
     assert ours.losses == pytest.approx(expected.losses, rel=1e-3)
