@@ -48,6 +48,7 @@ Result<std::vector<CopyStage::Room>> CopyStage::allocate(const Batch& batch, con
 }
 
 Result<CopyStage::Room> CopyStage::allocate_one(const Batch& batch, size_t index, const at::Tensor& source) {
+  if (batch.is_withheld(index)) return Room{.tensor = source, .narrow = {}, .scratch = {}};
   Room room;
   const wire::Widening* const widening = batch.widening(index);
   auto tensor = device_->allocate(widening != nullptr ? batch.meta(index) : source);
@@ -70,6 +71,7 @@ Result<CopyStage::Room> CopyStage::allocate_one(const Batch& batch, size_t index
 Result<void> CopyStage::start(const Batch& batch, const std::vector<at::Tensor>& sources,
                               const std::vector<Room>& rooms) {
   for (size_t index = 0; index < sources.size(); ++index) {
+    if (batch.is_withheld(index)) continue;
     const Room& room = rooms[index];
     const at::Tensor& target = room.narrow.defined() ? room.narrow : room.tensor;
     PENSTOCK_ASSERT(sources[index].storage().nbytes() == target.storage().nbytes(),
@@ -88,7 +90,10 @@ Result<void> CopyStage::start(const Batch& batch, const std::vector<at::Tensor>&
 Result<void> CopyStage::finish(Batch& batch) {
   const std::shared_ptr<DeviceEvent> event = batch.take_ready_event();
   if (!event) return {};
-  auto handed_over = device_->hand_over(*event, batch.tensors());
+  std::vector<at::Tensor> copied;
+  for (const at::Tensor& tensor : batch.tensors())
+    if (!tensor.is_meta()) copied.push_back(tensor);
+  auto handed_over = device_->hand_over(*event, copied);
   if (handed_over) return {};
   return Fault{Errc::kFailed, "waiting for the copy of a batch to " + device_->name() +
                                   " failed: " + handed_over.error().message +

@@ -2,7 +2,8 @@
 #pragma once
 // The stage behind device=: starts the copy of a batch to a device, from slabs that the device reads by itself, and
 // behind it the widening of what came with fewer bytes. Memory for all of that is taken first: a batch that has only
-// some of it never waits on the device for the rest.
+// some of it never waits on the device for the rest. A leaf that stayed with its worker takes none: its meta tensor
+// stays in its place.
 //
 // Slabs are leased until the copies from them are over (copies_under_way.h). Tensors on the device are torch's, and are
 // kept for the stream that the trainer reads them on.

@@ -33,6 +33,7 @@ class Delivery(NamedTuple):
     epoch_seed: int
     recaller: Recaller | None = None  # where leaves may have stayed with the workers
     notes_numbers: bool = False  # whether batches come out of turn, each with its number
+    device: torch.device | None = None  # where batches arrive, if not on the host
 
     @property
     def stand_in(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -42,7 +43,9 @@ class Delivery(NamedTuple):
             return _refuse_leaf if self.notes_numbers else None
         from penstock.tracking.lazy_tensor import LazyTensor  # which loads Dynamo
 
-        return LazyTensor.withheld
+        if self.device is None:
+            return LazyTensor.withheld
+        return partial(LazyTensor.withheld, device=self.device)
 
     def take(self, batch: Any, leaves: Any) -> tuple[Any, Any]:
         """The batch as the program is given it, and its attendant facts: see `Taken`. `leaves` are

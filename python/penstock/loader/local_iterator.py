@@ -22,7 +22,7 @@ import torch
 from penstock import _C
 from penstock.errors import UnsupportedError
 from penstock.loader.delivery import Delivery, PinDevice
-from penstock.loader.device import names_device
+from penstock.loader.device import names_device, staged_device
 from penstock.loader.freedoms import may_begin_early, prefetch_depth
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.loader_state import states_at_end
@@ -108,6 +108,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             if self._pin_memory and not names_device(loader.device)  # which would pin in vain
             else None
         )
+        self._device = staged_device(loader.device)
         self._asks_while_room = self._is_elastic or loader.prefetch_bytes is not None
         self._past_counters = loader._past_counters
         self._past_work = loader._past_work
@@ -214,6 +215,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self._seeds.seed_of_draws(),
             self.source.recaller,
             self._may_come_out_of_turn,
+            self._device,
         )
 
     def _begin_requests(self) -> None:

@@ -254,9 +254,8 @@ class PoolSource:
 def recaller_of(
     loader: LoaderFace, options: StreamOptions, client: _C.PoolClient, check: Callable[[], None]
 ) -> Recaller | None:
-    """None where batches cannot be made again, or are copied to a device as they come."""
-    is_moved = names_device(loader.device)
-    if options.is_iterable or is_moved or loader.replica_group is not None:
+    """None where batches cannot be made again, or are other ranks' as well."""
+    if options.is_iterable or loader.replica_group is not None:
         return None
     return Recaller(client, check)
 

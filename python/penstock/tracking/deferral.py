@@ -147,7 +147,7 @@ class Deferral:
     def withheld(self, handle: BatchHandle, place: int, leaf: LazyTensor) -> None:
         """Has `leaf` stand for the leaf at this place, which stayed with its worker."""
         handle.may_wait = bool(self.wanted_by)
-        leaf.settle(LazyValue(self, handle, leaf._meta, place))
+        leaf.settle(LazyValue(self, handle, leaf._meta, place, device=leaf.device))
 
     def stand_in(self, leaf: LazyValue) -> torch.Tensor:
         return LazyTensor.of(leaf)

@@ -69,9 +69,10 @@ class LazyTensor(torch.Tensor):
         return tensor
 
     @classmethod
-    def withheld(cls, meta: torch.Tensor) -> LazyTensor:
-        """One that stands for a leaf which stayed with its worker; `settle` says for which."""
-        tensor = _wrapper(meta, CPU)
+    def withheld(cls, meta: torch.Tensor, device: torch.device = CPU) -> LazyTensor:
+        """One that stands for a leaf which stayed with its worker and would have come to `device`;
+        `settle` says for which."""
+        tensor = _wrapper(meta, device)
         tensor._value, tensor._meta, tensor._stand_in = None, meta, None
         return tensor
 

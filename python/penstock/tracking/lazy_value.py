@@ -164,6 +164,9 @@ class LazyValue:
         assert isinstance(self.source, int)
         tensor = leaves[self.source]
         self.table.provenance.record(tensor, Provenance(handle, self.source, write_count(tensor)))
+        for stream in self._readers:
+            tensor.record_stream(stream)
+        self._readers = []
         self.tensor = tensor
 
     def _compute(self) -> torch.Tensor:

@@ -227,6 +227,22 @@ TEST_F(CopyStageTest, WhatTheTrainerIsGivenIsKeptForItsStream) {
   gpu_.wait_until_idle();
 }
 
+TEST_F(CopyStageTest, ALeafThatStayedWithItsWorkerTakesNoMemoryOnTheDevice) {
+  wire::TensorEntry withheld = wire::make_entry(4, {1 << 20});
+  withheld.encoding = wire::Encoding::kWithheld;
+  withheld.bytes = 0;
+  auto batch = batches_.make({withheld, wire::make_entry(4, {1000})}, {}, [](std::byte* slab) {
+    std::fill_n(reinterpret_cast<int64_t*>(slab), 1000, 7);
+  });
+  begin(*batch);
+  ASSERT_TRUE(stage_->finish(*batch));
+  EXPECT_EQ(gpu_.handed_over_count(), 1u);
+  EXPECT_TRUE(batch->tensors()[0].is_meta());
+  EXPECT_EQ(batch->tensors()[0].numel(), 1 << 20);
+  gpu_.run_on_current([tensor = batch->tensors()[1]] { EXPECT_TRUE(is_all(tensor, 7)); });
+  gpu_.wait_until_idle();
+}
+
 TEST_F(CopyStageTest, ASlabIsRegisteredOnce) {
   for (int64_t round = 0; round < 20; ++round) {
     auto batch = batches_.make(round);
