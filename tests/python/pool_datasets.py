@@ -159,6 +159,14 @@ class Pictures(Dataset[dict[str, Any]]):
         }
 
 
+class FloatPictures(Pictures):
+    """Images of floats, which can have gradients."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = super().__getitem__(index)
+        return {**sample, "image": sample["image"].float()}
+
+
 class ForgetfulPictures(Pictures):
     """Other values whenever a sample is made."""
 

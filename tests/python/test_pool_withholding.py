@@ -7,15 +7,24 @@ import gc
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pool_datasets import CODE, ForgetfulPictures, Pictures
+from pool_datasets import ForgetfulPictures, Pictures
 from pool_processes import PoolProcesses, pool_of
-from torch import nn
+from pool_training import (
+    IMAGE_BYTES,
+    MASK_BYTES,
+    Shrinking,
+    expected,
+    first_withheld,
+    loader_of,
+    losses_of,
+    plain_step,
+)
 
 import penstock
 from penstock import DataLoader
@@ -24,77 +33,22 @@ from penstock.tracking.lazy_tensor import LazyTensor
 
 pytestmark = pytest.mark.slow
 
-Step = Callable[[Any, dict[str, Any]], torch.Tensor]
-
 
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
     yield from pool_of(tmp_path, monkeypatch)
 
 
-class Shrinking(nn.Module):
-    """Reads the pictures by way of a small part that has no parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(3 * 8 * 8, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        small = nn.functional.adaptive_avg_pool2d(images.float() / 255, 8)
-        features = small - small.mean((2, 3), keepdim=True)
-        out: torch.Tensor = self.head(features.flatten(1))
-        return out
-
-
-def plain_step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    return nn.functional.cross_entropy(model(batch["image"]), batch["class"])
-
-
-def losses_of(
-    loader: DataLoader[Any], step: Step, *, is_offloaded: bool, epochs: int = 2, **options: Any
-) -> list[float]:
-    torch.manual_seed(0)
-    model: Any = Shrinking()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    if is_offloaded:
-        model = penstock.offload(model, loader, **{"cut": "maximal", **options})
-    losses = []
-    for _ in range(epochs):
-        for batch in loader:
-            loss = step(model, batch)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            losses.append(loss.item())
-    return losses
-
-
-def loader_of(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
-    return DataLoader(
-        dataset,
-        batch_size=8,
-        pool=pool.endpoint,
-        code_paths=[CODE],
-        timeout=60,
-        **{"shuffle": True, **options},
-    )
-
-
-def expected(count: int, step: Step) -> list[float]:
-    loader = DataLoader(Pictures(count), batch_size=8, shuffle=True, seeding="batch")
-    return losses_of(loader, step, is_offloaded=False)
-
-
 @pytest.mark.long
 def test_leaves_that_nobody_reads_do_not_cross(pool: PoolProcesses) -> None:
-    pool.start_worker(processes=2)
+    pool.start_worker()  # one: the first batch of a second that came late would be compared
     loader = loader_of(pool, Pictures(400))
     assert losses_of(loader, plain_step, is_offloaded=True) == expected(400, plain_step)
     stats = loader.stats()
     # The first batch of the second epoch, whose image the forward reads that is compared.
     assert stats.recalled_batches == 1
     # The mask and the image, of most batches.
-    assert stats.withheld_bytes > 50 * 8 * (3 * 64 * 64 + 8 * 64 * 64)
+    assert stats.withheld_bytes > 50 * (IMAGE_BYTES + MASK_BYTES)
     assert stats.batch_bytes < stats.withheld_bytes
 
 
@@ -109,7 +63,7 @@ def test_a_leaf_that_the_program_reads_crosses(pool: PoolProcesses) -> None:
     assert losses_of(loader, step, is_offloaded=True) == expected(320, step)
     stats = loader.stats()
     assert stats.recalled_batches == 0
-    assert stats.withheld_bytes % (8 * 3 * 64 * 64) == 0
+    assert stats.withheld_bytes % IMAGE_BYTES == 0
     assert stats.withheld_bytes > 0
 
 
@@ -151,17 +105,6 @@ def test_a_leaf_that_is_recalled_often_is_sent_again(pool: PoolProcesses) -> Non
     assert losses == expected(480, step)
     stats = loader.stats()
     assert 2 <= stats.recalled_batches <= 12  # those that were under way meanwhile
-
-
-def first_withheld(loader: DataLoader[Any], model: Any) -> tuple[Any, dict[str, Any]]:
-    """An iterator, and the first batch of it whose image stayed with its worker."""
-    iterator = iter(loader)
-    for batch in iterator:
-        image = batch["image"]
-        if isinstance(image, LazyTensor) and image._value is not None and image._value.is_withheld:
-            return iterator, batch
-        plain_step(model, batch).backward()  # type: ignore[no-untyped-call]
-    raise AssertionError("no batch came without its image")
 
 
 @pytest.mark.long

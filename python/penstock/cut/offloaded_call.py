@@ -61,6 +61,7 @@ from penstock.seams.dynamo import config as dynamo_config
 from penstock.seams.modules import is_tracing
 from penstock.seams.trees import tree_leaves, tree_map
 from penstock.stream.kept_generators import AllGeneratorsKept
+from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tracking.lazy_tensor import LazyTensor, hush, values_in, values_of_lazy
 from penstock.tracking.running_models import enter_model, leave_model
 
@@ -566,8 +567,7 @@ class SeveralLoaders(StandIn):
     def _call_of(self, arguments: Any) -> Any:
         tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
         for call in self._calls:
-            provenance = call.context.provenance
-            if any(provenance.lookup(tensor) is not None for tensor in tensors):
+            if any(_is_of(call.context.provenance, tensor) for tensor in tensors):
                 return call
         return self._newest()
 
@@ -580,6 +580,15 @@ class SeveralLoaders(StandIn):
                 call.context.provenance.delivered_at,
             ),
         )
+
+
+def _is_of(provenance: ProvenanceTable, tensor: torch.Tensor) -> bool:
+    """Whether a tensor came from the loader with that table, or waits to be computed of its
+    batch."""
+    value = tensor._value if type(tensor) is LazyTensor else None
+    if value is not None:
+        return value.table.provenance is provenance
+    return provenance.lookup(tensor) is not None
 
 
 def _no_call() -> None:
