@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves stay with a pool's workers for models of several loaders."""
+"""Leaves stay with a pool's workers for models of every kind: compiled ones, TorchScript, and those
+of several loaders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pool_datasets import Pictures
+from pool_datasets import FloatPictures, Pictures
 from pool_processes import PoolProcesses, pool_of
 from pool_training import (
     IMAGE_BYTES,
     MASK_BYTES,
     Shrinking,
+    Step,
+    expected,
     loader_of,
+    losses_of,
     plain_step,
 )
 
@@ -28,6 +32,38 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
     yield from pool_of(tmp_path, monkeypatch)
+
+
+def now_and_then(count_between: int) -> Step:
+    """A step that reads the image beside the model in one batch of so many."""
+    count = 0
+
+    def step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        loss = plain_step(model, batch)
+        if count % count_between == 0:
+            return loss + batch["image"].float().var() * 1e-3
+        return loss
+
+    return step
+
+
+def adversarial(count_between: int) -> Step:
+    """A step that asks for the gradients of the image in one batch of so many."""
+    count = 0
+
+    def step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        if count % count_between != 0:
+            return plain_step(model, batch)
+        image = batch["image"].requires_grad_()
+        loss = plain_step(model, batch)
+        (gradient,) = torch.autograd.grad(loss, image, retain_graph=True)
+        return loss + gradient.abs().sum()
+
+    return step
 
 
 # ---- Several loaders
@@ -89,3 +125,144 @@ def test_leaves_of_training_and_validation_stay_with_the_workers(
         stats = loader.stats()
         assert stats.recalled_batches <= 1  # the first of the other worker, which is compared
         assert stats.withheld_bytes > 15 * share * (IMAGE_BYTES + MASK_BYTES)
+
+
+# ---- Models that the user compiled
+
+
+def compiled() -> Any:
+    return torch.compile(Shrinking(), backend="aot_eager")
+
+
+def compiled_in_place() -> Any:
+    model = Shrinking()
+    model.compile(backend="eager", fullgraph=True)
+    return model
+
+
+class Breaking(Shrinking):
+    """Python reads the pictures between two graphs in one call of 35."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images) + self.mean_now_and_then(images)
+
+    @torch.compiler.disable
+    def mean_now_and_then(self, images: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return images.float().mean() if self.count % 35 == 0 else torch.zeros(())
+
+
+class Reading(Shrinking):
+    """Another graph of the same model reads the pictures after some time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = False
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        out = super().forward(images)
+        if self.reads:
+            return out * self.head.weight.mean() + images.float().var() * self.head.bias.sum()
+        return out
+
+
+def with_other_graph(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    inner = getattr(model, "_orig_mod", model)
+    inner.count = getattr(inner, "count", 0) + 1
+    inner.reads = inner.count > 40
+    return plain_step(model, batch)
+
+
+def withheld_by(
+    pool: PoolProcesses, make_model: Callable[[], Any], step: Step = plain_step, count: int = 200
+) -> Any:
+    """Trains by the pool with the losses of a plain program; returns the loader's statistics."""
+    wanted = expected(count, step, make_model)
+    pool.start_worker()
+    loader = loader_of(pool, Pictures(count))
+    assert losses_of(loader, step, is_offloaded=True, make_model=make_model) == wanted
+    assert loader.plan.refused is None and loader.plan.moved
+    return loader.stats()
+
+
+@pytest.mark.parametrize("make_model", [compiled, compiled_in_place])
+def test_leaves_of_a_compiled_model_stay_with_the_workers(
+    pool: PoolProcesses, make_model: Callable[[], Any]
+) -> None:
+    stats = withheld_by(pool, make_model)
+    assert stats.recalled_batches == 0
+    assert stats.withheld_bytes > 30 * (IMAGE_BYTES + MASK_BYTES)
+    assert stats.batch_bytes < stats.withheld_bytes
+
+
+def test_a_last_batch_of_another_size_is_compared_once(pool: PoolProcesses) -> None:
+    assert withheld_by(pool, compiled, count=196).recalled_batches <= 1
+
+
+def test_a_leaf_that_is_read_beside_a_compiled_model_is_right(pool: PoolProcesses) -> None:
+    wanted = expected(200, now_and_then(35), compiled)
+    pool.start_worker()
+    loader = loader_of(pool, Pictures(200))
+    ours = losses_of(loader, now_and_then(35), is_offloaded=True, make_model=compiled)
+    assert ours == wanted
+    assert loader.stats().recalled_batches == 1
+
+
+def test_a_compiled_model_gives_gradients_to_a_leaf_that_had_stayed(pool: PoolProcesses) -> None:
+    wanted = expected(200, adversarial(35), compiled, FloatPictures)
+    pool.start_worker()
+    loader = loader_of(pool, FloatPictures(200))
+    ours = losses_of(loader, adversarial(35), is_offloaded=True, make_model=compiled)
+    assert ours == wanted
+    assert loader.stats().recalled_batches == 1
+
+
+def test_a_graph_break_that_reads_a_leaf_recalls_it(pool: PoolProcesses) -> None:
+    stats = withheld_by(pool, lambda: torch.compile(Breaking(), backend="aot_eager"))
+    assert stats.recalled_batches == 1
+    assert stats.withheld_bytes > 10 * IMAGE_BYTES
+
+
+def test_a_graph_that_reads_what_others_did_not_is_right(pool: PoolProcesses) -> None:
+    stats = withheld_by(
+        pool, lambda: torch.compile(Reading(), backend="aot_eager"), with_other_graph
+    )
+    assert 1 <= stats.recalled_batches <= 12  # those that were under way
+    assert stats.withheld_bytes > 10 * IMAGE_BYTES
+
+
+# ---- TorchScript
+
+
+def scripted() -> Any:
+    return torch.jit.script(Shrinking())
+
+
+def traced() -> Any:
+    return torch.jit.trace(Shrinking(), torch.zeros(8, 3, 64, 64, dtype=torch.uint8))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("make_model", [scripted, traced])
+def test_leaves_of_a_script_module_stay_with_the_workers(
+    pool: PoolProcesses, make_model: Callable[[], Any]
+) -> None:
+    expected(80, plain_step, make_model)  # programs of one class are shared, and settle
+    stats = withheld_by(pool, make_model)
+    assert stats.recalled_batches == 0
+    assert stats.withheld_bytes > 30 * (IMAGE_BYTES + MASK_BYTES)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_leaf_that_is_read_beside_a_script_module_is_right(pool: PoolProcesses) -> None:
+    expected(80, plain_step, scripted)
+    wanted = expected(200, now_and_then(35), scripted)
+    pool.start_worker()
+    loader = loader_of(pool, Pictures(200))
+    ours = losses_of(loader, now_and_then(35), is_offloaded=True, make_model=scripted)
+    assert ours == wanted
+    assert loader.stats().recalled_batches == 1

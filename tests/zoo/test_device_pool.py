@@ -89,13 +89,18 @@ def on_a_side_stream(model: Any, batch: dict[str, Any], number: int) -> torch.Te
     return now_and_then(model, batch, number)
 
 
-def train(step: Step, environment: dict[str, str], **options: Any) -> Training:
-    """For the process that has the device. Without `pool` it is the plain program."""
+def train(
+    step: Step, environment: dict[str, str], backend: str | None = None, **options: Any
+) -> Training:
+    """For the process that has the device. Without `pool` it is the plain program; with `backend`
+    the model is compiled."""
     os.environ.update(environment)
     torch._dynamo.reset()  # which remembers the other trainings of this process
     torch.manual_seed(0)
     model: Any = Shrinking().to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    if backend is not None:
+        model = torch.compile(model, backend=backend)
     loader: Any = DataLoader(
         Pictures(BATCH * BATCHES), batch_size=BATCH, shuffle=True, seeding="batch", **options
     )
@@ -120,13 +125,14 @@ def train(step: Step, environment: dict[str, str], **options: Any) -> Training:
     )
 
 
-def trained_by(pool: PoolProcesses, step: Step, **options: Any) -> tuple[Training, Training]:
+def trained_by(
+    pool: PoolProcesses, step: Step, backend: str | None = None, **options: Any
+) -> tuple[Training, Training]:
     """The plain program, and the one that the pool serves."""
     environment = {"XDG_RUNTIME_DIR": pool.environment["XDG_RUNTIME_DIR"]}
-    plain = run_on_simgpu(train, step, environment)
-    offloaded = run_on_simgpu(
-        train, step, environment, pool=pool.endpoint, code_paths=[CODE], timeout=60, **options
-    )
+    options = {"pool": pool.endpoint, "code_paths": [CODE], "timeout": 60, **options}
+    plain = run_on_simgpu(train, step, environment, backend)
+    offloaded = run_on_simgpu(train, step, environment, backend, **options)
     return plain, offloaded
 
 
@@ -154,3 +160,14 @@ def test_a_leaf_that_is_read_now_and_then_is_right_on_the_device(
     assert offloaded.losses == plain.losses
     assert offloaded.recalled_batches in (1, 2)  # the first may be in the watched part
     assert offloaded.withheld_bytes > 0
+
+
+@pytest.mark.parametrize("device", [DEVICE, None], ids=["device=", "moved by the loop"])
+def test_leaves_of_a_compiled_model_reach_neither_the_trainer_nor_its_device(
+    pool: PoolProcesses, device: str | None
+) -> None:
+    pool.start_worker()
+    plain, offloaded = trained_by(pool, now_and_then, "aot_eager", device=device)
+    assert offloaded.losses == plain.losses
+    assert offloaded.recalled_batches == 1
+    assert offloaded.withheld_bytes > BATCHES * (IMAGE_BYTES + MASK_BYTES)

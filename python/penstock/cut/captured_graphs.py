@@ -39,7 +39,7 @@ from penstock.seams.dynamo import (
     optimize_apart,
 )
 from penstock.seams.modules import own_source
-from penstock.tracking.lazy_tensor import LazyTensor, plain
+from penstock.tracking.lazy_tensor import LazyTensor, memory_in, plain
 
 # How many graphs of one frame are kept that no open call uses.
 UNUSED_MAX = 8
@@ -193,9 +193,9 @@ class UserBackend:
             placeholders = read_placeholders(graph_module)
             graph = copy_of(graph_module)
         except Unlowerable as refusal:
-            run_whole = self._user(graph_module, examples)
+            run_whole = _with_memory(self._user(graph_module, examples))
             return _kept(CapturedGraph(graph_module, run_whole, refusal=str(refusal)))
-        run_whole = self._user(graph_module, examples)
+        run_whole = _with_memory(self._user(graph_module, examples))
         return _kept(
             CapturedGraph(graph, run_whole, placeholders=placeholders, is_dynamic=is_dynamic)
         )
@@ -209,9 +209,23 @@ def _with_plain_examples(graph_module: fx.GraphModule, examples: Sequence[Any]) 
     for node, example in zip(nodes, examples, strict=True):
         if isinstance(example, LazyTensor):
             # Without values, as Dynamo's own: it knows where the sizes of that one come from.
-            example = node.meta["example_value"] = plain(node.meta["example_value"])
+            fake = node.meta["example_value"]
+            example = node.meta["example_value"] = plain(fake)
+            if fake.requires_grad:
+                example = node.meta["example_value"] = example.detach().requires_grad_()
         given.append(example)
     return given
+
+
+def _with_memory(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's compiler has seen ordinary tensors, and its code may read their memory."""
+
+    def run_whole(*inputs: Any) -> Any:
+        if LazyTensor in map(type, inputs):
+            inputs = memory_in(inputs)
+        return run(*inputs)
+
+    return run_whole
 
 
 def _begin_capture() -> GraphRunner | None:

@@ -163,7 +163,7 @@ class CheckedBoundary:
         """Runs the moved calls on the raw inputs and compares. Returns the boundary tensors to the
         trainer's own bits, or None where the workers' are not as they should be."""
         assert cut.reference is not None
-        call.recall()
+        call.recall(is_check=True)
         if self._context.repricer is not None:
             self._context.repricer.note_odd_step()
         with torch.no_grad():

@@ -90,7 +90,7 @@ class CutContext:
         """The options with the link to the workers as it is now."""
         host = self.host()
         link = None if host is None else host._link()
-        if link is not None and (self.withholding is None or self.withholding.is_refused):
+        if link is not None and self.withholding is None:
             link = link._replace(sends_whole=True)
         return replace(options, link=link)
 

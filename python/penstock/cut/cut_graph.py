@@ -228,7 +228,7 @@ class CutGraph:
                 compute_waiting(call.handle)
             return suffix(*call.inputs, *boundary)
 
-        call.recall()  # which is no part of either
+        call.recall(is_check=True)  # which is no part of either
 
         return repricer.run_timed(cut, lambda: self._run_all(inputs, lazy), run_suffix)
 

@@ -86,7 +86,7 @@ class CutsInUse:
         else:
             assert native is not None
             # A value that waits is as good as any other input here.
-            call.recall()
+            call.recall(is_check=True)
             inputs = call.with_added((), frozenset())
             try:
                 planned = plan_again(

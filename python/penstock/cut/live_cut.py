@@ -131,13 +131,15 @@ class GraphCall:
             for index, provenance in self.found.items()
         )
 
-    def recall(self, leaves: Set[int] | None = None) -> None:
+    def recall(self, leaves: Set[int] | None = None, *, is_check: bool = False) -> None:
         """Has the inputs that stayed with a worker come, or those of them that are these leaves of
-        the batch. Blocks."""
+        the batch. Blocks. A check of ours is no read that says that the leaf is wanted."""
         wanted = [
             index for index in self.withheld if leaves is None or self.found[index].source in leaves
         ]
         if wanted:
+            if is_check and self.handle.withheld is not None:
+                self.handle.withheld.counts_reads = False
             inputs = list(self.inputs)
             for index in wanted:
                 inputs[index] = self.withheld.pop(index).materialise()

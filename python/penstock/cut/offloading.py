@@ -152,15 +152,13 @@ def _make_call(
         user = None if isinstance(bare, _SCRIPTS) else user_compile_of(bare)
         target = bare if user is None else compiled_target(bare)
         context = CutContext(target, weakref.ref(loader), loader._provenance, options, verify_every)
-        if isinstance(bare, _SCRIPTS):
-            _share_withholding(loader, context, can_withhold=False)
+        _share_withholding(loader, context)
         if isinstance(bare, torch.jit.ScriptModule):
             return OffloadedScript(context, bare, bare.forward)
         if isinstance(bare, _SCRIPTS):
             return OffloadedScript(context, bare, bare)
         if user is None:
             keep_advice_from_log()
-        _share_withholding(loader, context, can_withhold=user is None)
         if compile_prefix:
             context.prefixes.compile()
         if options.mode == "auto" and not options.allow_random and user is None:
@@ -239,9 +237,8 @@ def _repricer(model: Any, loader: Any, context: CutContext) -> Repricer:
     return Repricer(loader._load_meter, TrainerClock(device))
 
 
-def _share_withholding(loader: Any, context: CutContext, *, can_withhold: bool) -> None:
-    """Has the loader's leaves stay with the workers where the model does not need them. Compilers
-    other than ours, and TorchScript, are given the tensors of a batch as they are."""
+def _share_withholding(loader: Any, context: CutContext) -> None:
+    """Has the loader's leaves stay with the workers where the model does not need them."""
     shared = context.provenance.withholding
     own = shared if isinstance(shared, LeafWithholding) else None
     if own is None:
@@ -255,7 +252,7 @@ def _share_withholding(loader: Any, context: CutContext, *, can_withhold: bool) 
         own = LeafWithholding(loader_ref, changed)
         context.provenance.withholding = own
     context.withholding = own
-    own.take(context.user, context.verify_every if can_withhold else None)
+    own.take(context.user, context.verify_every)
 
 
 def detach(model: M) -> M:

@@ -19,6 +19,8 @@ import torch
 
 from penstock import _C
 from penstock.cut.cut_context import CutContext
+from penstock.cut.live_cut import GraphCall
+from penstock.cut.model_call import UsedCut
 from penstock.cut.offloaded_call import StandIn
 from penstock.cut.whole_comparison import Side, first_difference, observe
 from penstock.graph.autocast import AutocastState, refuse_by_surroundings
@@ -29,7 +31,9 @@ from penstock.graph.script_plan import ScriptCut, Setting, plan_program
 from penstock.graph.sizes import REMEMBERED_MAKERS, REMEMBERED_SIZES, Unlowerable
 from penstock.seams.modules import has_optimized_executor, is_tracing, set_small_groups
 from penstock.seams.trees import tree_leaves
-from penstock.tracking.batch_origin import BatchHandle
+from penstock.tracking.batch_origin import BatchHandle, Provenance
+from penstock.tracking.lazy_inputs import LazyInputs
+from penstock.tracking.lazy_tensor import memory_in
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +60,10 @@ class OffloadedScript(StandIn):
         self._end_with_model_or_loader()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_tracing() or not self.context.is_open:
+        if is_tracing():
             return self.call_impl(*args, **kwargs)
+        if not self.context.is_open:
+            return self._run_whole(args, kwargs)
         self.context.begin_call()
         try:
             found = self._find(args, kwargs)
@@ -68,11 +74,17 @@ class OffloadedScript(StandIn):
             found = None
         try:
             if found is None:
-                return self.call_impl(*args, **kwargs)
+                return self._run_whole(args, kwargs)
             cut, call, boundary = found
             return cut.suffix.run(self._model, call, boundary)
         finally:
             self.context.end_call(True)
+
+    def _run_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """TorchScript reads memory, and so does whoever it leaves its kernels to."""
+        if self.context.provenance.deferral is not None:
+            args, kwargs = memory_in((args, kwargs))
+        return self.call_impl(*args, **kwargs)
 
     def _find(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -83,20 +95,24 @@ class OffloadedScript(StandIn):
         except (TypeError, RuntimeError):
             return None  # the module says so in its own words
         tensors = call.tensors
-        handle, leaf_indices = self._leaves(tensors)
-        if handle is None:
+        given = self._given(tensors)
+        if given is None:
             self._note_nests(args, kwargs, tensors)
             return None
         self.context.call.is_foreign = False
-        cut = self._cut_for(call, leaf_indices, handle)
+        self.context.call.note_batch(given.handle)
+        cut = self._cut_for(call, given)
         if cut is None:
             return None
         self.context.call.plans.append(cut.planned.plan)
-        boundary = self._boundary(cut, call, tensors, handle)
+        boundary = self._boundary(cut, call, given)
+        self.context.call.cuts.append(UsedCut(cut.raw_leaves, cut.keys, cut.used_count > 0))
         if boundary is None:
             cut.runs[_mode()] += 1
+            given.recall(is_check=cut.runs[_mode()] <= SETTLED_RUNS)
             return None
-        return cut, call, boundary
+        given.recall(cut.raw_leaves)
+        return cut, call.with_tensors(given.inputs), boundary
 
     def _note_nests(self, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> None:
         seen = {id(tensor) for tensor in tensors}
@@ -110,33 +126,41 @@ class OffloadedScript(StandIn):
                 )
                 return
 
-    def _leaves(
-        self, tensors: Sequence[torch.Tensor]
-    ) -> tuple[BatchHandle | None, list[int | None]]:
-        """Which tensors of the batch these are; no batch when they are of two."""
+    def _given(self, tensors: Sequence[torch.Tensor]) -> GraphCall | None:
+        """What is known of the tensors of a call; None where they are of no batch, or of two."""
+        lazy = LazyInputs.of(tensors)
         handle: BatchHandle | None = None
-        leaf_indices: list[int | None] = []
-        for tensor in tensors:
-            found = self.context.provenance.lookup(tensor)
-            if found is None or not isinstance(found.source, int) or not is_plain(tensor):
-                leaf_indices.append(None)
+        leaves: dict[int, Provenance] = {}
+        inputs = list(lazy.inputs)
+        for index, tensor in enumerate(inputs):
+            if index in lazy.waiting:
+                tensor = inputs[index] = lazy.waiting[index].materialise()
+            found = lazy.found[index] if index in lazy.withheld else None
+            if found is None and is_plain(tensor):
+                found = self.context.provenance.lookup(tensor)
+            if found is None or not isinstance(found.source, int):
                 continue
             if handle is not None and found.handle is not handle:
-                return None, []
+                return None
             handle = found.handle
-            leaf_indices.append(found.source)
-        return handle, leaf_indices
+            leaves[index] = found
+        if handle is None:
+            return None
+        return GraphCall(handle, leaves, inputs, withheld=lazy.withheld)
 
-    def _cut_for(
-        self, call: Any, leaf_indices: list[int | None], handle: BatchHandle
-    ) -> ScriptCut | None:
+    def _cut_for(self, call: Any, given: GraphCall) -> ScriptCut | None:
+        leaf_indices: list[int | None] = [None] * len(given.inputs)
+        for index, found in given.found.items():
+            assert isinstance(found.source, int)
+            leaf_indices[index] = found.source
         for cut in self._cuts:
             if cut.leaf_indices == leaf_indices and cut.program.holds() and cut.call.is_like(call):
                 return cut
         if len(self._cuts) + self._refusals >= PLANS_MAX:
             return None
         try:
-            cut = self._plan(call, leaf_indices, handle)
+            given.recall(is_check=True)
+            cut = self._plan(call.with_tensors(given.inputs), leaf_indices, given.handle)
         except Unlowerable as refusal:
             self._refuse(str(refusal))
             return None
@@ -160,11 +184,15 @@ class OffloadedScript(StandIn):
         cut = plan_program(self._model, call, leaf_indices, handle.leaf_count, options)
         if cut.boundary:
             self.context.prefixes.install(cut.planned)
+            self._note_change()
         return cut
 
-    def _boundary(
-        self, cut: ScriptCut, call: Any, tensors: list[torch.Tensor], handle: BatchHandle
-    ) -> list[torch.Tensor] | None:
+    def _note_change(self) -> None:
+        if self.context.withholding is not None:
+            self.context.withholding.send_whole()
+
+    def _boundary(self, cut: ScriptCut, call: Any, given: GraphCall) -> list[torch.Tensor] | None:
+        handle = given.handle
         if cut.constants is None or AutocastState.now() != AutocastState(None, None):
             return None
         if cut.constants.changed(cut.program.constants, handle.epoch):
@@ -180,13 +208,15 @@ class OffloadedScript(StandIn):
         if cut.runs[_mode()] < SETTLED_RUNS or any(tensor is None for tensor in boundary):
             return None
         values = [tensor for tensor in boundary if tensor is not None]
-        sizes = tuple(tuple(tensor.shape) for tensor in tensors)
+        sizes = tuple(tuple(tensor.shape) for tensor in given.inputs)
         setting = (sizes, torch.get_num_threads(), *_mode())
         if setting in cut.refused:
             return None
         is_due = cut.used_count % self.context.verify_every == 0
         is_due = is_due or setting not in cut.layouts
         if is_due or handle.maker not in cut.makers:
+            given.recall(is_check=True)
+            call = call.with_tensors(given.inputs)
             if not self._is_right(cut, call, values, handle):
                 return None
             if len(cut.makers) >= REMEMBERED_MAKERS:
@@ -276,6 +306,7 @@ class OffloadedScript(StandIn):
     def _forget(self, cut: ScriptCut) -> None:
         self._cuts.remove(cut)
         self.context.prefixes.withdraw(cut.planned)
+        self._note_change()
 
 
 def _twin(model: torch.nn.Module) -> Any:

@@ -56,8 +56,7 @@ class LeafWithholding:
         self.lazy_leaves: Set[int] = frozenset()
         self._host = host
         self._changed = changed
-        self._verify_every: dict[int, int] = {}  # by model that may withhold
-        self._refusers: set[int] = set()  # models that need whole batches
+        self._verify_every: dict[int, int] = {}  # by model
         self._cuts: dict[int, tuple[UsedCut, ...]] = {}  # of each model's newest call
         self._read: set[int] = set()  # leaves that the program reads
         self._watched_calls = 0
@@ -66,31 +65,20 @@ class LeafWithholding:
         self._recalled_at: deque[int] = deque()
         self._batch_count = 0
 
-    def take(self, user: int, verify_every: int | None) -> None:
-        """Notes an offloaded model, whose results are compared for one batch in `verify_every`.
-        None: it needs whole batches."""
-        if verify_every is None:
-            self._refusers.add(user)
-            self.send_whole()
-        else:
-            self._verify_every[user] = verify_every
+    def take(self, user: int, verify_every: int) -> None:
+        """Notes an offloaded model, whose results are compared for one batch in `verify_every`."""
+        self._verify_every[user] = verify_every
 
     def forget(self, user: int) -> None:
         """Notes that a model is offloaded no more."""
-        self._refusers.discard(user)
         self._verify_every.pop(user, None)
         self._cuts.pop(user, None)
         self.send_whole()
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether some model needs whole batches."""
-        return bool(self._refusers)
-
     def note_call(self, user: int, batch: BatchHandle | None, cuts: Sequence[UsedCut]) -> None:
         """To be called after each call of a model, whose graphs ran with these cuts."""
         self._batch_count += 1
-        if batch is None or self._is_withholding or self._refusers or not self._is_possible():
+        if batch is None or self._is_withholding or not self._is_possible():
             return
         self._read |= batch.read_leaves
         self._cuts[user] = tuple(cuts)

@@ -67,6 +67,16 @@ class ScriptCut:
     used_count: int = 0
     unchecked: UncheckedBatches = field(default_factory=UncheckedBatches)
 
+    @property
+    def raw_leaves(self) -> frozenset[int]:
+        """The leaves of the batch that the part that stays reads."""
+        return frozenset(self.native.raw_leaves)
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Those of its boundary tensors."""
+        return frozenset(item.key for item in self.boundary)
+
     def suffixes(self, is_optimized: bool) -> Iterator[tuple[Any, bool]]:
         """Ways to run the part that stays, and whether TorchScript is to keep small groups when it
         optimizes: a group of the whole may be small without the calls that move."""

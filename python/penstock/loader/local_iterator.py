@@ -227,8 +227,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             workers = max(1, self._stream.worker_count)
             self._meter.begin(workers, pids, self._prefetch_depth * workers)
             table = self._delivery.provenance
-            withholding = None if table is None else table.withholding
-            can_withhold = withholding is not None and not withholding.is_refused
+            can_withhold = table is not None and table.withholding is not None
             self._meter.sends_whole = self.source.recaller is None or not can_withhold
             self._meter.are_elsewhere = self._is_elastic
         self._order = IndexOrder(self._recipe) if self._recipe is not None else None

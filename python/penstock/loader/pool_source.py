@@ -20,7 +20,7 @@ import torch
 
 from penstock import _C
 from penstock.loader.descriptor_limit import check_can_connect
-from penstock.loader.device import gpu_uuid, names_device
+from penstock.loader.device import gpu_uuid
 from penstock.loader.held_slabs import retire_at_forks
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.own_workers import OwnWorkers

@@ -77,11 +77,6 @@ class Withholding(Protocol):
     def lazy_leaves(self) -> Set[int]:
         """Leaves that the program is to be given as lazy tensors."""
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether some model needs whole batches."""
-        ...
-
     def note_recall(self, leaf: int) -> None:
         """A leaf that had stayed with its worker was read."""
 

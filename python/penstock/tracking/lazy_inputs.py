@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.graph.expression import Expression
 from penstock.tracking.batch_origin import BatchHandle, Provenance
-from penstock.tracking.lazy_tensor import LazyTensor, is_written
+from penstock.tracking.lazy_tensor import LazyTensor, is_written, memory_in
 from penstock.tracking.lazy_value import LazyValue, compute_waiting
 
 
@@ -30,7 +30,11 @@ class LazyInputs:
         items = list(inputs)
         lazy = cls(items)
         for index, item in enumerate(inputs):
-            if type(item) is LazyTensor and item._value is not None and not item.requires_grad:
+            if type(item) is not LazyTensor or item._value is None:
+                continue
+            if item.requires_grad:
+                items[index] = memory_in(item)
+            else:
                 items[index] = lazy._taken_apart(index, item, item._value)
         return lazy
 

@@ -243,6 +243,32 @@ def values_of_lazy(tensor: LazyTensor) -> torch.Tensor:
     return tensor._value.materialise()
 
 
+class _Values(torch.autograd.Function):
+    """The values of a lazy tensor that requires gradients, which are those of the tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: LazyTensor) -> torch.Tensor:
+        return plain(tensor).detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def memory_in(arguments: Any) -> Any:
+    """The arguments of a call for code that reads memory, such as a compiler's, with an ordinary
+    tensor for each lazy one. That is no read of the program's."""
+    return tree_map(_memory_of, arguments)
+
+
+def _memory_of(argument: Any) -> Any:
+    if type(argument) is not LazyTensor or argument._value is None:
+        return argument
+    if argument.requires_grad:
+        return _Values.apply(argument)
+    return values_of_lazy(argument)
+
+
 def values_in(arguments: Any) -> Any:
     """The arguments of a call with an ordinary tensor for each lazy one."""
     return tree_map(_values_of, arguments)
