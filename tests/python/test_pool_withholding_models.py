@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool_datasets import FloatPictures, Pictures
+from pool_datasets import CODE, FloatPictures, Pictures
 from pool_processes import PoolProcesses, pool_of
 from pool_training import (
     IMAGE_BYTES,
@@ -266,3 +266,21 @@ def test_a_leaf_that_is_read_beside_a_script_module_is_right(pool: PoolProcesses
     ours = losses_of(loader, now_and_then(35), is_offloaded=True, make_model=scripted)
     assert ours == wanted
     assert loader.stats().recalled_batches == 1
+
+
+# ---- A loader without workers
+
+
+def test_a_loader_without_workers_is_cut_where_a_pool_is_there(
+    pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = expected(200, plain_step)
+    monkeypatch.setenv("PENSTOCK_POOL", pool.endpoint)
+    pool.start_worker()
+    loader = DataLoader(
+        Pictures(200), batch_size=8, shuffle=True, seeding="batch", code_paths=[CODE]
+    )
+    assert loader.num_workers == 0
+    assert losses_of(loader, plain_step, is_offloaded=True) == wanted
+    assert loader.plan.refused is None and loader.plan.moved
+    assert loader.stats().withheld_bytes > 30 * (IMAGE_BYTES + MASK_BYTES)

@@ -83,7 +83,7 @@ def test_the_variable_names_the_pool_of_a_loader_with_workers(
 @pytest.mark.parametrize(
     ("dataset", "options", "words"),
     [
-        (Augmented(4), {}, "num_workers=0 asks for batches that this process makes"),
+        (Augmented(4), {}, "num_workers=0 asks for batches that this process makes, with its own"),
         (Augmented(4), {"num_workers": "auto", "seeding": "batch"}, "num_workers is 'auto'"),
         (Augmented(4), {"num_workers": 1, "seeding": "worker"}, "seeding is 'worker'"),
         (Stateful(4), {"num_workers": 1}, "Stateful has a state_dict"),
@@ -115,6 +115,51 @@ def test_a_process_that_makes_its_own_batches_does_so_as_without_the_variable(
     torch.manual_seed(7)
     torchs = torch.utils.data.DataLoader(Locked(), batch_size=4, shuffle=True)
     assert found == digests(torchs)
+
+
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
+def test_a_loader_without_workers_is_served_where_its_random_numbers_stay_the_same(
+    variable: str, seeding: Any
+) -> None:
+    loader = DataLoader(Augmented(4), seeding=seeding)
+    assert (loader.pool, loader.num_workers, loader.prefetch_factor) == (variable, 0, None)
+    assert DataLoader(Augmented(4), seeding=seeding, pool="").pool is None
+    # As frameworks do, which build a loader anew from the attributes of another.
+    again = DataLoader(Augmented(4), seeding=seeding, pool=loader.pool, prefetch_factor=None)
+    assert again.pool == variable
+
+
+@pytest.mark.slow
+def test_a_loader_without_workers_has_from_the_pool_what_it_would_make_itself(
+    pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seeding": "batch"}
+    torch.manual_seed(7)
+    own = DataLoader(Augmented(24), pool="", **options)
+    expected = [digests(own), digests(own)]
+    drawn = torch.rand(3).tolist()
+    monkeypatch.setenv("PENSTOCK_POOL", pool.endpoint)
+    pool.start_worker()
+    torch.manual_seed(7)
+    served = DataLoader(Augmented(24), code_paths=[CODE], **options)
+    assert [digests(served), digests(served)] == expected
+    assert torch.rand(3).tolist() == drawn
+    assert served.stats().iterator == "pool"
+
+
+@pytest.mark.slow
+def test_a_loader_without_workers_makes_what_the_pool_does_not_send(
+    pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_POOL", pool.endpoint)
+    pool.start_worker()
+    options: dict[str, Any] = {"batch_size": 4, "seeding": "batch", "collate_fn": ordered}
+    torch.manual_seed(7)
+    expected = digests(DataLoader(Augmented(12), pool="", **options))
+    torch.manual_seed(7)
+    loader = DataLoader(Augmented(12), code_paths=[CODE], **options)
+    with pytest.warns(PoolWarning, match=r"names.* come from this process: .*OrderedD"):
+        assert digests(loader) == expected
 
 
 def test_a_variable_that_holds_no_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

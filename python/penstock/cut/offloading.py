@@ -316,7 +316,10 @@ def _refusal(model: Any, loader: Any) -> str | None:
             "makes it"
         )
     if not is_parallel(loader):
-        return "the loader has num_workers=0, so there is no worker to move anything to"
+        return (
+            "the loader has num_workers=0, so there is no worker to move anything to; pass "
+            "num_workers=1 or more, or pool= with the address of a pool"
+        )
     if loader.replica_group is not None:
         return (
             "the loader has a replica_group, whose ranks share batches, and each rank's model is "

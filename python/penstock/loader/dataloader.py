@@ -166,7 +166,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         batches are made within 5 ms, each worker is asked for up to 8 ahead even if
         ``prefetch_factor`` is less, together of at most 16 MiB and ``prefetch_bytes``. None: the
         pool that the environment's ``PENSTOCK_POOL`` names, if it can serve this loader and
-        ``num_workers`` is not 0; a warning says if it cannot. "": no pool.
+        ``num_workers`` is not 0 or ``seeding`` is "batch" or "sample"; a warning says if it cannot.
+        "": no pool.
     keys: the folder with this trainer's keys for the pool. None: ``PENSTOCK_KEYS``, else keys that
         this user's processes share on this machine.
     code_paths: folders (or single .py files) of your own modules that travel with the dataset. The

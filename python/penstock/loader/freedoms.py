@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from penstock.loader.loader_face import LoaderFace
-from penstock.loader.options import is_seeded_by_batch
+from penstock.loader.options import has_pool, is_seeded_by_batch
+from penstock.loader.pool_options import DEFAULT_PREFETCH_FACTOR
 from penstock.seams.iterators import DatasetKind
 from penstock.stream.indices import recognise_sampler
 from penstock.stream.shard_state import is_stateful
@@ -12,6 +13,13 @@ from penstock.stream.table_rows import plain_rows
 
 _DEEP_PREFETCH_BYTES = 1 << 20
 _DEEP_PREFETCH_COUNT = 16
+
+
+def prefetch_factor(loader: LoaderFace) -> int | None:
+    """The loader's own, which torch's constructor leaves out without workers, or the default where
+    a pool makes the batches of such a loader."""
+    factor: int | None = loader.prefetch_factor
+    return DEFAULT_PREFETCH_FACTOR if factor is None and has_pool(loader) else factor
 
 
 def prefetch_depth(loader: LoaderFace) -> int:
@@ -23,7 +31,7 @@ def prefetch_depth(loader: LoaderFace) -> int:
     unobservable there: rows are read from tensors, and torch's own sampler, without a generator of
     the user's, draws at the first pull alone.
     """
-    factor = loader.prefetch_factor or 1
+    factor = prefetch_factor(loader) or 1
     rows = plain_rows(loader.dataset, loader.collate_fn)
     recipe = recognise_sampler(loader._index_sampler)
     if rows is None or recipe is None or recipe.generator is not None or recipe.sample_count == 0:

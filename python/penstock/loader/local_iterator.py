@@ -23,7 +23,7 @@ from penstock import _C
 from penstock.errors import UnsupportedError
 from penstock.loader.delivery import Delivery, PinDevice
 from penstock.loader.device import names_device, staged_device
-from penstock.loader.freedoms import may_begin_early, prefetch_depth
+from penstock.loader.freedoms import may_begin_early, prefetch_depth, prefetch_factor
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.loader_state import states_at_end
 from penstock.loader.local_source import LocalSource
@@ -86,7 +86,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._undo_seed(loader)
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
         self._owner_pid = os.getpid()
-        self._prefetch_factor = loader.prefetch_factor
+        self._prefetch_factor = prefetch_factor(loader)
         self._in_order = loader.in_order
         # An iterable dataset's shards each come in their own order.
         self._may_come_out_of_turn = not loader.in_order and self._dataset_kind == DatasetKind.Map

@@ -4,9 +4,10 @@ the one that a rank of its job has announced (:mod:`.announced_pool`).
 
 The variable, or the announcement, speaks for a whole program, whose loaders were not written with
 it in mind. A loader that the pool can serve is served. Another one works as without a pool, after a
-warning that says why: one with ``num_workers=0``, which asks for batches of this process's own
-dataset object; one with options that a pool has not; one whose dataset cannot be sent; and one
-whose batches cannot be sent back, which the answer to its first request shows.
+warning that says why: one with ``num_workers=0`` whose random numbers are this process's own, and
+would be others with a pool (``seeding="batch"`` makes them the same); one with options that a pool
+has not; one whose dataset cannot be sent; and one whose batches cannot be sent back, which the
+answer to its first request shows.
 
 A loader that is given ``pool=`` asks for a pool itself. It has all its batches from the pool with
 ``num_workers=0``, and options that a pool has not, and a dataset or a batch that cannot be sent,
@@ -25,6 +26,7 @@ import torch.distributed as dist
 
 from penstock.errors import UnsentBatchError
 from penstock.loader.loader_face import LoaderFace
+from penstock.loader.options import is_seeded_by_batch
 from penstock.loader.pool_options import Obstacle, is_address, obstacle_to_pool
 from penstock.program_line import warn
 from penstock.seams.iterators import BaseIterator, DatasetKind
@@ -228,11 +230,12 @@ def _pool_of_job() -> AnnouncedPool | None:
 
 
 def _obstacle_of_program(loader: LoaderFace) -> Obstacle | None:
-    if loader.num_workers == 0:
+    if loader.num_workers == 0 and not is_seeded_by_batch(loader):
         return Obstacle(
-            "num_workers=0 asks for batches that this process makes of its own dataset object, "
-            "where a pool's workers have copies",
-            "pass num_workers=1 or more, or pool= with the address",
+            "num_workers=0 asks for batches that this process makes, with its own random numbers, "
+            "where a pool's workers have others",
+            "pass seeding='batch', with which they are the same, num_workers=1 or more, or pool= "
+            "with the address",
         )
     return None
 
