@@ -159,6 +159,19 @@ class Pictures(Dataset[dict[str, Any]]):
         }
 
 
+class PictureShards(IterableDataset[dict[str, Any]]):
+    """Pictures in shards."""
+
+    def __init__(self, count: int) -> None:
+        self.pictures = Pictures(count)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        start, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in range(start, len(self.pictures), step):
+            yield self.pictures[index]
+
+
 class FloatPictures(Pictures):
     """Images of floats, which can have gradients."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool_datasets import CODE, FloatPictures, Pictures
+from pool_datasets import CODE, FloatPictures, Pictures, PictureShards
 from pool_processes import PoolProcesses, pool_of
 from pool_training import (
     IMAGE_BYTES,
@@ -266,6 +266,23 @@ def test_a_leaf_that_is_read_beside_a_script_module_is_right(pool: PoolProcesses
     ours = losses_of(loader, now_and_then(35), is_offloaded=True, make_model=scripted)
     assert ours == wanted
     assert loader.stats().recalled_batches == 1
+
+
+# ---- An iterable dataset
+
+
+def test_batches_of_an_iterable_dataset_are_cut_and_come_whole(pool: PoolProcesses) -> None:
+    """They cannot be made again out of their turn, so no leaf could be recalled."""
+    options: dict[str, Any] = {"shards": 2, "seeding": "batch"}
+    plain = DataLoader(PictureShards(160), batch_size=8, **options)
+    wanted = losses_of(plain, plain_step, is_offloaded=False)
+    pool.start_worker()
+    loader = loader_of(pool, PictureShards(160), shuffle=None, **options)
+    assert losses_of(loader, plain_step, is_offloaded=True) == wanted
+    assert loader.plan.moved
+    stats = loader.stats()
+    assert (stats.withheld_bytes, stats.recalled_batches) == (0, 0)
+    assert stats.batch_bytes > 40 * IMAGE_BYTES  # masks are written with fewer bytes
 
 
 # ---- A loader without workers
