@@ -7,6 +7,8 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -668,3 +670,17 @@ def test_change_reaches_models_that_are_not_compared(
                 found += [bits(model(row)) for row in pool]
         results.append(found)
     assert results[0] == results[1]
+
+
+def test_first_capture_of_a_process_is_no_change_of_the_program() -> None:
+    """Dynamo replaces two methods of `torch.nn.Module` then. The first model of each program was
+    captured twice for it, and moved again what a worker had got wrong."""
+    program = (
+        "import torch; from penstock.cut.program_state import ProgramStamp, ProgramState; "
+        "model = torch.nn.Linear(2, 2); parts = list(model.modules()); "
+        "state, stamp = ProgramState(parts), ProgramStamp(parts); "
+        "torch.compile(model, backend='eager')(torch.ones(1, 2)); "
+        "print(state.changes(), stamp.is_as_it_was())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("[] True\n", 0), done.stderr

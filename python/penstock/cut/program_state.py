@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from penstock.seams.dynamo import patch_modules
 from penstock.seams.modules import global_hooks
 from penstock.seams.process_group import default_group
 
@@ -28,6 +29,7 @@ class ProgramState:
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
         """`modules` are those of the model, with all that are inside of them."""
+        patch_modules()  # else the first capture would be a change of the program
         # Mappings that live, how people call them, and copies.
         self._watched: list[tuple[Mapping[Any, Any], str, dict[Any, Any]]] = []
         self._kinds: set[type] = set()
@@ -77,6 +79,7 @@ class ProgramStamp:
     weakly."""
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
+        patch_modules()
         self._kinds = [weakref.ref(kind) for kind in _classes_of(modules)]
         self._then = self._now()
 

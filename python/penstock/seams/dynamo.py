@@ -41,6 +41,7 @@ require(
         "torch._dynamo.exc.TorchDynamoException",
         "torch._dynamo.external_utils.wrap_inline",
         "torch._dynamo.guards.DeletedGuardManagerWrapper",
+        "torch._dynamo.mutation_guard.install_generation_tagging_init",
         "torch._dynamo.optimize",
         "torch._dynamo.source.TensorPropertySource",
         "torch._dynamo.source.is_from_local_source",
@@ -69,6 +70,7 @@ from torch._dynamo.eval_frame import (  # type: ignore[attr-defined]
 from torch._dynamo.exc import SkipFrame as SkipFrame
 from torch._dynamo.external_utils import wrap_inline as wrap_inline
 from torch._dynamo.guards import DeletedGuardManagerWrapper
+from torch._dynamo.mutation_guard import install_generation_tagging_init
 from torch._dynamo.source import TensorPropertySource as TensorPropertySource
 from torch._dynamo.source import is_from_local_source as is_from_local_source
 from torch._dynamo.types import FrameAction, FrameExecStrategy  # type: ignore[attr-defined]
@@ -170,6 +172,11 @@ def is_crowded(code: CodeType) -> bool:
         or max(entry.compile_id.frame_compile_id or 0 for entry in entries) + 1
         >= config.accumulated_recompile_limit
     )
+
+
+def patch_modules() -> None:
+    """Has Dynamo replace the methods of `torch.nn.Module` that it replaces at its first capture."""
+    install_generation_tagging_init()
 
 
 def take_again(code: CodeType) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from penstock.seams.devices import accelerator_type
-
 logger = logging.getLogger(__name__)
 
 _PENDING_MAX = 256  # stretches that a device has not come to the end of; others are not measured
@@ -31,7 +29,7 @@ class TrainerClock:
         self, device: torch.device | None, make_event: Callable[[], Any] | None = None
     ) -> None:
         self._device = device
-        if make_event is None and device is not None and device.type == accelerator_type():
+        if make_event is None and device is not None and device.type != "cpu":
             make_event = self._device_event
         self._make_event = make_event
         self._open: tuple[Any, Any] | None = None
