@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from device_styles import BATCH, SAMPLES, Convolutions, Images, prepared_image
 from torch import nn
 
 import penstock
+from penstock.tuning.trainer_clock import TrainerClock
 
 pytestmark = pytest.mark.slow
 DEVICE = "simgpu:0"
@@ -439,3 +441,25 @@ def test_a_program_without_visible_gpus_has_torchs_error_or_trains_on_the_cpu() 
         timeout=120,
     )
     assert done.stdout == "as torch\n", done.stderr
+
+
+@on_simgpu
+def test_device_clock_measures_what_the_host_does_not_wait_for() -> None:
+    """Only of CUDA devices were times taken on the device."""
+    source = torch.ones(8).pin_memory()
+    clock = TrainerClock(torch.device("simgpu:0"))
+    simgpu.set_copy_delay(0.05)
+    try:
+        clock.begin("copy")
+        source.to("simgpu:0", non_blocking=True)
+        clock.end()
+        assert not clock.take()
+        taken: list[tuple[str, float]] = []
+        deadline = time.monotonic() + 60
+        while not taken and time.monotonic() < deadline:
+            taken = clock.take()
+    finally:
+        simgpu.set_copy_delay(0.002)
+    [(label, seconds)] = taken
+    assert label == "copy"
+    assert seconds >= 0.05
