@@ -121,10 +121,10 @@ def test_leaves_of_training_and_validation_stay_with_the_workers(
     train = loader_of(pool, Pictures(160), **seeded())
     val = loader_of(pool, Pictures(160, edge=48), shuffle=False, **seeded())
     assert validated(train, val, is_offloaded=True, is_mixed=is_mixed) == wanted
-    for loader, share in ((train, 1), (val, (48 / 64) ** 2)):
+    for loader, part in ((train, 1), (val, (48 / 64) ** 2)):
         stats = loader.stats()
         assert stats.recalled_batches <= 1  # the first of the other worker, which is compared
-        assert stats.withheld_bytes > 15 * share * (IMAGE_BYTES + MASK_BYTES)
+        assert stats.withheld_bytes > 15 * part * (IMAGE_BYTES + MASK_BYTES)
 
 
 # ---- Models that the user compiled
