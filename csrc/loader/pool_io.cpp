@@ -408,7 +408,8 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart
   if (has_turn) return take_answer_in_turn(worker_id, link, answer, now);
   const bool is_of_link = session_.is_in_force(worker_id, answer.message.link);
   if (!link.add_waiting(std::move(part))) return lose_track(worker_id, answer.message.link, now);
-  if (is_of_link) session_.answer_waits(worker_id);
+  // Without a connection to its data port the pieces cannot come: the network's fault, and told as such.
+  if (is_of_link && !link.data_missed_at) session_.answer_waits(worker_id);
 }
 
 bool PoolIo::waits_for_pieces(WorkerLink& link, const wire::PoolAnswer& answer) const {
