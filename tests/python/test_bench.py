@@ -182,7 +182,7 @@ def test_the_costs_of_states_are_measured(tmp_path: Path) -> None:
     done = run_bench("states.py", "--quick", "--markdown", "--out", str(lines))
     assert done.returncode == 0, done.stderr
     assert len(lines.read_text().splitlines()) == 5 * 5 * 2
-    assert "| module  | 5       | penstock, a state each batch |" in done.stdout
+    assert "| module  | 5       | penstock, a state each batch  |" in done.stdout
 
 
 @pytest.mark.long

@@ -45,8 +45,7 @@ def test_leaves_that_nobody_reads_do_not_cross(pool: PoolProcesses) -> None:
     loader = loader_of(pool, Pictures(400))
     assert losses_of(loader, plain_step, is_offloaded=True) == expected(400, plain_step)
     stats = loader.stats()
-    # The first batch of the second epoch, whose image the forward reads that is compared.
-    assert stats.recalled_batches == 1
+    assert stats.recalled_batches == 0
     # The mask and the image, of most batches.
     assert stats.withheld_bytes > 50 * (IMAGE_BYTES + MASK_BYTES)
     assert stats.batch_bytes < stats.withheld_bytes
