@@ -57,6 +57,21 @@ def offloaded(model: Any, way: str, loader: Any) -> Any:
     return model if way == "torch" else penstock.offload(model, loader, cut=way)  # type: ignore[arg-type]
 
 
+def trained(model: Any, optimizer: Any, loader: Any, backward: Callable[[Any], Any]) -> list[float]:
+    """The losses of two epochs of a loop to which the framework gives batches on the device."""
+    torch.manual_seed(6)
+    losses = []
+    for _ in range(2):
+        for images, labels in loader:
+            assert images.device == torch.device(DEVICE)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), labels)
+            backward(loss)
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
 def moved_by(loader: Any) -> set[str]:
     plan = getattr(loader, "plan", None)
     assert plan is None or plan.refused is None, plan.refused
@@ -146,16 +161,7 @@ def with_fabric(way: str) -> Outcome:
         model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
         loader = fabric.setup_dataloaders(make_loader())
         model = offloaded(model, way, loader)
-        torch.manual_seed(6)
-        losses = []
-        for _ in range(2):
-            for images, labels in loader:
-                assert images.device == torch.device(DEVICE)
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(images), labels)
-                fabric.backward(loss)
-                optimizer.step()
-                losses.append(loss.item())
+        losses = trained(model, optimizer, loader, fabric.backward)
         return losses, moved_by(loader._dataloader)
 
 
@@ -185,16 +191,7 @@ def with_accelerate(way: str) -> Outcome:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         model, optimizer, loader = accelerator.prepare(model, optimizer, make_loader())
         model = offloaded(model, way, loader)
-        torch.manual_seed(6)
-        losses = []
-        for _ in range(2):
-            for images, labels in loader:
-                assert images.device == torch.device(DEVICE)
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(images), labels)
-                accelerator.backward(loss)
-                optimizer.step()
-                losses.append(loss.item())
+        losses = trained(model, optimizer, loader, accelerator.backward)
         return losses, moved_by(loader)
 
 
