@@ -577,6 +577,25 @@ def test_comparison_shows_nothing_to_hooks_on_saved_tensors() -> None:
     assert lives[0] == lives[1]
 
 
+class SingularValues(Model):
+    """Takes the singular values by another routine, with other last bits, where a dispatch mode
+    watches."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.linalg.svdvals(x).sum()
+
+
+def test_comparison_runs_the_kernels_that_the_program_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = InProcessPool(batches())
+    model = offload(fresh(SingularValues), pool, cut="maximal", verify_every=1)
+    trained(model, pool, lambda: None)
+    assert not warnings_of(caplog)
+    assert pool.plan is not None
+    assert pool.plan.moved
+
+
 _noise = itertools.count(1)
 
 

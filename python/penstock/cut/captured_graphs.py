@@ -89,6 +89,7 @@ class CapturedGraph:
         self.code: weakref.ref[types.CodeType] | None = None  # of the frame, once it is known
         self.capture: Capture | None = current_capture()
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # open calls that have run it
+        self.contained: set[tuple[int, ...]] = set()  # see `eager_comparison.observe`
         # Of which program it was captured, and in which state of that.
         self.stamp = _running.calls[-1].stamp() if _running.calls else None
 

@@ -7,10 +7,12 @@ epoch, one in `verify_every`, and any before which something was seen to move) a
 they would be without penstock, and the graph is run beside it for nothing but the comparison.
 
 The run for the comparison leaves no trace. It comes first and is the graph alone: no hook, no
-`print` and no other line of the program runs in it. It works on copies of what it may write to, the
-generators are put back, and it ends at an operator that may do more than compute, or that writes to
-a parameter. A call that Dynamo captures as several graphs has lines of the program between them, so
-it is not run beside; where something was seen to move, it is captured anew.
+`print` and no other line of the program runs in it. It works on copies of what it may write to, and
+the generators are put back. A graph with an operator that may do more than compute, or that writes
+to a parameter, is not compared; that is found out once for each graph, in a run of its own, since
+some composite operators take other kernels where a dispatch mode watches. A call that Dynamo
+captures as several graphs has lines of the program between them, so it is not run beside; where
+something was seen to move, it is captured anew.
 
 Some kernels add in another order each time. So a difference counts if the graph gives the same bits
 when it is run once more, on copies of what it was given and with the generators as they were.
@@ -99,9 +101,22 @@ class Observation:
         )
 
 
-def observe(run: Callable[..., Any], inputs: Sequence[Any]) -> Observation:
-    """Runs a graph without a trace. Raises NotContained where that cannot be done."""
+def observe(
+    run: Callable[..., Any], inputs: Sequence[Any], contained: set[tuple[int, ...]]
+) -> Observation:
+    """Runs a graph without a trace. Raises NotContained where that cannot be done. `contained` is
+    kept with the graph: for which inputs that are not copied it is known to do nothing but
+    compute."""
     spare = _copies(inputs)
+    uncopied = tuple(
+        place
+        for place, (given, copy) in enumerate(zip(inputs, spare, strict=True))
+        if given is copy and isinstance(given, torch.Tensor)
+    )
+    if uncopied not in contained:
+        with AllGeneratorsKept(), _Contained([inputs[place] for place in uncopied]):
+            _observed(run, inputs)
+        contained.add(uncopied)
     before = AllGeneratorsKept()
     with before:
         observation = _observed(run, inputs)
@@ -124,7 +139,6 @@ def _observed(run: Callable[..., Any], inputs: Sequence[Any]) -> Observation:
         autocast_put_back(),
         # The program's own hooks are not called, and nothing is saved for a backward.
         torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing),
-        _Contained([given for given, copy in tensors if given is copy]),
     ):
         results = [one for one in tree_leaves(run(*copies)) if isinstance(one, torch.Tensor)]
         drawn = torch_states()

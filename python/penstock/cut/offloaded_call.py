@@ -421,7 +421,7 @@ class OffloadedCall(StandIn):
             if isinstance(run, CutGraph):
                 inputs = run.look_at(inputs)
             refuse_repeats(graph.module)
-            self._observation = observe(graph.run_whole, inputs)
+            self._observation = observe(graph.run_whole, inputs, graph.contained)
             raise Observed
         return run(*inputs)
 
