@@ -26,6 +26,16 @@ void repair_text(Source& source, wire::NestTag tag, ByteWriter& nest, Choices& c
   nest.write_bytes(text);
 }
 
+void repair_numerics(Source& source, ByteWriter& nest, Choices& choices) {
+  source.number<uint8_t>();
+  const auto length = source.number<uint32_t>();
+  Bytes numerics(choices.mostly() ? sizeof(Numerics) : length % (2 * sizeof(Numerics)));
+  std::ranges::copy(source.take(numerics.size()), numerics.begin());
+  nest.write(wire::NestTag::kBytes);
+  nest.write(static_cast<uint32_t>(numerics.size()));
+  nest.write_bytes(numerics);
+}
+
 int64_t repair_integer(Source& source, int64_t most, ByteWriter& nest, Choices& choices) {
   source.number<uint8_t>();
   auto value = source.number<int64_t>();
@@ -67,7 +77,7 @@ Bytes repair_prefix_nest(Source& source, uint32_t leaf_count, Choices& choices) 
       }
     }
   }
-  repair_text(source, wire::NestTag::kBytes, nest, choices);
+  repair_numerics(source, nest, choices);
   write_tuple(6, source, nest, choices);
   for (const int64_t most : {1, 1, 1, 5, 5, 11}) repair_integer(source, most, nest, choices);
   if (!choices.mostly()) nest.write_bytes(source.take(source.left()));

@@ -16,8 +16,8 @@ constexpr size_t kKindAt = 6, kRecordBytesAt = 44, kPayloadBytesAt = 48, kStateB
                  kReservedAt = 71, kSampleCountAt = 96, kZeroAt = 108;
 // Behind the head of a batch in a slab: its place there.
 constexpr size_t kPlaceBytes = 24, kTransientAt = wire::kToTrainerHeadBytes + 12;
-// Behind the head of a welcome: the cipher and the nonce, and then the endpoint.
-constexpr size_t kGrantBytesLeast = 1 + wire::kSealNonceBytes;
+// Behind the head of a welcome: the cipher, the nonce and the digests of its kernels, and then the endpoint.
+constexpr size_t kGrantBytesLeast = 1 + wire::kSealNonceBytes + sizeof(Numerics);
 
 using Kind = wire::ToTrainer::Kind;
 
