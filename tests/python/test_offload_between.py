@@ -8,6 +8,7 @@ import copy
 import gc
 import pickle
 import queue
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -213,9 +214,9 @@ def test_training_is_that_of_eager(
     same = trace == train_so(fresh(make_model), copy.deepcopy(batches), loop)
     assert same
     if cut == "maximal" and moves:
-        assert pool.plan is not None
-        moved = [call.operator.partition(" at ")[0] for call in pool.plan.moved]
-        assert not set(moves) - set(moved)
+        # The plan is that of the last call, and a loop may call its model twice a batch.
+        moved = set(re.findall(r'group \d+ "(\w+) at ', "".join(pool.prefix_texts)))
+        assert not set(moves) - moved
         assert pool.shipped_count
         written = [call.operator for call in pool.plan.moved if call.operator.startswith("_to_")]
         assert all("test_offload_between.py" in name for name in written)
