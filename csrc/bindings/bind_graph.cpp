@@ -195,6 +195,7 @@ void bind_graph(py::module_& module) {
   py::class_<graph::Calibration>(module, "Calibration")
       .def_readonly("node_s", &graph::Calibration::node_s)
       .def_readonly("trainer_node_s", &graph::Calibration::trainer_node_s)
+      .def_readonly("copy_bytes_per_s", &graph::Calibration::copy_bytes_per_s)
       .def_readonly("values", &graph::Calibration::values);
 
   py::class_<graph::Loads>(module, "Loads")

@@ -9,7 +9,8 @@
 //            the operators that could have moved and stay, and the first reading of boundary tensors
 //   workers  a worker's seconds for a batch over the number of workers: the dataset and collate, the operators that
 //            moved, and the writing of boundary tensors
-//   link     the seconds that the bytes take from the workers to the trainer, where a network lies between them
+//   link     the seconds that the bytes take from the workers to the trainer, where a network lies between them, or to
+//            the trainer's device
 //   CPUs     all that the trainer and a worker compute for a batch, over the CPUs that they share
 //
 // Calibration measures the operators of one batch. The rest (Loads) is measured while the loader runs, since it is the
@@ -40,8 +41,11 @@ struct ValueSize {
 struct Calibration {
   std::vector<double> node_s;  // seconds of one run on one worker thread; 0 where the node cannot move
   std::vector<ValueSize> values;
-  // Seconds of one run on as many threads as the trainer has; empty when that is one thread, too.
+  // Seconds of one run on as many threads as the trainer has, or on the device that the program runs it on; empty when
+  // that is one thread, too.
   std::vector<double> trainer_node_s = {};
+  // Bytes per second from pinned memory to the program's device; 0 where there is none.
+  double copy_bytes_per_s = 0;
 
   friend bool operator==(const Calibration&, const Calibration&) = default;
 };
@@ -111,6 +115,10 @@ inline constexpr double kUnknownLinkBytesPerS = 125e6;
 
 // For workers behind a link.
 Prices link_prices(double worker_count, const LinkRate& link);
+
+// The same where the trainer reads batches on a device: the copies there are a part of the link, at most as fast as
+// they.
+Prices with_copies(Prices prices, const Calibration& calibration);
 
 // Refuses prices that are not finite where they must be, are negative, or divide by zero.
 Result<void> check_prices(const Prices& prices);

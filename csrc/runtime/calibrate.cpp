@@ -8,6 +8,7 @@
 #include <map>
 #include <tuple>
 
+#include "runtime/device_times.h"
 #include "runtime/execution_guard.h"
 #include "runtime/executor.h"
 #include "runtime/last_uses.h"
@@ -18,6 +19,8 @@ namespace {
 
 using graph::ValueId;
 using Clock = std::chrono::steady_clock;
+
+constexpr int kDeviceRounds = 3;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -73,18 +76,6 @@ graph::Graph movable_part(const graph::Graph& graph, std::span<const graph::Verd
   return part;
 }
 
-// What a node takes a device, which is not measured here: what starting a kernel takes the host, and the bytes that the
-// kernel reads and writes at the rate of a small one's memory. The running loader is measured as it is.
-constexpr double kKernelStartS = 8e-6;
-constexpr double kDeviceBytesPerS = 500e9;
-
-double device_seconds(const graph::Node& node, const std::vector<graph::ValueSize>& values) {
-  int64_t bytes = 0;
-  graph::for_each_operand(node, [&](ValueId value) { bytes += values[value].bytes; });
-  for (const ValueId value : node.results) bytes += values[value].bytes;
-  return kKernelStartS + static_cast<double>(bytes) / kDeviceBytesPerS;
-}
-
 class Calibrator {
  public:
   using Times = std::vector<std::vector<double>>;  // by node of the movable part, then by round
@@ -122,16 +113,16 @@ class Calibrator {
     return {};
   }
 
-  // Keeps every value until the end, so that no two share an address by accident.
-  Result<void> measure_sizes(graph::Calibration& calibration) {
+  // Keeps every value until the end, so that no two share an address by accident. Gives the values.
+  Result<Frame> measure_sizes(graph::Calibration& calibration) {
     Frame frame = start_;
     c10::Stack stack;
     for (const OperatorCall& call : calls_)
-      if (auto ran = call.run(frame, stack); !ran) return ran;
+      if (auto ran = call.run(frame, stack); !ran) return ran.error();
     StorageNumbers numbers;
     calibration.values.reserve(frame.size());
     for (const c10::IValue& value : frame) calibration.values.push_back(numbers.size_of(value));
-    return {};
+    return frame;
   }
 
   // Frees values at their last use, as the executor does: memory that the allocator hands out again is faster.
@@ -191,7 +182,13 @@ Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const 
   };
   Calibrator::Times worker_times;
   Calibrator::Times trainer_times;
-  if (auto measured = calibrator.measure_sizes(calibration); !measured) return measured.error();
+  DeviceTimes on_devices;
+  {
+    const auto values = calibrator.measure_sizes(calibration);
+    if (!values) return values.error();
+    if (std::ranges::any_of(graph.nodes, [](const graph::Node& node) { return node.on.has_value(); }))
+      on_devices = time_on_devices(graph, verdicts, values.value(), kDeviceRounds);
+  }
   // In turns, so that other load of the machine falls on both alike.
   for (int round = 0; round < std::max(1, options.round_count); ++round) {
     if (round > 0 && seconds_since(start) > options.seconds_max) break;
@@ -201,11 +198,12 @@ Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const 
   }
   calibration.node_s = calibrator.medians(verdicts, std::move(worker_times));
   if (trainer_threads != 1) calibration.trainer_node_s = calibrator.medians(verdicts, std::move(trainer_times));
-  for (size_t node = 0; node < graph.nodes.size(); ++node) {
+  for (size_t node = 0; node < on_devices.node_s.size(); ++node) {
     if (!graph.nodes[node].on || !verdicts[node].movable) continue;
     if (calibration.trainer_node_s.empty()) calibration.trainer_node_s = calibration.node_s;
-    calibration.trainer_node_s[node] = device_seconds(graph.nodes[node], calibration.values);
+    calibration.trainer_node_s[node] = on_devices.node_s[node];
   }
+  calibration.copy_bytes_per_s = on_devices.copy_bytes_per_s;
   return calibration;
 }
 

@@ -671,6 +671,9 @@ class Calibration:
     @property
     def trainer_node_s(self) -> list[float]: ...
     @property
+    def copy_bytes_per_s(self) -> float:
+        """From pinned memory to the program's device; 0 where there is none."""
+    @property
     def values(self) -> list[ValueSize]: ...
 
 class Loads:

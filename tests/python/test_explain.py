@@ -167,7 +167,8 @@ def test_json_has_every_field_and_is_the_plan_again() -> None:
     fields = json.loads(plan.to_json())
     assert list(fields) == [
         "moved", "kept", "raw_bytes", "maximal_bytes", "boundary_bytes", "worker_s", "trainer_s",
-        "refused", "totals", "edges", "link_bytes_per_s", "priced", "workers_apart",
+        "refused", "totals", "edges", "link_bytes_per_s", "copy_bytes_per_s", "priced",
+        "workers_apart",
     ]  # fmt: skip
     assert fields["moved"] == [dataclasses.asdict(call) for call in plan.moved]
     assert [PlannedEdge(**edge) for edge in fields["edges"]] == list(plan.edges)

@@ -125,8 +125,7 @@ def _examine(program: Sequence[str], options: object) -> int:
     found = examination.first_look(runs.run())
     if examination.is_worth_a_plan(found):
         _say("a run that looks for what of the model could run in the workers")
-        plan = runs.run(asks_for_plan=True)
-        examination.note_movable(found, plan.movable_s, allow_reordering)
+        examination.note_movable(found, runs.run(asks_for_plan=True), allow_reordering)
     else:
         examination.note_movable(found, None, allow_reordering)
     if not asked["json"]:

@@ -16,9 +16,10 @@ from dataclasses import replace
 from penstock.cli.program import ProgramError, run_file, run_module
 from penstock.doctor.loader_watch import BatchBound, LoaderWatch
 from penstock.doctor.program_runs import end_with_parent
-from penstock.doctor.run_orders import RunOrders, RunResult
+from penstock.doctor.run_orders import MovableCall, RunOrders, RunResult
 
 _TEXT_MAX = 2000
+_CALLS_MAX = 8  # that are named
 _PLAN_BATCHES_MAX = 16  # of all loaders; a model was called with one by then
 
 
@@ -81,8 +82,16 @@ def _find_plan(start: Callable[[], None], report: Callable[[RunResult], None]) -
 
     def take(found: FoundPlan) -> None:
         plan = found.plan
-        movable_s = sum(call.trainer_s for call in plan.moved)
-        report(RunResult(movable_s=movable_s, plan_refusal=plan.refused or ""))
+        dearest = sorted(plan.moved, key=lambda call: -call.trainer_s)[:_CALLS_MAX]
+        report(
+            RunResult(
+                movable_s=sum(call.trainer_s for call in plan.moved),
+                movable_calls=tuple(
+                    MovableCall(call.operator, call.trainer_s, call.device) for call in dearest
+                ),
+                plan_refusal=plan.refused or "",
+            )
+        )
 
     with BatchBound(_PLAN_BATCHES_MAX) as bound:
         watch = ModelWatch(None, take)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from penstock.doctor.run_orders import RunResult
+from penstock.doctor.run_orders import MovableCall, RunResult
 from penstock.errors import PenstockError
 from penstock.tuning.advice import SAME_SHARE, Advice, advise, best_first, possible_settings
 from penstock.tuning.limiting import WAITING_SHARE_MIN, Limit
@@ -49,6 +49,7 @@ class Examination:
     best: LoaderSettings = field(default_factory=LoaderSettings)
     best_step_s: float = 0.0
     cannot_repeat: str = ""
+    movable_calls: tuple[MovableCall, ...] = ()
 
 
 class NotExaminable(PenstockError):
@@ -71,9 +72,10 @@ def first_look(result: RunResult) -> Examination:
     )
 
 
-def note_movable(found: Examination, movable_s: float | None, allow_reordering: bool) -> None:
-    """What of the program's work could move to the workers is known now."""
-    found.base = replace(found.base, movable_s=movable_s)
+def note_movable(found: Examination, plan: RunResult | None, allow_reordering: bool) -> None:
+    """What of the program's work could move to the workers is known now; None: nobody looked."""
+    found.base = replace(found.base, movable_s=None if plan is None else plan.movable_s)
+    found.movable_calls = () if plan is None else plan.movable_calls
     found.advice = advise(found.base, allow_reordering)
 
 

@@ -38,6 +38,12 @@ def diagnosis_text(found: Examination) -> str:
     lines += ["", f"Of a step of {spoken_time(base.whole_step_s)} the program waits "
               f"{spoken_share(base.waiting_s / max(base.step_s, 1e-12))}"
               + (f": for {', '.join(told)}." if told else ".")]  # fmt: skip
+    if found.movable_calls:
+        rows = [
+            [call.operator, call.device or "CPU", spoken_time(call.seconds)]
+            for call in found.movable_calls
+        ]
+        lines += ["", *table(["call that workers could make", "runs on", "a batch takes"], rows)]
     return "\n".join(lines)
 
 
@@ -98,6 +104,7 @@ def as_record(found: Examination) -> dict[str, Any]:
         "loader": found.loader,
         "dataset": found.dataset,
         "observed": observed,
+        "movable_calls": [asdict(call) for call in found.movable_calls],
         "step_s": base.whole_step_s,
         "changes": [
             {

@@ -49,6 +49,16 @@ class LoaderSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class MovableCall:
+    """One call of the model that workers could make: ``seconds`` a batch where it runs now, on
+    ``device`` by that device's events, or on the CPU."""
+
+    operator: str
+    seconds: float
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult:
     """``error`` is the exception that ended the program, by type and text. ``is_stopped`` is False
     for a program that came to its end by itself."""
@@ -59,6 +69,7 @@ class RunResult:
     is_stopped: bool = False
     has_asked_input: bool = False
     movable_s: float | None = None
+    movable_calls: tuple[MovableCall, ...] = ()  # those that take longest
     plan_refusal: str = ""
 
     @property
@@ -80,6 +91,7 @@ class RunResult:
             LoaderSeen(one["number"], one["dataset"], _observation(one["observation"]))
             for one in record["loaders"]
         )
+        record["movable_calls"] = tuple(MovableCall(**one) for one in record["movable_calls"])
         return RunResult(**record)
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which call hands which bytes to which (csrc/graph/call_flow.h). Whoever captured the calls knows
-the sizes of their tensors."""
+"""Which call hands which bytes to which (csrc/graph/call_flow.h), and on which device. Whoever
+captured the calls knows the sizes of their tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -21,10 +21,12 @@ Extents = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class CallFlow:
-    """`made_bytes` is by group: memory that the group's calls allocate and others read."""
+    """`made_bytes` and `devices` are by group: memory that the group's calls allocate and others
+    read, and the device of their results if that is not the CPU."""
 
     made_bytes: Mapping[int, int]
     edges: tuple[PlannedEdge, ...]
+    devices: Mapping[int, str] = field(default_factory=dict)
 
 
 def recorded_extents(lowering: Lowering, inputs: Sequence[Any]) -> Extents:
@@ -47,10 +49,23 @@ def recorded_extents(lowering: Lowering, inputs: Sequence[Any]) -> Extents:
     return extents
 
 
-def read_flow(graph: _C.Graph, extents: Extents) -> CallFlow:
+def recorded_devices(lowering: Lowering) -> dict[int, str]:
+    """By unit of a recording, the device of its results if that is not the CPU."""
+    return {
+        lowering.unit_of[op.call_index]: str(lowering.recording.forms[name].device)
+        for op in lowering.recording.ops
+        for name in op.outputs
+        if name in lowering.recording.forms and lowering.recording.forms[name].device.type != "cpu"
+    }
+
+
+def read_flow(
+    graph: _C.Graph, extents: Extents, devices: Mapping[int, str] | None = None
+) -> CallFlow:
     """The flow of the graph's calls."""
     made_bytes, edges = graph.flow(extents)
     return CallFlow(
         made_bytes,
         tuple(PlannedEdge(source, target, size, leaf) for source, target, leaf, size in edges),
+        devices or {},
     )

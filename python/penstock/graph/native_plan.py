@@ -102,6 +102,7 @@ def read_plan(
             *(() if exact is None else (_exact_totals(plans, exact),)),
         ),
         link_bytes_per_s=_link_of(plans.prices),
+        copy_bytes_per_s=plans.calibration.copy_bytes_per_s or None,
         edges=tuple(
             replace(edge, source=None) if edge.source in hidden else edge
             for edge in flow.edges
@@ -136,6 +137,7 @@ def _call(group: Any, place: str, flow: CallFlow, reason: str | None = None) -> 
         worker_s=group.worker_s,
         trainer_s=group.trainer_s,
         made_bytes=flow.made_bytes.get(group.group, 0),
+        device=flow.devices.get(group.group),
     )
 
 

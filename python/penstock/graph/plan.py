@@ -89,6 +89,9 @@ def joined(plans: Sequence[Plan]) -> Plan:
         totals=_joined_totals(plans),
         edges=tuple(edge for plan in plans for edge in plan.edges),
         link_bytes_per_s=plans[0].link_bytes_per_s,
+        copy_bytes_per_s=next(
+            (plan.copy_bytes_per_s for plan in plans if plan.copy_bytes_per_s is not None), None
+        ),
         priced=_joined_prices([plan.priced for plan in plans if plan.priced is not None]),
     )
 

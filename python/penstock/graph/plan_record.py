@@ -16,11 +16,14 @@ class PlannedCall:
     place: str  # "worker", "trainer", or "both" for values that each side computes for itself
     reason: str
     worker_s: float  # per batch, where a worker runs it
-    trainer_s: float  # per batch, where the trainer runs it; 0 for calls that cannot move
+    # Per batch, where the trainer runs it, on `device` by that device's events; 0 for calls that
+    # cannot move.
+    trainer_s: float
     made_bytes: int  # memory that it allocates per batch and other calls read; a view makes none
     # How far results that follow from it were from the device's own at most, as `cut_tolerance`
     # counts; None where it does not move by that.
     largest_difference: float | None = None
+    device: str | None = None  # where the program has its results, if not on the CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ class RunningPrice:
     """How long a step takes with a plan, priced by measurements of the running loader.
 
     Seconds are per batch. `step_s` is that of the slowest side: the trainer, the workers, who share
-    the batches, the link to a pool's workers, or the CPUs that all of them share.
+    the batches, the link to a pool's workers or to the trainer's device, or the CPUs that all of
+    them share.
     """
 
     times: int  # how often the plan was priced so
@@ -60,7 +64,7 @@ class RunningPrice:
     trainer_s: float  # the trainer at work, all of a step included
     worker_s: float  # a worker at work, the dataset included
     worker_count: int
-    link_s: float  # the bytes of a batch on their way from a pool's workers; 0 in one machine
+    link_s: float  # the bytes of a batch on their way from a pool's workers, or to a device
     step_s: float
     is_held: bool  # a change made steps longer and was taken back: no other until loads shift
 
@@ -86,6 +90,8 @@ class PlanRecord:
     edges: tuple[PlannedEdge, ...] = ()
     # The link to a pool's workers, when the plan was made; None in one machine.
     link_bytes_per_s: float | None = None
+    # From pinned memory to the device that the program has its batches on; None without one.
+    copy_bytes_per_s: float | None = None
     priced: RunningPrice | None = None  # None: by the calibration on one batch alone
     # Workers of a pool that run only the part of it that is exact on every CPU, and why.
     workers_apart: tuple[str, ...] = ()

@@ -106,6 +106,16 @@ def notes(plan: PlanRecord) -> list[str]:
             f"Bytes sent are those that cross the link from the pool's workers, at "
             f"{plan.link_bytes_per_s / 1e6:,.4g} MB/s when the plan was made."
         )
+    devices = dict.fromkeys(call.device for call in (*plan.moved, *plan.kept) if call.device)
+    if devices:
+        found.append(
+            f"Trainer ms of calls on {', '.join(devices)} are the device's, by its events; a call "
+            "that is short there takes the host longer to start."
+        )
+    if plan.copy_bytes_per_s is not None:
+        found.append(
+            f"Copies from pinned memory to it ran at {plan.copy_bytes_per_s / 1e9:,.3g} GB/s."
+        )
     if plan.priced is not None:
         found.append(format_price(plan.priced))
     if plan.workers_apart:

@@ -3,10 +3,10 @@
 
 One JSON object of a bounded size: ``verdict``, a sentence; ``refused``, or null; ``reasons``, a
 list of sentences; ``calls``, each with ``index``, ``operator``, ``place``, ``reason`` (a number of
-that list), ``seconds`` a batch where it runs and ``bytes`` that it makes; ``edges``, each with
-``source``, ``target``, ``bytes`` and ``leaf`` as in `PlannedEdge`; ``totals`` and ``priced`` as in
-`PlanRecord`; ``calls_left_out``, the number of calls that did not fit; and ``workers_apart`` as in
-`PlanRecord`, at most 16.
+that list), ``seconds`` a batch where it runs, ``bytes`` that it makes and the ``device`` that the
+program runs it on, or null for the CPU; ``edges``, each with ``source``, ``target``, ``bytes`` and
+``leaf`` as in `PlannedEdge`; ``totals`` and ``priced`` as in `PlanRecord`; ``calls_left_out``, the
+number of calls that did not fit; and ``workers_apart`` as in `PlanRecord`, at most 16.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def _fields(plan: PlanRecord, calls: list[PlannedCall], left_out: int) -> dict[s
                 "reason": number,
                 "seconds": seconds,
                 "bytes": call.made_bytes,
+                "device": call.device,
             }
         )
     known = {call.index for call in calls} | {None}

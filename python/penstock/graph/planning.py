@@ -16,7 +16,7 @@ from torch import fx
 
 from penstock import _C
 from penstock.errors import PenstockError
-from penstock.graph.call_flow import read_flow, recorded_extents
+from penstock.graph.call_flow import read_flow, recorded_devices, recorded_extents
 from penstock.graph.constants import is_same_bits
 from penstock.graph.emission import Emission, emit
 from penstock.graph.expression import Result, expressions_of
@@ -275,7 +275,7 @@ def _plan_once(
             again = replace(how, calibration=plans.calibration)
             exact = price_plans(graph, leaves, emission.held, again, memory)
         prefix = _C.extract_prefix(graph, native, how.options.draws_of, _C.kernel_settings())
-    flow = read_flow(graph, recorded_extents(lowering, inputs))
+    flow = read_flow(graph, recorded_extents(lowering, inputs), recorded_devices(lowering))
     in_front = {lowering.unit_of[lowering.nodes.index(node)] for node in lowering.in_front}
     plan = read_plan(plans, flow, state_reasons(lowering), in_front, inexact, exact)
     calls = _calls(lowering)

@@ -20,7 +20,8 @@ constexpr int64_t kLeafBytes = 1'000'000;
 constexpr double kOperatorS = 0.05;
 
 // x is read by an operator that may move, whose result `made_bytes` is read by one that stays.
-PricedPlans plans_of(int64_t made_bytes, const Prices& prices, CutMode mode = CutMode::kAuto) {
+PricedPlans plans_of(int64_t made_bytes, const Prices& prices, CutMode mode = CutMode::kAuto,
+                     double copy_bytes_per_s = 0) {
   Graph graph = parse_graph(
                     "penstock-ir 1\n"
                     "input %x0 leaf 0 float32 [8]\n"
@@ -37,6 +38,7 @@ PricedPlans plans_of(int64_t made_bytes, const Prices& prices, CutMode mode = Cu
   std::vector<Verdict> verdicts = analyse_effects(graph, {});
   Calibration calibration;
   calibration.node_s = {kOperatorS, 0};
+  calibration.copy_bytes_per_s = copy_bytes_per_s;
   for (uint32_t value = 0; value < graph.value_names.size(); ++value) calibration.values.push_back({32, value});
   calibration.values[0].bytes = kLeafBytes;  // x0
   calibration.values[2].bytes = made_bytes;  // a
@@ -53,6 +55,17 @@ TEST(LinkPrice, AnOperatorThatMakesMoreBytesStays) {
   EXPECT_FALSE(moves(plans_of(4 * kLeafBytes, prices_of(kRate, /*sends_whole=*/false))));
   EXPECT_TRUE(moves(plans_of(4 * kLeafBytes, prices_of(1e12, false))));  // the link is fast enough
   EXPECT_TRUE(moves(plans_of(4 * kLeafBytes, local_prices(1))));
+}
+
+TEST(LinkPrice, ACopyToADeviceIsALinkToo) {
+  const auto with_copies_at = [](double rate, const Prices& prices) {
+    return plans_of(4 * kLeafBytes, prices, CutMode::kAuto, rate);
+  };
+  EXPECT_FALSE(moves(with_copies_at(kRate, local_prices(1))));
+  EXPECT_TRUE(moves(with_copies_at(1e12, local_prices(1))));
+  // The slower of the two counts, whichever that is.
+  EXPECT_FALSE(moves(with_copies_at(1e12, prices_of(kRate, /*sends_whole=*/false))));
+  EXPECT_FALSE(moves(with_copies_at(kRate, prices_of(1e12, false))));
 }
 
 TEST(LinkPrice, AnOperatorThatMakesFewerBytesMoves) {

@@ -117,6 +117,22 @@ TEST_F(Calibrated, TrainerWithMoreThreadsIsMeasuredWithThem) {
   EXPECT_TRUE(with_one.value().trainer_node_s.empty());
 }
 
+TEST_F(Calibrated, WhatADeviceThatIsNotHereTakesFollowsFromTheBytes) {
+  load(R"(
+input %x leaf 0 float32 [n]
+%a = aten::neg(%x) on xpu:3 [float32]
+%b = aten::neg(%a) on xpu:3 [float32]
+)");
+  for (graph::Verdict& verdict : verdicts_) verdict.movable = true;
+  const auto small = run({at::zeros({10})});
+  const auto large = run({at::zeros({100'000})});
+  ASSERT_TRUE(small && large);
+  ASSERT_EQ(small.value().trainer_node_s.size(), 2u);
+  EXPECT_GT(small.value().trainer_node_s[0], 0);
+  EXPECT_GT(large.value().trainer_node_s[1], small.value().trainer_node_s[1]);
+  EXPECT_EQ(large.value().copy_bytes_per_s, 0);
+}
+
 TEST_F(Calibrated, GeneratorGradModeAndThreadCountAreAsTheyWere) {
   load("input %x leaf 0 float32 [n]\n%a = aten::bernoulli(%x)\n%b = aten::dropout(%x, 0.5, true)\n",
        /*allow_random=*/true);

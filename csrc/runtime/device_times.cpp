@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/device_times.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/mutex.h"
+#include "runtime/last_uses.h"
+
+namespace penstock::runtime {
+namespace {
+
+using graph::ValueId;
+
+// For nodes that are not timed: what starting a kernel takes, and the rate of a small device's memory.
+constexpr double kKernelStartS = 8e-6;
+constexpr double kDeviceBytesPerS = 500e9;
+constexpr int64_t kCopiedBytes = int64_t{8} << 20;
+
+int64_t bytes_of(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() ? static_cast<int64_t>(value.toTensor().nbytes()) : 0;
+}
+
+double estimate(const graph::Node& node, const Frame& values) {
+  int64_t bytes = 0;
+  graph::for_each_operand(node, [&](ValueId value) { bytes += bytes_of(values[value]); });
+  for (const ValueId value : node.results) bytes += bytes_of(values[value]);
+  return kKernelStartS + static_cast<double>(bytes) / kDeviceBytesPerS;
+}
+
+std::optional<c10::Device> device_of(const graph::Device& named) {
+  try {
+    const c10::Device device(named.index ? named.type + ":" + std::to_string(*named.index) : named.type);
+    if (device.is_cpu() || !c10::impl::hasDeviceGuardImpl(device.type())) return std::nullopt;
+    return device;
+  } catch (const c10::Error&) {
+    return std::nullopt;  // torch does not know it in this process
+  }
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// The current stream of one device. Throws what torch does.
+class Timeline {
+ public:
+  explicit Timeline(c10::Device device)
+      : guard_(device), stream_(c10::impl::VirtualGuardImpl(device.type()).getStream(device)) {}
+
+  // Seconds that the device takes for what `start` starts; the median of some runs, after one that does not count.
+  template <typename Start>
+  double seconds(int round_count, const Start& start) const {
+    std::vector<double> seconds;
+    start();
+    for (int round = 0; round < std::max(1, round_count); ++round) {
+      c10::Event begin(stream_.device_type(), c10::EventFlag::BACKEND_DEFAULT);
+      c10::Event end(stream_.device_type(), c10::EventFlag::BACKEND_DEFAULT);
+      begin.record(stream_);
+      start();
+      end.record(stream_);
+      end.synchronize();
+      seconds.push_back(begin.elapsedTime(end) * 1e-3);
+    }
+    return median(std::move(seconds));
+  }
+
+ private:
+  const c10::DeviceGuard guard_;
+  const c10::Stream stream_;
+};
+
+at::Tensor copied_to(c10::Device device, const at::Tensor& tensor) {
+  return tensor.to(tensor.options().device(device), /*non_blocking=*/false, /*copy=*/true);
+}
+
+class DeviceFrame {
+ public:
+  explicit DeviceFrame(const Frame& values) : values_(values), frame_(values.size()) {}
+
+  // The operands of a node as it reads them there.
+  void fill(const graph::Node& node, c10::Device device) {
+    const graph::OnDevice& on = *node.on;
+    size_t place = 0;
+    graph::for_each_operand(node, [&](ValueId value) {
+      const bool is_on_host = place < on.operands.size() && on.operands[place].is_on_host;
+      ++place;
+      frame_[value] = is_on_host ? values_[value] : on_device(value, device);
+    });
+  }
+
+  Frame& frame() { return frame_; }
+
+  void free(std::span<const ValueId> dead) {
+    for (const ValueId value : dead) {
+      copies_.erase(value);
+      frame_[value] = c10::IValue();
+    }
+  }
+
+ private:
+  c10::IValue on_device(ValueId value, c10::Device device) {
+    const c10::IValue& on_host = values_[value];
+    if (on_host.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : on_host.toTensorVector()) list.push_back(copied_to(device, tensor));
+      return list;
+    }
+    if (!on_host.isTensor() || !on_host.toTensor().defined()) return on_host;
+    auto found = copies_.find(value);
+    if (found == copies_.end()) found = copies_.emplace(value, copied_to(device, on_host.toTensor())).first;
+    return found->second;
+  }
+
+  const Frame& values_;
+  Frame frame_;
+  std::map<ValueId, at::Tensor> copies_;
+};
+
+bool reads_host_alone(const graph::Node& node) {
+  return std::ranges::all_of(node.on->operands, &graph::OperandForm::is_on_host);
+}
+
+std::optional<double> time_node(const graph::Node& node, DeviceFrame& device_frame, c10::Device device,
+                                int round_count) {
+  graph::Node here = node;
+  here.on.reset();
+  auto call = OperatorCall::prepare(here);
+  if (!call) return std::nullopt;
+  try {
+    const Timeline timeline(device);
+    device_frame.fill(node, device);
+    c10::Stack stack;
+    bool has_run = true;
+    const double seconds = timeline.seconds(
+        round_count, [&] { has_run = has_run && static_cast<bool>(call.value().run(device_frame.frame(), stack)); });
+    if (has_run) return seconds;
+  } catch (const c10::Error&) {
+    // Too little memory, say: its time stays an estimate.
+  }
+  return std::nullopt;
+}
+
+double time_nothing(c10::Device device, int round_count) {
+  try {
+    return Timeline(device).seconds(round_count, [] {});
+  } catch (const c10::Error&) {
+    return 0;
+  }
+}
+
+double measured_copy_rate(c10::Device device, int round_count) {
+  try {
+    const at::Tensor source = at::empty({kCopiedBytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+    const at::Tensor target = at::empty({kCopiedBytes}, at::TensorOptions(at::kByte).device(device));
+    const double seconds = Timeline(device).seconds(round_count, [&] { target.copy_(source, /*non_blocking=*/true); });
+    return seconds > 0 ? static_cast<double>(kCopiedBytes) / seconds : 0;
+  } catch (const c10::Error&) {
+    return 0;
+  }
+}
+
+// Once a process: it is a property of the machine.
+double copy_rate(c10::Device device, int round_count) {
+  static Mutex mutex;
+  static std::map<std::string, double> rates;
+  const MutexLock lock(mutex);
+  double& rate = rates[device.str()];
+  if (rate == 0) rate = measured_copy_rate(device, round_count);
+  return rate;
+}
+
+}  // namespace
+
+DeviceTimes time_on_devices(const graph::Graph& graph, std::span<const graph::Verdict> verdicts, const Frame& values,
+                            int round_count) {
+  DeviceTimes times{.node_s = std::vector<double>(graph.nodes.size(), 0.0), .copy_bytes_per_s = 0};
+  DeviceFrame device_frame(values);
+  const std::vector<std::vector<ValueId>> dead = last_uses(graph);
+  std::map<std::string, double> nothing_s;  // by device: what two events in a row are apart
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const graph::Node& node = graph.nodes[i];
+    if (!node.on || !verdicts[i].movable) continue;
+    times.node_s[i] = estimate(node, values);
+    const std::optional<c10::Device> device = device_of(node.on->device);
+    if (!device || graph.traits[i].purity == graph::Purity::kRandom) continue;
+    const auto [nothing, is_new] = nothing_s.try_emplace(device->str(), 0.0);
+    if (is_new) {
+      times.copy_bytes_per_s = copy_rate(*device, round_count);
+      nothing->second = time_nothing(*device, round_count);
+    }
+    if (reads_host_alone(node)) continue;  // a copy to the device, which is made ahead
+    if (const auto seconds = time_node(node, device_frame, *device, round_count))
+      times.node_s[i] = std::max(0.0, *seconds - nothing->second);
+    device_frame.free(dead[i]);
+  }
+  return times;
+}
+
+}  // namespace penstock::runtime
