@@ -28,6 +28,7 @@ PLAN: dict[str, Any] = {
             "reason": reason,
             "seconds": seconds,
             "bytes": size,
+            "device": None,
         }
         for place, (operator, where, reason, seconds, size) in enumerate(
             (
