@@ -214,6 +214,7 @@ def test_training_is_that_of_eager(
     same = trace == train_so(fresh(make_model), copy.deepcopy(batches), loop)
     assert same
     if cut == "maximal" and moves:
+        assert pool.plan is not None
         # The plan is that of the last call, and a loop may call its model twice a batch.
         moved = set(re.findall(r'group \d+ "(\w+) at ', "".join(pool.prefix_texts)))
         assert not set(moves) - moved

@@ -31,11 +31,60 @@ def dear_and_cheap(images: torch.Tensor) -> torch.Tensor:
     return torch.flip(x, [-1])
 
 
-def planned(prepare: Any, **options: Any) -> Plan:
-    with simgpu.memory_limit(1 << 22):  # enough to train, not for the copies that are timed
-        plan = planned(prepare, cut="none")
+def planned(prepare: Any, cut: Any, device: str = DEVICE) -> Plan:
+    torch._dynamo.reset()  # which remembers the other trainings of this process
+    loader = penstock.DataLoader(Images(), BATCH, num_workers=2)
+    model = penstock.offload(Convolutions(prepare).to(device), loader, cut=cut)
+    for images, _ in loader:
+        model(images.to(device))
+    plan: Plan | None = loader.plan
+    assert plan is not None and plan.refused is None, plan
+    return plan
+
+
+@on_simgpu
+def test_calls_on_a_device_have_its_times_and_its_name() -> None:
+    plan = planned(dear_and_cheap, cut="none")
     calls = {call.operator.partition(" at ")[0]: call for call in plan.kept}
-    assert calls["mul"].trainer_s > 0 and calls["mul"].device == DEVICE
+    for name in ("float", "mul", "sub", "flip"):
+        assert calls[name].device == DEVICE, calls[name]
+        assert calls[name].trainer_s > 0, calls[name]
+        assert calls[name].worker_s > 0, calls[name]
+    assert plan.copy_bytes_per_s is not None and plan.copy_bytes_per_s > 0
+    text = " ".join(str(plan).split())
+    assert f"Trainer ms of calls on {DEVICE} are the device's, by its events" in text
+    assert "Copies from pinned memory to it ran at" in text
+
+
+@on_simgpu
+def test_timing_on_a_device_draws_no_number() -> None:
+    def noisy(images: torch.Tensor) -> torch.Tensor:
+        x = images.float()
+        return x + torch.rand_like(x) * 0.5
+
+    outcomes = []
+    for cut in ("torch", "none", "maximal"):
+        torch._dynamo.reset()
+        torch.manual_seed(5)
+        model: Any = Convolutions(noisy).to(DEVICE)
+        if cut == "torch":
+            loader: Any = torch.utils.data.DataLoader(Images(), BATCH, num_workers=2)
+        else:
+            loader = penstock.DataLoader(Images(), BATCH, num_workers=2)
+            model = penstock.offload(model, loader, cut=cut)  # type: ignore[arg-type]
+        sums = [model(images.to(DEVICE)).sum().item() for images, _ in loader]
+        outcomes.append((sums, simgpu.get_rng_state(0).tolist()))
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+@on_simgpu
+def test_a_call_without_room_on_the_device_is_priced_by_its_bytes() -> None:
+    # The other device, of which this process has not measured how fast a copy is.
+    other = "simgpu:1"
+    with simgpu.memory_limit(1 << 22, device=1):  # enough to train, not for that copy
+        plan = planned(dear_and_cheap, cut="none", device=other)
+    calls = {call.operator.partition(" at ")[0]: call for call in plan.kept}
+    assert calls["mul"].trainer_s > 0 and calls["mul"].device == other
     assert plan.copy_bytes_per_s is None
 
 
