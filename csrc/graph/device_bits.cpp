@@ -251,8 +251,7 @@ std::string bits_form(const Node& node) { return FormWriter(node).write(); }
 
 std::string why_other_bits(const Node& node) {
   const OnDevice& on = *node.on;
-  std::string device = on.device.type;
-  if (on.device.index) device += ":" + std::to_string(*on.device.index);
+  const std::string device = name_of(on.device);
   const bool is_mixed = std::any_of(on.operands.begin(), on.operands.end(),
                                     [](const OperandForm& operand) { return operand.is_on_host; });
   if (node.op == "aten::alias") return {};

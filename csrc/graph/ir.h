@@ -45,6 +45,11 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
+// As torch writes it: "cpu", "cuda:0".
+inline std::string name_of(const Device& device) {
+  return device.index ? device.type + ":" + std::to_string(*device.index) : device.type;
+}
+
 struct ValueRef {
   ValueId id = 0;
 

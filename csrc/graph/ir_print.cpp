@@ -90,14 +90,9 @@ void print_input(std::string& text, const Graph& graph, const Input& input) {
   text += '\n';
 }
 
-void print_device(std::string& text, const Device& device) {
-  text += device.type;
-  if (device.index) text += ":" + std::to_string(*device.index);
-}
-
 void print_on_device(std::string& text, const OnDevice& on) {
   text += " on ";
-  print_device(text, on.device);
+  text += name_of(on.device);
   text += " [";
   const char* separator = "";
   for (const OperandForm& operand : on.operands) {
@@ -171,7 +166,7 @@ void print_argument(std::string& text, const Argument& argument,
           text += name_of(data);
         } else if constexpr (std::is_same_v<T, Device>) {
           text += "device:";
-          print_device(text, data);
+          text += name_of(data);
         } else if constexpr (std::is_same_v<T, ValueRef>) {
           print_value(text, data.id);
         } else {

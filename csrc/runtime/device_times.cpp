@@ -13,7 +13,6 @@
 #include <string>
 #include <utility>
 
-#include "base/mutex.h"
 #include "runtime/last_uses.h"
 
 namespace penstock::runtime {
@@ -39,7 +38,7 @@ double estimate(const graph::Node& node, const Frame& values) {
 
 std::optional<c10::Device> device_of(const graph::Device& named) {
   try {
-    const c10::Device device(named.index ? named.type + ":" + std::to_string(*named.index) : named.type);
+    const c10::Device device(name_of(named));
     if (device.is_cpu() || !c10::impl::hasDeviceGuardImpl(device.type())) return std::nullopt;
     return device;
   } catch (const c10::Error&) {
@@ -160,7 +159,8 @@ double time_nothing(c10::Device device, int round_count) {
   }
 }
 
-double measured_copy_rate(c10::Device device, int round_count) {
+// Bytes per second; 0 if the device or its memory has no answer.
+double copy_rate(c10::Device device, int round_count) {
   try {
     const at::Tensor source = at::empty({kCopiedBytes}, at::TensorOptions(at::kByte).pinned_memory(true));
     const at::Tensor target = at::empty({kCopiedBytes}, at::TensorOptions(at::kByte).device(device));
@@ -169,16 +169,6 @@ double measured_copy_rate(c10::Device device, int round_count) {
   } catch (const c10::Error&) {
     return 0;
   }
-}
-
-// Once a process: it is a property of the machine.
-double copy_rate(c10::Device device, int round_count) {
-  static Mutex mutex;
-  static std::map<std::string, double> rates;
-  const MutexLock lock(mutex);
-  double& rate = rates[device.str()];
-  if (rate == 0) rate = measured_copy_rate(device, round_count);
-  return rate;
 }
 
 }  // namespace

@@ -79,8 +79,7 @@ def test_timing_on_a_device_draws_no_number() -> None:
 
 @on_simgpu
 def test_a_call_without_room_on_the_device_is_priced_by_its_bytes() -> None:
-    # The other device, of which this process has not measured how fast a copy is.
-    other = "simgpu:1"
+    other = "simgpu:1"  # which holds nothing of other tests
     with simgpu.memory_limit(1 << 22, device=1):  # enough to train, not for that copy
         plan = planned(dear_and_cheap, cut="none", device=other)
     calls = {call.operator.partition(" at ")[0]: call for call in plan.kept}
@@ -131,7 +130,7 @@ for _ in range(50):
 
 def test_the_doctor_names_the_calls_of_a_device(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
-    paths = [one for one in sys.path if "tests" in one]
+    paths = [str(Path(__file__).parent), *filter(None, sys.path)]
     path.write_text(PROGRAM.format(paths=paths, device=DEVICE))
     done = subprocess.run(
         [sys.executable, "-m", "penstock", "doctor", "--trials", "0", "--steps", "8", str(path)],
