@@ -554,6 +554,7 @@ void bind_loader(py::module_& module) {
              PENSTOCK_ASSERT(!self.ahead().empty(), "nothing was looked at");
              static_cast<void>(self.try_next());
            })
+      .def("drop_rest", &Stream::drop_rest)
       .def("begin_steps", [](Stream& self) { self.client().ledger().begin_epoch(clock_now()); })
       .def("enter_step", [](Stream& self) { self.client().ledger().enter(clock_now()); })
       .def("leave_step", [](Stream& self) { self.client().ledger().leave(clock_now()); })

@@ -125,6 +125,12 @@ class Client::Impl {
     if (number > 1 || !seeds.empty()) announce(RequestKind::kEpoch, number, seeds);
   }
 
+  void drop_rest() {
+    const uint32_t number = now.number;
+    now = Epoch(number, order_options({}));
+    inbox.set_epochs(number + 1, early ? early->number : number);
+  }
+
   void begin_early(std::span<const std::byte> seeds, uint64_t seed) {
     PENSTOCK_ASSERT(!early, "the next epoch begins early once");
     early.emplace(now.number + 1, order_options({}));
@@ -436,6 +442,7 @@ void Client::begin_epoch(std::span<const std::byte> seeds, const EpochStart& fir
   impl_->begin_epoch(seeds, first);
 }
 
+void Client::drop_rest() { impl_->drop_rest(); }
 void Client::begin_early(std::span<const std::byte> seeds, uint64_t seed) { impl_->begin_early(seeds, seed); }
 void Client::adopt_early() { impl_->adopt_early(); }
 bool Client::has_early() const { return impl_->early.has_value(); }
@@ -473,6 +480,7 @@ void Client::want_states(uint64_t every, uint64_t question) {
 }
 
 Result<std::vector<std::byte>> Client::worker_states(steady_clock::time_point deadline) {
+  impl_->inbox.drop_stale();  // a worker may need the memory of batches that nobody will take
   auto states = impl_->inbox.states_until(deadline);
   if (states) return *std::move(states);
   if (impl_->inbox.is_dead()) return Fault{Errc::kClosed, "the connection to the workers has ended"};

@@ -85,6 +85,9 @@ class Client {
   // epoch.
   void begin_epoch(std::span<const std::byte> seeds = {}, const EpochStart& first = {});
 
+  // Ends the epoch for the trainer: what was asked for and not delivered is dropped as it comes, and frees its memory.
+  void drop_rest();
+
   // Begins the next epoch while this one ends: its batches can be asked for, and wait until adopt_early().
   void begin_early(std::span<const std::byte> seeds, uint64_t seed);
   // Begins the epoch that was begun early, with the batches that have come of it.

@@ -55,6 +55,10 @@ std::optional<Arrival> Inbox::try_take() {
 void Inbox::set_epochs(uint32_t first, uint32_t last) {
   last_epoch_.store(last);
   first_epoch_.store(first);
+  drop_stale();
+}
+
+void Inbox::drop_stale() {
   std::deque<Arrival> kept;
   while (auto arrival = try_take()) {
     if (!is_of_an_epoch(*arrival) || !is_stale(arrival->epoch)) {

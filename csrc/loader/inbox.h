@@ -77,6 +77,8 @@ class Inbox {
   // Answers to requests of epochs before `first` or after `last` are dropped from now on, those that have arrived
   // included.
   void set_epochs(uint32_t first, uint32_t last);
+  // Drops such answers that were on their way here at that time.
+  void drop_stale();
 
   // Batches that were recalled come beside the others: nothing is to be delivered while the trainer waits for one.
   std::unique_ptr<Batch> try_recalled() {

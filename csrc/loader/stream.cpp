@@ -233,6 +233,14 @@ void Stream::finish() {
   step_clock_.end_epoch();
 }
 
+void Stream::drop_rest() {
+  dropped_ahead_count_ += ahead_.size();
+  ahead_.clear();
+  end_states_.clear();
+  step_clock_.end_epoch();
+  client_->drop_rest();
+}
+
 void Stream::tell_pace() {
   if (!client_->is_elastic()) return;  // no controller is to know
   client_->note_pace({.stored_count = client_->stored_count() + static_cast<uint32_t>(ahead_.size()),

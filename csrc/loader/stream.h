@@ -75,6 +75,9 @@ class Stream {
   // The newest batch that waits here. It may turn out to be unreadable.
   Event& last_ahead() { return ahead_.back(); }
 
+  // Ends the epoch here, whatever is left of it: those that wait, and all that comes.
+  void drop_rest();
+
   // How far the epoch has come. Never null.
   const std::shared_ptr<EpochProgress>& progress() const { return plan_.progress; }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -40,6 +41,7 @@ class GlooRanks:
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(port),
                     "OMP_NUM_THREADS": "1",
+                    "PYTHONFAULTHANDLER": "1",
                 },
                 stderr=subprocess.PIPE,
                 text=True,
@@ -56,9 +58,26 @@ class GlooRanks:
         return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
     def finish(self, rank: int, seconds_max: float = SECONDS_MAX) -> tuple[int, str]:
-        """The exit code of the rank, and what it wrote on stderr."""
-        _, text = self.ranks[rank].communicate(timeout=seconds_max)
+        """The exit code of the rank, and what it wrote on stderr.
+
+        Of a rank that is late it raises where each of them is, and ends them.
+        """
+        try:
+            _, text = self.ranks[rank].communicate(timeout=seconds_max)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"rank {rank} is late.{self._places()}") from None
         return self.ranks[rank].returncode, text
+
+    def _places(self) -> str:
+        """How many lines each rank has written, and the stacks of those that still run."""
+        late = [process for process in self.ranks if process.poll() is None]
+        for process in late:
+            process.send_signal(signal.SIGABRT)  # on which a fault handler writes the stacks
+        text = ""
+        for rank, process in enumerate(self.ranks):
+            stacks = process.communicate(timeout=SECONDS_MAX)[1] if process in late else "ended"
+            text += f"\n\nRank {rank}, {len(self.lines(rank))} lines: {stacks}"
+        return text
 
     def kill(self) -> None:
         for rank in self.ranks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,6 +53,20 @@ class Resumed(Uneven):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.place, self.was_loaded = state["place"], True
+
+
+class Late(IterableDataset[torch.Tensor]):
+    """It looks for each of its samples for a while."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        assert worker is not None
+        for place in range(self.lengths[worker.id]):
+            time.sleep(0.05)
+            yield torch.tensor([worker.id, place])
 
 
 class Stuck(Uneven):

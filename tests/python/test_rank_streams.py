@@ -324,6 +324,29 @@ def test_real_ranks_take_the_same_steps(
         check_case(case, [next(lines[rank]) for rank in range(case["ranks"])])
 
 
+@pytest.mark.slow
+def test_workers_with_more_than_was_taken_begin_the_next_epoch(tmp_path: Path) -> None:
+    # Each rank has one shard and two workers: as many batches are asked of the first worker as of
+    # both. When the epoch ends, it has no memory for them all.
+    lengths = [4, 60]
+    case = {
+        "ranks": 2,
+        "dataset": "Late",
+        "lengths": lengths,
+        "epochs": [None, None],
+        "options": {
+            "batch_size": 1,
+            "num_workers": 2,
+            "persistent_workers": True,
+            "prefetch_factor": 4,
+        },
+    }
+    by_rank = [done for (done,) in run_job(tmp_path, 2, [case])]
+    for rank, done in enumerate(by_rank):
+        assert done["epochs"] == [[[[rank, place]] for place in range(lengths[0])]] * 2
+    assert all(end[3] for end in by_rank[1]["ends"]), "there is more that nobody takes"
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_rank_that_looks_for_a_batch_for_ever_ends_with_the_others(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ memory, and programs whose objects had no state to give yet did not run.
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -367,6 +370,43 @@ def test_persistent_workers_say_where_nobody_has_wanted_to_know() -> None:
     next(iterator)
     with pytest.warns(UserWarning, match="call state_dict\\(\\) once before the first iter"):
         loader.state_dict()
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_between_epochs_is_told_and_not_waited_for() -> None:
+    loader = DataLoader(Shards(), 4, num_workers=2, persistent_workers=True)
+    loader.state_dict()
+    list(loader)
+    worker: Any = loader._iterator._workers[1]  # type: ignore[union-attr]
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="DataLoader worker .* is killed by signal: Killed"):
+        iter(loader)
+
+
+class SilentWorkers(Counted):
+    def state_dict(self) -> dict[str, Any]:
+        if torch.utils.data.get_worker_info() is not None:
+            threading.Event().wait()
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_tell_its_state_is_late_as_with_a_batch() -> None:
+    loader = DataLoader(
+        SilentWorkers(),
+        4,
+        num_workers=2,
+        persistent_workers=True,
+        timeout=2,
+        snapshot_every_n_steps=0,
+    )
+    loader.state_dict()
+    list(loader)
+    with pytest.raises(RuntimeError, match=r"after 2 seconds, in which workers \[0, 1\] did not"):
+        iter(loader)
 
 
 def test_another_loader_wants_nothing_of_this_one(tmp_path: Path) -> None:

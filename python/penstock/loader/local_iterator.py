@@ -339,6 +339,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         """The end of an epoch that ends for all ranks, whether or not it has more here."""
         if self._is_all_here and not self._ahead and not self._progress.is_finished:
             self._take()  # the end of this rank's own shards, by which it has their last states
+        self._ahead.clear()
+        self._stream.drop_rest()  # a worker may wait for the memory of what nobody takes
         self._end_or_raise(NoBatch.END)
 
     def _take(self, ahead_count: int = 0, within_s: float | None = None) -> Taken:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from typing import Any
 
 import torch
@@ -82,6 +83,7 @@ class LocalSource:
             progress.state_interval,
         )
         self._question = 0  # the last one about states
+        self._timeout_s = float(loader.timeout)  # 0: without a bound
         self._state_interval = progress.state_interval
         try:
             self._workers.start(worker_count, base_seed, fetch, loader.worker_init_fn, spec)
@@ -104,19 +106,36 @@ class LocalSource:
         self._question += 1
         self._client.want_states(self._state_interval or 1, self._question)
         states: dict[int, bytes | None] = {}
-        answer_count = 0
-        while answer_count < len(self.processes):
+        missing = set(range(len(self.processes))) - self._gone
+        began_at = time.monotonic()
+        while missing:
             answer = self._client.worker_states(_LOOK_INTERVAL_S)
             if answer is None:
-                self.check()
+                self._check_unanswered(missing, time.monotonic() - began_at)
                 continue
-            question, of_worker = pickle.loads(answer)  # a child of this process wrote it
+            # A child of this process wrote it.
+            question, worker_id, of_worker = pickle.loads(answer)
             if question == self._question:  # one before it was interrupted
-                answer_count += 1
+                missing.discard(worker_id)
                 states.update(of_worker)
         return {
             shard_id: pickle.loads(state) for shard_id, state in states.items() if state is not None
         }
+
+    def _check_unanswered(self, missing: set[int], waited_s: float) -> None:
+        """Of workers that owe an answer: those that died will not give one."""
+        dead = [place for place in missing if not self.processes[place].is_alive()]
+        if dead and (not self._any_worker or len(self._gone) + len(dead) == len(self.processes)):
+            self._workers.raise_lost([self.processes[place] for place in dead])
+        for place in dead:
+            self._tell_of(place)
+            missing.discard(place)
+        if missing and 0 < self._timeout_s < waited_s:
+            raise RuntimeError(
+                f"DataLoader timed out after {self._timeout_s:g} seconds, in which workers "
+                f"{sorted(missing)} did not tell the state of their dataset, which the next epoch "
+                f"begins with; see what they do with the dataset"
+            )
 
     def note(self, event: int, value: Any, extra: Any) -> None:
         if event == _SHARD_ENDED:

@@ -235,7 +235,7 @@ def _serve(
             every, question = request.indices()
             if question:
                 states = {shard_id: _state_after(last, shard_id) for shard_id in shards}
-                server.answer_states(request, pickle.dumps((question, states)))
+                server.answer_states(request, pickle.dumps((question, worker_id, states)))
             continue
         if request.shard_id in ended_shards:
             continue
