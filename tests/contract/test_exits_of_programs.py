@@ -149,9 +149,10 @@ def test_a_notebook_that_interrupts_and_begins_again_fifty_times_gathers_nothing
 ) -> None:
     """A cell is interrupted while it waits for a batch, or anywhere else, and run again.
 
-    Torch's loader is held to its processes alone: an interrupt that hits its threads leaves their
-    descriptors, and on a busy machine that happens in most runs. It ends its workers, too, and
-    where Python drops the trainer's, as in a `__del__`, the cell ends by their death.
+    Torch's loader is held to going on alone: an interrupt that hits its threads leaves their
+    descriptors, on a busy machine in most runs, and one that hits its iterator while that is made
+    leaves a worker, now and then. It ends its workers, too, and where Python drops the trainer's,
+    as in a `__del__`, the cell ends by their death.
     """
     ending = {"torch": "(KeyboardInterrupt, RuntimeError)", "penstock": "KeyboardInterrupt"}
     source = f"""{HEAD}
@@ -186,10 +187,9 @@ print(after[1][0] <= after[0][0] + 1, after[1][1] <= after[0][1] + 1, after[1][2
 """
     with running(loader_name, source, tmp_path) as run:
         code, out, error = run.finish()
-        descriptors_and_threads, _, processes = out.rpartition(" ")
-        assert (code, processes) == (0, "0\n"), error
+        assert code == 0, error
         if loader_name == "penstock":
-            assert descriptors_and_threads == "True True", error
+            assert out == "True True 0\n", error
 
 
 @pytest.mark.long
