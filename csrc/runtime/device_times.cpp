@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "base/mutex.h"
 #include "runtime/last_uses.h"
 
 namespace penstock::runtime {
@@ -23,7 +24,7 @@ using graph::ValueId;
 // For nodes that are not timed: what starting a kernel takes, and the rate of a small device's memory.
 constexpr double kKernelStartS = 8e-6;
 constexpr double kDeviceBytesPerS = 500e9;
-constexpr int64_t kCopiedBytes = int64_t{8} << 20;
+constexpr int64_t kCopiedBytes = int64_t{2} << 20;
 
 int64_t bytes_of(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() ? static_cast<int64_t>(value.toTensor().nbytes()) : 0;
@@ -160,15 +161,26 @@ double time_nothing(c10::Device device, int round_count) {
 }
 
 // Bytes per second; 0 if the device or its memory has no answer.
-double copy_rate(c10::Device device, int round_count) {
+double measured_copy_rate(c10::Device device, int round_count, double nothing_s) {
   try {
     const at::Tensor source = at::empty({kCopiedBytes}, at::TensorOptions(at::kByte).pinned_memory(true));
     const at::Tensor target = at::empty({kCopiedBytes}, at::TensorOptions(at::kByte).device(device));
-    const double seconds = Timeline(device).seconds(round_count, [&] { target.copy_(source, /*non_blocking=*/true); });
+    const double seconds =
+        Timeline(device).seconds(round_count, [&] { target.copy_(source, /*non_blocking=*/true); }) - nothing_s;
     return seconds > 0 ? static_cast<double>(kCopiedBytes) / seconds : 0;
   } catch (const c10::Error&) {
     return 0;
   }
+}
+
+// Measured once a process, where that succeeds: it is a property of the machine, and costs memory and copies.
+double copy_rate(c10::Device device, int round_count, double nothing_s) {
+  static Mutex mutex;
+  static std::map<std::string, double> rates;
+  const MutexLock lock(mutex);
+  double& rate = rates[device.str()];
+  if (rate == 0) rate = measured_copy_rate(device, round_count, nothing_s);
+  return rate;
 }
 
 }  // namespace
@@ -187,8 +199,8 @@ DeviceTimes time_on_devices(const graph::Graph& graph, std::span<const graph::Ve
     if (!device || graph.traits[i].purity == graph::Purity::kRandom) continue;
     const auto [nothing, is_new] = nothing_s.try_emplace(device->str(), 0.0);
     if (is_new) {
-      times.copy_bytes_per_s = copy_rate(*device, round_count);
       nothing->second = time_nothing(*device, round_count);
+      times.copy_bytes_per_s = copy_rate(*device, round_count, nothing->second);
     }
     if (reads_host_alone(node)) continue;  // a copy to the device, which is made ahead
     if (const auto seconds = time_node(node, device_frame, *device, round_count))

@@ -80,11 +80,10 @@ def test_timing_on_a_device_draws_no_number() -> None:
 @on_simgpu
 def test_a_call_without_room_on_the_device_is_priced_by_its_bytes() -> None:
     other = "simgpu:1"  # which holds nothing of other tests
-    with simgpu.memory_limit(1 << 22, device=1):  # enough to train, not for that copy
+    with simgpu.memory_limit(1 << 22, device=1):  # enough to train
         plan = planned(dear_and_cheap, cut="none", device=other)
     calls = {call.operator.partition(" at ")[0]: call for call in plan.kept}
     assert calls["mul"].trainer_s > 0 and calls["mul"].device == other
-    assert plan.copy_bytes_per_s is None
 
 
 @on_simgpu
