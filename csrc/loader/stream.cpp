@@ -56,12 +56,9 @@ void Stream::begin_epoch(EpochPlan plan, std::unique_ptr<IndexSource> indices) {
 }
 
 void Stream::begin(EpochPlan plan) {
-  dropped_ahead_count_ += ahead_.size();
-  ahead_.clear();
-  end_states_.clear();
+  leave_epoch();
   drawn_count_ = given_count_ = 0;
   past_epochs_ = epochs_time();
-  step_clock_.end_epoch();
   begun_at_ = given_at_ = clock_now();
   client_->ledger().begin_epoch(begun_at_);
   if (sampler_ != nullptr) index_buffer_ = sampler_->take_buffer();
@@ -234,11 +231,15 @@ void Stream::finish() {
 }
 
 void Stream::drop_rest() {
+  leave_epoch();
+  client_->drop_rest();
+}
+
+void Stream::leave_epoch() {
   dropped_ahead_count_ += ahead_.size();
   ahead_.clear();
   end_states_.clear();
   step_clock_.end_epoch();
-  client_->drop_rest();
 }
 
 void Stream::tell_pace() {

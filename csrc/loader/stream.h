@@ -89,6 +89,7 @@ class Stream {
 
  private:
   void begin(EpochPlan plan);
+  void leave_epoch();
   void ask_for_first();
   void ask_in_place();
   bool ask_ahead(uint64_t batch_count);

@@ -38,7 +38,8 @@ class Source(Protocol):
 
     def ask_states(self) -> dict[int, Any]:
         """The states of all shards as they are now, by shard; those without one are left out. Waits
-        for the workers to have made what they were asked for."""
+        for the workers to have made what they were asked for; raises RuntimeError for one that died
+        or, with the loader's ``timeout``, is late."""
         ...
 
     def note(self, event: int, value: Any, extra: Any) -> None:
