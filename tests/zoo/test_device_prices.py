@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import simgpu
 import torch
-from device_process import on_simgpu
+from device_process import on_simgpu, run_on_new_simgpu
 from device_styles import BATCH, Convolutions, Images
 
 import penstock
@@ -31,12 +31,12 @@ def dear_and_cheap(images: torch.Tensor) -> torch.Tensor:
     return torch.flip(x, [-1])
 
 
-def planned(prepare: Any, cut: Any, device: str = DEVICE) -> Plan:
+def planned(prepare: Any, cut: Any) -> Plan:
     torch._dynamo.reset()  # which remembers the other trainings of this process
     loader = penstock.DataLoader(Images(), BATCH, num_workers=2)
-    model = penstock.offload(Convolutions(prepare).to(device), loader, cut=cut)
+    model = penstock.offload(Convolutions(prepare).to(DEVICE), loader, cut=cut)
     for images, _ in loader:
-        model(images.to(device))
+        model(images.to(DEVICE))
     plan: Plan | None = loader.plan
     assert plan is not None and plan.refused is None, plan
     return plan
@@ -77,13 +77,17 @@ def test_timing_on_a_device_draws_no_number() -> None:
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-@on_simgpu
-def test_a_call_without_room_on_the_device_is_priced_by_its_bytes() -> None:
-    other = "simgpu:1"  # which holds nothing of other tests
-    with simgpu.memory_limit(1 << 22, device=1):  # enough to train
-        plan = planned(dear_and_cheap, cut="none", device=other)
+def planned_without_room() -> tuple[float, str | None, float | None]:
+    with simgpu.memory_limit(1 << 21):  # enough to train, not for the copy that is timed
+        plan = planned(dear_and_cheap, cut="none")
     calls = {call.operator.partition(" at ")[0]: call for call in plan.kept}
-    assert calls["mul"].trainer_s > 0 and calls["mul"].device == other
+    return calls["mul"].trainer_s, calls["mul"].device, plan.copy_bytes_per_s
+
+
+def test_a_device_without_room_for_the_timed_copy_has_no_rate_of_copies() -> None:
+    trainer_s, device, copy_bytes_per_s = run_on_new_simgpu(planned_without_room)
+    assert trainer_s > 0 and device == DEVICE
+    assert copy_bytes_per_s is None
 
 
 @on_simgpu
