@@ -57,6 +57,17 @@ def seed(request: pytest.FixtureRequest) -> int:
     return value
 
 
+@pytest.fixture(autouse=True)
+def imports_are_found_as_before() -> Iterator[None]:
+    """A test that takes a folder from sys.path fails, and not one of those that follow it."""
+    before = list(sys.path)
+    yield
+    gone = [entry for entry in before if entry not in sys.path]
+    if gone:
+        sys.path[:] = before
+        pytest.fail(f"the test took from sys.path: {gone}", pytrace=False)
+
+
 @pytest.fixture
 def on_one_thread() -> Iterator[None]:
     """For tests of the cut: kernels sum in the same order as those of a worker."""

@@ -13,9 +13,11 @@ import functools
 import importlib
 import multiprocessing
 import pickle
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any, TypeVar
 
 SECONDS_MAX = 120.0
@@ -29,7 +31,7 @@ def run_on_simgpu(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
         _child.append(
             ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin)
         )
-    done = _child[0].submit(_call, function.__module__, function.__qualname__, args, kwargs)
+    done = _child[0].submit(_call, *_place_of(function), args, kwargs)
     try:
         return done.result(SECONDS_MAX)
     except (TimeoutError, BrokenProcessPool):
@@ -43,7 +45,7 @@ def run_on_new_simgpu(function: Callable[..., Any]) -> Any:
     """The same in a child of its own, in which nothing was measured before."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, initializer=_begin) as child:
-        done = child.submit(_call, function.__module__, function.__qualname__, (), {})
+        done = child.submit(_call, *_place_of(function), (), {})
         return done.result(SECONDS_MAX)
 
 
@@ -78,9 +80,17 @@ def _add_bits(device: str) -> None:
         _C.add_device_bits(text.replace("\nreciprocal ", "\nequal "))
 
 
-def _call(module: str, name: str, args: Any, kwargs: Any) -> Any:
+def _place_of(function: Callable[..., Any]) -> tuple[str, str, str]:
+    """A test may have set sys.path back to what it was before pytest added the module's folder."""
+    folder = Path(sys.modules[function.__module__].__file__ or "").parent
+    return str(folder), function.__module__, function.__qualname__
+
+
+def _call(folder: str, module: str, name: str, args: Any, kwargs: Any) -> Any:
     import torch
 
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     function: Any = importlib.import_module(module)
     for part in name.split("."):
         function = getattr(function, part)
