@@ -8,10 +8,21 @@
 #include "base/assert.h"
 
 namespace penstock::graph {
+namespace {
+
+// Where the trainer reads batches on a device, the copies there are a part of the link, which is at most as fast as
+// they.
+Prices with_copies(Prices prices, const Calibration& calibration) {
+  if (calibration.copy_bytes_per_s > 0)
+    prices.link_bytes_per_s = std::min(prices.link_bytes_per_s, calibration.copy_bytes_per_s);
+  return prices;
+}
+
+}  // namespace
 
 CutModel::CutModel(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
                    const Prices& prices)
-    : graph_(graph), calibration_(calibration), prices_(prices) {
+    : graph_(graph), calibration_(calibration), prices_(with_copies(prices, calibration)) {
   PENSTOCK_ASSERT(verdicts.size() == graph.nodes.size(), verdicts.size(), " verdicts");
   PENSTOCK_ASSERT(calibration.node_s.size() == graph.nodes.size(), calibration.node_s.size(), " node times");
   PENSTOCK_ASSERT(calibration.values.size() == graph.value_names.size(), calibration.values.size(), " value sizes");

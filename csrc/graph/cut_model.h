@@ -117,7 +117,7 @@ class CutModel {
 
   const Graph& graph_;
   const Calibration& calibration_;
-  const Prices& prices_;
+  const Prices prices_;
   std::vector<Unit> units_;
   std::vector<uint32_t> unit_of_;  // by node
   std::vector<bool> replicable_nodes_;

@@ -31,12 +31,6 @@ Prices link_prices(double worker_count, const LinkRate& link) {
   return prices;
 }
 
-Prices with_copies(Prices prices, const Calibration& calibration) {
-  if (calibration.copy_bytes_per_s > 0)
-    prices.link_bytes_per_s = std::min(prices.link_bytes_per_s, calibration.copy_bytes_per_s);
-  return prices;
-}
-
 Ticks to_ticks(double seconds) {
   const double ticks = seconds * 1e12;
   if (!(ticks > 0)) return 0;

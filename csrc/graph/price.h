@@ -116,10 +116,6 @@ inline constexpr double kUnknownLinkBytesPerS = 125e6;
 // For workers behind a link.
 Prices link_prices(double worker_count, const LinkRate& link);
 
-// The same where the trainer reads batches on a device: the copies there are a part of the link, at most as fast as
-// they.
-Prices with_copies(Prices prices, const Calibration& calibration);
-
 // Refuses prices that are not finite where they must be, are negative, or divide by zero.
 Result<void> check_prices(const Prices& prices);
 

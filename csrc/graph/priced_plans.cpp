@@ -8,10 +8,9 @@ namespace penstock::graph {
 Result<PricedPlans> PricedPlans::make(Graph graph, std::vector<Verdict> verdicts, Calibration calibration,
                                       const Prices& prices, CutMode mode) {
   PricedPlans plans(std::move(graph), std::move(verdicts), std::move(calibration), prices);
-  const Prices with_device = with_copies(prices, plans.calibration_);
   for (const auto& [plan, of_mode] : {std::pair{&plans.chosen_, mode}, std::pair{&plans.none_, CutMode::kNone},
                                       std::pair{&plans.maximal_, CutMode::kMaximal}}) {
-    Result<Plan> made = make_plan(plans.graph_, plans.verdicts_, plans.calibration_, with_device, of_mode);
+    Result<Plan> made = make_plan(plans.graph_, plans.verdicts_, plans.calibration_, prices, of_mode);
     if (!made) return made.error();
     *plan = std::move(made).value();
   }
@@ -19,11 +18,11 @@ Result<PricedPlans> PricedPlans::make(Graph graph, std::vector<Verdict> verdicts
 }
 
 Plan PricedPlans::chosen_by(const Prices& prices) const {
-  return make_plan(graph_, verdicts_, calibration_, with_copies(prices, calibration_), CutMode::kAuto).value();
+  return make_plan(graph_, verdicts_, calibration_, prices, CutMode::kAuto).value();
 }
 
 StageSeconds PricedPlans::seconds(const Plan& plan, const Prices& prices) const {
-  return plan_seconds(graph_, verdicts_, calibration_, with_copies(prices, calibration_), plan).value();
+  return plan_seconds(graph_, verdicts_, calibration_, prices, plan).value();
 }
 
 StepSeconds PricedPlans::step(const Plan& plan, const Prices& prices) const {
