@@ -58,6 +58,8 @@ case $what in
     tests=$("$VENV"/bin/python setup.py -q native --show-folder)/tests/test_loader
     say "C++ tests of the device"
     "$tests" --gtest_filter='Cuda*:CopyStage*:PinStage*:StageChain*:StagedClient*:StagedPool*' || failed="$failed C++"
+    say "The cut of the C++ library"
+    "$(dirname "$tests")/test_device" || failed="$failed C++-cut"
     if command -v compute-sanitizer >/dev/null && has_gpu; then
       say "The same under compute-sanitizer"
       compute-sanitizer --error-exitcode 9 --target-processes application-only \

@@ -9,6 +9,7 @@
 #include "runtime/executor.h"
 #include "runtime/kernel_settings.h"
 #include "runtime/numeric_fingerprint.h"
+#include "runtime/placement.h"
 #include "runtime/prefix_rest.h"
 #include "runtime/seeded_draws.h"
 
@@ -67,6 +68,17 @@ void bind_runtime(py::module_& module) {
              py::arg("sequence"));
 
   const runtime::CalibrateOptions defaults;
+  module.def(
+      "place_on_devices",
+      [](const graph::Graph& graph, const std::vector<at::Tensor>& leaves, const std::vector<at::Tensor>& constants) {
+        auto placed = without_gil([&] { return runtime::place_on_devices(graph, leaves, constants); });
+        std::map<std::string, std::string> devices;
+        for (size_t value = 0; value < placed.devices.size(); ++value)
+          if (placed.devices[value]) devices.emplace(graph.value_names[value], placed.devices[value]->str());
+        return std::pair(std::move(placed.graph), std::move(devices));
+      },
+      py::arg("graph"), py::arg("leaves"), py::arg("constants"));
+
   module.def(
       "calibrate",
       [](const graph::Graph& graph, const std::vector<graph::Verdict>& verdicts, const std::vector<at::Tensor>& leaves,

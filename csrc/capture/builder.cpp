@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "capture/devices.h"
 #include "capture/optional.h"
 #include "capture/types.h"
 #include "graph/alias_sets.h"
@@ -14,12 +15,6 @@ namespace {
 
 [[noreturn]] void refuse_program(const std::string& why) {
   throw Refusal{"the TorchScript program cannot be captured: " + why};
-}
-
-graph::Device device_of(const c10::Device& device) {
-  graph::Device named{c10::DeviceTypeName(device.type(), /*lower_case=*/true), std::nullopt};
-  if (device.has_index()) named.index = static_cast<uint32_t>(device.index());
-  return named;
 }
 
 // "aten::sub at model.py:12:8" of "aten::sub at /home/me/model.py:12:8", which is how TorchScript names a line.
@@ -76,6 +71,7 @@ graph::Input CaptureBuilder::tensor_input(const at::Tensor& tensor, const std::s
   for (const int64_t size : tensor.sizes()) input.sizes.emplace_back(size);
   input.value = new_value();
   ranks_.set(input.value, static_cast<size_t>(tensor.dim()));
+  devices_.emplace(input.value, device_from_torch(tensor.device()));
   return input;
 }
 
@@ -101,7 +97,7 @@ Bound CaptureBuilder::known(const c10::IValue& value, const std::string& path) {
   if (value.isInt()) return Bound::of_number(value.toInt());
   if (value.isDouble()) return Bound::of_number(value.toDouble());
   if (value.isString()) return Bound::of_argument({value.toStringRef()});
-  if (value.isDevice()) return Bound::of_argument({device_of(value.toDevice())});
+  if (value.isDevice()) return Bound::of_argument({device_from_torch(value.toDevice())});
   if (value.isTuple() || value.isList()) {
     const auto elements = value.isTuple() ? value.toTupleRef().elements().vec() : value.toListRef().vec();
     std::vector<Bound> items;
@@ -118,12 +114,11 @@ std::optional<size_t> CaptureBuilder::rank_of(const Bound& bound) const {
   return value == nullptr ? std::nullopt : ranks_.find(value->id);
 }
 
-const graph::Input* CaptureBuilder::find_leaf(const Bound& bound) const {
+std::optional<graph::Device> CaptureBuilder::device_of(const Bound& bound) const {
   const graph::ValueRef* value = bound.value();
-  if (value == nullptr) return nullptr;
-  for (const graph::Input& input : captured_.graph.inputs)
-    if (input.value == value->id && input.kind == graph::InputKind::kLeaf) return &input;
-  return nullptr;
+  if (value == nullptr) return std::nullopt;
+  const auto found = devices_.find(value->id);
+  return found == devices_.end() ? std::nullopt : std::optional(found->second);
 }
 
 bool CaptureBuilder::may_be_none(const Bound& bound) const {
@@ -187,10 +182,10 @@ void CaptureBuilder::turn_written_into_state() {
     if (input.kind == graph::InputKind::kLeaf) continue;
     const at::Tensor& tensor = captured_.constants[constant_index++];
     if (input.kind != graph::InputKind::kConst) continue;
-    if (is_written[aliases.find(input.value)] || !tensor.is_cpu())
+    if (is_written[aliases.find(input.value)] || tensor.is_meta())
       input.kind = graph::InputKind::kState;
     else
-      input.digest = content_digest(tensor);
+      input.digest = content_digest(tensor.cpu());
   }
 }
 

@@ -34,8 +34,8 @@ class CaptureBuilder {
   // The number of dimensions of a tensor, if it is known.
   std::optional<size_t> rank_of(const Bound& bound) const;
 
-  // The leaf that a value is, or null.
-  const graph::Input* find_leaf(const Bound& bound) const;
+  // The device of an input, if the value is one.
+  std::optional<graph::Device> device_of(const Bound& bound) const;
 
   // Whether a value is made by control flow that is kept whole, so that it may be None.
   bool may_be_none(const Bound& bound) const;
@@ -65,6 +65,7 @@ class CaptureBuilder {
   Captured captured_;
   Ranks ranks_;
   std::unordered_map<const c10::TensorImpl*, graph::ValueId> tensors_;
+  std::unordered_map<graph::ValueId, graph::Device> devices_;  // of inputs
 };
 
 }  // namespace penstock::capture

@@ -40,6 +40,37 @@ graph::Argument typed(graph::Argument argument, const c10::Argument& parameter, 
   return *named;
 }
 
+graph::Argument dtype_argument(const Bound& bound, const jit::Node* node) {
+  const auto* number = bound.argument.get<int64_t>();
+  if (number == nullptr) return bound.argument;
+  const auto dtype = dtype_from_torch(static_cast<c10::ScalarType>(*number));
+  if (!dtype) refuse(node, "converts to a dtype that the graph has no name for");
+  return {*dtype};
+}
+
+// `x.to(device)`, `x.cuda()` and `x.cpu()` are operators of TorchScript's own, for one of the dispatcher's. False where
+// the device is known only later.
+bool read_move(ProgramValues& values, const jit::Node* node, const std::string& op) {
+  graph::Node call;
+  call.op = "aten::to.dtype_layout";
+  const Bound& source = values.lookup(node->inputs()[0]);
+  if (source.value() == nullptr || source.is_number_tensor) return false;
+  call.args.push_back(source.argument);
+  if (op == "aten::cuda" || op == "aten::cpu") {
+    call.kwargs.push_back({"device", {graph::Device{op.substr(sizeof "aten::" - 1), {}}}});
+  } else {
+    const Bound& device = values.lookup(node->inputs()[1]);
+    if (!device.is_none() && device.argument.get<graph::Device>() == nullptr) return false;
+    if (!device.is_none()) call.kwargs.push_back({"device", device.argument});
+    const Bound& dtype = values.lookup(node->inputs()[2]);
+    if (!dtype.is_none()) call.kwargs.push_back({"dtype", dtype_argument(dtype, node)});
+    call.kwargs.push_back({"non_blocking", values.lookup(node->inputs()[3]).argument});
+    call.kwargs.push_back({"copy", values.lookup(node->inputs()[4]).argument});
+  }
+  values.bind_call(node, std::move(call));
+  return true;
+}
+
 // TorchScript's own computations, such as lists from lists, stay as they are.
 void keep_call(ProgramValues& values, const jit::Node* node, const std::string& op) {
   const ControlFlow flow = read_control_flow(node);
@@ -58,6 +89,8 @@ void read_call(ProgramValues& values, const jit::Node* node) {
   if (schema == nullptr) refuse(node, "is not an operator that can be captured");
   std::string op = schema->name() + (schema->overload_name().empty() ? "" : "." + schema->overload_name());
   if (op == "aten::to.prim_dtype") op = "aten::to.dtype";
+  const bool is_move = op == "aten::to.prim_Device" || op == "aten::cuda" || op == "aten::cpu";
+  if (is_move && read_move(values, node, op)) return;
   const auto handle = find_operator(op);
   if (!handle) return keep_call(values, node, op);
   const auto& parameters = handle->schema().arguments();

@@ -93,8 +93,9 @@ class Reader {
     if (kind == "prim::Uninitialized")  // stands for the result of a branch that was not taken
       return values_.bind(node->output(), Bound::of_object(c10::IValue(), where(node)));
     if (kind == "prim::unchecked_cast") return values_.bind(node->output(), values_.lookup(node->input()));
-    if (kind == "prim::device" && values_.builder().find_leaf(values_.lookup(node->input())) != nullptr)
-      return values_.bind(node->output(), Bound::of_argument({graph::Device{"cpu", {}}}));
+    if (kind == "prim::device")
+      if (const auto device = values_.builder().device_of(values_.lookup(node->input())))
+        return values_.bind(node->output(), Bound::of_argument({*device}));
     if (!read_number(values_, node)) read_call(values_, node);
   }
 

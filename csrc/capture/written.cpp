@@ -18,6 +18,8 @@ std::string place_of(const jit::Node* node) {
   return place;
 }
 
+std::string line_of(const std::string& place) { return place.substr(place.find(" at ")); }
+
 WrittenProgram::WrittenProgram(const jit::Graph& program) : written_(std::make_shared<jit::Graph>()) {
   for (const jit::Value* input : program.inputs()) {
     jit::Value* copy = written_->addInput();
@@ -106,10 +108,14 @@ Result<std::shared_ptr<jit::Graph>> WrittenProgram::without(const std::vector<gr
 std::set<std::string> WrittenProgram::lines(const std::vector<graph::ValueId>& values) const {
   std::set<std::string> lines;
   for (const graph::ValueId id : values)
-    if (const auto named = named_.find(id); named != named_.end()) {
-      const std::string place = place_of(named->second->node());
-      lines.insert(place.substr(place.find(" at ")));
-    }
+    if (const auto named = named_.find(id); named != named_.end())
+      lines.insert(line_of(place_of(named->second->node())));
+  return lines;
+}
+
+std::set<std::string> WrittenProgram::lines() const {
+  std::set<std::string> lines;
+  for (const jit::Node* node : written_->nodes()) lines.insert(line_of(place_of(node)));
   return lines;
 }
 

@@ -19,6 +19,9 @@ namespace penstock::capture {
 // "aten::mul at model.py:12:8"
 std::string place_of(const torch::jit::Node* node);
 
+// A place without its operator: " at file:line:column".
+std::string line_of(const std::string& place);
+
 // Confined to the thread that reads; afterwards thread-compatible.
 class WrittenProgram {
  public:
@@ -45,8 +48,9 @@ class WrittenProgram {
   Result<std::shared_ptr<torch::jit::Graph>> without(const std::vector<graph::ValueId>& values,
                                                      const std::vector<graph::ValueId>& gone) const;
 
-  // Where in the source the values are made: " at file:line:column", without the operator.
+  // Where in the source the values are made, and where anything is.
   std::set<std::string> lines(const std::vector<graph::ValueId>& values) const;
+  std::set<std::string> lines() const;
 
   // The program that returns `values` as one tuple and does nothing else.
   Result<std::shared_ptr<torch::jit::Graph>> computing(const std::vector<graph::ValueId>& values) const;

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "base/mutex.h"
+#include "capture/devices.h"
 #include "runtime/last_uses.h"
 
 namespace penstock::runtime {
@@ -35,16 +35,6 @@ double estimate(const graph::Node& node, const Frame& values) {
   graph::for_each_operand(node, [&](ValueId value) { bytes += bytes_of(values[value]); });
   for (const ValueId value : node.results) bytes += bytes_of(values[value]);
   return kKernelStartS + static_cast<double>(bytes) / kDeviceBytesPerS;
-}
-
-std::optional<c10::Device> device_of(const graph::Device& named) {
-  try {
-    const c10::Device device(name_of(named));
-    if (device.is_cpu() || !c10::impl::hasDeviceGuardImpl(device.type())) return std::nullopt;
-    return device;
-  } catch (const c10::Error&) {
-    return std::nullopt;  // torch does not know it in this process
-  }
 }
 
 double median(std::vector<double> values) {
@@ -195,7 +185,7 @@ DeviceTimes time_on_devices(const graph::Graph& graph, std::span<const graph::Ve
     const graph::Node& node = graph.nodes[i];
     if (!node.on || !verdicts[i].movable) continue;
     times.node_s[i] = estimate(node, values);
-    const std::optional<c10::Device> device = device_of(node.on->device);
+    const std::optional<c10::Device> device = capture::accelerator_of(node.on->device);
     if (!device || graph.traits[i].purity == graph::Purity::kRandom) continue;
     const auto [nothing, is_new] = nothing_s.try_emplace(device->str(), 0.0);
     if (is_new) {

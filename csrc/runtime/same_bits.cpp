@@ -9,7 +9,12 @@
 namespace penstock::runtime {
 
 bool is_same_bits(const at::Tensor& a, const at::Tensor& b) {
-  PENSTOCK_ASSERT(a.is_cpu() && b.is_cpu(), "bits compared on ", a.device().str(), " and ", b.device().str());
+  PENSTOCK_ASSERT(!a.is_meta() && !b.is_meta(), "bits of a tensor without values are compared");
+  if (a.device() != b.device()) return false;
+  if (!a.is_cpu()) {
+    // A copy has the strides of a dense tensor; others would be laid out anew.
+    return a.sizes() == b.sizes() && a.strides() == b.strides() && is_same_bits(a.cpu(), b.cpu());
+  }
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes() || a.strides() != b.strides()) return false;
   if (a.is_conj() != b.is_conj() || a.is_neg() != b.is_neg()) return false;
   const at::Tensor first = a.contiguous();

@@ -9,8 +9,8 @@
 
 namespace penstock::runtime {
 
-// Whether two tensors on the CPU have the same dtype, sizes, strides, pending conjugations and negations, and the same
-// bytes in each element. Bytes between the elements do not count.
+// Whether two tensors are on the same device and have the same dtype, sizes, strides, pending conjugations and
+// negations, and the same bytes in each element. Bytes between the elements do not count. Waits for a device.
 bool is_same_bits(const at::Tensor& a, const at::Tensor& b);
 
 // Whether both have as many tensors, each with the same bits as the other's.

@@ -997,6 +997,12 @@ def kernel_settings() -> str:
     """The settings of torch that results follow from, where they are not its defaults."""
 
 def seed_of_batch(prefix_seed: int, epoch_seed: int, sequence: int) -> int: ...
+def place_on_devices(
+    graph: Graph, leaves: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]
+) -> tuple[Graph, dict[str, str]]:
+    """The graph with its nodes on the devices of its inputs, and the devices of its values by name;
+    those on the CPU are left out."""
+
 def calibrate(
     graph: Graph,
     verdicts: Sequence[Verdict],

@@ -207,7 +207,11 @@ class OffloadedScript(StandIn):
         boundary = [handle.boundary.get(item.key) for item in cut.boundary]
         if cut.runs[_mode()] < SETTLED_RUNS or any(tensor is None for tensor in boundary):
             return None
-        values = [tensor for tensor in boundary if tensor is not None]
+        values = [
+            tensor.to(item.device)
+            for item, tensor in zip(cut.boundary, boundary, strict=True)
+            if tensor is not None
+        ]
         sizes = tuple(tuple(tensor.shape) for tensor in given.inputs)
         setting = (sizes, torch.get_num_threads(), *_mode())
         if setting in cut.refused:

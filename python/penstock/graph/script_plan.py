@@ -43,6 +43,7 @@ class Shipped:
 
     key: str
     operator: str
+    device: str  # where the program has it
 
 
 @dataclass
@@ -96,16 +97,18 @@ def plan_program(
             leaves[index] = tensor
     with native_refusals():
         program = _C.ScriptProgram(callee, call, list(leaf_indices))
-        graph, constants = program.graph, program.constants
-        _refuse_effects(graph)
-        plans = price_plans(graph, leaves, constants, _planning(options))
+        constants = program.constants
+        _refuse_effects(program.graph)
+        graph, devices = _C.place_on_devices(program.graph, leaves, constants)
+        leaves = _on_host(leaves)
+        plans = price_plans(graph, leaves, _held(graph, constants), _planning(options))
         prefix = _C.extract_prefix(graph, plans.chosen, settings=_C.kernel_settings())
     plan = _spoken_plan(graph, plans)
     if not prefix.output_keys:
         return ScriptCut(list(leaf_indices), call, program, plans.chosen, PlannedCut(plan, []), [])
     labels = plans.chosen.moved_labels(graph)
     boundary = [
-        Shipped(key, labels[name])
+        Shipped(key, labels[name], devices.get(name, "cpu"))
         for name, key in zip(prefix.output_names, prefix.output_keys, strict=True)
     ]
     taken = [graph.held_names.index(name) for name in prefix.constant_names]
@@ -113,7 +116,7 @@ def plan_program(
     with native_refusals():
         suffix = program.suffix(plans.chosen)
         reference = program.reference(plans.chosen)
-    planned = PlannedCut(plan, [], prefix=str(prefix), prefix_constants=tuple(tensors))
+    planned = PlannedCut(plan, [], prefix=str(prefix), prefix_constants=tuple(_on_host(tensors)))
     cut = ScriptCut(
         list(leaf_indices),
         call,
@@ -147,12 +150,15 @@ def plan_script(model: Any, leaves: Sequence[torch.Tensor], options: CutOptions)
     with the reason."""
     with native_refusals():
         if isinstance(model, torch.jit.ScriptModule):
-            graph, constants = _C.capture_torchscript(model, list(leaves))
+            captured, constants = _C.capture_torchscript(model, list(leaves))
         else:
             call = _C.ScriptCall(model, tuple(leaves), {})
             program = _C.ScriptProgram(model, call, list(range(len(leaves))))
-            graph, constants = program.graph, program.constants
-        return _spoken_plan(graph, price_plans(graph, list(leaves), constants, _planning(options)))
+            captured, constants = program.graph, program.constants
+        graph, _ = _C.place_on_devices(captured, list(leaves), constants)
+        held = _held(graph, constants)
+        plans = price_plans(graph, _on_host(leaves), held, _planning(options))
+        return _spoken_plan(graph, plans)
 
 
 def _spoken_plan(graph: _C.Graph, plans: _C.PricedPlans) -> Plan:
@@ -164,6 +170,19 @@ def _spoken_plan(graph: _C.Graph, plans: _C.PricedPlans) -> Plan:
         if size.storage != NO_STORAGE
     }
     return read_plan(plans, read_flow(graph, extents))
+
+
+def _on_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.detach().cpu() for tensor in tensors]
+
+
+def _held(graph: _C.Graph, constants: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The constants on the CPU. What training changes is not run for a plan."""
+    kinds = [one.kind for one in graph.inputs if one.kind in ("const", "state")]
+    return [
+        tensor.detach().cpu() if kind == "const" else None
+        for kind, tensor in zip(kinds, constants, strict=True)
+    ]
 
 
 def _planning(options: CutOptions) -> Planning:
@@ -181,5 +200,5 @@ def _check_fidelity(cut: ScriptCut, callee: Any, leaves: list[torch.Tensor]) -> 
             made = executor.run(leaves)
         expected = cut.reference.run(callee, cut.call)
     for item, value, reference in zip(cut.boundary, made, expected, strict=True):
-        if not is_same_bits(value, reference):
+        if not is_same_bits(value, reference.cpu()):
             raise Unlowerable(f"{item.operator} gives other bits in a worker than in the trainer")
