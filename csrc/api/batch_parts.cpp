@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "api/batch_origin.h"
+
 namespace penstock {
 namespace {
 
@@ -14,11 +16,15 @@ const at::Tensor& tensor_of(const Value& part, const std::string& name) {
 }  // namespace
 
 const at::Tensor& Batch::operator[](std::string_view name) const {
-  return tensor_of(value_[name], "'" + std::string(name) + "'");
+  const at::Tensor& came = tensor_of(value_[name], "'" + std::string(name) + "'");
+  return origin_ ? origin_->read(came) : came;
 }
 
 const at::Tensor& Batch::operator[](size_t position) const {
-  return tensor_of(value_[position], std::to_string(position));
+  const at::Tensor& came = tensor_of(value_[position], std::to_string(position));
+  return origin_ ? origin_->read(came) : came;
 }
+
+const Value& Batch::read() const { return origin_->read_all(value_); }
 
 }  // namespace penstock

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/data_loader_impl.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -29,17 +30,6 @@ namespace {
 
 constexpr double kNanosecond = 1e-9;
 constexpr auto kCheckInterval = std::chrono::seconds(1);  // how often a waiting trainer looks after its workers
-
-// "Caught ValueError in DataLoader worker thread 0.", as torch's DataLoader words it, and what was thrown.
-[[noreturn]] void raise_remote(const loader::Batch::RemoteError& remote, std::string place) {
-  std::string text = remote.text;
-  // What comes from another process says where that is, before a zero.
-  if (const size_t end = text.find('\0'); end != std::string::npos) {
-    place += " (" + text.substr(0, end) + ")";
-    text = text.substr(end + 1);
-  }
-  throw Error(ErrorKind::kDataset, "Caught " + remote.type_name + place + ".\n" + text, remote.cause);
-}
 
 }  // namespace
 
@@ -121,6 +111,7 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
     share->first_sample = point->sample_count;
   }
   if (share) account.share.emplace(static_cast<uint64_t>(order_size()), *share);
+  if (api::StepMeter* const meter = running.workers->meter()) begin_meter(*meter);
   const wire::EpochSeeds seeds{.base_seed = base_seed, .epoch = epoch_count_++, .by_sample = options_.shard_by_rank};
   running.workers->set_starts(seeds, point != nullptr ? *point : api::ResumePoint());
   loader::EpochPlan plan{.seeds = seeds, .base_generator = options_.generator, .progress = account.progress};
@@ -148,20 +139,78 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
   }
 }
 
+void DataLoader::Impl::begin_meter(api::StepMeter& meter) {
+  const uint32_t workers = std::max(1u, running().workers->client()->worker_count());
+  meter.begin(workers, workers * static_cast<uint32_t>(options_.prefetch_factor));
+}
+
 int64_t DataLoader::Impl::order_size() const {
   return options_.sampler ? options_.sampler->size().value_or(0) : built_.sample_count.value_or(0);
 }
 
 // ---- Batches
 
+namespace {
+
+double seconds_now() { return std::chrono::duration<double>(steady_clock::now().time_since_epoch()).count(); }
+
+graph::DeliveredWork delivered_work(const loader::Client& client, bool sends_whole) {
+  const loader::LoaderCounters& counters = client.counters();
+  graph::DeliveredWork work{.batches = counters.batches.value(),
+                            .with_boundary = counters.boundary_batches.value(),
+                            .fetch_s = static_cast<double>(counters.fetch_ns.value()) * kNanosecond,
+                            .prefix_s = static_cast<double>(counters.prefix_ns.value()) * kNanosecond,
+                            .bytes = counters.batch_bytes.value()};
+  if (const auto link = client.link()) {
+    work.workers = client.worker_count();
+    work.link.bytes_per_s = link->bytes_per_s > 0 ? link->bytes_per_s : graph::kUnknownLinkBytesPerS;
+    work.link.sends_whole = sends_whole;
+  }
+  return work;
+}
+
+// The leaves of a batch that stayed with its worker, and in their places tensors without memory of their own.
+std::optional<BatchOrigin::Withheld> withheld_of(loader::Batch& batch, const std::shared_ptr<api::WorkerSet>& workers,
+                                                 int64_t number) {
+  if (batch.withheld_bytes() == 0) return std::nullopt;
+  if (!workers->notes_origins() || workers->withholding() == nullptr) {
+    throw Error(ErrorKind::kWorker,
+                "a worker left out leaves of a batch though nothing allowed it to; trainer and workers must run the "
+                "same version of penstock");
+  }
+  BatchOrigin::Withheld withheld{
+      .leaves = {}, .maker = batch.origin().value(), .workers = workers, .batch_number = number, .came = {}};
+  const auto leaf_count = static_cast<uint32_t>(batch.frame().leaf_count());
+  for (uint32_t leaf = 0; leaf < leaf_count; ++leaf) {
+    if (!batch.is_withheld(leaf)) continue;
+    const at::Tensor meta = batch.meta(leaf);
+    const at::Tensor one = at::zeros({}, meta.options().device(workers->device().value_or(at::kCPU)));
+    static_cast<void>(batch.tensors());
+    batch.set_stand_in(leaf, one.expand(meta.sizes()));
+    withheld.leaves.insert(leaf);
+  }
+  return withheld;
+}
+
+}  // namespace
+
 std::optional<Batch> DataLoader::Impl::next() {
   if (!account_) api::refuse("next() was called before begin_epoch(); begin an epoch first");
   if (account_->progress->is_finished()) return std::nullopt;
-  loader::StepLedger& ledger = running().stream->client().ledger();
+  const Running& running = this->running();
+  loader::StepLedger& ledger = running.stream->client().ledger();
+  api::StepMeter* const meter = running.workers->meter();
+  const double called_at_s = seconds_now();
   ledger.enter(clock_now());
+  if (meter != nullptr && !meter->has_begun()) begin_meter(*meter);  // it was made in the middle of the epoch
+  if (meter != nullptr) meter->note_call();
   try {
     auto batch = take();
     ledger.leave(clock_now());
+    if (meter != nullptr && batch) {
+      const bool sends_whole = running.workers->withholding() == nullptr;
+      meter->note(called_at_s, seconds_now(), delivered_work(running.stream->client(), sends_whole));
+    }
     return batch;
   } catch (...) {
     ledger.leave(clock_now());
@@ -192,22 +241,28 @@ std::optional<Batch> DataLoader::Impl::take() {
 
 Batch DataLoader::Impl::to_batch(Event& event) {
   loader::Batch& batch = *event.batch;
-  if (const auto& remote = batch.remote_error()) raise_remote(*remote, running().workers->place_of(remote->worker));
-  const auto& tensors = batch.tensors();
+  const Running& running = this->running();
+  if (const auto& remote = batch.remote_error()) api::raise_remote(*remote, running.workers->place_of(remote->worker));
+  const auto number = static_cast<int64_t>(batch.descriptor().sequence);
+  auto withheld = withheld_of(batch, running.workers, number);
   const size_t leaf_count = batch.frame().leaf_count();
-  auto value = dataset::read_value(batch.frame().nest, std::span(tensors).first(leaf_count));
+  const auto leaves_end = batch.tensors().begin() + static_cast<ptrdiff_t>(leaf_count);
+  const std::vector<at::Tensor> leaves(batch.tensors().begin(), leaves_end);
+  auto value = dataset::read_value(batch.frame().nest, leaves);
   if (!value) {
     account_->progress->note_error();
     api::raise(value.error());
   }
-  Batch given(std::move(value).value(), static_cast<int64_t>(batch.descriptor().sequence));
-  if (running().workers->notes_origins()) {
-    const auto& keys = batch.frame().boundary_keys;
-    const auto boundary = tensors.begin() + static_cast<int64_t>(leaf_count);
-    BatchAccess::set_origin(given, {.leaves = {tensors.begin(), boundary},
-                                    .keys = {keys.begin(), keys.end()},
-                                    .boundary = {boundary, tensors.end()}});
-  }
+  Batch given(std::move(value).value(), number);
+  if (!running.workers->notes_origins()) return given;
+  if (withheld) withheld->came = BatchAccess::value_of(given);
+  const auto& keys = batch.frame().boundary_keys;
+  const bool is_incomplete = withheld.has_value();
+  auto origin =
+      std::make_shared<BatchOrigin>(leaves, std::vector<std::string>(keys.begin(), keys.end()),
+                                    std::vector<at::Tensor>(leaves_end, batch.tensors().end()), std::move(withheld));
+  if (is_incomplete) running.workers->note_incomplete(origin);
+  BatchAccess::set_origin(given, std::move(origin));
   return given;
 }
 
@@ -273,6 +328,8 @@ Stats DataLoader::Impl::stats() const {
           .wait_s = static_cast<double>(counters.wait_ns.value()) * kNanosecond,
           .fetch_s = static_cast<double>(counters.fetch_ns.value()) * kNanosecond,
           .boundary = counters.boundary_batches.value(),
+          .withheld_bytes = counters.withheld_bytes.value(),
+          .recalled = counters.recalled_batches.value(),
           .ready = running.stream->ready_count(),
           .worker_count = running.stream->client().worker_count(),
           .ledger = step_times(counters)};

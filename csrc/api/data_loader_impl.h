@@ -46,6 +46,7 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
   void begin_fresh();
   void begin_from(const api::LoadedState& loaded);
   void begin(api::EpochAccount account, const api::ResumePoint* point);
+  void begin_meter(api::StepMeter& meter);
   int64_t order_size() const;  // of a map-style dataset: the samples of an epoch, over all ranks
   std::optional<Batch> take();
   Batch to_batch(loader::Client::Event& event);

@@ -21,6 +21,17 @@ ErrorKind kind_of(Errc code) {
 }  // namespace
 
 void raise(const Fault& fault) { throw Error(kind_of(fault.code), fault.message); }
+
+void raise_remote(const loader::Batch::RemoteError& remote, std::string place) {
+  std::string text = remote.text;
+  // What comes from another process says where that is, before a zero.
+  if (const size_t end = text.find('\0'); end != std::string::npos) {
+    place += " (" + text.substr(0, end) + ")";
+    text = text.substr(end + 1);
+  }
+  throw Error(ErrorKind::kDataset, "Caught " + remote.type_name + place + ".\n" + text, remote.cause);
+}
+
 void refuse(const std::string& text) { throw Error(ErrorKind::kValue, text); }
 
 }  // namespace penstock::api

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/result.h"
+#include "loader/batch.h"
 #include "penstock/error.h"
 
 namespace penstock::api {
@@ -12,6 +13,10 @@ namespace penstock::api {
 [[noreturn]] void raise(const Fault& fault);
 // An argument that the caller got wrong.
 [[noreturn]] void refuse(const std::string& text);
+
+// "Caught ValueError in DataLoader worker thread 0.", as torch's DataLoader words it, and what was thrown. `place` is
+// how an error names the worker (WorkerSet::place_of).
+[[noreturn]] void raise_remote(const loader::Batch::RemoteError& remote, std::string place);
 
 template <typename T>
 T value_or_raise(Result<T> result) {

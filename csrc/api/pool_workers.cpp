@@ -130,10 +130,14 @@ PoolWorkers::PoolWorkers(const AnyDataset& dataset, const Options& options, std:
                                               options.num_workers));
   }
   shape_ = ask_for_shape();
+  // A shard is read in its order, so that a batch of it could not be made again by itself.
+  if (controller_ && !shape_.is_iterable) withhold_leaves(options_.timeout);
 }
 
 PoolWorkers::~PoolWorkers() {
-  if (client_) client_->stop();
+  if (!client_) return;
+  recall_all();
+  client_->stop();
 }
 
 void PoolWorkers::start() {
@@ -194,10 +198,12 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
 
 void PoolWorkers::name_blobs(PoolClient& client) {
   std::vector<wire::BlobId> ids = {job_id_};
-  for (const Message& message : prefixes_) {
-    ids.push_back(blob_id_of(*message));
-    client.put_blob(ids.back(), {reinterpret_cast<const char*>(message->data()), message->size()});
-  }
+  const auto name = [&](std::span<const std::byte> bytes) {
+    ids.push_back(blob_id_of(bytes));
+    client.put_blob(ids.back(), {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  };
+  for (const Message& message : prefixes_) name(*message);
+  if (shipment_) name(*shipment_);
   client.use_blobs(std::move(ids));
 }
 
@@ -278,8 +284,15 @@ void PoolWorkers::set_starts(const wire::EpochSeeds&, const ResumePoint& point) 
   client_->set_lanes(std::move(lanes));
 }
 
-void PoolWorkers::set_prefixes(std::vector<Message> messages) {
+std::optional<c10::Device> PoolWorkers::device() const { return staged_device(options_); }
+
+void PoolWorkers::use_prefixes(std::vector<Message> messages) {
   prefixes_ = std::move(messages);
+  if (client_) name_blobs(*client_);
+}
+
+void PoolWorkers::use_shipment(std::optional<std::vector<std::byte>> shipment) {
+  shipment_ = std::move(shipment);
   if (client_) name_blobs(*client_);
 }
 

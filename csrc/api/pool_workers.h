@@ -29,7 +29,7 @@ class PoolWorkers final : public WorkerSet {
   void start() override;
   const std::shared_ptr<loader::Client>& client() const override { return as_client_; }
   void set_starts(const wire::EpochSeeds& seeds, const ResumePoint& point) override;
-  void set_prefixes(std::vector<Message> messages) override;
+  std::optional<c10::Device> device() const override;
   std::string place_of(const std::string& worker) const override { return " in penstock worker " + worker; }
   bool is_elsewhere() const override { return controller_.has_value(); }
   void check() override;
@@ -39,6 +39,8 @@ class PoolWorkers final : public WorkerSet {
 
   Client open_client(bool is_iterable, uint32_t shard_count);
   DatasetShape ask_for_shape();
+  void use_prefixes(std::vector<Message> messages) override;
+  void use_shipment(std::optional<std::vector<std::byte>> shipment) override;
   void name_blobs(loader::PoolClient& client);
   void look_after(loader::PoolClient& client);
   [[noreturn]] void raise_lost() const;
@@ -56,6 +58,7 @@ class PoolWorkers final : public WorkerSet {
   Client client_;
   std::shared_ptr<loader::Client> as_client_;  // client_, for those who know no pools
   std::vector<Message> prefixes_;
+  std::optional<std::vector<std::byte>> shipment_;
   std::vector<OwnProcesses::Loss> losses_;
   std::optional<std::chrono::steady_clock::time_point> waiting_since_;
   bool is_waiting_told_ = false;

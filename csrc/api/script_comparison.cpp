@@ -2,6 +2,7 @@
 #include "api/script_comparison.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/randn.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -18,21 +19,32 @@ struct Seen {
   std::vector<at::Tensor> results;
   std::vector<at::Tensor> held;  // parameters and buffers, as they are afterwards
   std::vector<at::Tensor> gradients;
-  at::Tensor drawn;  // the state of the generator
+  std::vector<at::Tensor> drawn;  // the states of the generators
 };
 constexpr std::array<const char*, 4> kKinds = {"results", "what it writes to", "gradients", "random numbers"};
 
-class GeneratorKept {
+// The generators of the CPU and of devices.
+class GeneratorsKept {
  public:
-  GeneratorKept() : state_(generator_.get_state()) {}
-  GeneratorKept(const GeneratorKept&) = delete;
-  GeneratorKept& operator=(const GeneratorKept&) = delete;
-  ~GeneratorKept() { generator_.set_state(state_); }
-  at::Tensor now() { return generator_.get_state(); }
+  explicit GeneratorsKept(std::span<const c10::Device> devices) {
+    generators_.push_back(at::detail::getDefaultCPUGenerator());
+    for (const c10::Device& device : devices) generators_.push_back(at::globalContext().defaultGenerator(device));
+    states_ = now();
+  }
+  GeneratorsKept(const GeneratorsKept&) = delete;
+  GeneratorsKept& operator=(const GeneratorsKept&) = delete;
+  ~GeneratorsKept() {
+    for (size_t index = 0; index < generators_.size(); ++index) generators_[index].set_state(states_[index]);
+  }
+  std::vector<at::Tensor> now() const {
+    std::vector<at::Tensor> states;
+    for (const at::Generator& generator : generators_) states.push_back(generator.get_state());
+    return states;
+  }
 
  private:
-  at::Generator generator_ = at::detail::getDefaultCPUGenerator();
-  at::Tensor state_;
+  std::vector<at::Generator> generators_;
+  std::vector<at::Tensor> states_;
 };
 
 void collect(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
@@ -61,9 +73,10 @@ torch::jit::Module twin_of(const torch::jit::Module& module) {
   return twin;
 }
 
-Seen observe(const torch::jit::Module& module, const capture::ScriptCall& call, const ScriptSide& side) {
+Seen observe(const torch::jit::Module& module, const capture::ScriptCall& call, const ScriptSide& side,
+             std::span<const c10::Device> devices) {
   const torch::jit::Module twin = twin_of(module);
-  GeneratorKept generator;
+  const GeneratorsKept generators(devices);
   Seen seen;
   collect(side.part.run(&twin, call, side.more), seen.results);
   std::vector<at::Tensor> ends;
@@ -76,13 +89,13 @@ Seen observe(const torch::jit::Module& module, const capture::ScriptCall& call, 
     std::vector<at::Tensor> seeds;
     auto drawn = at::detail::createCPUGenerator(0);
     for (const at::Tensor& end : ends)
-      seeds.push_back(at::randn(end.sizes(), drawn, at::TensorOptions().dtype(at::kFloat)).to(end.scalar_type()));
+      seeds.push_back(at::randn(end.sizes(), drawn, at::TensorOptions().dtype(at::kFloat)).to(end.options()));
     seen.gradients = torch::autograd::grad(ends, starts, seeds, /*retain_graph=*/std::nullopt, /*create_graph=*/false,
                                            /*allow_unused=*/true);
   }
   for (const at::Tensor& parameter : twin.parameters()) seen.held.push_back(parameter.detach());
   for (const at::Tensor& buffer : twin.buffers()) seen.held.push_back(buffer.detach());
-  seen.drawn = generator.now();
+  seen.drawn = generators.now();
   return seen;
 }
 
@@ -103,19 +116,21 @@ bool are_same(const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>
 }  // namespace
 
 std::optional<std::string> first_difference(const torch::jit::Module& module, const capture::ScriptCall& call,
-                                            const ScriptSide& whole, const ScriptSide& part) {
-  const Seen expected = observe(module, call, whole);
-  const Seen seen = observe(module, call, part);
+                                            const ScriptSide& whole, const ScriptSide& part,
+                                            std::span<const c10::Device> devices) {
+  const Seen expected = observe(module, call, whole, devices);
+  const Seen seen = observe(module, call, part, devices);
   const std::array<bool, kKinds.size()> is_same = {
       are_same(seen.results, expected.results), are_same(seen.held, expected.held),
-      are_same(seen.gradients, expected.gradients), are_same({seen.drawn}, {expected.drawn})};
+      are_same(seen.gradients, expected.gradients), are_same(seen.drawn, expected.drawn)};
   for (size_t kind = 0; kind < kKinds.size(); ++kind)
     if (!is_same[kind]) return kKinds[kind];
   return std::nullopt;
 }
 
-void settle(const torch::jit::Module& module, const capture::ScriptCall& call, const ScriptSide& side) {
-  for (int run = 0; run < kSettledRuns; ++run) static_cast<void>(observe(module, call, side));
+void settle(const torch::jit::Module& module, const capture::ScriptCall& call, const ScriptSide& side,
+            std::span<const c10::Device> devices) {
+  for (int run = 0; run < kSettledRuns; ++run) static_cast<void>(observe(module, call, side, devices));
 }
 
 }  // namespace penstock::api

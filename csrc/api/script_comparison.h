@@ -25,11 +25,14 @@ struct ScriptSide {
   std::span<const at::Tensor> more = {};
 };
 
-// The first kind of difference between two sides, such as "gradients", or nothing.
+// The first kind of difference between two sides, such as "gradients", or nothing. `devices` are those that they run
+// on, beside the CPU.
 std::optional<std::string> first_difference(const torch::jit::Module& module, const capture::ScriptCall& call,
-                                            const ScriptSide& whole, const ScriptSide& part);
+                                            const ScriptSide& whole, const ScriptSide& part,
+                                            std::span<const c10::Device> devices);
 
 // Runs a side as often as TorchScript needs to optimize it, forward and backward.
-void settle(const torch::jit::Module& module, const capture::ScriptCall& call, const ScriptSide& side);
+void settle(const torch::jit::Module& module, const capture::ScriptCall& call, const ScriptSide& side,
+            std::span<const c10::Device> devices);
 
 }  // namespace penstock::api

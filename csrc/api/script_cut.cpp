@@ -13,6 +13,7 @@
 #include "runtime/calibrate.h"
 #include "runtime/executor.h"
 #include "runtime/kernel_settings.h"
+#include "runtime/placement.h"
 #include "runtime/same_bits.h"
 #include "worker/prefix_message.h"
 
@@ -39,6 +40,16 @@ void refuse_effects(const graph::Graph& graph) {
   }
 }
 
+// On the CPU; those of state are not read.
+std::vector<std::optional<at::Tensor>> constants_of(const graph::Graph& graph, std::span<const at::Tensor> held) {
+  std::vector<std::optional<at::Tensor>> found;
+  for (const graph::Input& input : graph.inputs) {
+    if (input.kind == graph::InputKind::kConst) found.emplace_back(held[found.size()].detach().cpu());
+    if (input.kind == graph::InputKind::kState) found.emplace_back(std::nullopt);
+  }
+  return found;
+}
+
 }  // namespace
 
 ScriptMode ScriptMode::now() {
@@ -59,16 +70,80 @@ std::vector<BoundaryLayout> BoundaryLayout::of(std::span<const at::Tensor> tenso
 // whole batches can tell.
 bool ScriptCut::has_changed() {
   for (Constant& constant : constants) {
-    const at::Tensor& now = program.constants()[constant.index];
+    const at::Tensor& now = program->constants()[constant.index];
     const uint32_t version = now.unsafeGetTensorImpl()->version_counter().current_version();
     const bool is_marked = now.const_data_ptr() == constant.address && version == constant.version;
-    if (is_marked && static_cast<int64_t>(now.nbytes()) > kSmallBytesMax) continue;
-    if (!runtime::is_same_bits(now.detach(), constant.copy)) return true;
+    // To look at what is on a device the host would have to wait for it.
+    if (is_marked && (!now.is_cpu() || static_cast<int64_t>(now.nbytes()) > kSmallBytesMax)) continue;
+    if (!runtime::is_same_bits(now.detach().cpu(), constant.copy)) return true;
     constant.address = now.const_data_ptr();
     constant.version = version;
   }
   return false;
 }
+
+bool ScriptCut::has_moved() const {
+  const auto& now = program->constants();
+  return !std::equal(now.begin(), now.end(), held_devices.begin(), held_devices.end(),
+                     [](const at::Tensor& tensor, const c10::Device& device) { return tensor.device() == device; });
+}
+
+std::vector<c10::Device> ScriptCut::accelerators() const {
+  std::vector<c10::Device> found;
+  for (const auto& device : value_devices)
+    if (device && std::find(found.begin(), found.end(), *device) == found.end()) found.push_back(*device);
+  return found;
+}
+
+namespace {
+
+// The cut that the plans choose, proved on this very batch.
+ScriptCut cut_by(ScriptCut cut, const torch::jit::Module& module, const std::vector<at::Tensor>& host_leaves) {
+  const graph::Graph& graph = cut.plans->graph();
+  const graph::Graph prefix =
+      value_or_refuse(graph::extract_prefix(graph, cut.plan(), {}, runtime::KernelSettings::now().text()));
+  if (prefix.outputs.empty()) return cut;
+  for (const auto& output : prefix.outputs) cut.keys.push_back(output.key);
+  for (const graph::ValueId value : cut.plan().boundary) cut.devices.push_back(cut.value_devices[value]);
+  cut.operators = cut.plan().boundary_names;
+  std::vector<at::Tensor> constants;
+  for (const graph::Input& wanted : prefix.inputs) {
+    if (wanted.kind != graph::InputKind::kConst) continue;
+    size_t index = 0;
+    for (const graph::Input& input : graph.inputs) {
+      if (input.kind == graph::InputKind::kLeaf) continue;
+      if (graph.value_names[input.value] == prefix.value_names[wanted.value]) {
+        const at::Tensor& constant = cut.program->constants()[index];
+        constants.push_back(constant.detach().cpu());
+        cut.constants.push_back({.index = index,
+                                 .copy = constant.detach().to(at::kCPU, constant.scalar_type(),
+                                                              /*non_blocking=*/false, /*copy=*/true),
+                                 .address = constant.const_data_ptr(),
+                                 .version = constant.unsafeGetTensorImpl()->version_counter().current_version()});
+      }
+      ++index;
+    }
+  }
+  cut.suffix = value_or_refuse(cut.program->suffix(cut.plan()));
+  cut.reference = value_or_refuse(cut.program->computing(cut.plan().boundary));
+  const auto executor = value_or_refuse(runtime::Executor::create(prefix, constants));
+  const auto made = value_or_refuse(executor.run(host_leaves));
+  const at::NoGradGuard no_grad;
+  const c10::IValue expected = cut.reference->run(&module, cut.call, {});
+  for (size_t index = 0; index < made.size(); ++index) {
+    const at::Tensor& reference = expected.toTupleRef().elements()[index].toTensor();
+    if (reference.device() != cut.devices[index].value_or(at::kCPU))
+      throw Refusal{cut.operators[index] + " is on " + reference.device().str() + ", another device than was read"};
+    if (!runtime::is_same_bits(made[index], reference.cpu()))
+      throw Refusal{cut.operators[index] + " gives other bits in a worker than in the trainer"};
+  }
+  const auto message = value_or_refuse(
+      worker::write_prefix_message({.text = graph::print_graph(prefix), .constants = std::move(constants)}));
+  cut.message = std::make_shared<const std::vector<std::byte>>(message);
+  return cut;
+}
+
+}  // namespace
 
 ScriptCut plan_script(const torch::jit::Module& module, const ScriptCall& call,
                       std::vector<std::optional<uint32_t>> leaf_indices, const std::vector<at::Tensor>& leaves,
@@ -77,57 +152,43 @@ ScriptCut plan_script(const torch::jit::Module& module, const ScriptCall& call,
       std::any_of(leaf_indices.begin(), leaf_indices.end(), [](const auto& one) { return one.has_value(); });
   if (!has_leaf) {
     throw Refusal{
-        "no tensor of the batch is an argument of the module by itself and on the CPU; TorchScript is read when "
-        "it takes tensors and tuples of tensors"};
+        "no tensor of the batch is an argument of the module by itself; TorchScript is read when it takes tensors and "
+        "tuples of tensors"};
   }
-  auto program = value_or_refuse(ScriptProgram::read(module, call, leaf_indices));
-  const graph::Graph& graph = program.graph();
-  refuse_effects(graph);
-  const auto verdicts = graph::analyse_effects(graph, {});
-  const auto& held = program.constants();
-  const auto calibration = value_or_refuse(
-      runtime::calibrate(graph, verdicts, leaves, std::vector<std::optional<at::Tensor>>(held.begin(), held.end())));
-  auto plan = value_or_refuse(graph::make_plan(graph, verdicts, calibration, prices, mode));
-  const graph::Graph prefix =
-      value_or_refuse(graph::extract_prefix(graph, plan, {}, runtime::KernelSettings::now().text()));
-  ScriptCut cut{
-      .leaf_indices = std::move(leaf_indices), .call = call, .program = std::move(program), .plan = std::move(plan)};
-  if (prefix.outputs.empty()) return cut;
-  const graph::Graph& whole = cut.program.graph();
-  for (const auto& output : prefix.outputs) cut.keys.push_back(output.key);
-  cut.operators = cut.plan.boundary_names;
-  std::vector<at::Tensor> constants;
-  for (const graph::Input& wanted : prefix.inputs) {
-    if (wanted.kind != graph::InputKind::kConst) continue;
-    size_t index = 0;
-    for (const graph::Input& input : whole.inputs) {
-      if (input.kind == graph::InputKind::kLeaf) continue;
-      if (whole.value_names[input.value] == prefix.value_names[wanted.value]) {
-        const at::Tensor& constant = cut.program.constants()[index];
-        constants.push_back(constant.detach());
-        cut.constants.push_back({.index = index,
-                                 .copy = constant.detach().clone(),
-                                 .address = constant.const_data_ptr(),
-                                 .version = constant.unsafeGetTensorImpl()->version_counter().current_version()});
-      }
-      ++index;
-    }
-  }
-  cut.suffix = value_or_refuse(cut.program.suffix(cut.plan));
-  cut.reference = value_or_refuse(cut.program.computing(cut.plan.boundary));
-  // Holds the prefix against the calls it came from, on this very batch.
-  const auto executor = value_or_refuse(runtime::Executor::create(prefix, constants));
-  const auto made = value_or_refuse(executor.run(leaves));
-  const at::NoGradGuard no_grad;
-  const c10::IValue expected = cut.reference->run(&module, call, {});
-  for (size_t index = 0; index < made.size(); ++index) {
-    if (!runtime::is_same_bits(made[index], expected.toTupleRef().elements()[index].toTensor()))
-      throw Refusal{cut.operators[index] + " gives other bits in a worker than in the trainer"};
-  }
-  const auto message = value_or_refuse(
-      worker::write_prefix_message({.text = graph::print_graph(prefix), .constants = std::move(constants)}));
-  cut.message = std::make_shared<const std::vector<std::byte>>(message);
-  return cut;
+  auto program = std::make_shared<ScriptProgram>(value_or_refuse(ScriptProgram::read(module, call, leaf_indices)));
+  refuse_effects(program->graph());
+  runtime::PlacedGraph placed = runtime::place_on_devices(program->graph(), leaves, program->constants());
+  auto verdicts = graph::analyse_effects(placed.graph, {});
+  const std::vector<at::Tensor> host_leaves = runtime::on_host(leaves);
+  auto calibration = value_or_refuse(
+      runtime::calibrate(placed.graph, verdicts, host_leaves, constants_of(placed.graph, program->constants())));
+  auto plans = value_or_refuse(
+      graph::PricedPlans::make(std::move(placed.graph), std::move(verdicts), std::move(calibration), prices, mode));
+  std::vector<c10::Device> held_devices;
+  for (const at::Tensor& tensor : program->constants()) held_devices.push_back(tensor.device());
+  return cut_by({.leaf_indices = std::move(leaf_indices),
+                 .call = call,
+                 .program = std::move(program),
+                 .plans = std::make_shared<const graph::PricedPlans>(std::move(plans)),
+                 .value_devices = std::move(placed.devices),
+                 .held_devices = std::move(held_devices)},
+                module, host_leaves);
+}
+
+ScriptCut plan_again(const ScriptCut& cut, const torch::jit::Module& module, const ScriptCall& call,
+                     const std::vector<at::Tensor>& leaves, const graph::Prices& prices) {
+  const graph::PricedPlans& before = *cut.plans;
+  auto plans = value_or_refuse(
+      graph::PricedPlans::make(before.graph(), before.verdicts(), before.calibration(), prices, graph::CutMode::kAuto));
+  ScriptCut other = cut_by({.leaf_indices = cut.leaf_indices,
+                            .call = call,
+                            .program = cut.program,
+                            .plans = std::make_shared<const graph::PricedPlans>(std::move(plans)),
+                            .value_devices = cut.value_devices,
+                            .held_devices = cut.held_devices},
+                           module, runtime::on_host(leaves));
+  other.runs = cut.runs;  // of the whole, which the optimizer knows by now
+  return other;
 }
 
 }  // namespace penstock::api

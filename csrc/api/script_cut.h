@@ -9,6 +9,7 @@
 #include <compare>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -21,6 +22,8 @@
 #include "capture/program.h"
 #include "graph/plan.h"
 #include "graph/price.h"
+#include "graph/priced_cut.h"
+#include "graph/priced_plans.h"
 
 namespace penstock::api {
 
@@ -74,15 +77,19 @@ struct ScriptCut {
   };
 
   std::vector<std::optional<uint32_t>> leaf_indices;
-  capture::ScriptCall call;  // the one that it was planned with
-  capture::ScriptProgram program;
-  graph::Plan plan;
-  std::vector<std::string> keys{};              // of boundary tensors
-  std::vector<std::string> operators{};         // that make them
-  WorkerSet::Message message{};                 // to the workers; null where nothing moves
-  std::optional<capture::ScriptPart> suffix{};  // as it was found to be right
+  capture::ScriptCall call;                         // the one that it was planned with
+  std::shared_ptr<capture::ScriptProgram> program;  // shared with the cuts that take this one's place
+  std::shared_ptr<const graph::PricedPlans> plans;
+  std::vector<std::optional<c10::Device>> value_devices;  // by value of the program's graph
+  std::vector<c10::Device> held_devices;                  // by constant of the program, as it was planned
+  std::vector<std::string> keys{};                        // of boundary tensors
+  std::vector<std::string> operators{};                   // that make them
+  std::vector<std::optional<c10::Device>> devices{};      // where the program has them; none for the CPU
+  WorkerSet::Message message{};                           // to the workers; null where nothing moves
+  std::optional<capture::ScriptPart> suffix{};            // as it was found to be right
   std::optional<capture::ScriptPart> reference{};
   std::vector<Constant> constants{};
+  std::shared_ptr<graph::PricedCut> priced{};  // null where plans are not priced again
   // What was found while the cut was used:
   std::map<ScriptMode, int> runs{};                                // of the whole
   std::map<ScriptSetting, std::vector<BoundaryLayout>> settled{};  // with the boundary that was right
@@ -90,15 +97,24 @@ struct ScriptCut {
   std::vector<int64_t> unchecked{};  // batches that were used since the last comparison
   uint64_t used_count = 0;
 
+  const graph::Plan& plan() const { return plans->chosen(); }
   // Whether one of the constants is another than the workers have.
   bool has_changed();
+  // Whether the module has been moved to another device.
+  bool has_moved() const;
+  // All that the program has values on, but for the CPU.
+  std::vector<c10::Device> accelerators() const;
 };
 
 // Reads the forward of `module` as it is called, and plans for it. `leaf_indices` has, for each tensor of the call, its
-// number among `leaves`, which are the batch; none for a tensor from elsewhere. Throws Refusal where the module cannot
-// be cut, or where the prefix gives other bits than the module's own operators.
+// number among `leaves`, which are the batch, on the CPU or on the program's device; none for a tensor from elsewhere.
+// Throws Refusal where the module cannot be cut, or where the prefix gives other bits than the module's own operators.
 ScriptCut plan_script(const torch::jit::Module& module, const capture::ScriptCall& call,
                       std::vector<std::optional<uint32_t>> leaf_indices, const std::vector<at::Tensor>& leaves,
                       const graph::Prices& prices, graph::CutMode mode);
+
+// The same program cut by other prices, for calls like those of `cut`. Nothing is timed.
+ScriptCut plan_again(const ScriptCut& cut, const torch::jit::Module& module, const capture::ScriptCall& call,
+                     const std::vector<at::Tensor>& leaves, const graph::Prices& prices);
 
 }  // namespace penstock::api

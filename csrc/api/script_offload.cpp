@@ -5,8 +5,11 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <set>
 #include <utility>
 
 #include "api/batch_origin.h"
@@ -33,9 +36,11 @@ namespace {
 // How many plans one module may have (its modes, other arguments), and how many refusals.
 constexpr size_t kPlansMax = 8;
 constexpr size_t kSettingsMax = 64;
+// How many times as long as verify_every says a comparison waits for a batch that came whole.
+constexpr size_t kPatience = 4;
 
 bool is_plain(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() && !tensor.requires_grad();
+  return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta() && !tensor.requires_grad();
 }
 
 // For each tensor of the call its number in the batch; none for one from elsewhere. Nothing where the program has
@@ -44,14 +49,14 @@ std::optional<std::vector<std::optional<uint32_t>>> indices_of(const std::vector
                                                                const BatchOrigin& origin) {
   std::vector<std::optional<uint32_t>> indices;
   for (const at::Tensor& tensor : tensors) {
-    const auto leaf = std::find_if(origin.leaves.begin(), origin.leaves.end(),
+    const auto leaf = std::find_if(origin.leaves().begin(), origin.leaves().end(),
                                    [&](const auto& one) { return one.tensor.is_same(tensor); });
-    if (leaf == origin.leaves.end() || !is_plain(tensor)) {
+    if (leaf == origin.leaves().end() || !is_plain(tensor)) {
       indices.emplace_back(std::nullopt);
       continue;
     }
     if (!leaf->is_as_it_came()) return std::nullopt;
-    indices.emplace_back(static_cast<uint32_t>(leaf - origin.leaves.begin()));
+    indices.emplace_back(static_cast<uint32_t>(leaf - origin.leaves().begin()));
   }
   return indices;
 }
@@ -83,6 +88,11 @@ Plan::Group spoken(const graph::PlanGroup& group) {
   return {.label = group.label, .reason = group.reason, .worker_s = group.worker_s, .trainer_s = group.trainer_s};
 }
 
+std::shared_ptr<graph::PricedCut> priced(const ScriptCut& cut, std::shared_ptr<graph::GraphPricing> pricing) {
+  return std::make_shared<graph::PricedCut>(
+      graph::PricedCut{.plans = cut.plans, .pricing = std::move(pricing), .has_suffix = cut.suffix.has_value()});
+}
+
 class SmallGroups {
  public:
   // TorchScript keeps groups to differentiate that have few operators; it is a switch of the process, off as a rule.
@@ -103,34 +113,133 @@ class SmallGroups {
 
 OffloadedModule::Impl::Impl(torch::jit::Module module, const std::shared_ptr<api::WorkerSet>& workers,
                             const OffloadOptions& options)
-    : module_(std::move(module)), workers_(workers), options_(options) {
+    : module_(std::move(module)), workers_(workers), options_(options), owner_pid_(::getpid()) {
   if (options_.verify_every < 1) {
     throw Error(ErrorKind::kValue,
                 "verify_every is " + std::to_string(options_.verify_every) + "; 1 or more is expected");
   }
   workers->note_origins();
+  if (auto* const withholding = workers->withholding())
+    withholding->take(reinterpret_cast<uintptr_t>(this), static_cast<uint64_t>(options_.verify_every));
+  if (options_.cut == OffloadOptions::Cut::kAuto) pricing_.emplace(workers->measure_steps());
   if (workers->is_parallel()) return;
   refuse("the loader has num_workers=0, so there is no worker to move anything to");
   is_open_ = false;
 }
 
+OffloadedModule::Impl::~Impl() {
+  if (owner_pid_ != ::getpid()) return;  // in a forked child locks may be held by threads that it does not have
+  const auto workers = workers_.lock();
+  if (!workers) return;
+  try {
+    workers->set_prefixes(this, {});
+    if (auto* const withholding = workers->withholding())
+      workers->obey(withholding->forget(reinterpret_cast<uintptr_t>(this)));
+  } catch (const std::exception&) {
+    // Without memory for it the workers go on with what nobody uses.
+  }
+}
+
 // ---- Calls
+
+OffloadedModule::Impl::Call::Call(const c10::FunctionSchema& its_schema, const Batch& its_batch)
+    : schema(its_schema),
+      batch(its_batch),
+      origin(BatchAccess::origin_of(its_batch)),
+      values{.arguments = api::arguments_of(its_schema, BatchAccess::value_of(its_batch))} {}
+
+void OffloadedModule::Impl::Call::complete(bool is_check) {
+  if (is_whole()) return;
+  std::set<uint32_t> read;
+  const auto& leaves = origin->leaves();
+  for (const at::Tensor& tensor : values.tensors()) {
+    const auto leaf =
+        std::find_if(leaves.begin(), leaves.end(), [&](const auto& one) { return one.tensor.is_same(tensor); });
+    if (!is_check && leaf != leaves.end()) read.insert(static_cast<uint32_t>(leaf - leaves.begin()));
+  }
+  origin->complete(read);
+  values.arguments = api::arguments_of(schema, BatchAccess::value_of(batch));
+}
 
 c10::IValue OffloadedModule::Impl::forward(const Batch& batch) {
   const auto method = module_.get_method("forward");
-  ScriptCall call{.arguments = api::arguments_of(method.function().getSchema(), batch.value())};
+  Call call(method.function().getSchema(), batch);
   was_called_ = true;
   std::optional<std::vector<at::Tensor>> boundary;
   ScriptCut* cut = nullptr;
-  const BatchOrigin* origin = BatchAccess::origin_of(batch);
-  if (is_open_ && origin != nullptr && has_plain_surroundings()) {
-    cut = find(call, *origin);
+  if (is_open_ && call.origin != nullptr && has_plain_surroundings()) {
+    cut = repriced(find(call), call);
     last_ = cut;
-    if (cut != nullptr) boundary = boundary_of(*cut, call, *origin, batch.number());
+    if (cut != nullptr) boundary = try_boundary_of(*cut, call);
+    if (last_ != cut) cut = nullptr;  // it was given up
   }
-  if (!boundary) return module_.forward(std::move(call.arguments));
+  if (call.origin != nullptr) note_call(call, cut);
+  if (!boundary) {
+    // A cut that is not in use yet will be.
+    call.complete(/*is_check=*/cut != nullptr && cut->message != nullptr);
+    return module_.forward(std::move(call.values.arguments));
+  }
   ++used_count_;
-  return cut->suffix->run(&module_, call, *boundary);
+  const auto suffix = [&] { return cut->suffix->run(&module_, call.values, *boundary); };
+  if (!pricing_ || !call.is_whole()) return suffix();
+  return pricing_->run(
+      cut->priced, [&] { return module_.forward(call.values.arguments); }, suffix);
+}
+
+void OffloadedModule::Impl::note_call(const Call& call, const ScriptCut* cut) {
+  const auto workers = workers_.lock();
+  auto* const withholding = workers ? workers->withholding() : nullptr;
+  // In another thread than the loader's leaves could not be fetched.
+  if (withholding == nullptr || !call.origin->is_owner()) return;
+  std::optional<loader::LeafWithholding::SeenBatch> seen;
+  std::vector<loader::LeafWithholding::UsedCut> cuts;
+  if (!withholding->is_withholding()) {
+    seen = {.leaf_bytes = {}, .read_leaves = call.origin->reads()->seen(), .is_watched = true};
+    for (const auto& leaf : call.origin->leaves()) seen->leaf_bytes.push_back(leaf.tensor.nbytes());
+    if (reads_before_) seen->read_leaves.merge(reads_before_->seen());
+    auto& used = cuts.emplace_back();  // without keys where the whole module runs
+    if (cut != nullptr && cut->message != nullptr) {
+      const auto& raw_leaves = cut->plan().raw_leaves;
+      used.raw_leaves = {raw_leaves.begin(), raw_leaves.end()};
+      used.keys = {cut->keys.begin(), cut->keys.end()};
+      const bool is_timed = cut->priced && cut->priced->pricing->wants_timed_calls();
+      used.is_settled = cut->used_count > 0 && !is_timed;
+    }
+  }
+  reads_before_ = call.origin->reads();
+  workers->obey(withholding->note_call(reinterpret_cast<uintptr_t>(this), seen, std::move(cuts)));
+}
+
+ScriptCut* OffloadedModule::Impl::repriced(ScriptCut* cut, Call& call) {
+  const auto workers = workers_.lock();
+  if (cut == nullptr || !pricing_ || !workers) return cut;
+  const auto change = pricing_->look_at(cut->priced, workers->is_elsewhere());
+  if (!change) return cut;
+  pricing_->note_odd_step();
+  call.complete(/*is_check=*/true);
+  const auto place = std::find_if(cuts_.begin(), cuts_.end(), [&](const auto& one) { return one.get() == cut; });
+  std::unique_ptr<ScriptCut> other;
+  if (change->goes_back) {
+    other = std::move(left_);
+  } else {
+    try {
+      other = std::make_unique<ScriptCut>(
+          api::plan_again(*cut, module_, call.values, call.origin->tensors(), *change->prices));
+      other->priced = priced(*other, cut->priced->pricing);
+    } catch (const Refusal&) {
+    } catch (const std::exception&) {
+      // As in find(): the plan that there is stays.
+    }
+  }
+  if (!other) {
+    pricing_->give_up(cut->priced);
+    return cut;
+  }
+  std::swap(*place, other);
+  left_ = std::move(other);
+  install();
+  pricing_->changed(left_->priced, (*place)->priced);
+  return place->get();
 }
 
 bool OffloadedModule::Impl::has_plain_surroundings() {
@@ -139,18 +248,20 @@ bool OffloadedModule::Impl::has_plain_surroundings() {
   return !odd;
 }
 
-ScriptCut* OffloadedModule::Impl::find(const ScriptCall& call, const BatchOrigin& origin) {
-  auto leaf_indices = indices_of(call.tensors(), origin);
+ScriptCut* OffloadedModule::Impl::find(Call& call) {
+  auto leaf_indices = indices_of(call.values.tensors(), *call.origin);
   if (!leaf_indices) {
     note("the program writes to a tensor of the batch before the module is called");
     return nullptr;
   }
-  for (const auto& cut : cuts_)
-    if (cut->leaf_indices == *leaf_indices && cut->program.holds() && call.is_like(cut->call)) return cut.get();
+  for (const auto& cut : cuts_) {
+    if (cut->leaf_indices == *leaf_indices && cut->program->holds() && call.values.is_like(cut->call)) return cut.get();
+  }
   if (cuts_.size() + refusal_count_ >= kPlansMax) return nullptr;
+  call.complete(/*is_check=*/true);
   try {
-    cuts_.push_back(std::make_unique<ScriptCut>(
-        api::plan_script(module_, call, std::move(*leaf_indices), origin.tensors(), prices(), mode_of(options_.cut))));
+    cuts_.push_back(std::make_unique<ScriptCut>(api::plan_script(
+        module_, call.values, std::move(*leaf_indices), call.origin->tensors(), prices(), mode_of(options_.cut))));
   } catch (const Refusal& refusal) {
     refuse(refusal.reason);
     return nullptr;
@@ -158,6 +269,12 @@ ScriptCut* OffloadedModule::Impl::find(const ScriptCall& call, const BatchOrigin
     // Planning is no part of training: whatever goes wrong in it must not end the program's run.
     refuse(std::string("planning failed: ") + error.what());
     return nullptr;
+  }
+  if (pricing_) {
+    const auto accelerators = cuts_.back()->accelerators();
+    pricing_->set_device(accelerators.empty() ? std::nullopt : std::optional(accelerators.front()));
+    cuts_.back()->priced = priced(*cuts_.back(), std::make_shared<graph::GraphPricing>());
+    pricing_->note_odd_step();
   }
   install();
   return cuts_.back().get();
@@ -173,7 +290,8 @@ graph::Prices OffloadedModule::Impl::prices() const {
   const auto link = client.link();
   if (!link || !workers->is_elsewhere()) return graph::local_prices(count);
   return graph::link_prices(count,
-                            {.bytes_per_s = link->bytes_per_s > 0 ? link->bytes_per_s : graph::kUnknownLinkBytesPerS});
+                            {.bytes_per_s = link->bytes_per_s > 0 ? link->bytes_per_s : graph::kUnknownLinkBytesPerS,
+                             .sends_whole = workers->withholding() == nullptr});
 }
 
 void OffloadedModule::Impl::install() {
@@ -182,15 +300,32 @@ void OffloadedModule::Impl::install() {
   std::vector<api::WorkerSet::Message> messages;
   for (const auto& cut : cuts_)
     if (cut->message) messages.push_back(cut->message);
-  workers->set_prefixes(std::move(messages));
+  workers->set_prefixes(this, std::move(messages));
+  if (auto* const withholding = workers->withholding()) workers->obey(withholding->send_whole());
 }
 
 // ---- Proof
 
-std::optional<std::vector<at::Tensor>> OffloadedModule::Impl::boundary_of(ScriptCut& cut, const ScriptCall& call,
-                                                                          const BatchOrigin& origin,
-                                                                          int64_t batch_number) {
+// To compare takes memory of the device, say, and none of it is training.
+std::optional<std::vector<at::Tensor>> OffloadedModule::Impl::try_boundary_of(ScriptCut& cut, Call& call) {
+  try {
+    return boundary_of(cut, call);
+  } catch (const Error&) {
+    throw;  // of a batch that cannot be had
+  } catch (const Refusal& refusal) {
+    give_up(refusal.reason);
+  } catch (const std::exception& error) {
+    give_up(std::string("the comparison failed: ") + error.what());
+  }
+  return std::nullopt;
+}
+
+std::optional<std::vector<at::Tensor>> OffloadedModule::Impl::boundary_of(ScriptCut& cut, Call& call) {
   if (!cut.message) return std::nullopt;
+  if (cut.has_moved()) {
+    forget(cut);
+    return std::nullopt;
+  }
   if (cut.has_changed()) {
     if (++constant_changes_ > 1)
       give_up("a buffer that workers have a copy of keeps changing");
@@ -198,9 +333,10 @@ std::optional<std::vector<at::Tensor>> OffloadedModule::Impl::boundary_of(Script
       forget(cut);
     return std::nullopt;
   }
+  const int64_t batch_number = call.batch.number();
   std::vector<at::Tensor> boundary;
-  for (const std::string& key : cut.keys) {
-    at::Tensor tensor = origin.find(key);
+  for (size_t index = 0; index < cut.keys.size(); ++index) {
+    at::Tensor tensor = call.origin->find(cut.keys[index]);
     if (!tensor.defined()) break;
     boundary.push_back(std::move(tensor));
   }
@@ -210,12 +346,23 @@ std::optional<std::vector<at::Tensor>> OffloadedModule::Impl::boundary_of(Script
     ++run_count;
     return std::nullopt;
   }
-  for (const at::Tensor& tensor : call.tensors()) setting.sizes.push_back(tensor.sizes().vec());
+  for (const at::Tensor& tensor : call.values.tensors()) setting.sizes.push_back(tensor.sizes().vec());
   if (cut.refused.contains(setting)) return std::nullopt;
-  const bool is_due = cut.used_count % static_cast<uint64_t>(options_.verify_every) == 0;
+  // A loader with a device has copied them ahead.
+  for (size_t index = 0; index < boundary.size(); ++index)
+    boundary[index] = boundary[index].to(cut.devices[index].value_or(at::kCPU));
+  // What the workers leave out is what another cut, in use before, has no need of.
+  const auto& raw_leaves = cut.plan().raw_leaves;
+  const bool reads_missing = std::any_of(raw_leaves.begin(), raw_leaves.end(),
+                                         [&](uint32_t leaf) { return call.origin->missing().contains(leaf); });
+  if (reads_missing) call.complete(/*is_check=*/false);
+  // Of batches that leave something out one in verify_every comes whole, and is worth waiting for.
+  const auto verify_every = static_cast<size_t>(options_.verify_every) * (call.is_whole() ? 1 : kPatience);
   const auto settled = cut.settled.find(setting);
-  if (is_due || settled == cut.settled.end()) {
-    if (!is_right(cut, call, boundary, setting, batch_number)) return std::nullopt;
+  if (settled == cut.settled.end() || cut.unchecked.size() + 1 >= verify_every) {
+    call.complete(/*is_check=*/true);
+    if (pricing_) pricing_->note_odd_step();
+    if (!is_right(cut, call.values, boundary, setting, batch_number)) return std::nullopt;
     cut.unchecked.clear();
     if (cut.settled.size() >= kSettingsMax) cut.settled.clear();
     cut.settled.insert_or_assign(std::move(setting), BoundaryLayout::of(boundary));
@@ -242,18 +389,20 @@ bool OffloadedModule::Impl::is_right(ScriptCut& cut, const ScriptCall& call, con
   }
   if (cut.settled.contains(setting)) return true;
   const ScriptPart whole = capture::whole_program(module_);
-  api::settle(module_, call, {.part = whole});
+  const std::vector<c10::Device> devices = cut.accelerators();
+  api::settle(module_, call, {.part = whole}, devices);
   std::optional<std::string> difference = "kernels";
   for (const bool keeps_small_groups : {false, true}) {
     const bool is_optimized = !whole.optimized_operators().empty();
     if (keeps_small_groups && !is_optimized) break;
     const SmallGroups small_groups(keeps_small_groups);
-    ScriptPart suffix = value_or_refuse(cut.program.suffix(cut.plan, is_optimized));
-    api::settle(module_, call, {.part = suffix, .more = boundary});
+    ScriptPart suffix = value_or_refuse(cut.program->suffix(cut.plan(), is_optimized));
+    api::settle(module_, call, {.part = suffix, .more = boundary}, devices);
     // One batch does not show every rounding: the program that is put together has to be the same, too.
-    if (!cut.program.is_optimized_alike(cut.plan, whole, suffix)) continue;
+    if (!cut.program->is_optimized_alike(cut.plan(), whole, suffix)) continue;
     cut.suffix = std::move(suffix);
-    difference = api::first_difference(module_, call, {.part = whole}, {.part = *cut.suffix, .more = boundary});
+    difference =
+        api::first_difference(module_, call, {.part = whole}, {.part = *cut.suffix, .more = boundary}, devices);
     break;
   }
   if (!difference) return true;
@@ -296,10 +445,10 @@ Plan OffloadedModule::Impl::plan() const {
   if (!was_called_ && plan.refused.empty())
     plan.refused.push_back("the module was not called yet, and is planned then");
   if (last_ == nullptr) return plan;
-  for (const graph::PlanGroup& group : last_->plan.moved) plan.moved.push_back(spoken(group));
-  for (const graph::PlanGroup& group : last_->plan.kept) plan.kept.push_back(spoken(group));
-  plan.raw_bytes = last_->plan.raw_bytes;
-  plan.boundary_bytes = last_->plan.boundary_bytes;
+  for (const graph::PlanGroup& group : last_->plan().moved) plan.moved.push_back(spoken(group));
+  for (const graph::PlanGroup& group : last_->plan().kept) plan.kept.push_back(spoken(group));
+  plan.raw_bytes = last_->plan().raw_bytes;
+  plan.boundary_bytes = last_->plan().boundary_bytes;
   return plan;
 }
 

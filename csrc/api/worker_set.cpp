@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "api/batch_origin.h"
 #include "api/exceptions.h"
 #include "api/option_checks.h"
 #include "api/plugin_loading.h"
@@ -13,12 +14,18 @@
 #include "base/environment.h"
 #include "loader/recycled_memory.h"
 #include "loader/thread_source.h"
+#include "wire/shipment.h"
 
 namespace penstock::api {
+
+using std::chrono::steady_clock;
+
 namespace {
 
 // Freed memory of batches that is kept for later ones.
 constexpr uint64_t kKeptBytesMax = 512ULL << 20;
+constexpr auto kRecallCheckInterval = std::chrono::seconds(1);  // how often a waiting trainer looks after its workers
+constexpr auto kLastRecalls = std::chrono::seconds(5);          // for all batches together, when the workers go
 
 class ThreadWorkers final : public WorkerSet {
  public:
@@ -77,12 +84,14 @@ class ThreadWorkers final : public WorkerSet {
   void set_starts(const wire::EpochSeeds& seeds, const ResumePoint& point) override {
     starts_->set(seeds, point.starts);
   }
-  void set_prefixes(std::vector<Message> messages) override { prefixes_->set(std::move(messages)); }
+  std::optional<c10::Device> device() const override { return staged_device(options_); }
   std::string place_of(const std::string& worker) const override {
     return has_threads_ ? " in DataLoader worker thread " + worker : "";
   }
 
  private:
+  void use_prefixes(std::vector<Message> messages) override { prefixes_->set(std::move(messages)); }
+
   static constexpr size_t kStretched = 8;  // times as many requests as usual may be out
 
   const AnyDataset dataset_;
@@ -103,6 +112,68 @@ std::optional<std::string> pool_of(const Options& options) {
 }
 
 }  // namespace
+
+void WorkerSet::set_prefixes(const void* module, std::vector<Message> messages) {
+  prefixes_[module] = std::move(messages);
+  if (prefixes_[module].empty()) prefixes_.erase(module);
+  std::vector<Message> all;
+  for (const auto& [of, its] : prefixes_) all.insert(all.end(), its.begin(), its.end());
+  use_prefixes(std::move(all));
+}
+
+void WorkerSet::obey(const std::optional<loader::LeafWithholding::Order>& order) {
+  if (!order) return;
+  use_shipment(order->shipment ? std::optional(wire::write_shipment(*order->shipment)) : std::nullopt);
+  if (meter_) meter_->loads()->forget();  // batches have other sizes from now on
+}
+
+void WorkerSet::note_recall(uint32_t leaf) {
+  if (withholding_) obey(withholding_->note_recall(leaf));
+}
+
+void WorkerSet::note_incomplete(const std::shared_ptr<BatchOrigin>& origin) {
+  std::erase_if(incomplete_, [](const auto& one) { return one.expired(); });
+  incomplete_.push_back(origin);
+}
+
+std::unique_ptr<loader::Batch> WorkerSet::recall(const loader::Batch::Origin& origin) {
+  loader::Client& client = *this->client();
+  auto end = steady_clock::time_point::max();
+  if (recall_timeout_.count() > 0) end = steady_clock::now() + recall_timeout_;
+  if (recalls_end_) end = std::min(end, *recalls_end_);
+  try {
+    client.recall(origin);
+    for (;;) {
+      const steady_clock::time_point now = steady_clock::now();
+      if (now >= end)
+        throw Error(recalls_end_ ? ErrorKind::kClosed : ErrorKind::kTimeout, "no worker has sent it in time");
+      auto made = client.recalled(origin, std::min(now + kRecallCheckInterval, end));
+      if (made) {
+        std::unique_ptr<loader::Batch> batch = std::move(made).value();
+        if (const auto& error = batch->remote_error()) raise_remote(*error, place_of(error->worker));
+        return batch;
+      }
+      if (made.error().code != Errc::kTimeout) raise(made.error());
+      check();
+    }
+  } catch (...) {
+    client.forget_recall(origin);
+    throw;
+  }
+}
+
+void WorkerSet::recall_all() noexcept {
+  recalls_end_ = steady_clock::now() + kLastRecalls;
+  for (const auto& one : std::exchange(incomplete_, {})) {
+    const std::shared_ptr<BatchOrigin> origin = one.lock();
+    if (!origin) continue;
+    try {
+      origin->complete(*this);
+    } catch (const std::exception&) {
+      // Whoever reads it is told that it cannot come any more.
+    }
+  }
+}
 
 std::unique_ptr<WorkerSet> make_workers(const AnyDataset& dataset, const Options& options) {
   const auto* plugin = std::get_if<PluginDataset>(&dataset.kind());

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "bindings/replica_keys.h"
 #include "loader/accelerator_device.h"
 #include "loader/job_identity.h"
+#include "loader/leaf_withholding.h"
 #include "loader/pool_client.h"
 #include "net/shared_key_folder.h"
 #include "replica/relay.h"
@@ -30,6 +32,7 @@ namespace py = pybind11;
 namespace penstock::bindings {
 
 using loader::ClientOptions;
+using loader::LeafWithholding;
 using loader::PoolClient;
 using loader::PoolSource;
 using net::Role;
@@ -114,17 +117,46 @@ std::shared_ptr<PoolClient> make_client(const PoolSettings& settings, const Clie
   return std::make_shared<PoolClient>(options, pool, std::move(source));
 }
 
+// A cut that ran: leaves that the trainer reads, keys of boundary tensors, whether it is settled.
+using UsedCut = std::tuple<std::set<uint32_t>, std::set<std::string>, bool>;
+// Bytes of the leaves, those that the program has read, whether that is noticed.
+using SeenBatch = std::tuple<std::vector<uint64_t>, std::set<uint32_t>, bool>;
+
+std::optional<LeafWithholding::Order> note_call(LeafWithholding& withholding, uint64_t model,
+                                                std::optional<SeenBatch> batch, std::vector<UsedCut> cuts) {
+  std::optional<LeafWithholding::SeenBatch> seen;
+  if (batch) {
+    auto& [leaf_bytes, read_leaves, is_watched] = *batch;
+    seen = {.leaf_bytes = std::move(leaf_bytes), .read_leaves = std::move(read_leaves), .is_watched = is_watched};
+  }
+  std::vector<LeafWithholding::UsedCut> used;
+  for (auto& [raw_leaves, keys, is_settled] : cuts)
+    used.push_back({.raw_leaves = std::move(raw_leaves), .keys = std::move(keys), .is_settled = is_settled});
+  return withholding.note_call(model, seen, std::move(used));
+}
+
+void bind_withholding(py::module_& module) {
+  py::class_<LeafWithholding::Order>(module, "ShipmentOrder")
+      .def_property_readonly("message", [](const LeafWithholding::Order& self) -> std::optional<py::bytes> {
+        if (!self.shipment) return std::nullopt;
+        const auto bytes = wire::write_shipment(*self.shipment);
+        return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      });
+  py::class_<LeafWithholding>(module, "LeafWithholding")
+      .def(py::init())
+      .def("take", &LeafWithholding::take, py::arg("model"), py::arg("verify_every"))
+      .def("forget", &LeafWithholding::forget, py::arg("model"))
+      .def("note_call", &note_call, py::arg("model"), py::arg("batch"), py::arg("cuts"))
+      .def("send_whole", &LeafWithholding::send_whole)
+      .def("note_recall", &LeafWithholding::note_recall, py::arg("leaf"))
+      .def_property_readonly("watched_leaves", &LeafWithholding::watched_leaves)
+      .def_property_readonly("is_withholding", &LeafWithholding::is_withholding);
+}
+
 }  // namespace
 
 void bind_pool(py::module_& module) {
-  module.def(
-      "encode_shipment",
-      [](std::vector<std::vector<std::string>> boundary_keys, std::vector<uint32_t> withheld, uint64_t whole_every) {
-        const auto bytes = wire::write_shipment(
-            {.boundary_keys = std::move(boundary_keys), .withheld = std::move(withheld), .whole_every = whole_every});
-        return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      },
-      py::arg("boundary_keys"), py::arg("withheld"), py::kw_only(), py::arg("whole_every"));
+  bind_withholding(module);
   module.def("identity_of_launched_job", &loader::identity_of_launched_job);
   py::class_<PoolClient, loader::Client, std::shared_ptr<PoolClient>>(module, "PoolClient")
       .def(py::init([](const std::string& controller, const std::optional<std::string>& key_folder,

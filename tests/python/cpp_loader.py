@@ -31,6 +31,32 @@ class Draws(Dataset[Any]):
         return index, torch.rand(2, generator=generator), torch.rand(2)
 
 
+class Pictures(Dataset[Any]):
+    """Each sample is its index and a picture of 12 KiB."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.arange(3 * 64 * 64).add(index).to(torch.uint8).reshape(3, 64, 64)
+
+
+class Forgetful(Pictures):
+    """Gives another picture each time."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.made_count = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.made_count += 1
+        index, picture = super().__getitem__(index)
+        return index, picture + self.made_count
+
+
 class DrawStream(IterableDataset[Any]):
     def __init__(self, size: int) -> None:
         self.size = size

@@ -108,6 +108,80 @@ def forward(self, index, own, batch):
         assert given == expected, of
 
 
+SHRINKING = """
+def forward(self, index, image):
+    x = torch.flip(image.float() * 0.5 + 1, [-1])[:, :, ::16, ::16]
+    return torch.sqrt(x.flatten(1)) * index.unsqueeze(1)
+"""
+PICTURES: dict[str, Any] = {
+    "arguments": {"size": 402},
+    "size": 402,
+    "seed": 3,
+    "epochs": 2,
+    "offload": SHRINKING,
+}
+PICTURES_OF_PYTHON = {**PICTURES, "python": "cpp_loader:Pictures"}
+PICTURES_OF_PLUGIN = {**PICTURES, "plugin": str(PLUGIN), "dataset": "pictures"}
+PICTURE_BATCH_BYTES = 4 * 3 * 64 * 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", [PICTURES_OF_PYTHON, PICTURES_OF_PLUGIN], ids=["python", "plugin"])
+@pytest.mark.parametrize("reads", [{"read_every": 1}, {"read_every": 90}, {"read_every": 10_000}])
+def test_tensors_that_nobody_reads_stay_with_a_pools_workers(
+    pool: PoolProcesses, of: dict[str, Any], reads: dict[str, int]
+) -> None:
+    own = run_cpp(options={**SHUFFLED, "num_workers": 1}, **of, **reads)
+    *expected, _, withheld, recalled, last = own
+    assert (withheld, recalled) == (0, 0), "a worker of this machine sends all"
+    if of is PICTURES_OF_PYTHON:
+        pool.start_worker(environment={"PYTHONPATH": str(HERE)})
+    else:
+        pool.start_native_worker()
+    given = run_cpp(options=SHUFFLED, pool=pool.endpoint, **of, **reads)
+    *results, used, withheld, recalled, last_of_pool = given
+    assert (results, last_of_pool) == (expected, last)
+    assert used > 150
+    if reads["read_every"] == 1:
+        assert (withheld, recalled) == (0, 0)
+    else:
+        assert withheld > 60 * PICTURE_BATCH_BYTES
+        # Once for the smaller batch at the end, to compare what it gives.
+        assert recalled == (2 if reads["read_every"] == 90 else 1)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_tensor_that_is_read_much_later_is_made_again(pool: PoolProcesses) -> None:
+    reads = {"read_every": 80, "late": 20}
+    options = {**SHUFFLED, "num_workers": 1}
+    *expected, _, _, _, last = run_cpp(options=options, **PICTURES_OF_PYTHON, **reads)
+    pool.start_worker(environment={"PYTHONPATH": str(HERE)})
+    given = run_cpp(options=SHUFFLED, pool=pool.endpoint, **PICTURES_OF_PYTHON, **reads)
+    *results, _, withheld, recalled, last_of_pool = given
+    assert (results, last_of_pool) == (expected, last)
+    assert withheld > 60 * PICTURE_BATCH_BYTES
+    assert recalled > 0
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_batch_that_is_another_one_when_it_is_made_again_is_told(pool: PoolProcesses) -> None:
+    pool.start_worker(environment={"PYTHONPATH": str(HERE)})
+    of = {**PICTURES, "python": "cpp_loader:Forgetful"}
+    error = error_of_cpp(options=SHUFFLED, pool=pool.endpoint, read_every=80, late=20, **of)
+    assert "the batch was made again with other values" in error
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_tensor_that_stayed_is_not_read_in_another_thread(pool: PoolProcesses) -> None:
+    pool.start_worker(environment={"PYTHONPATH": str(HERE)})
+    reads = {"read_every": 80, "in_thread": True}
+    error = error_of_cpp(options=SHUFFLED, pool=pool.endpoint, **PICTURES_OF_PYTHON, **reads)
+    assert "was read in another thread or process than the loader's" in error
+
+
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -34,13 +34,15 @@ struct StepTimes {
 };
 
 struct Stats {
-  uint64_t batches = 0;       // that the program was given
-  uint64_t batch_bytes = 0;   // of their tensors
-  double wait_s = 0;          // that the program waited for batches
-  double fetch_s = 0;         // that workers took to make them, together
-  uint64_t boundary = 0;      // batches that came with what an offloaded module needs of them
-  uint32_t ready = 0;         // batches that wait now
-  uint32_t worker_count = 0;  // now
+  uint64_t batches = 0;         // that the program was given
+  uint64_t batch_bytes = 0;     // of their tensors
+  double wait_s = 0;            // that the program waited for batches
+  double fetch_s = 0;           // that workers took to make them, together
+  uint64_t boundary = 0;        // batches that came with what an offloaded module needs of them
+  uint64_t withheld_bytes = 0;  // of tensors that stayed with a pool's workers, since nobody reads them
+  uint64_t recalled = 0;        // batches of which such tensors were read after all
+  uint32_t ready = 0;           // batches that wait now
+  uint32_t worker_count = 0;    // now
   StepTimes ledger{};
 };
 

@@ -91,8 +91,8 @@ class PENSTOCK_API OffloadedModule {
   std::unique_ptr<Impl> impl_;
 };
 
-// Has the workers of `loader` run a part of `module`, which is found at the first call. One module at a time is
-// offloaded to a loader: a second call takes the place of the first. Throws kValue for options without a meaning.
+// Has the workers of `loader` run a part of `module`, which is found at the first call. Several modules may be
+// offloaded to a loader. Throws kValue for options without a meaning.
 PENSTOCK_API OffloadedModule offload(torch::jit::Module module, DataLoader& loader, OffloadOptions options = {});
 
 }  // namespace penstock

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plug-in for the tests: the datasets of draw_datasets.h, and some that fail.
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
 
 #include <stdexcept>
@@ -18,6 +19,12 @@ PENSTOCK_DATASET(draw_stream, [](const penstock::Value& arguments) { return Draw
 PENSTOCK_DATASET(counting, [](const penstock::Value& arguments) {
   return penstock::make_dataset(arguments["size"].integer(), [count = int64_t{0}](int64_t) mutable {
     return std::tuple(count++, at::zeros({2}), at::zeros({2}));
+  });
+})
+// Each sample is its index and a picture of 12 KiB, as cpp_loader.py's.
+PENSTOCK_DATASET(pictures, [](const penstock::Value& arguments) {
+  return penstock::make_dataset(arguments["size"].integer(), [](int64_t index) {
+    return std::tuple(index, at::arange(3 * 64 * 64).add(index).to(at::kByte).reshape({3, 64, 64}));
   });
 })
 PENSTOCK_DATASET(no_file, [](const penstock::Value&) -> std::shared_ptr<penstock::Dataset> {

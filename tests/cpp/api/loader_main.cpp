@@ -10,13 +10,18 @@
 // "transform" is the source of a scripted module's forward, which each batch goes through. "plugin" names a library
 // that has the same datasets, "python" a factory, "pool" a controller. "offload" is the source of a module, too: it is
 // offloaded and called, its results stand in the place of the batches, and how many of them used a cut is the last
-// line.
+// line. With "read_every" the sum of a batch's second part is added to every such result: of the same batch, or of that
+// so many batches before ("late"), read in another thread ("in_thread"). The last line is followed by the bytes that
+// stayed with workers, the batches that were recalled, and the sum of the last batch, which is read once the loader is
+// gone.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <penstock/penstock.h>
 
 #include <chrono>
+#include <deque>
 #include <functional>
+#include <future>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -136,6 +141,39 @@ void run_epochs(const Value& given, penstock::DataLoader& loader, const Call& ca
   }
 }
 
+// Reads the second part of some batches, by one way and then another.
+class Reader {
+ public:
+  explicit Reader(const Value& given)
+      : read_every_(integer_or(given, "read_every", 0)),
+        late_(static_cast<size_t>(integer_or(given, "late", 0))),
+        in_thread_(boolean_or(given, "in_thread", false)) {}
+
+  Value read_with(Value result, const penstock::Batch& batch) {
+    kept_.push_back(batch);
+    if (kept_.size() > late_ + 1) kept_.pop_front();
+    if (kept_.size() <= late_ || ++count_ % read_every_ != 0) return result;
+    return Value::list({std::move(result), sum_of(kept_.front())});
+  }
+  double sum_of_last() { return sum_of(kept_.back()); }
+
+ private:
+  double sum_of(const penstock::Batch& batch) {
+    const bool is_by_value = ++read_count_ % 2 == 0;
+    const auto sum = [&] {
+      return (is_by_value ? batch.value()[1].tensor() : batch[1]).to(at::kDouble).sum().item<double>();
+    };
+    return in_thread_ ? std::async(std::launch::async, sum).get() : sum();
+  }
+
+  const int64_t read_every_;
+  const size_t late_;
+  const bool in_thread_;
+  int64_t count_ = 0;
+  int64_t read_count_ = 0;
+  std::deque<penstock::Batch> kept_;
+};
+
 void run(const Value& given) {
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   generator.set_current_seed(static_cast<uint64_t>(given["seed"].integer()));
@@ -146,8 +184,18 @@ void run(const Value& given) {
     module.define(source->text());
     auto offloaded =
         penstock::offload(module, loader, {.cut = penstock::OffloadOptions::Cut::kMaximal, .verify_every = 3});
-    run_epochs(given, loader, [&](const penstock::Batch& batch) { return Value(offloaded(batch).toTensor()); });
+    const int64_t read_every = integer_or(given, "read_every", 0);
+    Reader reader(given);
+    run_epochs(given, loader, [&](const penstock::Batch& batch) {
+      Value result(offloaded(batch).toTensor());
+      return read_every == 0 ? result : reader.read_with(std::move(result), batch);
+    });
     std::cout << offloaded.used_count() << "\n";
+    if (read_every > 0) {
+      std::cout << loader.stats().withheld_bytes << "\n" << loader.stats().recalled << "\n";
+      static_cast<void>(penstock::DataLoader(std::move(loader)));
+      std::cout << reader.sum_of_last() << "\n";
+    }
     return;
   }
   run_epochs(given, loader, [](const penstock::Batch& batch) { return batch.value(); });

@@ -93,6 +93,27 @@ TEST(Offload, TrainAndEvalHavePlansOfTheirOwn) {
   EXPECT_GT(offloaded.used_count(), 20);
 }
 
+TEST(Offload, TwoModulesOfOneLoaderAreBothCut) {
+  auto loader = loader_of(2);
+  torch::jit::Module first = make_model();
+  torch::jit::Module second("second");
+  second.define("def forward(self, image):\n    return torch.cos(image.float() / 3)\n");
+  first.eval();
+  auto offloaded = offload(first, loader, {.cut = OffloadOptions::Cut::kMaximal});
+  {
+    auto other = offload(second, loader, {.cut = OffloadOptions::Cut::kMaximal});
+    for (const Batch& batch : loader) {
+      EXPECT_TRUE(offloaded(batch).toTensor().equal(first.forward({batch["image"]}).toTensor()));
+      EXPECT_TRUE(other(batch).toTensor().equal(second.forward({batch["image"]}).toTensor()));
+    }
+    EXPECT_GT(offloaded.used_count(), 10);
+    EXPECT_GT(other.used_count(), 10);
+  }
+  const uint64_t used_count = offloaded.used_count();
+  for (const Batch& batch : loader) static_cast<void>(offloaded(batch));
+  EXPECT_GT(offloaded.used_count(), used_count + 20) << "the other one has gone, and not its prefix";
+}
+
 TEST(Offload, ABatchInAListGivesArgumentsByTheirPlaces) {
   DataLoader loader(images(true), {.batch_size = 8, .num_workers = 2});
   torch::jit::Module model = make_model();

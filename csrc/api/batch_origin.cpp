@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/batch_origin.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "api/exceptions.h"
+#include "api/worker_set.h"
+#include "runtime/same_bits.h"
+
+namespace penstock {
+namespace {
+
+using TensorMap = std::function<at::Tensor(const at::Tensor&)>;
+
+Value with_tensors(const Value& value, const TensorMap& map) {
+  const auto of_items = [&] {
+    Value::Items items;
+    for (const Value& item : value.items()) items.push_back(with_tensors(item, map));
+    return items;
+  };
+  switch (value.kind()) {
+    case Value::Kind::kTensor: return map(value.tensor());
+    case Value::Kind::kList: return Value::list(of_items());
+    case Value::Kind::kTuple: return Value::tuple(of_items());
+    case Value::Kind::kDict: {
+      Value::Entries entries;
+      for (const Value::Entry& entry : value.entries())
+        entries.push_back({.key = entry.key, .value = with_tensors(entry.value, map)});
+      return Value::dict(std::move(entries));
+    }
+    default: return value;
+  }
+}
+
+}  // namespace
+
+BatchOrigin::BatchOrigin(const std::vector<at::Tensor>& leaves, std::vector<std::string> keys,
+                         const std::vector<at::Tensor>& boundary, std::optional<Withheld> withheld)
+    : leaves_(leaves.begin(), leaves.end()),
+      keys_(std::move(keys)),
+      boundary_(boundary.begin(), boundary.end()),
+      withheld_(std::move(withheld)),
+      owner_pid_(::getpid()) {}
+
+std::vector<at::Tensor> BatchOrigin::tensors() const {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(leaves().size());
+  for (const Leaf& leaf : leaves()) tensors.push_back(leaf.tensor);
+  return tensors;
+}
+
+at::Tensor BatchOrigin::find(const std::string& key) const {
+  for (size_t index = 0; index < keys_.size(); ++index)
+    if (keys_[index] == key) return boundary_[index].tensor;
+  return {};
+}
+
+const std::set<uint32_t>& BatchOrigin::missing() const {
+  static const std::set<uint32_t> none;
+  return withheld_ && !has_come_.load() ? withheld_->leaves : none;
+}
+
+bool BatchOrigin::is_owner() const { return owner_ == std::this_thread::get_id() && owner_pid_ == ::getpid(); }
+
+const at::Tensor& BatchOrigin::read(const at::Tensor& came) {
+  const auto found =
+      std::find_if(leaves_.begin(), leaves_.end(), [&](const Leaf& one) { return one.tensor.is_same(came); });
+  if (found == leaves_.end()) return came;
+  const auto leaf = static_cast<uint32_t>(found - leaves_.begin());
+  reads_->note(leaf);
+  if (missing().contains(leaf)) complete({leaf});
+  return leaves()[leaf].tensor;
+}
+
+const Value& BatchOrigin::read_all(const Value& came) {
+  for (uint32_t leaf = 0; leaf < leaves_.size(); ++leaf) reads_->note(leaf);
+  if (!missing().empty()) complete(missing());
+  return now(came);
+}
+
+void BatchOrigin::complete(const std::set<uint32_t>& read) {
+  if (missing().empty()) return;
+  if (!is_owner()) {
+    throw Error(ErrorKind::kUnsupported,
+                "a tensor of " + name() +
+                    " had stayed with its worker and was read in another thread or process than the loader's; read it "
+                    "in the loader's first, or offload the module with Cut::kNone");
+  }
+  const auto workers = withheld_->workers.lock();
+  if (!workers) {
+    throw Error(ErrorKind::kClosed,
+                "a tensor of " + name() +
+                    " had stayed with its worker, and the loader has let go of its workers before the program read it; "
+                    "read it while the loader lives");
+  }
+  complete(*workers);
+  for (const uint32_t leaf : read)
+    if (withheld_->leaves.contains(leaf)) workers->note_recall(leaf);
+}
+
+void BatchOrigin::complete(api::WorkerSet& workers) {
+  if (missing().empty()) return;
+  std::unique_ptr<loader::Batch> made;
+  try {
+    made = workers.recall(withheld_->maker);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kDataset) throw;
+    throw Error(error.kind(), "a tensor of " + name() + " had stayed with its worker, and no other can send it: " +
+                                  error.what() + "; read it before, or offload the module with Cut::kNone");
+  }
+  std::vector<at::Tensor> whole = tensors();
+  check_same(*made, whole);
+  for (const uint32_t leaf : missing()) whole[leaf] = made->tensors()[leaf];
+  whole_ = with_tensors(withheld_->came, [&](const at::Tensor& came) {
+    for (const uint32_t leaf : withheld_->leaves)
+      if (leaves_[leaf].tensor.is_same(came)) return whole[leaf];
+    return came;
+  });
+  for (size_t leaf = 0; leaf < whole.size(); ++leaf)
+    whole_leaves_.push_back(withheld_->leaves.contains(static_cast<uint32_t>(leaf)) ? Leaf(whole[leaf])
+                                                                                    : leaves_[leaf]);
+  has_come_.store(true);
+}
+
+// Who made the batch again has to have made the same one.
+void BatchOrigin::check_same(loader::Batch& made, const std::vector<at::Tensor>& tensors) const {
+  const size_t leaf_count = made.frame().leaf_count();
+  bool is_same = leaf_count == tensors.size();
+  for (const uint32_t leaf : missing()) {
+    if (!is_same) break;
+    const at::Tensor now = made.meta(leaf);
+    is_same = now.scalar_type() == tensors[leaf].scalar_type() && now.sizes() == tensors[leaf].sizes();
+  }
+  const auto& keys = made.frame().boundary_keys;
+  for (size_t index = 0; is_same && index < keys_.size(); ++index) {
+    const auto key = std::find(keys.begin(), keys.end(), keys_[index]);
+    if (key == keys.end() || !boundary_[index].is_as_it_came()) continue;
+    const at::Tensor& now = made.tensors()[leaf_count + static_cast<size_t>(key - keys.begin())];
+    is_same = runtime::is_same_bits(boundary_[index].tensor.cpu(), now.cpu());
+  }
+  if (is_same) return;
+  throw Error(ErrorKind::kDataset,
+              "a tensor of " + name() +
+                  " had stayed with its worker, and when the program read it, the batch was made again with other "
+                  "values: the dataset does not give the same sample for the same index and seeds, or a worker of "
+                  "another kind made it. Make it do so, use workers of one kind, or offload the module with "
+                  "Cut::kNone");
+}
+
+}  // namespace penstock
