@@ -3,7 +3,7 @@
 the bit.
 
 A row has the case and the way of loading, and some of: whether the losses are torch's, operators
-that moved to the workers, steps a second, a note.
+that moved to the workers, the bytes to the device over torch's, steps a second, a note.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def style_rows(name: str, device: str, ways: tuple[str, ...]) -> list[Row]:
         ours = run(name, way, device)
         is_equal = (ours.losses, ours.parameters) == (expected.losses, expected.parameters)
         row = {"case": name, "way": way, "equal": is_equal, "moved": sorted(ours.moved[0])}
+        if expected.bytes_in:  # the simulated GPU counts them
+            row["bytes_over_torchs"] = round(ours.bytes_in / expected.bytes_in, 2)
         rows.append(row | ({"note": ours.refused[0]} if ours.refused[0] else {}))
     return rows
 

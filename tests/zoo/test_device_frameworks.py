@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +253,20 @@ def process_group() -> Iterator[None]:
             dist.destroy_process_group()
 
 
+@contextmanager
+def group_of_the_device() -> Iterator[None]:
+    """No backend knows the device. This one is of a single process, for which collectives do
+    nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    backends = "cpu:fake,simgpu:fake"
+    dist.init_process_group(backends, store=FakeStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 class Halves(nn.Module):
     """Computes in the type that the wrapper has cast its parameters and its input to."""
 
@@ -266,10 +280,15 @@ class Halves(nn.Module):
         return self.head(features)
 
 
-def wrapped_training(way: str, wrap: Callable[[nn.Module], nn.Module]) -> Outcome:
-    """Of a wrapped model on the CPU, with preparations in front of the wrapper and in it."""
-    with process_group(), installed(way):
-        model: Any = wrap(fresh(Halves))
+def wrapped_training(
+    way: str,
+    wrap: Callable[[nn.Module], nn.Module],
+    group: Callable[[], AbstractContextManager[None]] = process_group,
+    device: str = "cpu",
+) -> Outcome:
+    """Of a wrapped model, with preparations in front of the wrapper and in it."""
+    with group(), installed(way):
+        model: Any = wrap(fresh(Halves).to(device))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         loader = make_loader()
         model = offloaded(model, way, loader)
@@ -278,7 +297,9 @@ def wrapped_training(way: str, wrap: Callable[[nn.Module], nn.Module]) -> Outcom
         for _ in range(2):
             for images, labels in loader:
                 optimizer.zero_grad()
-                loss = F.cross_entropy(model(images.flip(3).float() * 0.01), labels)
+                logits = model(images.flip(3).float() * 0.01)
+                assert logits.device == torch.device(device)
+                loss = F.cross_entropy(logits, labels.to(device))
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())
@@ -287,6 +308,17 @@ def wrapped_training(way: str, wrap: Callable[[nn.Module], nn.Module]) -> Outcom
 
 def with_ddp(way: str) -> Outcome:
     return wrapped_training(way, nn.parallel.DistributedDataParallel)
+
+
+def with_ddp_on_the_device(way: str) -> Outcome:
+    """Whose forward moves its inputs there, on a stream of its own."""
+
+    def wrap(model: nn.Module) -> nn.Module:
+        wrapped = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+        wrapped.require_backward_grad_sync = False  # as no_sync() does: there is nobody else
+        return wrapped
+
+    return wrapped_training(way, wrap, group_of_the_device, DEVICE)
 
 
 def with_fsdp(way: str) -> Outcome:
@@ -313,6 +345,7 @@ AFTER_COPY = {"_to_copy", "float", "truediv", "sub"}
         (with_accelerate, AFTER_COPY, "accelerate"),
         (with_the_trainer, AFTER_COPY, "transformers"),
         (with_ddp, {"flip"}, "torch"),
+        (with_ddp_on_the_device, {"flip", "_to_copy", "sub"}, "torch"),
         (with_fsdp, {"flip"}, "torch"),
     ],
 )

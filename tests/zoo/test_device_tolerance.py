@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ import simgpu
 import torch
 import torch.nn.functional as F
 from device_process import on_simgpu, run_on_simgpu
-from device_styles import BATCH, SAMPLES, Convolutions, Images, run
+from device_styles import BATCH, SAMPLES, Combination, Convolutions, Images, run
+from pool_processes import pool_of
 
 import penstock
 from penstock.graph.plan import Plan
@@ -179,6 +181,35 @@ def test_an_operator_that_makes_a_step_of_a_small_difference_stays() -> None:
     ours, theirs = Trained(floored, "maximal", cut_tolerance=1), Trained(floored, "torch")
     assert ours.epoch() + ours.epoch() == theirs.epoch() + theirs.epoch()
     assert "exp" in ours.moved() and "floor" not in ours.moved()
+
+
+@on_simgpu
+def test_the_cheapest_cut_keeps_within_the_tolerance_too() -> None:
+    with simgpu.other_bits("exp"), warnings() as said:
+        ours, theirs = Trained(curved, "auto", cut_tolerance=4), Trained(curved, "torch")
+        losses, expected = ours.epoch() + ours.epoch(), theirs.epoch() + theirs.epoch()
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert said == []
+    differences = [call.largest_difference for call in ours.plan.moved]
+    assert all(0 <= one <= 4 for one in differences if one is not None), ours.plan
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The folder of a pool with two workers, which `run` finds it by."""
+    for opened in pool_of(tmp_path, monkeypatch):
+        opened.start_worker(processes=2)
+        yield f"{opened.endpoint} {opened.environment['XDG_RUNTIME_DIR']}"
+
+
+def test_a_pools_workers_compute_within_the_tolerance(pool: str) -> None:
+    name, differing = "image moved, model prepares", ("_upsample_bilinear2d_aa",)
+    expected = run_on_simgpu(run, name, "torch", "simgpu", differing)
+    served = Combination(place="pool")
+    ours = run_on_simgpu(run, name, "maximal", "simgpu", differing, served, pool, cut_tolerance=4)
+    assert "interpolate" in ours.moved[0], ours
+    assert ours.losses == pytest.approx(expected.losses, rel=1e-3)
+    assert ours.differences and all(0 < one <= 4 for one in ours.differences)
 
 
 @pytest.mark.parametrize(
