@@ -22,15 +22,16 @@ Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpo
   PENSTOCK_ASSERT(keys.own_role() == Role::kController, "a controller was given the keys of another role");
   const auto id = draw_identity();
   if (!id) return id.error();
-  auto context = std::make_unique<net::SocketContext>();
-  auto authenticator = net::Authenticator::start(*context);
+  auto context = net::SocketContext::open();
+  if (!context) return context.error();
+  auto authenticator = net::Authenticator::start(*context.value());
   if (!authenticator) return authenticator.error();
   const net::ServerSocketOptions options{.allowed_roles = {Role::kWorker, Role::kTrainer, Role::kOperator},
                                          .limits = net::control_limits()};
-  auto server = net::ServerSocket::bind(*context, *authenticator.value(), endpoint, keys, options);
+  auto server = net::ServerSocket::bind(*context.value(), *authenticator.value(), endpoint, keys, options);
   if (!server) return server.error();
-  return std::make_unique<Controller>(std::move(context), std::move(authenticator).value(), std::move(server).value(),
-                                      keys.users(), id.value(), std::move(shares));
+  return std::make_unique<Controller>(std::move(context).value(), std::move(authenticator).value(),
+                                      std::move(server).value(), keys.users(), id.value(), std::move(shares));
 }
 
 Controller::Controller(std::unique_ptr<net::SocketContext> context, std::unique_ptr<net::Authenticator> authenticator,

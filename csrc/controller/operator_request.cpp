@@ -21,9 +21,10 @@ Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const
                                             const wire::ControlMessage& question, steady_clock::time_point deadline) {
   auto resolver = net::Resolver::open();
   if (!resolver) return resolver.error();
-  net::SocketContext context;
-  auto connected = net::ClientSocket::connect(context, *resolver.value(), endpoint, keys.own(), keys.controller_key(),
-                                              {.limits = net::control_limits()});
+  const auto context = net::SocketContext::open();
+  if (!context) return context.error();
+  auto connected = net::ClientSocket::connect(*context.value(), *resolver.value(), endpoint, keys.own(),
+                                              keys.controller_key(), {.limits = net::control_limits()});
   if (!connected) return connected.error();
   net::ClientSocket& client = *connected.value();
   const auto bytes = wire::write_control(question);

@@ -44,7 +44,9 @@ ClientIo::~ClientIo() { stop(); }
 Result<void> ClientIo::start(Stages stages) {
   if (!listener_) return Fault{Errc::kNoMemory, listen_error_};
   if (auto started = stages_.start(std::move(stages)); !started) return started;
-  context_ = std::make_unique<net::SocketContext>();
+  auto context = net::SocketContext::open();
+  if (!context) return context.error();
+  context_ = std::move(context).value();
   return loop_.start();
 }
 

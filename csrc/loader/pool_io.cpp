@@ -55,7 +55,9 @@ Result<void> PoolIo::begin() {
   raise_heap_thresholds();  // for the pieces of batches, which ZeroMQ allocates
   auto ready_set = net::ReadySet::open();
   if (!ready_set) return ready_set.error();
-  context_ = std::make_unique<net::SocketContext>();
+  auto context = net::SocketContext::open();
+  if (!context) return context.error();
+  context_ = std::move(context).value();
   ready_set_ = std::move(ready_set).value();
   auto resolver = net::Resolver::open(options_.lookup);
   if (!resolver) return resolver.error();

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/socket.h"
 
+#include <sys/eventfd.h>
 #include <unistd.h>
 #include <zmq.h>
 
 #include <cerrno>
 #include <cstring>
 
+#include "base/file_descriptor.h"
 #include "net/zmq_failure.h"
 #include "wire/control_record.h"
 
@@ -18,6 +20,8 @@ namespace {
 constexpr int kClientSocketCount = 3;
 constexpr int kOtherClientCountMax = 1024;
 constexpr int kSocketCountMax = kClientSocketCount * (static_cast<int>(wire::kRosterCountMax) + kOtherClientCountMax);
+// Two threads with a mailbox and an epoll each, the context's end, a socket, and some for who else opens any meanwhile.
+constexpr size_t kContextDescriptorCount = 8;
 // A name in the abstract namespace is free again once its trainer is dead, and everybody on the machine could see it:
 // who connects again may meet a process of another user there.
 constexpr int kNeverAgain = -1;
@@ -64,6 +68,24 @@ std::string zmq_version() {
 SocketContext::SocketContext() : context_(zmq_ctx_new()) {
   PENSTOCK_ASSERT(context_ != nullptr, "zmq_ctx_new: ", zmq_strerror(zmq_errno()));
   PENSTOCK_ASSERT(zmq_ctx_set(context_, ZMQ_MAX_SOCKETS, kSocketCountMax) == 0);
+}
+
+Result<std::unique_ptr<SocketContext>> SocketContext::open() {
+  std::vector<FileDescriptor> room;
+  while (room.size() < kContextDescriptorCount) {
+    room.emplace_back(::eventfd(0, EFD_CLOEXEC));
+    if (!room.back())
+      return Fault{Errc::kNoMemory, "starting ZeroMQ failed: " + std::to_string(kContextDescriptorCount) +
+                                        " descriptors are needed, and no more than " + std::to_string(room.size() - 1) +
+                                        " are left (" + std::strerror(errno) +
+                                        "); raise the limit of open files (ulimit -n)"};
+  }
+  room.clear();
+  auto context = std::make_unique<SocketContext>();
+  void* first = zmq_socket(context->handle(), ZMQ_PAIR);  // with which the threads start
+  if (first == nullptr) return peer_failure("starting ZeroMQ");
+  zmq_close(first);
+  return context;
 }
 
 SocketContext::~SocketContext() {

@@ -24,6 +24,11 @@ std::string zmq_version();
 // Thread-safe.
 class SocketContext {
  public:
+  // Starts ZeroMQ's threads. kNoMemory where the process has no descriptors left for them, which would end it: libzmq
+  // aborts there.
+  static Result<std::unique_ptr<SocketContext>> open();
+
+  // For `open`, and for tests, which have descriptors left.
   SocketContext();
   SocketContext(const SocketContext&) = delete;
   SocketContext& operator=(const SocketContext&) = delete;

@@ -45,7 +45,9 @@ Result<void> PoolServerIo::begin() {
   auto resolver = net::Resolver::open();
   if (!resolver) return resolver.error();
   resolver_ = std::move(resolver).value();
-  context_ = std::make_unique<net::SocketContext>();
+  auto context = net::SocketContext::open();
+  if (!context) return context.error();
+  context_ = std::move(context).value();
   auto authenticator = net::Authenticator::start(*context_);
   if (!authenticator) return authenticator.error();
   authenticator_ = std::move(authenticator).value();

@@ -3,6 +3,7 @@
 #include "base/identity.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
@@ -152,6 +153,29 @@ TEST_F(SocketTest, AHangUpWakesAWaitForDescriptors) {
   ASSERT_TRUE(Socket::wait({}, fds, is_readable, seconds(30)));
   EXPECT_TRUE(is_readable[0]);
   ::close(ends[0]);
+}
+
+// libzmq ends a process that has no descriptors for its threads.
+TEST(SocketContexts, WithoutRoomForDescriptorsThereIsAReasonAndNoAbort) {
+  EXPECT_EQ(test::in_child([]() -> std::string {
+              const int next_fd = ::dup(STDOUT_FILENO);
+              ::close(next_fd);
+              int opened_count = 0;
+              for (int room = 0; room <= 12; ++room) {
+                const auto count = static_cast<rlim_t>(next_fd + room);
+                const rlimit limit{.rlim_cur = count, .rlim_max = 4096};
+                if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return "the limit could not be set";
+                const auto context = SocketContext::open();
+                if (context) {
+                  ++opened_count;
+                } else if (context.error().code != Errc::kNoMemory ||
+                           context.error().message.find("ulimit -n") == std::string::npos) {
+                  return context.error().message;
+                }
+              }
+              return opened_count > 0 && opened_count < 12 ? "" : std::to_string(opened_count) + " were opened";
+            }),
+            "");
 }
 
 // Connects to `name` in this process and tells whether a message could be sent.
