@@ -36,6 +36,8 @@ def call(
     (tmp_path / "train.py").write_text("raise AssertionError('it is not to run')")
     (tmp_path / "notes.txt").touch()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())  # where a program's folder goes
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     for name in ("PENSTOCK_POOL", "PENSTOCK_KEYS"):
         monkeypatch.delenv(name, raising=False)
 
