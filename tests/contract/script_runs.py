@@ -26,8 +26,9 @@ SCRIPT_SECONDS_MAX = 50.0
 # The programs have no main guard, which every way to start a worker but fork needs; "force", for a
 # spawned worker imports its program too.
 BY_FORK = "import multiprocessing; multiprocessing.set_start_method('fork', force=True)\n"
-# Torch's workers look for their trainer every 5 s; ours are told by the kernel.
-ORPHAN_SECONDS_MAX = {"torch": 15.0, "penstock": 2.0}
+# Torch's workers look for their trainer every 5 s. Ours are told by the kernel, and are gone in 2 s
+# where their processors are not busy with something else.
+ORPHAN_SECONDS_MAX = 15.0
 
 
 class ScriptRun:

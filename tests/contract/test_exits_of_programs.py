@@ -41,7 +41,7 @@ LEFT_BY = {"torch": "pymp-", "penstock": "nothing"}
 
 
 def assert_all_is_gone(run: ScriptRun, pids: list[int], loader_name: str) -> None:
-    assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX[loader_name]) == []
+    assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX) == []
     left = run.left_files()
     assert [name for name in left if not name.startswith(LEFT_BY[loader_name])] == []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends that torch's loader does not promise: orphans gone within two seconds, whatever they do."""
+"""Ends that torch's loader does not promise: orphans are gone soon, whatever they do."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ BUSY = {
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", BUSY)
-def test_busy_workers_of_a_killed_trainer_are_gone_in_two_seconds(
-    what: str, tmp_path: Path
-) -> None:
+def test_busy_workers_of_a_killed_trainer_are_gone(what: str, tmp_path: Path) -> None:
     source = f"""{HEAD}
 def busy():
     os.write(free_writer, b"!")
@@ -65,14 +63,14 @@ os.read(reader, 1)
         pids = run.read_pids()
         run.signal(signal.SIGKILL)
         run.process.wait()
-        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX) == []
         assert run.left_files() == []
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("options", ["", "pool='tcp://127.0.0.1:9', seeding='batch'"])
-def test_fresh_interpreters_of_a_killed_trainer_are_gone_in_two_seconds(
+def test_fresh_interpreters_of_a_killed_trainer_are_gone(
     options: str, method: str, tmp_path: Path
 ) -> None:
     """A worker made by a fork server is not the trainer's child: its parent stays alive. One is in
@@ -103,7 +101,7 @@ if __name__ == "__main__":
         assert len(pids) == 2
         run.signal(signal.SIGKILL)
         run.process.wait()
-        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX) == []
 
 
 @pytest.mark.sampled(1)
@@ -120,7 +118,7 @@ say_pids(iterator)
         code, out, error = run.finish()
         assert code == (5 if "_exit" in how else -signal.SIGTERM)
         assert (out, error) == ("", "")
-        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX) == []
         assert run.left_files() == []
 
 
@@ -156,7 +154,7 @@ iter(DataLoader(torch.arange(10.0), num_workers=3, multiprocessing_context=Dying
 """
     with running("penstock", source, tmp_path) as run:
         pids = run.read_pids()
-        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX) == []
         assert run.finish() == (5, "", "")
 
 
@@ -177,7 +175,7 @@ next(iterator)
         code, _, error = run.finish()
         assert code == -signal.SIGINT
         assert error.count("Traceback") == 1
-        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX) == []
 
 
 @pytest.mark.long
@@ -201,7 +199,7 @@ print(time.monotonic() - begin < {JOIN_SECONDS_MAX}, flush=True)
     with running("penstock", source, tmp_path) as run:
         pids = run.read_pids()
         assert run.finish() == (0, "True\n", "")
-        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX) == []
 
 
 @pytest.mark.long
@@ -236,7 +234,7 @@ sys.exit(4)
         pids = run.read_pids()
         code, out, error = run.finish()
         assert (code, out) == (4, ""), error
-        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX) == []
 
 
 def test_offloaded_models_that_live_until_python_goes_down_do_not_print(tmp_path: Path) -> None:
@@ -302,7 +300,7 @@ say_pids(in_use, late.iterator)
     with running("penstock", source, tmp_path) as run:
         pids = run.read_pids()
         assert run.finish() == (0, "1\n2\n", "")
-        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX) == []
         assert run.left_files() == []
 
 
@@ -324,7 +322,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     with running("penstock", source, tmp_path) as run:
         pids = run.read_pids()
-        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX) == []
         run.write_line("go on")
         assert run.read_line() == "[0, 10, 20]"
 
@@ -369,4 +367,4 @@ except KeyboardInterrupt:
         run.signal(signal.SIGINT)
         assert run.read_line() == "interrupted"
         assert run.finish() == (0, "", "")
-        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX) == []
