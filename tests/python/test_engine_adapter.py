@@ -94,6 +94,7 @@ def test_a_worker_that_ends_at_once_is_not_started_again_at_once(pool: PoolProce
     # One turn says that a worker was started, and the next that it has ended and when one follows.
     for _ in range(100):
         adapter.turn()
+        adapter.turn()
         engine.names.clear()
         status = pool.status()["engine"]
         if "it is asked again in" in status["reason"]:
