@@ -9,6 +9,12 @@ failed=
 say "C++ tests"
 native=$("$VENV"/bin/python setup.py -q native --show-folder)
 ctest --test-dir "$native" --output-on-failure --parallel "$(nproc)" || failed="$failed C++"
+case " $* " in
+  *" --long "*)
+    say "Compiling the fuzz targets"
+    "$VENV"/bin/python tests/fuzz/run.py --build-only || [ $? -eq 77 ] || failed="$failed fuzz"  # 77: no clang here
+    ;;
+esac
 say "Python tests"
 # Several at a time, since much of a test is waiting for processes to start; one that has nothing left to do takes tests
 # of another. The name of the temporary folder is short, as sockets in it have names of at most 107 bytes.

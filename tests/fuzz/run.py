@@ -44,6 +44,7 @@ class Options:
     canary_seconds: int
     runs: int | None
     jobs: int
+    is_only_built: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ def main() -> int:
     targets = only or targets
     canaries = [name for name in names if "/" in name and name.split("/")[0] in targets]
     build([*targets, *(name.split("/")[1] for name in canaries)], options)
+    if options.is_only_built:
+        return 0
     for target in targets:
         write_seeds(target, options)
     print(f"== {len(canaries)} canaries, each to be found", flush=True)
@@ -100,9 +103,17 @@ def read_options() -> tuple[Options, list[str]]:
     add("--runs", type=int, help="that many inputs, always the same ones, instead of the seconds")
     add("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="run at once (CPUs)")
     add("--build", type=Path, default=ROOT / "build" / "fuzz", help="folder for what is made")
+    add("--build-only", action="store_true", help="fuzz nothing")
     add("only", nargs="*", metavar="TARGET", help="these targets and their canaries alone")
     got = parser.parse_args()
-    options = Options(got.build.resolve(), got.seconds, got.canary_seconds, got.runs, got.jobs)
+    options = Options(
+        got.build.resolve(),
+        got.seconds,
+        got.canary_seconds,
+        got.runs,
+        got.jobs,
+        got.build_only,
+    )
     return options, got.only
 
 
