@@ -4,35 +4,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "api/exceptions.h"
 #include "api/worker_set.h"
+#include "dataset/nest_value.h"
 #include "runtime/same_bits.h"
 
 namespace penstock {
 namespace {
 
-using TensorMap = std::function<at::Tensor(const at::Tensor&)>;
-
-Value with_tensors(const Value& value, const TensorMap& map) {
-  const auto of_items = [&] {
-    Value::Items items;
-    for (const Value& item : value.items()) items.push_back(with_tensors(item, map));
-    return items;
-  };
-  switch (value.kind()) {
-    case Value::Kind::kTensor: return map(value.tensor());
-    case Value::Kind::kList: return Value::list(of_items());
-    case Value::Kind::kTuple: return Value::tuple(of_items());
-    case Value::Kind::kDict: {
-      Value::Entries entries;
-      for (const Value::Entry& entry : value.entries())
-        entries.push_back({.key = entry.key, .value = with_tensors(entry.value, map)});
-      return Value::dict(std::move(entries));
-    }
-    default: return value;
-  }
+std::optional<uint32_t> place_in(const std::vector<BatchOrigin::Leaf>& leaves, const at::Tensor& tensor) {
+  const auto found = std::ranges::find_if(leaves, [&](const auto& one) { return one.tensor.is_same(tensor); });
+  return found == leaves.end() ? std::nullopt : std::optional(static_cast<uint32_t>(found - leaves.begin()));
 }
 
 }  // namespace
@@ -52,6 +35,8 @@ std::vector<at::Tensor> BatchOrigin::tensors() const {
   return tensors;
 }
 
+std::optional<uint32_t> BatchOrigin::leaf_of(const at::Tensor& tensor) const { return place_in(leaves(), tensor); }
+
 at::Tensor BatchOrigin::find(const std::string& key) const {
   for (size_t index = 0; index < keys_.size(); ++index)
     if (keys_[index] == key) return boundary_[index].tensor;
@@ -66,13 +51,11 @@ const std::set<uint32_t>& BatchOrigin::missing() const {
 bool BatchOrigin::is_owner() const { return owner_ == std::this_thread::get_id() && owner_pid_ == ::getpid(); }
 
 const at::Tensor& BatchOrigin::read(const at::Tensor& came) {
-  const auto found =
-      std::find_if(leaves_.begin(), leaves_.end(), [&](const Leaf& one) { return one.tensor.is_same(came); });
-  if (found == leaves_.end()) return came;
-  const auto leaf = static_cast<uint32_t>(found - leaves_.begin());
-  reads_->note(leaf);
-  if (missing().contains(leaf)) complete({leaf});
-  return leaves()[leaf].tensor;
+  const auto leaf = place_in(leaves_, came);
+  if (!leaf) return came;
+  reads_->note(*leaf);
+  if (missing().contains(*leaf)) complete({*leaf});
+  return leaves()[*leaf].tensor;
 }
 
 const Value& BatchOrigin::read_all(const Value& came) {
@@ -114,7 +97,7 @@ void BatchOrigin::complete(api::WorkerSet& workers) {
   std::vector<at::Tensor> whole = tensors();
   check_same(*made, whole);
   for (const uint32_t leaf : missing()) whole[leaf] = made->tensors()[leaf];
-  whole_ = with_tensors(withheld_->came, [&](const at::Tensor& came) {
+  whole_ = dataset::with_tensors(withheld_->came, [&](const at::Tensor& came) {
     for (const uint32_t leaf : withheld_->leaves)
       if (leaves_[leaf].tensor.is_same(came)) return whole[leaf];
     return came;

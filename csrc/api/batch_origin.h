@@ -80,6 +80,8 @@ class BatchOrigin {
   // By the numbers that workers know them by. In the places of missing() they have no memory of their own.
   const std::vector<Leaf>& leaves() const { return has_come_.load() ? whole_leaves_ : leaves_; }
   std::vector<at::Tensor> tensors() const;
+  // The number of a tensor as it is in leaves() now; none for one from elsewhere.
+  std::optional<uint32_t> leaf_of(const at::Tensor& tensor) const;
   // The boundary tensor of a key; undefined if there is none.
   at::Tensor find(const std::string& key) const;
 

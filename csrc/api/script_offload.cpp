@@ -49,14 +49,9 @@ std::optional<std::vector<std::optional<uint32_t>>> indices_of(const std::vector
                                                                const BatchOrigin& origin) {
   std::vector<std::optional<uint32_t>> indices;
   for (const at::Tensor& tensor : tensors) {
-    const auto leaf = std::find_if(origin.leaves().begin(), origin.leaves().end(),
-                                   [&](const auto& one) { return one.tensor.is_same(tensor); });
-    if (leaf == origin.leaves().end() || !is_plain(tensor)) {
-      indices.emplace_back(std::nullopt);
-      continue;
-    }
-    if (!leaf->is_as_it_came()) return std::nullopt;
-    indices.emplace_back(static_cast<uint32_t>(leaf - origin.leaves().begin()));
+    const auto leaf = is_plain(tensor) ? origin.leaf_of(tensor) : std::nullopt;
+    if (leaf && !origin.leaves()[*leaf].is_as_it_came()) return std::nullopt;
+    indices.push_back(leaf);
   }
   return indices;
 }
@@ -151,12 +146,9 @@ OffloadedModule::Impl::Call::Call(const c10::FunctionSchema& its_schema, const B
 void OffloadedModule::Impl::Call::complete(bool is_check) {
   if (is_whole()) return;
   std::set<uint32_t> read;
-  const auto& leaves = origin->leaves();
-  for (const at::Tensor& tensor : values.tensors()) {
-    const auto leaf =
-        std::find_if(leaves.begin(), leaves.end(), [&](const auto& one) { return one.tensor.is_same(tensor); });
-    if (!is_check && leaf != leaves.end()) read.insert(static_cast<uint32_t>(leaf - leaves.begin()));
-  }
+  if (!is_check)
+    for (const at::Tensor& tensor : values.tensors())
+      if (const auto leaf = origin->leaf_of(tensor)) read.insert(*leaf);
   origin->complete(read);
   values.arguments = api::arguments_of(schema, BatchAccess::value_of(batch));
 }

@@ -10,6 +10,7 @@
 #include "base/assert.h"
 #include "base/live_clock.h"
 #include "dataset/collator.h"
+#include "dataset/nest_value.h"
 #include "dataset/row_copy.h"
 
 namespace penstock::dataset {
@@ -186,26 +187,11 @@ std::optional<Value> BatchReader::shard_state(uint32_t shard_id) const {
 }
 
 Value copied(const Value& value, Memory& memory) {
-  switch (value.kind()) {
-    case Value::Kind::kTensor: {
-      at::Tensor copy = memory.empty(value.tensor().sizes(), value.tensor().scalar_type());
-      copy.copy_(value.tensor());
-      return {std::move(copy)};
-    }
-    case Value::Kind::kList:
-    case Value::Kind::kTuple: {
-      Value::Items items;
-      for (const Value& item : value.items()) items.push_back(copied(item, memory));
-      return value.kind() == Value::Kind::kList ? Value::list(std::move(items)) : Value::tuple(std::move(items));
-    }
-    case Value::Kind::kDict: {
-      Value::Entries entries;
-      for (const Value::Entry& entry : value.entries())
-        entries.push_back({.key = entry.key, .value = copied(entry.value, memory)});
-      return Value::dict(std::move(entries));
-    }
-    default: return value;
-  }
+  return with_tensors(value, [&](const at::Tensor& tensor) {
+    at::Tensor copy = memory.empty(tensor.sizes(), tensor.scalar_type());
+    copy.copy_(tensor);
+    return copy;
+  });
 }
 
 }  // namespace penstock::dataset

@@ -145,6 +145,25 @@ Result<NestedTensors> write_value(const Value& value) {
   return nested;
 }
 
+Value with_tensors(const Value& value, const std::function<at::Tensor(const at::Tensor&)>& map) {
+  switch (value.kind()) {
+    case Value::Kind::kTensor: return map(value.tensor());
+    case Value::Kind::kList:
+    case Value::Kind::kTuple: {
+      Value::Items items;
+      for (const Value& item : value.items()) items.push_back(with_tensors(item, map));
+      return value.kind() == Value::Kind::kList ? Value::list(std::move(items)) : Value::tuple(std::move(items));
+    }
+    case Value::Kind::kDict: {
+      Value::Entries entries;
+      for (const Value::Entry& entry : value.entries())
+        entries.push_back({.key = entry.key, .value = with_tensors(entry.value, map)});
+      return Value::dict(std::move(entries));
+    }
+    default: return value;
+  }
+}
+
 Result<Value> read_value(std::span<const std::byte> nest, std::span<const at::Tensor> tensors) {
   return Reader(nest, tensors).read();
 }

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct NestedTensors {
 
 // kMalformed for a value that is nested deeper than a nest may be, or has an undefined tensor.
 Result<NestedTensors> write_value(const Value& value);
+
+// The same value with another tensor in the place of each.
+Value with_tensors(const Value& value, const std::function<at::Tensor(const at::Tensor&)>& map);
 
 // The value of a nest that check_nest() has passed. kUnsupported for parts that no C++ type stands for: pickled
 // objects, integers beyond 64 bits, and arrays of text, dates or other byte orders.
