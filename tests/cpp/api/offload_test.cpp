@@ -5,7 +5,8 @@
 #include <torch/torch.h>
 
 #include <string>
-#include <vector>
+
+#include "scripted_training.h"
 
 namespace penstock {
 namespace {
@@ -38,35 +39,15 @@ std::shared_ptr<Dataset> images(bool in_list = false) {
   });
 }
 
-std::vector<float> train(torch::jit::Module model, DataLoader& loader, OffloadedModule* offloaded, int epochs = 2) {
-  std::vector<float> losses;
-  torch::manual_seed(77);
-  for (int epoch = 0; epoch < epochs; ++epoch) {
-    for (const Batch& batch : loader) {
-      const at::Tensor logits =
-          offloaded != nullptr ? (*offloaded)(batch).toTensor() : model.forward({batch["image"]}).toTensor();
-      const at::Tensor loss = torch::cross_entropy_loss(logits, batch["label"]);
-      loss.backward();
-      const at::NoGradGuard no_grad;
-      for (at::Tensor parameter : model.parameters()) {
-        parameter.sub_(parameter.grad(), 0.1);
-        parameter.mutable_grad().reset();
-      }
-      losses.push_back(loss.item<float>());
-    }
-  }
-  return losses;
-}
-
 DataLoader loader_of(int64_t workers) { return DataLoader(images(), {.batch_size = 8, .num_workers = workers}); }
 
 TEST(Offload, TrainsAsTheWholeModuleDoesToTheBit) {
   auto plain_loader = loader_of(2);
-  const auto expected = train(make_model(), plain_loader, nullptr);
+  const auto expected = train(make_model(), plain_loader, nullptr, 2);
   auto loader = loader_of(2);
   torch::jit::Module model = make_model();
   auto offloaded = offload(model, loader, {.cut = OffloadOptions::Cut::kMaximal, .verify_every = 3});
-  EXPECT_EQ(train(model, loader, &offloaded), expected);
+  EXPECT_EQ(train(model, loader, &offloaded, 2), expected);
   EXPECT_GT(offloaded.used_count(), 40);
   EXPECT_GT(loader.stats().boundary, 40);
   const Plan plan = offloaded.plan();
@@ -84,10 +65,7 @@ TEST(Offload, TrainAndEvalHavePlansOfTheirOwn) {
     model.train(is_training);
     for (const Batch& batch : loader) {
       const at::NoGradGuard no_grad;
-      torch::manual_seed(batch.number());
-      const at::Tensor ours = offloaded(batch).toTensor();
-      torch::manual_seed(batch.number());
-      EXPECT_TRUE(ours.equal(model.forward({batch["image"]}).toTensor()));
+      expect_same_call(model, offloaded, batch);
     }
   }
   EXPECT_GT(offloaded.used_count(), 20);
@@ -176,10 +154,7 @@ TEST(Offload, DrawsStayWithTheTrainer) {
   const at::NoGradGuard no_grad;
   for (int epoch = 0; epoch < 2; ++epoch) {
     for (const Batch& batch : loader) {
-      torch::manual_seed(batch.number());
-      const at::Tensor ours = offloaded(batch).toTensor();
-      torch::manual_seed(batch.number());
-      EXPECT_TRUE(ours.equal(model.forward({batch["image"]}).toTensor()));
+      expect_same_call(model, offloaded, batch);
     }
   }
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "../api/scripted_training.h"
 #include "device_main.h"
 
 namespace penstock {
@@ -58,26 +59,6 @@ DataLoader loader_of(bool has_device) {
   return DataLoader(images(), options);
 }
 
-std::vector<float> train(torch::jit::Module model, DataLoader& loader, OffloadedModule* offloaded, int epochs = 3) {
-  std::vector<float> losses;
-  torch::manual_seed(77);
-  for (int epoch = 0; epoch < epochs; ++epoch) {
-    for (const Batch& batch : loader) {
-      const at::Tensor logits =
-          offloaded != nullptr ? (*offloaded)(batch).toTensor() : model.forward({batch["image"]}).toTensor();
-      const at::Tensor loss = torch::cross_entropy_loss(logits, batch["label"].to(test_device()));
-      loss.backward();
-      const at::NoGradGuard no_grad;
-      for (at::Tensor parameter : model.parameters()) {
-        parameter.sub_(parameter.grad(), 0.1);
-        parameter.mutable_grad().reset();
-      }
-      losses.push_back(loss.item<float>());
-    }
-  }
-  return losses;
-}
-
 bool has_moved(const Plan& plan, const std::string& operator_name) {
   return std::ranges::any_of(
       plan.moved, [&](const Plan::Group& group) { return group.label.find(operator_name) != std::string::npos; });
@@ -85,11 +66,11 @@ bool has_moved(const Plan& plan, const std::string& operator_name) {
 
 void expect_same_training(const std::string& prepare, bool has_device, const std::vector<std::string>& moved) {
   auto plain_loader = loader_of(has_device);
-  const auto expected = train(make_model(prepare), plain_loader, nullptr);
+  const auto expected = train(make_model(prepare), plain_loader, nullptr, 3);
   auto loader = loader_of(has_device);
   torch::jit::Module model = make_model(prepare);
   auto offloaded = offload(model, loader, {.cut = kMaximal, .verify_every = 5});
-  EXPECT_EQ(train(model, loader, &offloaded), expected);
+  EXPECT_EQ(train(model, loader, &offloaded, 3), expected);
   const Plan plan = offloaded.plan();
   EXPECT_TRUE(plan.refused.empty()) << plan.explain();
   EXPECT_GT(offloaded.used_count(), 20) << plan.explain();
@@ -141,10 +122,7 @@ TEST(DeviceOffload, ABufferOfTheDeviceThatChangesIsHeeded) {
   const at::NoGradGuard no_grad;
   for (int epoch = 0; epoch < 3; ++epoch) {
     for (const Batch& batch : loader) {
-      torch::manual_seed(batch.number());
-      const at::Tensor ours = offloaded(batch).toTensor();
-      torch::manual_seed(batch.number());
-      EXPECT_TRUE(ours.cpu().equal(model.forward({batch["image"]}).toTensor().cpu()));
+      expect_same_call(model, offloaded, batch);
       if (epoch == 1 && batch.number() == 8) model.attr("mean").toTensor().add_(0.25);
     }
   }
@@ -173,12 +151,7 @@ TEST(DeviceOffload, PlanningDrawsNoNumber) {
   auto offloaded = offload(model, loader, {.cut = kMaximal});
   const at::NoGradGuard no_grad;
   for (const Batch& batch : loader) {
-    torch::manual_seed(batch.number());
-    const at::Tensor ours = offloaded(batch).toTensor();
-    const at::Tensor next = torch::rand({4});
-    torch::manual_seed(batch.number());
-    EXPECT_TRUE(ours.cpu().equal(model.forward({batch["image"]}).toTensor().cpu()));
-    EXPECT_TRUE(next.equal(torch::rand({4}))) << "batch " << batch.number();
+    expect_same_call(model, offloaded, batch);
   }
 }
 
@@ -204,12 +177,7 @@ TEST(DeviceOffload, AModuleThatIsMovedIsPlannedAnew) {
   const at::NoGradGuard no_grad;
   for (int epoch = 0; epoch < 2; ++epoch) {
     for (const Batch& batch : loader) {
-      torch::manual_seed(batch.number());
-      const at::Tensor ours = offloaded(batch).toTensor();
-      torch::manual_seed(batch.number());
-      const at::Tensor theirs = model.forward({batch["image"]}).toTensor();
-      EXPECT_EQ(ours.device(), theirs.device());
-      EXPECT_TRUE(ours.cpu().equal(theirs.cpu()));
+      expect_same_call(model, offloaded, batch);
     }
     for (const char* name : {"mean", "weight"}) model.setattr(name, model.attr(name).toTensor().detach().cpu());
     model.setattr("device", c10::Device(at::kCPU));
