@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -78,6 +79,18 @@ TORCH_FUNCTION_OFF: Any = _disabled_torch_function_impl
 def schema_of(operator: Any) -> Any:
     """The `FunctionSchema` of an overload."""
     return operator._schema
+
+
+@functools.cache
+def gives_views(operator: Any) -> bool:
+    """Whether a result of an overload may share memory with an operand."""
+    return any(result.alias_info is not None for result in operator._schema.returns)
+
+
+@functools.cache
+def writes(operator: Any) -> bool:
+    """Whether an overload writes to an operand."""
+    return bool(operator._schema.is_mutable)
 
 
 def overload_of(operator: CustomOpDef) -> OpOverload:

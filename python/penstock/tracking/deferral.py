@@ -19,14 +19,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.graph.constants import is_same_bits
 from penstock.seams.devices import is_capturing, with_index
-from penstock.seams.operators import schema_of
+from penstock.seams.operators import gives_views
 from penstock.seams.storages import write_count
-from penstock.seams.trees import TreeSpec, tree_flatten, tree_unflatten
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.deferred_call import Recipe, make_recipe
 from penstock.tracking.lazy_tensor import LazyTensor
 from penstock.tracking.lazy_value import LazyValue, as_noted, compute_waiting, values_of
 from penstock.tracking.leaves import replace_leaves
+from penstock.tracking.operands import Form, call_of, flatten_call
 from penstock.tracking.placed_tensors import converted_copy, converts_alike
 
 # How many ways to come by a result are remembered.
@@ -224,9 +224,9 @@ class Deferral:
         """
         if torch.is_inference_mode_enabled() or func.namespace != "aten":
             return None
-        leaves, spec = tree_flatten((args, kwargs))
+        leaves, form = flatten_call(args, kwargs)
         handle: BatchHandle | None = None
-        key: list[Any] = [func, spec]
+        key: list[Any] = [func, form]
         values: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, LazyTensor):
@@ -252,21 +252,21 @@ class Deferral:
                 if scalar is None:
                     return None
                 key[place + 2] = scalar
-        return self._waiting(tuple(key), func, values, spec, handle)
+        return self._waiting(tuple(key), func, values, form, handle)
 
     def _waiting(
-        self, key: Any, func: Any, values: list[Any], spec: TreeSpec, handle: BatchHandle
+        self, key: Any, func: Any, values: list[Any], form: Form, handle: BatchHandle
     ) -> Any:
         if key not in self._recipes:
             if len(self._recipes) >= RECIPES_MAX:
                 return None
-            self._recipes[key] = self._recipe(func, values, spec)
+            self._recipes[key] = self._recipe(func, values, form)
         recipe = self._recipes[key]
         if recipe is None:
             return None
         inputs = [_input_of(values[argument], place) for argument, place in recipe.taken]
-        args, kwargs = tree_unflatten(values, spec)
-        is_view = any(result.alias_info is not None for result in schema_of(func).returns)
+        args, kwargs = call_of(values, form)
+        is_view = gives_views(func)
         if is_view:
             for value in values:
                 if isinstance(value, LazyValue):
@@ -343,9 +343,9 @@ class Deferral:
         self._copies.append(copy)
         return copy
 
-    def _recipe(self, func: Any, values: list[Any], spec: TreeSpec) -> Recipe | None:
+    def _recipe(self, func: Any, values: list[Any], form: Form) -> Recipe | None:
         name = func.__name__.split(".")[0]
-        is_view = any(result.alias_info is not None for result in schema_of(func).returns)
+        is_view = gives_views(func)
         if not (is_view or torch.Tag.pointwise in func.tags or name in _WHOLE):
             return None
         if any(tag in func.tags for tag in _OTHER_TAGS):
@@ -354,7 +354,7 @@ class Deferral:
         device = _device_of_result(values)
         if device is None:
             return None
-        args, kwargs = tree_unflatten([_meta_of(value) for value in values], spec)
+        args, kwargs = call_of([_meta_of(value) for value in values], form)
         try:
             with torch.no_grad():
                 made = func(*args, **kwargs)
@@ -370,7 +370,7 @@ class Deferral:
             return None  # several results of different meaning, such as of max
         if name in _DIVISIONS and tensor_count > 1 and not metas[0].is_floating_point():
             return None
-        recipe = make_recipe(func, values, spec, metas, device, is_list=is_list)
+        recipe = make_recipe(func, values, form, metas, device, is_list=is_list)
         return recipe if recipe is not None and _comes_true(recipe, values) else None
 
 

@@ -16,8 +16,8 @@ from torch import fx
 from penstock.graph.expression import Expression
 from penstock.graph.graph_inputs import GraphInput
 from penstock.seams.modules import graph_module
-from penstock.seams.trees import TreeSpec, tree_unflatten
 from penstock.tracking.lazy_value import LazyValue
+from penstock.tracking.operands import Form, call_of
 
 # The most calls in one expression. A program that does more to a batch computes the rest at once.
 CALLS_MAX = 64
@@ -38,24 +38,24 @@ class Recipe:
 def make_recipe(
     func: Any,
     values: Sequence[Any],
-    spec: TreeSpec,
+    form: Form,
     metas: list[torch.Tensor],
     device: torch.device,
     *,
     is_list: bool,
 ) -> Recipe | None:
-    """The recipe of `func`, called with `values` in the structure `spec`, whose results look like
+    """The recipe of `func`, called with `values` in this form, whose results look like
     `metas` and are on `device`. None for an expression that has become too long."""
-    return _Assembly(func, values, spec).recipe(metas, device, is_list)
+    return _Assembly(func, values, form).recipe(metas, device, is_list)
 
 
 class _Assembly:
     """Puts the expressions of an operator's arguments and the operator itself into one."""
 
-    def __init__(self, func: Any, values: Sequence[Any], spec: TreeSpec) -> None:
+    def __init__(self, func: Any, values: Sequence[Any], form: Form) -> None:
         self._func = func
         self._values = values
-        self._spec = spec
+        self._form = form
         self._graph = fx.Graph()
         self._taken: list[tuple[int, int]] = []
         self._inputs: list[GraphInput] = []
@@ -72,7 +72,7 @@ class _Assembly:
             elif isinstance(value, (LazyValue, torch.Tensor)):
                 self._add(argument, -1, value, None)
         arguments = [self._read(value) for value in self._values]
-        args, kwargs = tree_unflatten(arguments, self._spec)
+        args, kwargs = call_of(arguments, self._form)
         call = self._graph.call_function(self._func, args, kwargs)
         call.meta["stack_trace"] = _users_line()
         if len(self._graph.nodes) - len(self._inputs) > CALLS_MAX:

@@ -32,13 +32,16 @@ from penstock.seams.operators import (
     COPY_INTO,
     TORCH_FUNCTION_OFF,
     DisableTorchDispatch,
+    gives_views,
     same_memory_as,
     schema_of,
     without_memory,
+    writes,
 )
 from penstock.seams.storages import write_count
 from penstock.seams.trees import tree_leaves, tree_map
 from penstock.tracking.lazy_value import CPU, LazyValue
+from penstock.tracking.operands import flatten_call
 from penstock.tracking.running_models import is_model_running
 
 _RECORD_STREAM = torch.ops.aten.record_stream.default
@@ -65,7 +68,8 @@ class LazyTensor(torch.Tensor):
             tensor: LazyTensor = same_memory_as(value.tensor, LazyTensor)
         else:
             tensor = _wrapper(value.meta, value.device)
-        tensor._value, tensor._meta, tensor._stand_in = value, value.meta, None
+        # For each leaf of each batch; `__setattr__` below takes ten times as long.
+        vars(tensor).update(_value=value, _meta=value.meta, _stand_in=None)
         return tensor
 
     @classmethod
@@ -294,13 +298,13 @@ def _values_of(argument: Any) -> Any:
 def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if func is COPY and not _may_wait(args[0]):
         return _copied(args[0], kwargs)
-    lazies = [item for item in tree_leaves((args, kwargs)) if isinstance(item, LazyTensor)]
+    lazies = [item for item in flatten_call(args, kwargs)[0] if isinstance(item, LazyTensor)]
     values = [item._value for item in lazies if item._value is not None]
     if func is _RECORD_STREAM:
         return _record_stream(*args)
     if func is COPY_INTO and len(values) == len(lazies) and not isinstance(args[0], LazyTensor):
         return _copy_into(*args, **kwargs)
-    if schema_of(func).is_mutable:
+    if writes(func):
         if len(values) == len(lazies) and _write_later(func, args, kwargs):
             return args[0]
         # Values that are still to be computed are computed before.
@@ -316,7 +320,7 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
             return waiting
         if func is COPY:
             return _copied(args[0], kwargs)
-    if any(result.alias_info is not None for result in schema_of(func).returns):
+    if gives_views(func):
         # An ordinary tensor on the same memory: writes to it are not seen here.
         for value in values:
             value.table.end_waiting(value)
