@@ -90,7 +90,7 @@ case $what in
       exit
     fi
     say "Rates of programs that train on the GPU, photographs, the table of bits"
-    "$VENV"/bin/python bench/gpu_programs.py measures --minutes 5 --out "$results/measures" || failed="$failed programs"
+    "$VENV"/bin/python bench/gpu_programs.py measures --minutes 7 --out "$results/measures" || failed="$failed programs"
     say "What device= gives: one round, two numbers of workers (ARGS=... has gpu.py's own options, and nothing else then)"
     timeout 150 "$VENV"/bin/python bench/gpu.py --rounds 1 --steps 60 --workers 2 8 --out "$results/gpu.jsonl" \
       --markdown || failed="$failed gpu.py"

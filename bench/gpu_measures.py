@@ -10,6 +10,7 @@ import io
 import itertools
 import multiprocessing
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,8 +26,14 @@ from torch.utils.data import Dataset
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 Row = dict[str, Any]
 CUTS = ("auto", "maximal")
-WARMUP_S, TIMED_S = 1.5, 1.0  # of a rate, at most
-WARMUP_STEPS, TIMED_STEPS = 24, 60
+# A rate is that of the steady state. Batches that were under way when a plan came into force come
+# whole, and are the dearest of all; plans are priced again every 0.5 s at first.
+SETTLE_S = {"torch": 1.0, "auto": 4.0, "maximal": 2.0}  # at least
+OTHER_SETTLE_S = 1.5
+SETTLE_MAX_S = 8.0
+SETTLED_STEPS = 8  # beside those under way
+# The median of some parts, each so long and of so many steps at least.
+PARTS, PART_S, PART_STEPS = 3, 0.4, 4
 
 
 class Options(NamedTuple):
@@ -88,10 +95,14 @@ def _tiled(x: torch.Tensor) -> torch.Tensor:
     return x.repeat(1, 11, 11) if x.dim() == 3 else x.repeat(40)
 
 
+# Copies by other hands, whose rates are those of "image moved, model prepares".
+SAME_AS_OTHERS = ("image on a side stream", "DDP moves")
+
+
 def rates(options: Options) -> Iterator[Row]:
     from device_styles import STYLES, WAYS
 
-    chosen = [style for style in STYLES if not style.package]
+    chosen = [style for style in STYLES if not style.package and style.name not in SAME_AS_OTHERS]
     for style in chosen[3:4] if options.is_quick else chosen:
         for way in WAYS:
             try:
@@ -127,33 +138,46 @@ def _rate(style: Any, way: str, options: Options) -> Row:
         loss_of(batch).backward()
         optimizer.step()
 
-    return {"steps_per_s": steps_per_s(iter(loader), step, options), "moved": moved_by(loader)}
+    row = measured(iter(loader), step, way, options)
+    return row | {"moved": moved_by(loader)}
 
 
-def steps_per_s(batches: Iterator[Any], step: Callable[[Any], None], options: Options) -> float:
-    """After a warm-up, timed to the end of the device's work."""
-    few = 3 if options.is_quick else TIMED_STEPS
-    _steps(batches, step, 3 if options.is_quick else WARMUP_STEPS, WARMUP_S, options)
-    count, seconds = _steps(batches, step, few, TIMED_S, options)
-    return count / seconds
+def measured(
+    batches: Iterator[Any], step: Callable[[Any], None], way: str, options: Options
+) -> Row:
+    """Steps a second in the steady state, timed to the end of the device's work, and the bytes that
+    a step copies to the device, where somebody counts them."""
+    under_way = 2 * options.workers
+    settle_s = 0.0 if options.is_quick else SETTLE_S.get(way, OTHER_SETTLE_S)
+    _run(batches, step, 3 if options.is_quick else under_way + SETTLED_STEPS, settle_s, options)
+    counted = importlib.import_module("simgpu") if options.device == "simgpu" else None
+    if counted is not None:
+        counted.reset_counts()
+    parts = [_run(batches, step, PART_STEPS, PART_S, options) for _ in range(PARTS)]
+    row: Row = {"steps_per_s": statistics.median(count / seconds for count, seconds in parts)}
+    if counted is not None:
+        row["bytes_per_step"] = counted.counts().bytes_in // sum(count for count, _ in parts)
+    return row
 
 
-def _steps(
+def _run(
     batches: Iterator[Any],
     step: Callable[[Any], None],
-    count: int,
-    limit_s: float,
+    steps_min: int,
+    seconds_min: float,
     options: Options,
 ) -> tuple[int, float]:
-    began = time.perf_counter()
-    for done in range(1, count + 1):
+    """Steps until both are reached, or for `SETTLE_MAX_S`."""
+    began, done = time.perf_counter(), 0
+    while True:
         step(next(batches))
+        done += 1
         if done % 4 == 0:  # the host runs ahead
             synchronize(options)
-            if time.perf_counter() - began > limit_s:
-                break
-    synchronize(options)
-    return done, time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        if (done >= steps_min and seconds >= seconds_min) or seconds > SETTLE_MAX_S:
+            synchronize(options)
+            return done, time.perf_counter() - began
 
 
 def synchronize(options: Options) -> None:
@@ -295,9 +319,9 @@ def _photographs_rate(way: str, dataset: Photographs, size: int, options: Option
     batches = iter(loader)
     if way == "resident":
         batches = itertools.repeat([x.to(options.device) for x in next(batches)])
-    rate = steps_per_s(batches, step, options)
-    note = f"{rate * size:.0f} samples/s, {kind}"
-    return {"steps_per_s": rate, "moved": moved_by(loader), "note": note}
+    row = measured(batches, step, way, options)
+    note = f"{row['steps_per_s'] * size:.0f} samples/s, {kind}"
+    return row | {"moved": moved_by(loader), "note": note}
 
 
 def _resnet50() -> tuple[nn.Module, str]:

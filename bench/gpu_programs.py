@@ -40,8 +40,8 @@ MEASURES = {"rates": rates, "photographs": photographs, "bits": bits}
 PARTS = {**CHECKS, **MEASURES}
 PARTS_OF = {"checks": CHECKS, "measures": MEASURES, "all": PARTS}
 # That a part may take, beside the bound of all of them.
-SECONDS_MAX = {"styles": 150, "compiled": 150, "rates": 210, "photographs": 100, "bits": 120}
-COLUMNS = ("part", "case", "way", "equal", "steps_per_s", "moved", "note")
+SECONDS_MAX = {"styles": 150, "compiled": 150, "rates": 270, "photographs": 100, "bits": 120}
+COLUMNS = ("part", "case", "way", "equal", "steps_per_s", "bytes_per_step", "moved", "note")
 
 
 class Ended(NamedTuple):
