@@ -215,6 +215,25 @@ def test_numbers_out_of_range_become_what_they_become_with_torch() -> None:
 
 
 @on_simgpu
+def test_an_offloaded_model_of_which_nothing_moves_costs_few_lazy_batches() -> None:
+    """Each operator that is held back costs the trainer's CPU time, which a GPU waits for."""
+    torch._dynamo.reset()
+    ours = penstock.DataLoader(Samples(), batch_size=BATCH, num_workers=2)
+    model = penstock.offload(torch.nn.Linear(6, 2).to(DEVICE), ours, cut="none")
+    held_back = []
+    with ahead_copies() as count:
+        for _ in range(6):
+            for batch in ours:
+                there = batch["image"].to(DEVICE, non_blocking=True)
+                held_back.append(type(there) is not torch.Tensor)
+                model(there).sum().backward()
+    assert any(held_back[:BATCHES])
+    assert held_back[BATCHES * 4 :].count(True) <= 2 * BATCHES // 16 + 2
+    # What the program copies is copied ahead all the same.
+    assert count[0] >= 5 * BATCHES
+
+
+@on_simgpu
 def test_a_second_copy_and_writes_to_either_end_are_torchs() -> None:
     expected, ours = loaders()
     for batch, plain in zip(ours, expected, strict=True):

@@ -126,6 +126,8 @@ class CutContext:
     def _note_foreign(self) -> None:
         """Counts calls without any tensor of the loader, so that a cut that never comes has a
         reason."""
+        if self.lazy.is_sampling:
+            return  # most calls are to see nothing of their batches
         self._foreign_calls = self._foreign_calls + 1 if self.call.is_foreign else 0
         if self._foreign_calls == FOREIGN_CALLS_MAX and self.call.has_written:
             self.plan.refuse(
@@ -163,7 +165,7 @@ class CutContext:
 def forget_user(user: int, host: Callable[[], CutHost | None], provenance: ProvenanceTable) -> None:
     """Frees what a loader has for an offloaded model that is detached, or gone."""
     if provenance.deferral is not None:
-        provenance.deferral.wanted_by.discard(user)
+        provenance.deferral.forget_user(user)
     if provenance.withholding is not None:
         provenance.withholding.forget(user)
     loader = host()

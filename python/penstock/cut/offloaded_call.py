@@ -62,7 +62,14 @@ from penstock.seams.modules import is_tracing
 from penstock.seams.trees import tree_leaves, tree_map
 from penstock.stream.kept_generators import AllGeneratorsKept
 from penstock.tracking.batch_origin import ProvenanceTable
-from penstock.tracking.lazy_tensor import LazyTensor, hush, values_in, values_of_lazy
+from penstock.tracking.deferral import SAMPLED_EVERY
+from penstock.tracking.lazy_tensor import (
+    LazyTensor,
+    has_lazy_in,
+    hush,
+    values_in,
+    values_of_lazy,
+)
 from penstock.tracking.running_models import enter_model, leave_model
 
 logger = logging.getLogger(__name__)
@@ -176,11 +183,14 @@ class OffloadedCall(StandIn):
             run = self.call_impl if self._user is None else self._compiled
             return run(*args, **kwargs)
         if self._still is not None:
-            if self._still.may_skip():
-                if self.context.provenance.deferral is not None:
+            has_lazy = self.context.provenance.deferral is not None and has_lazy_in((args, kwargs))
+            if self._still.may_skip(self.context.lazy.is_sampling and not has_lazy):
+                if has_lazy:
                     args, kwargs = values_in((args, kwargs))
                 return self.call_impl(*args, **kwargs)
             self.context.call_weight = self._still.weight
+        else:
+            self.context.call_weight = SAMPLED_EVERY if self.context.lazy.is_sampling else 1
         run = self._with_room if self._needs_room() else self._compiled
         if self._is_to_be_compared():
             return self._run_compared(args, kwargs)

@@ -16,8 +16,8 @@ import torch
 
 _Mode = tuple[bool, bool]
 
-# Batches that were under way come without the workers' results, and the loader gives up lazy
-# delivery within about 20 calls: this is longer than both.
+# Batches that were under way come without the workers' results, and the loader gives out few lazy
+# tensors after about 20 calls: this is longer than both.
 STILL_CALLS_MIN = 32
 LOOKED_AT_EVERY = 16
 
@@ -37,11 +37,12 @@ class StillModel:
         """For how many calls the one stands that is looked at now."""
         return 1 + self._skipped_calls[self._mode]
 
-    def may_skip(self) -> bool:
-        """Whether this call needs no look at it. To be asked once for each call."""
+    def may_skip(self, is_blind: bool = False) -> bool:
+        """Whether this call needs no look at it. To be asked once for each call; `is_blind` if a
+        look would find nothing, as the batch is not to be seen in its arguments."""
         mode = self._mode
-        is_due = 1 + self._skipped_calls[mode] == LOOKED_AT_EVERY
-        if self._still_calls[mode] < STILL_CALLS_MIN or is_due:
+        is_due = 1 + self._skipped_calls[mode] >= LOOKED_AT_EVERY
+        if not is_blind and (self._still_calls[mode] < STILL_CALLS_MIN or is_due):
             return False
         self._skipped_calls[mode] += 1
         return True

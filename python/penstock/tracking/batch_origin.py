@@ -35,6 +35,10 @@ class Deferring(Protocol):
     """Holds operators on a loader's batches back until their values are asked for."""
 
     wanted_by: set[int]  # offloaded models, by their numbers
+    sampled_by: set[int]
+
+    def forget_user(self, user: int) -> None:
+        """Notes that an offloaded model has no use for lazy tensors any more."""
 
     def delivered(self, batch: Any, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> Any:
         """The batch, of lazy tensors while a model wants them."""

@@ -40,6 +40,8 @@ VALUES_MAX = 256  # that are watched for one that comes again
 BATCHES_WAITED_MAX = 2
 # Copies ahead that the program has not taken are kept for so many batches.
 BATCHES_PLACED_MAX = 64
+# One batch in so many is lazy for models of which nothing moves.
+SAMPLED_EVERY = 16
 
 _OTHER_TAGS = (
     torch.Tag.nondeterministic_seeded,
@@ -88,7 +90,16 @@ class Deferral:
         self._copies: list[torch.Tensor] = []  # of constants, which recipes know by their ids
         self._recent: deque[weakref.ref[BatchHandle]] = deque()
         self._delivered: deque[weakref.ref[BatchHandle]] = deque()
-        self.wanted_by: set[int] = set()  # offloaded models, by their numbers
+        # Offloaded models, by their numbers: those that want each batch lazy, and those that want
+        # one in `SAMPLED_EVERY`.
+        self.wanted_by: set[int] = set()
+        self.sampled_by: set[int] = set()
+        self._sampled_batches = 0  # since the last that was lazy
+
+    def forget_user(self, user: int) -> None:
+        """Notes that an offloaded model has no use for lazy tensors any more."""
+        self.wanted_by.discard(user)
+        self.sampled_by.discard(user)
 
     def follow(
         self, handle: BatchHandle, leaves: Sequence[torch.Tensor], only: Set[int] | None = None
@@ -124,10 +135,11 @@ class Deferral:
         if torch.is_inference_mode_enabled():
             return batch
         withholding = self.provenance.withholding
-        if self.wanted_by:
+        if self.wanted_by or self._is_sample():
             handle.is_watched = True
             return replace_leaves(batch, self.follow(handle, leaves))
-        followed = self.provenance.placements.followed(len(leaves))
+        placements = self.provenance.placements
+        followed = placements.followed(len(leaves), is_offloaded=bool(self.sampled_by))
         if withholding is not None and withholding.lazy_leaves:
             handle.is_watched = True
             followed = followed | withholding.lazy_leaves
@@ -135,6 +147,12 @@ class Deferral:
             return batch
         handle.may_wait = False
         return replace_leaves(batch, self.follow(handle, leaves, followed))
+
+    def _is_sample(self) -> bool:
+        if not self.sampled_by:
+            return False
+        self._sampled_batches = (self._sampled_batches + 1) % SAMPLED_EVERY
+        return self._sampled_batches == 0
 
     def _drop_untaken(self, newest: BatchHandle) -> None:
         """A program that keeps its batches does not keep their copies as well."""

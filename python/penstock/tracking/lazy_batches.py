@@ -2,7 +2,9 @@
 """Decides whether a loader gives out lazy tensors.
 
 It does while an offloaded model is given tensors that the program made from a batch, rather than
-the batch, and as long as that leads to a cut that moves something.
+the batch, and as long as that leads to a cut that moves something. Each operator that is held back
+costs the trainer time, so while nothing moves, one batch in `SAMPLED_EVERY` is lazy, by which plans
+are priced again.
 """
 
 from __future__ import annotations
@@ -26,18 +28,24 @@ class LazyBatches:
         self._useless_calls = 0
         self._has_given_up = False
         self._is_on = False
+        self.is_sampling = False  # few batches are lazy
 
     @property
     def is_undecided(self) -> bool:
-        return not self._is_on and not self._has_given_up
+        return not (self._is_on or self.is_sampling or self._has_given_up)
 
     def note_call(self, has_stranger: bool, follows_calls: bool, moves: bool) -> None:
         """To be called after each call of the model that ran a captured graph."""
-        if self._is_on:
-            is_useful = moves or self._provenance.placements.are_learnt
-            self._useless_calls = 0 if follows_calls and is_useful else self._useless_calls + 1
+        if self.is_sampling:
+            if follows_calls and moves:
+                self._begin()
+        elif self._is_on:
+            self._useless_calls = 0 if follows_calls and moves else self._useless_calls + 1
             if self._useless_calls >= USELESS_CALLS_MAX:
-                self.give_up()
+                if follows_calls:
+                    self._sample()
+                else:
+                    self.give_up()
         elif has_stranger and not self._has_given_up:
             self._strange_calls += 1
             if self._strange_calls >= STRANGE_CALLS_MIN:
@@ -46,12 +54,20 @@ class LazyBatches:
     def _begin(self) -> None:
         table = self._provenance
         table.deferral = table.deferral or Deferral(table)
+        table.deferral.sampled_by.discard(self._user)
         table.deferral.wanted_by.add(self._user)
-        self._is_on = True
+        self._is_on, self.is_sampling, self._useless_calls = True, False, 0
+
+    def _sample(self) -> None:
+        deferral = self._provenance.deferral
+        assert deferral is not None
+        deferral.wanted_by.discard(self._user)
+        deferral.sampled_by.add(self._user)
+        self._is_on, self.is_sampling = False, True
 
     def give_up(self) -> None:
         """Batches are plain tensors from the next on, unless another model wants them lazy."""
         self._has_given_up = True
-        self._is_on = False
+        self._is_on = self.is_sampling = False
         if self._provenance.deferral is not None:
-            self._provenance.deferral.wanted_by.discard(self._user)
+            self._provenance.deferral.forget_user(self._user)

@@ -278,6 +278,11 @@ def values_in(arguments: Any) -> Any:
     return tree_map(_values_of, arguments)
 
 
+def has_lazy_in(arguments: Any) -> bool:
+    """Whether a lazy tensor is among the arguments of a call."""
+    return any(type(item) is LazyTensor for item in tree_leaves(arguments))
+
+
 def is_written(tensor: LazyTensor) -> bool:
     """Whether something was written to `tensor`, so that its expression no longer holds."""
     return tensor._value is not None and write_count(tensor) != tensor._value.first_version

@@ -47,9 +47,10 @@ class Placements:
         self.follows_leaves = False  # whether leaves are watched for copies: device="auto"
         self._reads: Counter[int] = Counter()  # by leaf: batches, since the program last copied it
 
-    def followed(self, leaf_count: int) -> Set[int]:
-        """The leaves of a batch that the program may copy, as far as is known."""
-        if not self.follows_leaves:
+    def followed(self, leaf_count: int, *, is_offloaded: bool = False) -> Set[int]:
+        """The leaves of a batch that the program may copy, as far as is known. Those of a loader
+        with an offloaded model are followed as long as something is copied ahead."""
+        if not (self.follows_leaves or (is_offloaded and self.are_learnt)):
             return frozenset()
         leaves = range(min(leaf_count, PLACES_MAX))
         return {leaf for leaf in leaves if self._reads[leaf] < READS_MAX}

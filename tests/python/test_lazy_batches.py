@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches are lazy while that leads to a cut; while nothing moves, few of them are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
+from penstock.tracking.deferral import SAMPLED_EVERY
+from penstock.tracking.lazy_batches import STRANGE_CALLS_MIN, USELESS_CALLS_MAX, LazyBatches
+
+USER = 1
+
+
+class Loader:
+    """Delivers batches of one tensor, and calls a model with what the program makes of them."""
+
+    def __init__(self) -> None:
+        self.table = ProvenanceTable()
+        self.lazy = LazyBatches(self.table, USER)
+
+    def deliver(self) -> bool:
+        """Whether the batch is lazy for the model."""
+        leaf = torch.ones(2)
+        handle = BatchHandle(1)
+        self.table.record(leaf, Provenance(handle, 0, 0))
+        if self.table.deferral is None:
+            return False
+        [given] = self.table.deferral.delivered([leaf], handle, [leaf])
+        return type(given) is not torch.Tensor and handle.may_wait
+
+    def call(self, count: int, *, moves: bool) -> list[bool]:
+        """Calls of the model, each with a batch; which of these were lazy."""
+        lazies = []
+        for _ in range(count):
+            lazies.append(self.deliver())
+            self.lazy.note_call(True, follows_calls=lazies[-1], moves=moves and lazies[-1])
+        return lazies
+
+
+@pytest.mark.parametrize("copies_ahead", [False, True])
+def test_while_nothing_moves_few_batches_are_lazy(copies_ahead: bool) -> None:
+    loader = Loader()
+    if copies_ahead:
+        loader.table.placements.note(0, torch.device("cuda:0"))
+    first = loader.call(STRANGE_CALLS_MIN + USELESS_CALLS_MAX, moves=False)
+    assert first == [False] * STRANGE_CALLS_MIN + [True] * USELESS_CALLS_MAX
+    later = loader.call(10 * SAMPLED_EVERY, moves=False)
+    assert later.count(True) == 10
+    assert loader.lazy.is_sampling and not loader.lazy.is_undecided
+
+
+def test_a_plan_that_moves_something_later_makes_all_batches_lazy_again() -> None:
+    loader = Loader()
+    loader.call(STRANGE_CALLS_MIN + USELESS_CALLS_MAX + 3, moves=False)
+    assert loader.lazy.is_sampling
+    assert loader.call(2 * SAMPLED_EVERY, moves=True).count(True) > SAMPLED_EVERY
+    assert all(loader.call(4 * SAMPLED_EVERY, moves=True))
+    # And the other way round.
+    loader.call(USELESS_CALLS_MAX, moves=False)
+    assert loader.call(3 * SAMPLED_EVERY, moves=False).count(True) == 3
+
+
+def test_batches_of_which_nothing_is_followed_are_plain_for_good() -> None:
+    loader = Loader()
+    loader.call(STRANGE_CALLS_MIN, moves=False)
+    for _ in range(USELESS_CALLS_MAX):
+        assert loader.deliver()
+        loader.lazy.note_call(True, follows_calls=False, moves=False)
+    assert not any(loader.call(4 * SAMPLED_EVERY, moves=False))
+
+
+def test_a_model_that_is_detached_has_no_samples() -> None:
+    loader = Loader()
+    loader.call(STRANGE_CALLS_MIN + USELESS_CALLS_MAX, moves=False)
+    loader.lazy.give_up()
+    assert not any(loader.call(4 * SAMPLED_EVERY, moves=False))
+
+
+def test_tensors_are_followed_to_the_device_between_the_samples() -> None:
+    loader = Loader()
+    loader.call(STRANGE_CALLS_MIN + USELESS_CALLS_MAX, moves=False)
+    leaf = torch.ones(2)
+    handle = BatchHandle(1)
+    assert loader.table.deferral is not None
+    loader.table.record(leaf, Provenance(handle, 0, 0))
+    [given] = loader.table.deferral.delivered([leaf], handle, [leaf])
+    assert type(given) is torch.Tensor  # nothing is copied
+    loader.table.placements.note(0, torch.device("cuda:0"))
+    [given] = loader.table.deferral.delivered([leaf], handle, [leaf])
+    assert type(given) is not torch.Tensor and not handle.may_wait
