@@ -2,6 +2,9 @@
 #include "runtime/calibrate.h"
 
 #include <ATen/Parallel.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -21,8 +24,44 @@ using graph::ValueId;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kDeviceRounds = 3;
+constexpr double kLeastOfTime = 0.1;  // that is not page faults
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// The time that this thread has lost to page faults. A trainer's heap gives large blocks back to the kernel and gets
+// new pages for the next, which is two thirds of the time of elementwise operators on 74 MB; a worker keeps its blocks
+// (worker/malloc_tuning.h).
+class FaultClock {
+ public:
+  FaultClock() : fault_s_(measure()) {}
+
+  double seconds() const { return static_cast<double>(count()) * fault_s_; }
+
+ private:
+  static constexpr size_t kTouchedBytes = 8 << 20;
+
+  static int64_t count() {
+    rusage usage{};
+    ::getrusage(RUSAGE_THREAD, &usage);
+    return usage.ru_minflt;
+  }
+
+  // What a page of fresh memory costs; 0 where there is none to be had.
+  static double measure() {
+    void* memory = ::mmap(nullptr, kTouchedBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return 0;
+    const auto page_bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    const int64_t faults_before = count();
+    const auto start = Clock::now();
+    for (size_t i = 0; i < kTouchedBytes; i += page_bytes) static_cast<volatile char*>(memory)[i] = 1;
+    const double seconds = seconds_since(start);
+    const int64_t faults = count() - faults_before;
+    ::munmap(memory, kTouchedBytes);
+    return faults > 0 ? seconds / static_cast<double>(faults) : 0;
+  }
+
+  double fault_s_;
+};
 
 // Sets the number of threads for kernels that this thread calls.
 class ThreadsGuard {
@@ -126,14 +165,20 @@ class Calibrator {
   }
 
   // Frees values at their last use, as the executor does: memory that the allocator hands out again is faster.
-  Result<void> measure_round(Times& times) {
+  // `kept` gets the times of a heap that keeps its pages, for operators that run on this thread alone.
+  Result<void> measure_round(Times& times, Times* kept) {
     times.resize(calls_.size());
+    if (kept != nullptr) kept->resize(calls_.size());
     Frame frame = start_;
     c10::Stack stack;
     for (size_t i = 0; i < calls_.size(); ++i) {
+      const double lost_before = faults_.seconds();
       const auto start = Clock::now();
       if (auto ran = calls_[i].run(frame, stack); !ran) return ran;
-      times[i].push_back(seconds_since(start));
+      const double seconds = seconds_since(start);
+      times[i].push_back(seconds);
+      const double lost = faults_.seconds() - lost_before;
+      if (kept != nullptr) (*kept)[i].push_back(std::max(seconds - lost, seconds * kLeastOfTime));
       for (const ValueId value : last_uses_[i]) frame[value] = c10::IValue();
     }
     return {};
@@ -156,6 +201,7 @@ class Calibrator {
   const graph::Graph& graph_;
   const graph::Graph part_;
   Frame start_;
+  const FaultClock faults_;
   std::vector<OperatorCall> calls_;                    // by node of part_
   const std::vector<std::vector<ValueId>> last_uses_;  // the same
 };
@@ -176,11 +222,12 @@ Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const 
   const auto start = Clock::now();
   graph::Calibration calibration;
   const int trainer_threads = at::get_num_threads();
-  const auto measure = [&](int threads, Calibrator::Times& times) {
+  const auto measure = [&](int threads, Calibrator::Times& times, Calibrator::Times* kept) {
     const ThreadsGuard guard(threads);
-    return calibrator.measure_round(times);
+    return calibrator.measure_round(times, kept);
   };
   Calibrator::Times worker_times;
+  Calibrator::Times on_one_thread;
   Calibrator::Times trainer_times;
   DeviceTimes on_devices;
   {
@@ -192,15 +239,15 @@ Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const 
   // In turns, so that other load of the machine falls on both alike.
   for (int round = 0; round < std::max(1, options.round_count); ++round) {
     if (round > 0 && seconds_since(start) > options.seconds_max) break;
-    if (auto measured = measure(1, worker_times); !measured) return measured.error();
+    if (auto measured = measure(1, on_one_thread, &worker_times); !measured) return measured.error();
     if (trainer_threads == 1) continue;
-    if (auto measured = measure(trainer_threads, trainer_times); !measured) return measured.error();
+    if (auto measured = measure(trainer_threads, trainer_times, nullptr); !measured) return measured.error();
   }
   calibration.node_s = calibrator.medians(verdicts, std::move(worker_times));
-  if (trainer_threads != 1) calibration.trainer_node_s = calibrator.medians(verdicts, std::move(trainer_times));
+  calibration.trainer_node_s =
+      calibrator.medians(verdicts, std::move(trainer_threads == 1 ? on_one_thread : trainer_times));
   for (size_t node = 0; node < on_devices.node_s.size(); ++node) {
     if (!graph.nodes[node].on || !verdicts[node].movable) continue;
-    if (calibration.trainer_node_s.empty()) calibration.trainer_node_s = calibration.node_s;
     calibration.trainer_node_s[node] = on_devices.node_s[node];
   }
   calibration.copy_bytes_per_s = on_devices.copy_bytes_per_s;
