@@ -324,7 +324,12 @@ Duration Dispatch::busy_time(const Worker& worker, wire::BatchKey key, Instant n
 }
 
 std::optional<Duration> Dispatch::late_after() const {
-  if (!options_.hedges || times_.count() < options_.hedge_samples_min) return std::nullopt;
+  if (!options_.hedges) return std::nullopt;
+  if (times_.count() < options_.hedge_samples_min) {
+    const Duration longest = times_.count() > 0 ? times_.quantile(1) : Duration(0);
+    return std::max(options_.early_hedge_floor,
+                    std::chrono::duration_cast<Duration>(longest * options_.early_hedge_factor));
+  }
   const Duration usual = times_.quantile(options_.hedge_quantile);
   return std::max(options_.hedge_floor, std::chrono::duration_cast<Duration>(usual * options_.hedge_factor));
 }

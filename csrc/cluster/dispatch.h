@@ -52,11 +52,15 @@ struct DispatchOptions {
   // Workers do not say which request they have begun: any batch that a worker owes when it dies may have been to blame.
   bool blames_all = false;
   // A request is late once its worker took `hedge_factor` times the `hedge_quantile` of the batches' times, and
-  // `hedge_floor` at least. No request is late before `hedge_samples_min` batches have come.
+  // `hedge_floor` at least. Before `hedge_samples_min` batches have come little is known of these times, and a request
+  // is late after `early_hedge_factor` times the longest, and `early_hedge_floor` at least: a worker that is stuck in
+  // one of a job's first batches holds up all that comes behind.
   double hedge_quantile = 0.95;
   double hedge_factor = 2.0;
   Duration hedge_floor = std::chrono::milliseconds(50);
   size_t hedge_samples_min = 16;
+  double early_hedge_factor = 5.0;
+  Duration early_hedge_floor = std::chrono::seconds(10);
 };
 
 // A worker as the trainer numbers it; a worker that was lost and came back has another number.

@@ -191,6 +191,38 @@ TEST_F(LateRequests, StayWhereTheyAreWhileOthersWaitOrNoWorkerIsIdle) {
   EXPECT_EQ(dispatch_.hedge_count(), 0u);
 }
 
+TEST_F(DispatchTest, AWorkerThatIsStuckInOneOfTheFirstBatchesHoldsUpNothing) {
+  join(1);
+  join(2);
+  ask(0);
+  ask(1);
+  ASSERT_EQ(asked(), (Asked{{1, 0}, {2, 1}}));
+  now_ += milliseconds(9'999);
+  tick();
+  EXPECT_EQ(asked(), (Asked{}));  // both are at work
+  EXPECT_TRUE(answer(2, 1));
+  EXPECT_EQ(dispatch_.next_tick(), now_ - milliseconds(9'999) + 5 * milliseconds(9'999));
+  now_ += milliseconds(40'000);
+  tick();
+  EXPECT_EQ(asked(), (Asked{{2, 0}}));
+  EXPECT_TRUE(answer(2, 0));
+}
+
+TEST_F(DispatchTest, AFirstBatchIsWaitedForTenSecondsAtLeast) {
+  join(1);
+  ask(0);
+  EXPECT_TRUE(answer_after(milliseconds(100), 1, 0));
+  ask(1);
+  join(2);
+  asked();
+  now_ += milliseconds(9'999);
+  tick();
+  EXPECT_EQ(asked(), (Asked{}));
+  now_ += milliseconds(1);
+  tick();
+  EXPECT_EQ(asked(), (Asked{{2, 1}}));
+}
+
 class PoisonTest : public DispatchTest {
  protected:
   PoisonTest() {
