@@ -149,3 +149,32 @@ def test_a_file_too_large_for_code_is_left_out_with_a_warning(
     with pytest.warns(PoolWarning, match=words):
         (packed,) = pack_code([root])
     assert {Path(path).name for path in packed.paths} == {"__init__.py", "small.bin"}
+
+
+SECRETS = """credentials.json aws_credentials id_rsa id_ed25519.pub server.pem tls.key
+trainer.secret client-secret.json hf_token token.txt api_key.txt passwords.yaml service_account.json
+store.p12""".split()
+NO_SECRETS = """tokens.txt tokenizer.json special_tokens_map.json added_tokens.json keys.json
+keypoints.csv vocabulary.txt secretary.txt monkey.bin""".split()
+
+
+def test_data_that_look_like_secrets_stay_with_a_warning(tmp_path: Path) -> None:
+    modules = ["__init__.py", "secrets.py", "credentials.py"]
+    root = write_tree(tmp_path, *(f"package/{name}" for name in [*modules, *SECRETS, *NO_SECRETS]))
+    words = r"look like secrets, and they do not travel to workers: package/"
+    with pytest.warns(PoolWarning, match=words):
+        (packed,) = pack_code([root])
+    assert {Path(path).name for path in packed.paths} == {*modules, *NO_SECRETS}
+
+
+def test_a_secret_that_is_named_travels(tmp_path: Path) -> None:
+    root = write_tree(tmp_path, "package/__init__.py", "package/server.pem")
+    named = str(tmp_path / "package/server.pem")
+    (packed,) = [code for code in TravellingCode().packed([root, named]) if code.root == root]
+    assert named in packed.paths
+
+
+def test_a_named_secret_outside_of_all_packages_is_refused(tmp_path: Path) -> None:
+    root = write_tree(tmp_path, "package/__init__.py", "server.pem")
+    with pytest.raises(ValueError, match="a file that lies in no package that travels"):
+        TravellingCode().packed([root, tmp_path / "server.pem"])

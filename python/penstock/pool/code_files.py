@@ -6,13 +6,16 @@ package, which may read them as its data, and are small. Files that a program wr
 stay at home, since they would make each run another job: checkpoints, logs, caches. So do hidden
 files and folders, virtual environments, and folders that no import could name. A link is followed
 to a folder that has modules, and not to one of data.
+
+Data that look like secrets, such as keys, stay as well: a pool's workers are other people's, too.
+They travel only if the user names them.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +25,17 @@ _WRITTEN_PREFIXES = ("events.out.tfevents",)
 _NEVER_CODE = ("__pycache__", "dist-packages", "node_modules", "site-packages")
 _METADATA_SUFFIXES = (".dist-info", ".egg-info")  # which importlib.metadata reads
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
+
+# By what such files are usually called. A file of tokens may be a vocabulary.
+_SECRET = re.compile(
+    r"""\.(secret|pem|key|p12|pfx|ppk|jks|keystore|kdbx)$
+    |^id_(rsa|dsa|ecdsa|ed25519)
+    |(^|[^a-z])(credentials?|secrets?|passwords?|passwd|netrc|htpasswd|kubeconfig)([^a-z]|$)
+    |(^|[^a-z])(access|api|auth|bearer|github|gitlab|hf|refresh)[^a-z]?(token|key)s?([^a-z]|$)
+    |^token(\.[a-z]+)?$
+    |^service[^a-z]?account""",
+    re.VERBOSE,
+)
 
 _MODULE_BYTES_MAX = 64 << 20
 _DATA_BYTES_MAX = 8 << 20  # a vocabulary, and no checkpoint
@@ -59,23 +73,43 @@ class TooMuchCodeError(ValueError):
 class Code(NamedTuple):
     files: list[CodeFile]  # sorted
     too_large: list[CodeFile]  # which are left out
+    secret: list[CodeFile]  # which look like secrets, and are left out
 
 
-def find_code(root: str, limits: CodeLimits, is_taken: Callable[[str], bool] | None = None) -> Code:
+def find_code(
+    root: str,
+    limits: CodeLimits,
+    is_taken: Callable[[str], bool] | None = None,
+    wanted: Set[str] = frozenset(),
+) -> Code:
     """The files of the folder ``root`` that are code. ``is_taken`` says which entries of ``root``
-    itself count.
+    itself count, and ``wanted`` has files, without links, that travel though they look like
+    secrets.
 
     A file that this process cannot read is left out: it could not import it either. Raises
     TooMuchCodeError and OSError.
     """
-    found = sorted(_Search(root, limits).below("", root, (root,), is_taken or _any))
+    every = sorted(_Search(root, limits).below("", root, (root,), is_taken or _any))
+    secret = [
+        file
+        for file in every
+        if looks_secret(file.name) and os.path.realpath(file.path) not in wanted
+    ]
+    found = [file for file in every if file not in secret]
     files = [file for file in found if file.byte_count <= _byte_count_max(file)]
     if sum(file.byte_count for file in files) > limits.byte_count:
         raise TooMuchCodeError(
             f"{root!r} has more than {spoken_bytes(limits.byte_count)} of code, the most that "
             f"travels (the largest: {spoken_files(files)}); {_ADVICE}"
         )
-    return Code(files, [file for file in found if file.byte_count > _byte_count_max(file)])
+    too_large = [file for file in found if file.byte_count > _byte_count_max(file)]
+    return Code(files, too_large, secret)
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a file of this name is likely to be somebody's key or password. Modules are not."""
+    base = name.rpartition("/")[2].lower()
+    return _SECRET.search(base) is not None and _MODULE.search(base) is None
 
 
 def spoken_limits() -> str:

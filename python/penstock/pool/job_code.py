@@ -17,7 +17,7 @@ import stat
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
 from penstock.errors import UnsupportedError
@@ -42,8 +42,11 @@ class PackedCode(NamedTuple):
     paths: frozenset[str]  # of its files at the trainer, without links
 
 
-def pack_code(code_paths: Sequence[str | os.PathLike[str]]) -> list[PackedCode]:
-    """Packs folders and single .py files, with a warning for files that are too large.
+def pack_code(
+    code_paths: Sequence[str | os.PathLike[str]], wanted: Set[str] = frozenset()
+) -> list[PackedCode]:
+    """Packs folders and single .py files, with a warning for files that are too large or look like
+    secrets and are not in ``wanted``.
 
     Raises TypeError, ValueError and OSError for files that cannot be packed.
     """
@@ -52,15 +55,21 @@ def pack_code(code_paths: Sequence[str | os.PathLike[str]]) -> list[PackedCode]:
             f"code_paths is {os.fspath(code_paths)!r}; a sequence of folders and .py files is "
             f"expected: put it into a list"
         )
-    return [_pack(root) for root in dict.fromkeys(os.path.realpath(path) for path in code_paths)]
+    roots = dict.fromkeys(os.path.realpath(path) for path in code_paths)
+    return [_pack(root, wanted) for root in roots]
 
 
 def pack_folder(
-    root: str, limits: CodeLimits, is_taken: Callable[[str], bool] | None = None
+    root: str,
+    limits: CodeLimits,
+    is_taken: Callable[[str], bool] | None = None,
+    wanted: Set[str] = frozenset(),
 ) -> PackedCode:
     """Packs the code that :func:`~penstock.pool.code_files.find_code` finds, and raises its
     exceptions."""
-    return _zip(root, find_code(root, limits, is_taken).files)
+    code = find_code(root, limits, is_taken, wanted)
+    _warn_of_secrets(root, code.secret)
+    return _zip(root, code.files)
 
 
 def extract_code(data: bytes, code_id: str, code_root: str) -> str:
@@ -123,7 +132,16 @@ def _comes_from(module: Any, folders: Iterable[str]) -> bool:
     return any(isinstance(place, str) and f"{place}{os.sep}".startswith(heads) for place in places)
 
 
-def _pack(root: str) -> PackedCode:
+def _warn_of_secrets(root: str, secret: Sequence[CodeFile]) -> None:
+    if secret:
+        warn(
+            f"{root!r} has files that look like secrets, and they do not travel to workers: "
+            f"{spoken_files(secret)}; if workers need one, and may have it, name the file itself "
+            f"in code_paths",
+        )
+
+
+def _pack(root: str, wanted: Set[str]) -> PackedCode:
     if os.path.isfile(root) and root.endswith(".py"):
         return _zip(root, [CodeFile(os.path.basename(root), root, os.stat(root).st_size)])
     if not os.path.isdir(root):
@@ -131,7 +149,8 @@ def _pack(root: str) -> PackedCode:
             f"code_paths has {root!r}, which is neither a folder nor a .py file; name the folder "
             f"that has the modules, as one would in sys.path"
         )
-    code = find_code(root, NAMED_LIMITS)
+    code = find_code(root, NAMED_LIMITS, wanted=wanted)
+    _warn_of_secrets(root, code.secret)
     if code.too_large:
         warn(
             f"code_paths has {root!r} with files that are too large to travel to workers: "

@@ -17,7 +17,7 @@ import site
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 from penstock.pool.code_files import OWN_LIMITS, TooMuchCodeError
@@ -33,12 +33,13 @@ class OwnFolder(NamedTuple):
     modules: frozenset[str] | None  # the top-level names that travel; None: all
 
 
-def pack_own_code(left_out: set[str]) -> list[PackedCode]:
+def pack_own_code(left_out: set[str], wanted: Set[str] = frozenset()) -> list[PackedCode]:
     """The folders that :func:`own_folders` finds without those in ``left_out``, each packed.
+    ``wanted`` has files that travel though they look like secrets.
 
     Never raises for files that it finds there; a warning names those that do not travel.
     """
-    packed = (_pack(folder) for folder in own_folders() if folder.path not in left_out)
+    packed = (_pack(folder, wanted) for folder in own_folders() if folder.path not in left_out)
     return [each for each in packed if each is not None and each.paths]
 
 
@@ -63,17 +64,21 @@ def place_in_path(folder: str) -> int:
     return len(sys.path)
 
 
-def _pack(folder: OwnFolder) -> PackedCode | None:
+def _pack(folder: OwnFolder, wanted: Set[str]) -> PackedCode | None:
     modules = folder.modules
     if modules is None:
         try:
-            return pack_folder(folder.path, OWN_LIMITS)
+            return pack_folder(folder.path, OWN_LIMITS, wanted=wanted)
         except (TooMuchCodeError, OSError) as error:
             modules = frozenset(name for name, place in _imported_modules() if place == folder.path)
             _warn(folder, f"only the modules that the program has imported from there ({error})")
     taken = modules
+
+    def is_taken(name: str) -> bool:
+        return name.partition(".")[0] in taken
+
     try:
-        return pack_folder(folder.path, OWN_LIMITS, lambda name: name.partition(".")[0] in taken)
+        return pack_folder(folder.path, OWN_LIMITS, is_taken, wanted)
     except (TooMuchCodeError, OSError) as error:
         _warn(folder, f"nothing ({error})")
         return None

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from penstock.pool.code_files import looks_secret
 from penstock.pool.job_code import PackedCode, pack_code
 from penstock.pool.own_code import pack_own_code, place_in_path
 
@@ -43,10 +44,23 @@ def name_code_paths(paths: Sequence[str]) -> None:
 
 
 def _pack(paths: Sequence[str]) -> list[PackedCode]:
-    named = pack_code(paths)
-    own = pack_own_code(left_out={each.root for each in named})
+    wanted = {path: os.path.realpath(path) for path in paths if _is_single_secret(path)}
+    secrets = frozenset(wanted.values())
+    named = pack_code([path for path in paths if path not in wanted], secrets)
+    own = pack_own_code({each.root for each in named}, secrets)
     of_each = {each.id: each for each in [*own, *named]}
+    for path, real in wanted.items():
+        if not any(real in each.paths for each in of_each.values()):
+            raise ValueError(
+                f"code_paths has {path!r}, a file that lies in no package that travels; a .py "
+                f"file, a folder of modules, or a file of a package that looks like a secret is "
+                f"expected: put the file into the package that reads it"
+            )
     return sorted(of_each.values(), key=lambda each: _place(each, is_named=each in named))
+
+
+def _is_single_secret(path: str) -> bool:
+    return looks_secret(path) and os.path.isfile(path)
 
 
 def _place(code: PackedCode, is_named: bool) -> int:
