@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from penstock.errors import UnsupportedError
 from penstock.pool.code_files import (
     NAMED_LIMITS,
+    Code,
     CodeFile,
     CodeLimits,
     find_code,
@@ -67,9 +68,7 @@ def pack_folder(
 ) -> PackedCode:
     """Packs the code that :func:`~penstock.pool.code_files.find_code` finds, and raises its
     exceptions."""
-    code = find_code(root, limits, is_taken, wanted)
-    _warn_of_secrets(root, code.secret)
-    return _zip(root, code.files)
+    return _packed(root, find_code(root, limits, is_taken, wanted))
 
 
 def extract_code(data: bytes, code_id: str, code_root: str) -> str:
@@ -132,13 +131,14 @@ def _comes_from(module: Any, folders: Iterable[str]) -> bool:
     return any(isinstance(place, str) and f"{place}{os.sep}".startswith(heads) for place in places)
 
 
-def _warn_of_secrets(root: str, secret: Sequence[CodeFile]) -> None:
-    if secret:
+def _packed(root: str, code: Code) -> PackedCode:
+    if code.secret:
         warn(
             f"{root!r} has files that look like secrets, and they do not travel to workers: "
-            f"{spoken_files(secret)}; if workers need one, and may have it, name the file itself "
-            f"in code_paths",
+            f"{spoken_files(code.secret)}; if workers need one, and may have it, name the file "
+            f"itself in code_paths",
         )
+    return _zip(root, code.files)
 
 
 def _pack(root: str, wanted: Set[str]) -> PackedCode:
@@ -150,14 +150,13 @@ def _pack(root: str, wanted: Set[str]) -> PackedCode:
             f"that has the modules, as one would in sys.path"
         )
     code = find_code(root, NAMED_LIMITS, wanted=wanted)
-    _warn_of_secrets(root, code.secret)
     if code.too_large:
         warn(
             f"code_paths has {root!r} with files that are too large to travel to workers: "
             f"{spoken_files(code.too_large)}, where {spoken_limits()} are expected; if workers "
             f"need them, put them where all workers can read them",
         )
-    return _zip(root, code.files)
+    return _packed(root, code)
 
 
 def _zip(root: str, files: Sequence[CodeFile]) -> PackedCode:

@@ -68,7 +68,7 @@ class LazyTensor(torch.Tensor):
             tensor: LazyTensor = same_memory_as(value.tensor, LazyTensor)
         else:
             tensor = _wrapper(value.meta, value.device)
-        # For each leaf of each batch; `__setattr__` below takes ten times as long.
+        # For each leaf of each batch, so without three calls of `__setattr__` below.
         vars(tensor).update(_value=value, _meta=value.meta, _stand_in=None)
         return tensor
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments of one call of an operator as a flat list, and put together again.
 
-An operator of ATen takes scalars, tensors, and lists of them, and no nests. So this is a tenth of
-the work of torch's trees, which a training step with operators that wait pays for each of them.
+An operator of ATen takes scalars, tensors, and lists of them, and no nests. So torch's trees are
+not needed, whose work a training step would do for each operator that waits.
 """
 
 from __future__ import annotations
