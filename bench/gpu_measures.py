@@ -32,6 +32,9 @@ SETTLE_S = {"torch": 1.0, "auto": 4.0, "maximal": 2.0}  # at least
 OTHER_SETTLE_S = 1.5
 SETTLE_MAX_S = 8.0
 SETTLED_STEPS = 8  # beside those under way
+# Rates mean nothing on a device that counts bytes. Its batches are small, and so many steps come
+# before that nothing is copied ahead any more that nobody takes.
+COUNTED_SIZE, COUNTED_STEPS = 8, 200
 # The median of some parts, each so long and of so many steps at least.
 PARTS, PART_S, PART_STEPS = 3, 0.4, 4
 
@@ -114,8 +117,8 @@ def rates(options: Options) -> Iterator[Row]:
 def _rate(style: Any, way: str, options: Options) -> Row:
     own = {"device": options.device} if dict(style.options).get("device") else {}
     dataset = Larger(style.make_dataset(), options.is_quick)
-    size = 4 if options.is_quick else 128
-    loader = make_loader(dataset, way, options, batch_size=size, **own)
+    size = COUNTED_SIZE if options.device == "simgpu" else 128
+    loader = make_loader(dataset, way, options, batch_size=4 if options.is_quick else size, **own)
     torch._dynamo.reset()
     model = style.make_model().to(options.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -147,10 +150,16 @@ def measured(
 ) -> Row:
     """Steps a second in the steady state, timed to the end of the device's work, and the bytes that
     a step copies to the device, where somebody counts them."""
-    under_way = 2 * options.workers
-    settle_s = 0.0 if options.is_quick else SETTLE_S.get(way, OTHER_SETTLE_S)
-    _run(batches, step, 3 if options.is_quick else under_way + SETTLED_STEPS, settle_s, options)
     counted = importlib.import_module("simgpu") if options.device == "simgpu" else None
+    if options.is_quick:
+        _run(batches, step, 3, 0.0, options)
+    elif counted is not None:
+        for _ in range(COUNTED_STEPS):
+            step(next(batches))
+        synchronize(options)
+    else:
+        settle_s = SETTLE_S.get(way, OTHER_SETTLE_S)
+        _run(batches, step, 2 * options.workers + SETTLED_STEPS, settle_s, options)
     if counted is not None:
         counted.reset_counts()
     parts = [_run(batches, step, PART_STEPS, PART_S, options) for _ in range(PARTS)]
