@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from device_process import on_simgpu, run_on_simgpu
 from device_styles import BATCH, SAMPLES, Combination, Convolutions, Images, run
+from offload_training import with_own_code
 from pool_processes import pool_of
 
 import penstock
@@ -63,9 +64,8 @@ class Trained:
     """A training in steps, offloaded unless `way` is "torch"."""
 
     def __init__(self, prepare: Any, way: str, **options: Any) -> None:
-        torch._dynamo.reset()  # which remembers the other trainings of this process
         torch.manual_seed(3)
-        self.model: Any = Convolutions(prepare).to(DEVICE)
+        self.model: Any = with_own_code(Convolutions(prepare)).to(DEVICE)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         if way == "torch":
             self.loader: Any = torch.utils.data.DataLoader(Images(), BATCH, num_workers=2)
