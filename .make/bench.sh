@@ -22,6 +22,8 @@ say "Rows of a table, against two processes without a loader"
 "$VENV"/bin/python bench/tabular_rows.py --out bench/out/tabular-rows.jsonl --markdown
 say "The first batch of a loader that goes on late in a long epoch"
 "$VENV"/bin/python bench/restore.py --out bench/out/restore.jsonl --markdown
+say "What the states of a loader cost"
+"$VENV"/bin/python bench/states.py --out bench/out/states.jsonl --markdown
 say "Mixtures and batches by cost"
 "$VENV"/bin/python bench/samplers.py --out bench/out/samplers.jsonl --markdown
 say "The executor of prefixes against eager torch and TorchScript"

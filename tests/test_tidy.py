@@ -58,7 +58,7 @@ PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "explanation": ("cut",),
     "engines": ("pool",),
     "doctor": ("explanation",),
-    "live": ("pool",),
+    "live": ("pool", "graph"),
     "cli": ("doctor", "observing", "engines", "live"),
 }
 

@@ -38,6 +38,7 @@ class InProcessPool:
         self.delivered_count = 0
         self.epoch = 0
         self.withhold = False  # a worker that sends no boundary tensors
+        self.maker = 0  # the worker that makes the next batch
 
     @property
     def plan(self) -> Plan | None:
@@ -80,7 +81,11 @@ class InProcessPool:
         leaves = flatten_batch(fresh)
         sequence = self.delivered_count
         handle = BatchHandle(
-            leaf_count=len(leaves), epoch=self.epoch, sequence=sequence, place=(0, sequence)
+            leaf_count=len(leaves),
+            epoch=self.epoch,
+            sequence=sequence,
+            place=(0, sequence),
+            maker=self.maker,
         )
         self.delivered_count += 1
         if not self.withhold:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
+import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from cut_models import Case
 from torch import nn
 
 STEPS = 6
+_Model = TypeVar("_Model", bound=nn.Module)
+_numbers = itertools.count()
 
 
 def train(
@@ -61,6 +65,29 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 def fresh(make_model: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(7)
     return make_model()
+
+
+def with_own_code(model: _Model) -> _Model:
+    """Give the model a class whose forward has code of its own, as another program's would have.
+
+    With the code of a forward, Dynamo keeps how often it was compiled, up to
+    `torch._dynamo.config.recompile_limit` for all models of a class, and which sizes it was given.
+    Tests that share a class would depend on those that ran before in their process.
+    """
+    kind: Any = type(model)
+    shared = kind.forward
+    own = types.FunctionType(
+        shared.__code__.replace(co_name=f"forward_{next(_numbers)}"),  # sizes are kept by name
+        shared.__globals__,
+        shared.__name__,
+        shared.__defaults__,
+        shared.__closure__,
+    )
+    own.__kwdefaults__ = shared.__kwdefaults__
+    own.__annotations__ = shared.__annotations__
+    members = {"forward": own, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    model.__class__ = type(kind.__name__, (kind,), members)
+    return model
 
 
 def batches_of(case: Case) -> list[Any]:

@@ -47,7 +47,6 @@ def losses_of(
     epochs: int = 2,
     **options: Any,
 ) -> list[float]:
-    torch._dynamo.reset()  # which remembers the other trainings of this process
     torch.manual_seed(0)
     model: Any = make_model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

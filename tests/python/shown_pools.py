@@ -8,6 +8,7 @@ from typing import Any
 import test_pool_status
 from test_pool_status import CONTROLLER, ENGINE, worker
 
+from penstock.graph.plan import Plan, PlannedCall, PlannedEdge
 from penstock.live.pool_view import PoolView, pool_view
 from penstock.live.step_parts import STEP_PARTS
 
@@ -65,6 +66,29 @@ PLAN: dict[str, Any] = {
     "priced": None,
     "calls_left_out": 2,
 }
+
+
+def large_plan() -> Plan:
+    """196 calls, one after the other: 12 in the workers, and layers in the trainer."""
+    names = ("conv2d", "batch_norm", "relu", "add")
+
+    def call(number: int) -> PlannedCall:
+        operator = f"{names[number % 4]} at model.py:{number}"
+        if number < 12:
+            return PlannedCall(number, operator, "worker", "it can", 1e-3, 2e-3, 64)
+        reason = f"it reads layer{number}.weight, which training changes"
+        return PlannedCall(number, operator, "trainer", reason, 0.0, 0.0, 64)
+
+    calls = [call(number) for number in range(196)]
+    return Plan(
+        moved=tuple(calls[:12]),
+        kept=tuple(calls[12:]),
+        edges=(
+            PlannedEdge(None, 0, 64, 0),
+            *(PlannedEdge(number - 1, number, 64, None) for number in range(1, 196)),
+            PlannedEdge(195, None, 64, None),
+        ),
+    )
 
 
 def trainer(number: int, **others: Any) -> dict[str, Any]:

@@ -64,6 +64,15 @@ def test_processes_of_this_machine_make_the_stream_of_threads() -> None:
     assert with_workers(OF_PYTHON, SHUFFLED, 2, epochs=2) == expected
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "of", [OF_PLUGIN, pytest.param(OF_PYTHON, marks=pytest.mark.long)], ids=["plugin", "python"]
+)
+def test_loader_is_constructed_however_many_signals_come(of: dict[str, Any]) -> None:
+    """The first signal while its workers started ended the program."""
+    assert with_workers(of, SHUFFLED, 2, alarms=True) == with_threads(SHUFFLED)
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_shards_in_processes_are_those_of_threads() -> None:

@@ -4,6 +4,7 @@ and while a pool loses a worker."""
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -19,10 +20,12 @@ from typing import Any
 import pytest
 from browser import ELSEWHERE, Browser, browser, needs_browser
 from pool_processes import PoolProcesses, pool_of
-from shown_pools import FIRST, PLAN, busy_status, ledger
+from shown_pools import FIRST, PLAN, busy_status, large_plan, ledger
 from test_dashboard_server import TOKEN, port_of
 from test_pool_status import worker
 
+from penstock.graph.call_groups import GROUPS_MAX
+from penstock.graph.plan_told import told_plan
 from penstock.live.dashboard_access import parse_listen_address
 from penstock.live.dashboard_server import Dashboard
 from penstock.live.pool_view import pool_view
@@ -84,13 +87,24 @@ class MadeWatch(PoolWatch):
         self.take(pool_view(fields, at))
 
 
+class LargeWatch(MadeWatch):
+    def _ask_plan(self, trainer: str) -> str:
+        return told_plan(large_plan(), 1 << 20)
+
+
+@contextlib.contextmanager
+def dashboard_of(watch: PoolWatch) -> Iterator[str]:
+    dashboard = Dashboard(parse_listen_address("0"), None)
+    dashboard.start(watch)
+    yield dashboard.url
+    dashboard.close()
+
+
 @pytest.fixture
 def made() -> Iterator[str]:
     """The address of a dashboard of a made-up pool."""
-    dashboard = Dashboard(parse_listen_address("0"), None)
-    dashboard.start(MadeWatch())
-    yield dashboard.url
-    dashboard.close()
+    with dashboard_of(MadeWatch()) as url:
+        yield url
 
 
 @pytest.fixture
@@ -166,6 +180,23 @@ def test_charts_plans_and_filters_answer_to_the_hand(page: Browser, made: str) -
     page.wait(lambda: page.ask("return document.querySelectorAll('.events li').length") > 0)
     page.click("label:has(input) input")
     page.wait(lambda: "joined" not in page.text(".events"))
+    assert page.complaints() == []
+
+
+def test_a_large_plan_is_folded(page: Browser) -> None:
+    """It was a box for each of 196 calls, ten thousand pixels high."""
+    with dashboard_of(LargeWatch()) as url:
+        page.open(f"{url}#plan")
+        page.wait_for("12 of 196 calls run in the workers")
+        page.wait(lambda: page.ask("return document.querySelectorAll('.node').length") > 0)
+        assert page.ask("return document.querySelectorAll('.node').length") <= GROUPS_MAX
+        label = page.ask("return document.querySelector('svg.drawing').getAttribute('aria-label')")
+        assert label == "The plan: 12 of 196 calls are in the workers"
+        page.click(".node[data-index='0']")
+        page.press("END")
+        page.wait_for("and 160 more calls", ".detail")
+        assert "which training changes" in page.text(".detail")
+        shoot(page, "large-plan")
     assert page.complaints() == []
 
 

@@ -12,14 +12,22 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import process_traces
 import pytest
+import torch
+from torch.utils.data import TensorDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from penstock import DataLoader
 from penstock.cli.command_line import main
+from penstock.doctor.loader_watch import BatchBound, LoaderWatch
+from penstock.doctor.run_orders import RunOrders
 
 pytestmark = pytest.mark.slow
 
@@ -339,3 +347,53 @@ def test_one_of_several_ranks_is_refused(
     assert main() == 2
 
     assert "one of several ranks" in capsys.readouterr().err
+
+
+def watch_of_loaders(folder: Path) -> AbstractContextManager[Any]:
+    orders = RunOrders(-1, str(folder), steps=1000, seconds=1000.0, loader=0, offload=True)
+    return LoaderWatch(orders, lambda _: None)
+
+
+def bound_of_batches(folder: Path) -> AbstractContextManager[Any]:
+    return BatchBound(1000)
+
+
+@pytest.mark.parametrize("make_watch", [watch_of_loaders, bound_of_batches])
+def test_patch_of_another_tool_outlives_the_doctors(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_watch: Callable[[Path], AbstractContextManager[Any]],
+) -> None:
+    """It was lost when a watch took off its own."""
+    calls: Counter[str] = Counter()
+    methods: list[tuple[Any, str]] = [
+        (torch.nn.Module, "__call__"),
+        (_BaseDataLoaderIter, "__next__"),
+        (DataLoader, "__init__"),
+        (DataLoader, "__iter__"),
+    ]
+    model = torch.nn.Linear(2, 2)
+
+    def train() -> None:
+        for (rows,) in DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=4):
+            model(rows).sum().backward()
+
+    def put_on(owner: Any, name: str) -> Any:
+        former = getattr(owner, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return former(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counted)
+        return counted
+
+    for owner, name in methods:  # which are put back at the end, whatever is there then
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    with make_watch(tmp_path):
+        patches = [put_on(*method) for method in methods]
+        train()
+    assert [getattr(owner, name) for owner, name in methods] == patches
+    before = calls.copy()
+    train()
+    assert all(calls[name] > before[name] for _, name in methods)

@@ -346,6 +346,56 @@ def test_the_first_model_is_the_outermost_with_parameters_that_gets_a_batch(
     assert operators(json.loads(out)) == ["flip", "float", "truediv", "sub"]
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("asked", ["images", "images and a mask of the program's"])
+def test_patch_of_another_tool_outlives_the_watch(run: Run, write: Write, asked: str) -> None:
+    """The tool's was lost when the watch took off its own: at its end, and in mid-program where the
+    model takes a tensor that is not of the batch, whose origin is followed through more batches.
+    """
+    write(
+        "train.py",
+        NET,
+        """
+        import atexit
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        counts = {}
+
+        def watch(owner, name):
+            former = getattr(owner, name)
+
+            def counted(*args, **kwargs):
+                counts[name] = counts.get(name, 0) + 1
+                return former(*args, **kwargs)
+
+            setattr(owner, name, counted)
+
+            def tell():
+                is_kept = vars(owner)[name] is counted
+                print(name, "is kept" if is_kept else "is lost", counts[name], file=sys.stderr)
+
+            atexit.register(tell)
+
+        if __name__ == "__main__":
+            watch(nn.Module, "__call__")
+            watch(_BaseDataLoaderIter, "__next__")
+            model = Net()
+            for images, labels in loader_of(0):
+                if "mask" in sys.argv[1]:
+                    model(images, torch.ones(len(images), 8, 8))
+                else:
+                    model(images)
+        """,
+    )
+    code, out, error = run("explain", "train.py", asked)
+    assert code == 0, error
+    assert "the plan of Net, called at train.py" in error
+    counts = dict(re.findall(r"(__\w+__) is kept (\d+)", error))
+    assert counts.keys() == {"__call__", "__next__"}, error
+    # Nothing was counted of what the program called after the plan was first made.
+    assert "mask" not in asked or min(map(int, counts.values())) > 1
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("batches", ["1", "5"])
 def test_a_tensor_that_is_not_of_the_batch_does_not_lead_to_an_inner_module(

@@ -4,7 +4,10 @@ dataset as the trainer has it, and no job leaves anything to the next."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from pool_datasets import CODE
-from pool_processes import PoolProcesses, pool_of
+from pool_processes import SECONDS_MAX, PoolProcesses, pool_of
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
@@ -172,6 +175,68 @@ def test_each_epoch_and_loader_has_the_dataset_as_it_was_sent(pool: PoolProcesse
     loader = pooled(pool, Counting())
     assert [batches_of(loader) for _ in range(3)] == [expected] * 3
     assert batches_of(pooled(pool, Counting())) == expected
+
+
+PROGRAM = """
+import json
+import sys
+import numpy as np
+import torch
+from penstock import DataLoader
+
+class Augmented(torch.utils.data.Dataset):
+    def __init__(self):
+        self.generator = np.random.default_rng(0)
+        self.pictures = torch.linspace(-1, 1, 32 * 6).view(32, 6)
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        picture = self.pictures[index]
+        picture.add_(float(self.generator.normal())).sin_()  # in place, in the dataset's own memory
+        return picture.clone(), index % 2
+
+if __name__ == "__main__":
+    torch.manual_seed(3)
+    model = torch.nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    options = json.loads(sys.argv[1])
+    loader = DataLoader(Augmented(), batch_size=4, shuffle=True, timeout=60, **options)
+    losses = []
+    for _ in range(3):
+        for pictures, labels in loader:
+            loss = torch.nn.functional.cross_entropy(model(pictures), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    print(json.dumps(losses))
+"""
+
+
+def test_runs_of_a_program_have_the_same_losses_though_its_dataset_changes(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
+    """The worker went on with the dataset that the run before had changed."""
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM)
+
+    def losses(**options: Any) -> list[float]:
+        done = subprocess.run(
+            [sys.executable, str(path), json.dumps(options)],
+            env=pool.environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+        )
+        assert done.returncode == 0, done.stderr
+        found: list[float] = json.loads(done.stdout)
+        return found
+
+    expected = losses(num_workers=1, seeding="batch")
+    assert len(expected) == 24 and len(set(expected)) == 24
+    assert [losses(pool=pool.endpoint) for _ in range(2)] == [expected] * 2
 
 
 def test_a_dataset_that_stays_as_it_is_is_unpickled_once(

@@ -124,6 +124,23 @@ def test_a_wrong_worker_is_found_out_in_any_graph(
     assert 4 <= len(warnings_of(caplog)) <= 8
 
 
+def test_worker_that_is_wrong_is_found_at_its_first_batch_whichever_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = InProcessPool([])
+    model = offload(fresh(TwoBranches), pool, cut="maximal", verify_every=10**9)
+    reference = fresh(TwoBranches)
+    for step in range(15):
+        pool.maker = step % 3
+        pool.spoiled = "aten::log1p" if pool.maker == 2 and step > 5 else None
+        if pool.maker == 2 and step <= 5:
+            continue  # it joins later
+        batch = pool.deliver(torch.randn(10, 20))
+        assert bits(model(batch)) == bits(reference(batch.clone()))
+    [warning] = warnings_of(caplog)
+    assert "result of log1p at test_offload_proof.py" in warning
+
+
 def test_batches_are_named_in_runs() -> None:
     unchecked = UncheckedBatches()
     assert "No batch" in str(unchecked)

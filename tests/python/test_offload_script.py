@@ -17,8 +17,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from penstock.cut.offloading import detach, offload
-from penstock.cut.script_models import SETTLED_RUNS
+from penstock.cut.script_models import SETTLED_RUNS, OffloadedScript
 from penstock.explanation.explanation import explain
+from penstock.graph.sizes import REMEMBERED_MAKERS, REMEMBERED_SIZES
 
 pytestmark = [
     pytest.mark.slow,
@@ -264,6 +265,24 @@ def test_what_a_worker_gets_wrong_is_computed_by_the_trainer(
         torch.manual_seed(seed)
         assert bits(pair[1](pool.deliver(batch))) == bits(expected)
     assert any("differs from the trainer's own" in message for message in warnings_of(caplog))
+
+
+def test_what_is_remembered_of_workers_and_of_refused_sizes_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither had a bound."""
+    model, pool = lives(lambda: scripted(Rows), BATCHES)
+    cut = model.__dict__["forward"]._cuts[-1]
+    cut.makers.update(range(REMEMBERED_MAKERS))
+    pool.maker = REMEMBERED_MAKERS
+    model(pool.deliver(rows_of(10, 99)))
+    assert cut.makers == {pool.maker}
+    cut.refused.update(((), number, True, True) for number in range(REMEMBERED_SIZES))
+    # The sizes of which TorchScript makes other kernels follow from its version.
+    monkeypatch.setattr(OffloadedScript, "_difference", lambda *_: "results")
+    model(pool.deliver(rows_of(6, 99)))
+    [(sizes, *_)] = cut.refused
+    assert sizes == ((6, 20),)
 
 
 def test_state_copies_and_files_are_the_modules_own() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from test_offload import bits, fresh, train
 from test_offload_graphs import ThreeGraphsAndABranch
 
 from penstock import DataLoader
+from penstock.cut.checked_boundary import CheckedBoundary
 from penstock.cut.offloading import detach, offload
 from penstock.tracking.leaves import flatten_batch
 
@@ -167,6 +169,76 @@ def test_workers_that_come_in_the_middle_of_an_epoch_run_the_prefix_too() -> Non
     assert train(model, loader, case.loss) == expected[1]
     assert loader.stats().boundary_batches == before + 10
     assert int(loader.num_workers) == 1
+
+
+@pytest.mark.slow
+def test_first_batch_of_each_worker_is_compared_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: Counter[int] = Counter()
+    verify = CheckedBoundary._verify
+
+    def counted(self: CheckedBoundary, cut: Any, call: Any, boundary: Any) -> Any:
+        compared[call.handle.maker] += 1
+        return verify(self, cut, call, boundary)
+
+    monkeypatch.setattr(CheckedBoundary, "_verify", counted)
+    case = CASES[0]
+    loader: DataLoader[Any] = DataLoader(Samples(180), batch_size=6, num_workers=3)
+    model = offload(fresh(case.make_model), loader, cut="maximal", verify_every=10**9)
+    train(model, loader, case.loss)
+    assert loader.stats().boundary_batches > 15
+    assert sorted(compared.values()) == [1, 1, 1], compared
+
+
+LOUD_COUNT = 20  # batches
+
+
+class Fading(torch.utils.data.Dataset[Any]):
+    """Batches of loud waves, and then of waves so quiet that their squares are denormal numbers."""
+
+    def __len__(self) -> int:
+        return 2 * LOUD_COUNT
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        loudness = 1.0 if index < LOUD_COUNT else 1e-20
+        return torch.full((4, 16), loudness), torch.arange(4) % 2
+
+
+class Power(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(16, 2)
+
+    def forward(self, waves: torch.Tensor) -> torch.Tensor:
+        return self.net((waves * waves * 1e38).clamp(max=2.0))
+
+
+@pytest.mark.slow
+def test_prefix_in_fresh_workers_flushes_denormals_as_the_trainer_does() -> None:
+    """The first batches were equal, and the losses of the quiet ones were not torch's."""
+    loss = CASES[5].loss
+
+    def torchs() -> list[bytes]:
+        loader = torch.utils.data.DataLoader(Fading(), batch_size=None, num_workers=1)
+        return train(fresh(Power), loader, loss)
+
+    unflushed = torchs()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU flushes no denormal numbers")
+    try:
+        expected = torchs()
+        assert expected != unflushed
+        loader: DataLoader[Any] = DataLoader(
+            Fading(), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+        )
+        model = offload(fresh(Power), loader, cut="maximal")
+        assert train(model, loader, loss) == expected
+    finally:
+        torch.set_flush_denormal(False)
+    assert loader.plan is not None
+    assert {call.operator.partition(" ")[0] for call in loader.plan.moved} == {"mul", "clamp"}
+    assert loader.stats().boundary_batches > LOUD_COUNT
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from offload_training import with_own_code
 from pool_datasets import CODE, FloatPictures, Pictures, PictureShards
 from pool_processes import PoolProcesses, pool_of
 from pool_training import (
@@ -71,9 +72,8 @@ def adversarial(count_between: int) -> Step:
 
 def validated(train: Any, val: Any, *, is_offloaded: bool, is_mixed: bool = False) -> list[float]:
     """Losses of a training with validation after each epoch, or in the middle of each step."""
-    torch._dynamo.reset()
     torch.manual_seed(0)
-    model: Any = Shrinking()
+    model: Any = with_own_code(Shrinking())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     if is_offloaded:
         model = penstock.offload(model, train, val, cut="maximal")
@@ -131,11 +131,11 @@ def test_leaves_of_training_and_validation_stay_with_the_workers(
 
 
 def compiled() -> Any:
-    return torch.compile(Shrinking(), backend="aot_eager")
+    return torch.compile(with_own_code(Shrinking()), backend="aot_eager")
 
 
 def compiled_in_place() -> Any:
-    model = Shrinking()
+    model = with_own_code(Shrinking())
     model.compile(backend="eager", fullgraph=True)
     return model
 
@@ -222,14 +222,16 @@ def test_a_compiled_model_gives_gradients_to_a_leaf_that_had_stayed(pool: PoolPr
 
 
 def test_a_graph_break_that_reads_a_leaf_recalls_it(pool: PoolProcesses) -> None:
-    stats = withheld_by(pool, lambda: torch.compile(Breaking(), backend="aot_eager"))
+    stats = withheld_by(pool, lambda: torch.compile(with_own_code(Breaking()), backend="aot_eager"))
     assert stats.recalled_batches == 1
     assert stats.withheld_bytes > 10 * IMAGE_BYTES
 
 
 def test_a_graph_that_reads_what_others_did_not_is_right(pool: PoolProcesses) -> None:
     stats = withheld_by(
-        pool, lambda: torch.compile(Reading(), backend="aot_eager"), with_other_graph
+        pool,
+        lambda: torch.compile(with_own_code(Reading()), backend="aot_eager"),
+        with_other_graph,
     )
     assert 1 <= stats.recalled_batches <= 12  # those that were under way
     assert stats.withheld_bytes > 10 * IMAGE_BYTES

@@ -15,7 +15,7 @@ import ctypes
 import gc
 import os
 import subprocess
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,9 @@ from typing import Any
 
 import process_traces
 import pytest
+import simgpu
 import torch
+from device_process import run_on_new_simgpu
 from pool_processes import PoolProcesses, pool_of
 from sample_datasets import Computed, Streamed
 from torch import nn
@@ -36,6 +38,7 @@ from penstock import DataLoader
 pytestmark = pytest.mark.slow
 
 KIB, MIB = 1 << 10, 1 << 20
+HANG_S_MAX = 3600.0  # of a long life in another process
 # What the allocators of a process come to hold between two counts, however many turns lie between:
 # a leak of 400 bytes a turn is more in the long lives.
 MEMORY_NOISE = 4 * MIB
@@ -302,23 +305,22 @@ LONG_EPOCHS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LONG_EPOCHS)
-@lives(2_000, 100_000)
-def test_batches_of_a_long_epoch_add_nothing(name: str, turns: int) -> None:
+EPOCH_WARM = 1000
+
+
+def samples_of_epoch(turns: int) -> int:
+    """For batches of two, also where a life has its second chance."""
+    return 4 * (turns + EPOCH_WARM + 100)
+
+
+def live_through_epoch(
+    loader: Any, turns: int, use: Callable[[Any], None], select: Callable[[Any], Any] | None = None
+) -> None:
     """With all that a program may ask of a loader in its midst: states, figures, looks ahead."""
-    warm = 1000
-    samples = 4 * (turns + warm + 100)
-    is_stream = name in ("shards", "stream")
-    dataset: Any = Computed(samples, row)
-    if is_stream:
-        dataset = Streamed(partial(map, row, range(samples)))
-    loader: Any = DataLoader(dataset, batch_size=2, **LONG_EPOCHS[name])
     batches = iter(loader)
-    select = (lambda batch: batch[0, 0]) if is_stream else None
 
     def turn(number: int) -> None:
-        batch = next(batches)
-        assert batch.shape == (2, 16)
+        use(next(batches))
         if number % 20 == 0:
             loader.state_dict()
         if number % 50 == 0:
@@ -326,7 +328,65 @@ def test_batches_of_a_long_epoch_add_nothing(name: str, turns: int) -> None:
         if number % 50 == 25 and loader.in_order:
             assert len(loader.lookahead(3, select)) == 3
 
-    live(turn, turns, warm)
+    live(turn, turns, EPOCH_WARM)
+
+
+def look_at_rows(batch: torch.Tensor) -> None:
+    assert batch.shape == (2, 16)
+
+
+@pytest.mark.parametrize("name", LONG_EPOCHS)
+@lives(2_000, 100_000)
+def test_batches_of_a_long_epoch_add_nothing(name: str, turns: int) -> None:
+    samples = samples_of_epoch(turns)
+    is_stream = name in ("shards", "stream")
+    dataset: Any = Computed(samples, row)
+    if is_stream:
+        dataset = Streamed(partial(map, row, range(samples)))
+    loader: Any = DataLoader(dataset, batch_size=2, **LONG_EPOCHS[name])
+    select = (lambda batch: batch[0, 0]) if is_stream else None
+    live_through_epoch(loader, turns, look_at_rows, select)
+
+
+DEVICE = "simgpu:0"
+DEVICE_EPOCHS: dict[str, dict[str, Any]] = {
+    "pinned": {"pin_memory": True},
+    "to a device": {"device": DEVICE},
+    "as the loop copies": {"device": "auto"},
+}
+
+
+def live_through_epoch_on_device(name: str, turns: int) -> None:
+    def use(batch: torch.Tensor) -> None:
+        look_at_rows(batch)
+        assert name != "pinned" or batch.is_pinned()
+        assert name != "to a device" or batch.device == torch.device(DEVICE)
+        assert batch.to(DEVICE, non_blocking=True).device == torch.device(DEVICE)
+
+    simgpu.set_copy_delay(0.0)
+    try:
+        loader = DataLoader(
+            Computed(samples_of_epoch(turns), row),
+            batch_size=2,
+            shuffle=True,
+            num_workers=2,
+            seeding="batch",
+            fetch_threads=2,
+            prefetch_bytes=MIB,
+            timeout=60,
+            snapshot_every_n_steps=10,
+            **DEVICE_EPOCHS[name],
+        )
+        live_through_epoch(loader, turns, use)
+    finally:
+        simgpu.set_copy_delay(0.002)
+
+
+@pytest.mark.long("short-pinned", "short-as the loop copies")
+@pytest.mark.parametrize("name", DEVICE_EPOCHS)
+@lives(2_000, 100_000)
+def test_batches_that_go_to_a_device_in_a_long_epoch_add_nothing(name: str, turns: int) -> None:
+    run_on_new_simgpu(live_through_epoch_on_device, name, turns, seconds_max=HANG_S_MAX)
 
 
 class Features(nn.Module):
@@ -388,7 +448,7 @@ def test_folds_of_a_sweep_leave_nothing(turns: int) -> None:
 
 
 @pytest.mark.parametrize("detaches", [False, True])
-@lives(4, 500)
+@lives(4, 1000)
 def test_plans_of_loaders_that_are_gone_are_gone(detaches: bool, turns: int) -> None:
     """One model for all of them; each loader has its own plan."""
     model: Any = Features()
@@ -424,3 +484,32 @@ def test_trainers_that_come_and_go_add_nothing_to_a_pool(pool: PoolProcesses, tu
             assert batch.shape == (4,)
 
     live(turn, turns, warm=10)
+
+
+@pytest.mark.long("short-True")
+@pytest.mark.parametrize("trust_workers", [False, True])
+@lives(2_000, 100_000)
+def test_batches_of_a_long_epoch_from_a_pool_add_nothing(
+    pool: PoolProcesses, trust_workers: bool, turns: int
+) -> None:
+    """Nor to the pool. Trusted workers send what has to be unpickled."""
+
+    def use(batch: Any) -> None:
+        if trust_workers:
+            assert type(batch) is deque and len(batch) == 2
+        else:
+            [rows] = batch
+            assert rows.shape == (2,)
+
+    pool.start_worker().served()
+    loader = DataLoader(
+        TensorDataset(torch.arange(float(samples_of_epoch(turns)))),
+        batch_size=2,
+        shuffle=True,
+        collate_fn=deque if trust_workers else None,
+        trust_workers=trust_workers,
+        pool=pool.endpoint,
+        timeout=60,
+        snapshot_every_n_steps=10,
+    )
+    live_through_epoch(loader, turns, use)

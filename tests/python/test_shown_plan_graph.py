@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 
-from shown_pools import PLAN
+from shown_pools import PLAN, large_plan
 
+from penstock.graph.call_groups import group_calls
 from penstock.graph.plan import Plan, PlannedCall, PlannedEdge
 from penstock.graph.plan_told import told_plan
 from penstock.live.shown_plan_graph import shown_plan_graph
@@ -22,6 +23,36 @@ def test_edges_name_calls_by_their_places() -> None:
     assert plan["calls"][4]["reason"] == "it takes a parameter that is trained"
     assert plan["calls"][3]["where"] == "both" and plan["calls_left_out"] == 2
     assert plan["facts"][1].startswith("this plan: 4.1 ms of a worker and 4 ms of the trainer")
+
+
+def test_a_large_plan_is_folded_as_its_picture_is() -> None:
+    """Each of its calls had a box, and the page was ten thousand pixels high."""
+    whole = large_plan()
+    plan = shown_plan_graph(told_plan(whole, 1 << 20))
+    assert plan is not None and plan["calls_left_out"] == 0
+    groups = [group for group in group_calls(whole)[0] if group.calls]
+    assert [call["count"] for call in plan["calls"]] == [len(group.calls) for group in groups]
+    assert [call["where"] for call in plan["calls"]] == ["worker"] * 12 + ["trainer"]
+    assert plan["calls"][1]["name"] == "batch_norm at model.py:1"
+    folded = plan["calls"][-1]
+    assert folded["name"] == "conv2d … add (184) at model.py:12-195"
+    assert folded["members"][0] == "conv2d at model.py:12"
+    assert folded["members"][-1] == "and 160 more calls"
+    assert "which training changes" in folded["reason"] and folded["bytes"] == 184 * 64
+    edges = [(edge["source"], edge["target"]) for edge in plan["edges"]]
+    assert edges == [(None, 0), *((place - 1, place) for place in range(1, 13)), (12, None)]
+    assert plan["edges"][0]["leaves"] == [0]
+
+
+def test_edges_to_calls_that_were_not_told_are_left_out() -> None:
+    edges = [
+        *PLAN["edges"],
+        {"source": 999, "target": 40, "bytes": 1, "leaf": None},
+        {"source": None, "target": 40, "bytes": 1, "leaf": None},
+    ]
+    assert shown_plan_graph(json.dumps({**PLAN, "edges": edges})) == shown_plan_graph(
+        json.dumps(PLAN)
+    )
 
 
 def test_a_plan_that_was_measured_while_training_says_so() -> None:

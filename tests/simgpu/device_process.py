@@ -41,12 +41,14 @@ def run_on_simgpu(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
         raise
 
 
-def run_on_new_simgpu(function: Callable[..., Any]) -> Any:
-    """The same in a child of its own, in which nothing was measured before."""
+def run_on_new_simgpu(
+    function: Callable[..., Any], *args: Any, seconds_max: float = SECONDS_MAX
+) -> Any:
+    """The same in a child of its own, in which nothing was measured before, and which ends."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, initializer=_begin) as child:
-        done = child.submit(_call, *_place_of(function), (), {})
-        return done.result(SECONDS_MAX)
+        done = child.submit(_call, *_place_of(function), args, {})
+        return done.result(seconds_max)
 
 
 def on_simgpu(test: _F) -> _F:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from offload_training import bits
+from offload_training import bits, with_own_code
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -335,9 +335,8 @@ def run(
     """
     counted: Any = importlib.import_module("simgpu") if device.startswith("simgpu") else None
     style = next(style for style in STYLES if style.name == name)
-    torch._dynamo.reset()  # which remembers the other trainings of this process
     torch.manual_seed(11)
-    model = style.make_model().to(device)
+    model = with_own_code(style.make_model()).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     with (
         pytest.MonkeyPatch.context() as environment,

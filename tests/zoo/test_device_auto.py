@@ -217,7 +217,6 @@ def test_numbers_out_of_range_become_what_they_become_with_torch() -> None:
 @on_simgpu
 def test_an_offloaded_model_of_which_nothing_moves_costs_few_lazy_batches() -> None:
     """Each operator that is held back costs the trainer's CPU time, which a GPU waits for."""
-    torch._dynamo.reset()
     ours = penstock.DataLoader(Samples(), batch_size=BATCH, num_workers=2)
     model = penstock.offload(torch.nn.Linear(6, 2).to(DEVICE), ours, cut="none")
     held_back = []
@@ -322,7 +321,6 @@ def of_another_class(tensor: torch.Tensor) -> Any:
 
 
 def compiled(tensor: torch.Tensor) -> Any:
-    torch._dynamo.reset()
     return torch.compile(lambda x: (x * 2).sum(0), backend="eager")(tensor)
 
 

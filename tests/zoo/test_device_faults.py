@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from device_process import on_simgpu
 from device_styles import BATCH, SAMPLES, Convolutions, Images, prepared_image
+from offload_training import with_own_code
 from torch import nn
 
 import penstock
@@ -44,8 +45,7 @@ def losses(
     """Of a training in which `step` brings the batch to the device. With the maximal cut the calls
     of these names, with spaces between, have to move."""
     torch.manual_seed(3)
-    torch._dynamo.reset()  # which remembers the other trainings of this process
-    model = make_model().to(DEVICE)
+    model = with_own_code(make_model()).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     if way == "torch":
         loader: Any = torch.utils.data.DataLoader(Images(), batch_size=BATCH, num_workers=2)
@@ -197,8 +197,7 @@ def test_numbers_drawn_on_the_device_are_those_of_torch() -> None:
 
     def draws(way: str) -> list[float]:
         torch.manual_seed(5)
-        torch._dynamo.reset()
-        model = Dropping().to(DEVICE)
+        model = with_own_code(Dropping()).to(DEVICE)
         if way == "torch":
             loader: Any = torch.utils.data.DataLoader(Images(), batch_size=BATCH, num_workers=1)
         else:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from device_process import on_simgpu
 from device_styles import BATCH, SAMPLES, Images, image_model
+from offload_training import with_own_code
 from torch import nn
 
 import penstock
@@ -43,8 +44,7 @@ def installed(way: str) -> Iterator[None]:
 
 def fresh(make_model: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(5)
-    torch._dynamo.reset()  # which remembers the other trainings of this process
-    return make_model()
+    return with_own_code(make_model())
 
 
 def make_loader(**options: Any) -> Any:

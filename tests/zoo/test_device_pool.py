@@ -17,6 +17,7 @@ import simgpu
 import torch
 import torch.nn.functional as F
 from device_process import run_on_simgpu
+from offload_training import with_own_code
 from pool_datasets import CODE, Pictures
 from pool_processes import PoolProcesses, pool_of
 from torch import nn
@@ -95,9 +96,8 @@ def train(
     """For the process that has the device. Without `pool` it is the plain program; with `backend`
     the model is compiled."""
     os.environ.update(environment)
-    torch._dynamo.reset()  # which remembers the other trainings of this process
     torch.manual_seed(0)
-    model: Any = Shrinking().to(DEVICE)
+    model: Any = with_own_code(Shrinking()).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     if backend is not None:
         model = torch.compile(model, backend=backend)

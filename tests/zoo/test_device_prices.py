@@ -16,6 +16,7 @@ import simgpu
 import torch
 from device_process import on_simgpu, run_on_new_simgpu
 from device_styles import BATCH, Convolutions, Images
+from offload_training import with_own_code
 
 import penstock
 from penstock.graph.plan import Plan
@@ -32,9 +33,9 @@ def dear_and_cheap(images: torch.Tensor) -> torch.Tensor:
 
 
 def planned(prepare: Any, cut: Any) -> Plan:
-    torch._dynamo.reset()  # which remembers the other trainings of this process
     loader = penstock.DataLoader(Images(), BATCH, num_workers=2)
-    model = penstock.offload(Convolutions(prepare).to(DEVICE), loader, cut=cut)
+    model = with_own_code(Convolutions(prepare)).to(DEVICE)
+    penstock.offload(model, loader, cut=cut)
     for images, _ in loader:
         model(images.to(DEVICE))
     plan: Plan | None = loader.plan
@@ -64,9 +65,8 @@ def test_timing_on_a_device_draws_no_number() -> None:
 
     outcomes = []
     for cut in ("torch", "none", "maximal"):
-        torch._dynamo.reset()
         torch.manual_seed(5)
-        model: Any = Convolutions(noisy).to(DEVICE)
+        model: Any = with_own_code(Convolutions(noisy)).to(DEVICE)
         if cut == "torch":
             loader: Any = torch.utils.data.DataLoader(Images(), BATCH, num_workers=2)
         else:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.graph.plan_record import PlannedCall, PlannedEdge, PlanRecord
+from penstock.graph.plan_table import shorten
 
 # What a plan does with a call: "cheaper" ones could move, but stay for their price.
 Role = Literal["moved", "cheaper", "stays", "both"]
@@ -241,6 +242,22 @@ def _ends(edge: PlannedEdge) -> tuple[_Node, _Node]:
 
 def _name(call: PlannedCall) -> str:
     return call.operator.rpartition(" at ")[0] or call.operator
+
+
+def title_of(group: CallGroup, characters_max: int) -> str:
+    """The names of a group's calls, or of the first and the last, and how many they are."""
+    names = [_name(call) for call in group.calls]
+    count = len(names) // group.beside
+    if count == 1:
+        title = names[0]
+    elif count <= 3:
+        title = ", ".join(names[:: group.beside][:count])
+    else:
+        title = f"{names[0]} … {names[-1]}"
+    title = shorten(title, characters_max)
+    if group.beside > 1:
+        return f"{title} ×{group.beside}"
+    return f"{title} ({count})" if count > 1 else title
 
 
 def shared_places(calls: Iterable[PlannedCall]) -> str:

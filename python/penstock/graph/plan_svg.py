@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from penstock.graph.call_groups import CallGroup, GroupLink, group_calls, shared_places
+from penstock.graph.call_groups import CallGroup, GroupLink, group_calls, shared_places, title_of
 from penstock.graph.layered_layout import BAND_GAP, Box, Layout, lay_out
 from penstock.graph.plan_record import PlannedCall, PlanRecord
 from penstock.graph.plan_table import CUT_NAMES, NumberedReasons, shorten, verdict
@@ -118,23 +118,10 @@ def _lines(group: CallGroup) -> list[str]:
         return [f"{len(group.leaves)} tensors of the batch"]
     if not group.calls:
         return ["result of forward"]
-    names = [call.operator.rpartition(" at ")[0] or call.operator for call in group.calls]
-    count = len(names) // group.beside
-    if count == 1:
-        title = names[0]
-    elif count <= 3:
-        title = ", ".join(names[:: group.beside][:count])
-    else:
-        title = f"{names[0]} … {names[-1]}"
-    title = shorten(title, _TEXT_MAX)
-    if group.beside > 1:
-        title += f" ×{group.beside}"
-    elif count > 1:
-        title += f" ({count})"
     seconds = sum(_seconds(call) for call in group.calls)
     below = [shorten(shared_places(group.calls), _TEXT_MAX)]
     below += [f"{seconds * 1e3:.3f} ms"] if seconds else []
-    return [title, " · ".join(filter(None, below))]
+    return [title_of(group, _TEXT_MAX), " · ".join(filter(None, below))]
 
 
 def _seconds(call: PlannedCall) -> float:

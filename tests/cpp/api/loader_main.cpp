@@ -13,18 +13,22 @@
 // line. With "read_every" the sum of a batch's second part is added to every such result: of the same batch, or of that
 // so many batches before ("late"), read in another thread ("in_thread"). The last line is followed by the bytes that
 // stayed with workers, the batches that were recalled, and the sum of the last batch, which is read once the loader is
-// gone.
+// gone. With "alarms" signals come while the loader is constructed.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <penstock/penstock.h>
+#include <sys/time.h>
 
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <deque>
 #include <functional>
 #include <future>
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -126,6 +130,36 @@ penstock::DataLoader loader_of(const Value& given) {
   return penstock::DataLoader(Draw(size), options);
 }
 
+std::atomic<int> alarm_count{0};
+
+// SIGALRM every 5 ms, as a profiler has SIGPROF: calls that wait are interrupted.
+class Alarms {
+ public:
+  Alarms() {
+    struct sigaction action {};
+    action.sa_handler = [](int) { alarm_count.fetch_add(1); };  // and no SA_RESTART
+    ::sigaction(SIGALRM, &action, nullptr);
+    set(5'000);
+  }
+  Alarms(const Alarms&) = delete;
+  Alarms& operator=(const Alarms&) = delete;
+  ~Alarms() { set(0); }
+
+ private:
+  static void set(suseconds_t interval_us) {
+    const timeval each{.tv_sec = 0, .tv_usec = interval_us};
+    const itimerval timer{.it_interval = each, .it_value = each};
+    ::setitimer(ITIMER_REAL, &timer, nullptr);
+  }
+};
+
+penstock::DataLoader loader_under_alarms(const Value& given) {
+  const Alarms alarms;
+  penstock::DataLoader loader = loader_of(given);
+  if (alarm_count.load() == 0) throw std::runtime_error("no signal came while the loader was constructed");
+  return loader;
+}
+
 // The result for a batch.
 using Call = std::function<Value(const penstock::Batch&)>;
 
@@ -177,7 +211,7 @@ class Reader {
 void run(const Value& given) {
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   generator.set_current_seed(static_cast<uint64_t>(given["seed"].integer()));
-  penstock::DataLoader loader = loader_of(given);
+  penstock::DataLoader loader = boolean_or(given, "alarms", false) ? loader_under_alarms(given) : loader_of(given);
   if (const Value* state = given.find("state")) loader.load_state(penstock::State::from_json(state->to_json()));
   if (const Value* source = given.find("offload")) {
     torch::jit::Module module("module");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plan of a model as a graph: which calls run in the workers, which in the trainer, what crosses, and
 // why. Calls stand below each other in their order, at the side where they run; what both sides compute stands
-// at the trainer's, in grey.
+// at the trainer's, in grey. Of a large plan several calls share a box, as the server has folded them.
 
 import { drawn, element, setText } from "./dom.js";
 import { bytes, seconds, titleOf } from "./words.js";
@@ -9,7 +9,6 @@ import { bytes, seconds, titleOf } from "./words.js";
 const WIDTH_MIN = 300;
 const ROW = 46;
 const TOP = 34;
-const CALLS_MAX = 400; // of one drawing
 const WHERE = { worker: "the workers", trainer: "the trainer", both: "the workers and the trainer" };
 
 export class PlanView {
@@ -18,7 +17,7 @@ export class PlanView {
     this._verdict = element("p", { class: "panel" });
     this._svg = drawn("svg", { class: "drawing", role: "group" });
     this._detail = element("dl", { class: "detail panel", "aria-live": "polite" });
-    this._figure = element("figure", {}, element("figcaption", {}, "Calls ", element("small", {}, "choose one to see why it is where it is; arrow keys go through them")), this._svg);
+    this._figure = element("figure", {}, element("figcaption", {}, "Calls ", element("small", {}, "choose a box to see why it is where it is; arrow keys go through them")), this._svg);
     this._facts = element("ul", { class: "panel facts" });
     this.node = element("div", {}, element("div", { class: "tools" }, element("label", { for: "plan-of" }, "Plan of ", this._choice)), this._verdict, this._facts, element("div", { class: "plan" }, this._figure, this._detail));
     this._shown = "";
@@ -60,12 +59,11 @@ export class PlanView {
 
   _show(known, hasTrainer) {
     const plan = known?.plan ?? null;
-    const calls = plan === null ? [] : plan.calls.slice(0, CALLS_MAX);
+    const calls = plan === null ? [] : plan.calls;
     this._figure.hidden = calls.length === 0;
     this._detail.hidden = calls.length === 0;
     const facts = plan === null ? [] : [...plan.facts];
-    const leftOut = plan === null ? 0 : plan.calls_left_out + plan.calls.length - calls.length;
-    if (leftOut > 0) facts.push(`${leftOut} calls are not drawn: there are too many`);
+    if (plan?.calls_left_out > 0) facts.push(`${plan.calls_left_out} calls are not drawn: there are too many`);
     this._facts.replaceChildren(...facts.map((fact) => element("li", {}, fact)));
     this._facts.hidden = facts.length === 0;
     setText(this._verdict, plan === null ? whyNone(known, hasTrainer) : plan.verdict);
@@ -110,7 +108,8 @@ export class PlanView {
     const batch = [drawn("rect", { class: "batch", x: middle, y: y(null), width: box, height: 32, rx: 16 }), drawn("text", { class: "strong", x: width / 2, y: y(null) + 21, "text-anchor": "middle" }, "the batch")];
     const heads = [["in the workers", 4, "start"], ["in the trainer", width - 4, "end"]].map(([name, at, anchor]) => drawn("text", { class: "strong", x: at, y: 18, "text-anchor": anchor }, name));
     this._svg.setAttribute("viewBox", `0 0 ${width} ${TOP + (calls.length + 1) * ROW}`);
-    this._svg.setAttribute("aria-label", `The plan: ${calls.filter((call) => call.where === "worker").length} of ${calls.length} calls are in the workers`);
+    const count = (some) => some.reduce((sum, call) => sum + call.count, 0);
+    this._svg.setAttribute("aria-label", `The plan: ${count(calls.filter((call) => call.where === "worker"))} of ${count(calls)} calls are in the workers`);
     this._svg.replaceChildren(...heads, ...batch, ...paths, ...nodes, ...labels);
     this._choose(0);
   }
@@ -122,9 +121,9 @@ export class PlanView {
       node.classList.toggle("is-chosen", isChosen);
       node.setAttribute("tabindex", isChosen ? "0" : "-1");
     }
-    const inputs = this._edges.filter((edge) => edge.target === place).map((edge) => (edge.source === null ? `tensor ${edge.leaf} of the batch` : (this._calls[edge.source]?.name ?? "a call that is not drawn")));
+    const inputs = this._edges.filter((edge) => edge.target === place).map((edge) => (edge.source === null ? batchTensors(edge.leaves) : this._calls[edge.source].name));
     const rows = [
-      ["Call", call.name],
+      [call.count > 1 ? "Calls" : "Call", call.count > 1 ? call.members.join(", ") : call.name],
       ["Runs in", WHERE[call.where] ?? call.where],
       ["Why", call.reason],
       ["Time", `${seconds(call.seconds)} a batch`],
@@ -135,7 +134,7 @@ export class PlanView {
   }
 
   _press(event) {
-    const steps = { ArrowDown: 1, ArrowUp: -1, Home: -CALLS_MAX, End: CALLS_MAX };
+    const steps = { ArrowDown: 1, ArrowUp: -1, Home: -Infinity, End: Infinity };
     if (!(event.key in steps)) return;
     const nodes = [...this._svg.querySelectorAll(".node")];
     const here = nodes.indexOf(document.activeElement);
@@ -151,6 +150,10 @@ function whyNone(known, hasTrainer) {
   if (known.trouble !== undefined) return known.trouble;
   if (known.hasLeft) return "This job has ended.";
   return "No plan is reported: this program has not called penstock.offload, or its plan is not made yet. penstock explain shows what could move.";
+}
+
+function batchTensors(leaves) {
+  return leaves.length === 1 ? `tensor ${leaves[0]} of the batch` : `tensors ${leaves.join(", ")} of the batch`;
 }
 
 function shortened(name, letters) {
