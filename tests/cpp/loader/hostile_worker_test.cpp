@@ -312,6 +312,37 @@ TEST(HostileWorkers, AnotherLengthThanTheOneThatTheEpochIsReadByNamesBoth) {
       << batch->remote_error()->text;
 }
 
+TEST(HostileWorkers, AnotherKindOfDatasetThanTheOneThatTheEpochIsReadByNamesBoth) {
+  struct Kinds {
+    uint64_t own, others;
+    const char* text;
+  };
+  for (const Kinds& kinds : {Kinds{wire::kNoSize, 3,
+                                   "its dataset has no length, as it is iterable, and that of worker "
+                                   "0000000000000006, by which this epoch is read, has 3 samples"},
+                             Kinds{3, wire::kNoSize,
+                                   "its dataset has 3 samples, and that of worker 0000000000000006, by which this "
+                                   "epoch is read, has no length, as it is iterable"}}) {
+    HostilePool pool;
+    pool.add({.worker_id = kHostile, .dataset_size = kinds.own});
+    pool.begin({.size = kinds.others, .by = "0000000000000006"});
+    const auto batch = pool.first_batch();
+    ASSERT_TRUE(batch);
+    ASSERT_TRUE(batch->remote_error());
+    EXPECT_NE(batch->remote_error()->worker.find(kHostileName), std::string::npos);
+    EXPECT_NE(batch->remote_error()->text.find(kinds.text), std::string::npos) << batch->remote_error()->text;
+  }
+}
+
+TEST(HostileWorkers, WorkersOfOneKindOfDatasetGiveWholeEpochs) {
+  for (const uint64_t size : {uint64_t{3}, wire::kNoSize}) {
+    HostilePool pool;
+    pool.add({.worker_id = kHonest, .dataset_size = size});
+    pool.begin({.size = size, .by = "0000000000000005"});
+    pool.expect_sound("");
+  }
+}
+
 // The bytes of an answer counted as a batch's before it was known to be one, and raised what is thought likely of all
 // workers. The trainer's report tells: the bytes in flight are as many of the largest batch as were asked for.
 TEST(HostileWorkers, AnswerThatIsNoBatchIsNotTheLargestThatHasCome) {
