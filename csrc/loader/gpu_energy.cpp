@@ -56,7 +56,7 @@ GpuEnergyMeter::GpuEnergyMeter(const std::string& uuid, const std::string& libra
     std::thread([state = state_, uuid, library] {
       try {
         run(*state, uuid, library);
-      } catch (const std::exception&) {
+      } catch (...) {
         state->meter.set({});
       }
     }).detach();

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <chrono>
+#include <exception>
 #include <system_error>
 #include <utility>
 
@@ -77,7 +78,17 @@ void ThreadSource::run(uint32_t worker_id, std::latch& begun) {
   at::set_num_threads(1);
   begun.count_down();
   Queue& queue = queue_of(worker_id);
-  while (auto work = queue.pop_until(steady_clock::time_point::max())) carry_out(worker_id, *work);
+  const auto fail = [&](const char* what) {
+    stages_.fail(worker_id,
+                 {Errc::kFailed, std::string("the thread pk_data_worker, which makes batches, failed: ") + what});
+  };
+  try {
+    while (auto work = queue.pop_until(steady_clock::time_point::max())) carry_out(worker_id, *work);
+  } catch (const std::exception& error) {
+    fail(error.what());
+  } catch (...) {
+    fail("something that is no std::exception");
+  }
 }
 
 bool ThreadSource::try_make_here() {

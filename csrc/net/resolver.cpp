@@ -12,6 +12,7 @@
 #include <deque>
 #include <exception>
 #include <map>
+#include <new>
 #include <set>
 #include <system_error>
 #include <thread>
@@ -25,10 +26,10 @@ namespace penstock::net {
 
 struct Resolver::State {
   struct Answer {
-    Result<HostAddress> address;
+    std::optional<Result<HostAddress>> address{};  // none before the first
     Instant at{};
 
-    bool is_fresh(Instant now) const { return now - at < (address ? kAddressKept : kFailureKept); }
+    bool is_fresh(Instant now) const { return address && now - at < (*address ? kAddressKept : kFailureKept); }
   };
 
   State(Lookup function, FileDescriptor descriptor) : lookup(std::move(function)), fd(std::move(descriptor)) {}
@@ -38,27 +39,37 @@ struct Resolver::State {
   Mutex mutex;
   bool is_closed PENSTOCK_GUARDED_BY(mutex) = false;
   size_t thread_count PENSTOCK_GUARDED_BY(mutex) = 0;
-  std::set<std::string> asked PENSTOCK_GUARDED_BY(mutex);      // that wait for an answer
-  std::deque<std::string> waiting PENSTOCK_GUARDED_BY(mutex);  // of those, that wait for their turn
-  std::map<std::string, Answer> answers PENSTOCK_GUARDED_BY(mutex);
-  std::vector<std::string> done PENSTOCK_GUARDED_BY(mutex);
+  std::set<std::string> asked PENSTOCK_GUARDED_BY(mutex);            // that wait for an answer
+  std::deque<std::string> waiting PENSTOCK_GUARDED_BY(mutex);        // of those, that wait for their turn
+  std::map<std::string, Answer> answers PENSTOCK_GUARDED_BY(mutex);  // with a place for each host that is asked for
+  std::set<std::string> done PENSTOCK_GUARDED_BY(mutex);
 
-  void note(const std::string& host, Result<HostAddress> address) PENSTOCK_REQUIRES(mutex);
+  void make_place(const std::string& host, Instant now) PENSTOCK_REQUIRES(mutex);
+  void note(const std::string& host, Result<HostAddress> address) noexcept PENSTOCK_REQUIRES(mutex);
 };
 
 namespace {
 
 using SharedState = std::shared_ptr<Resolver::State>;
 
-Result<HostAddress> guarded_lookup(const Resolver::Lookup& lookup, const std::string& host) {
+Result<HostAddress> guarded_lookup(const Resolver::Lookup& lookup, const std::string& host) noexcept {
+  Fault failure{.code = Errc::kFailed, .message = {}};
   try {
-    return lookup(host);
-  } catch (const std::exception& error) {
-    return Fault{Errc::kFailed, error.what()};
+    try {
+      return lookup(host);
+    } catch (const std::exception& error) {
+      failure.message = error.what();
+    } catch (...) {
+      failure.message = "something that is no std::exception";
+    }
+  } catch (const std::bad_alloc&) {
+    failure.message = "no memory";  // so short that it needs none
   }
+  return Result<HostAddress>(std::move(failure));
 }
 
-// Looks up one host after the other until none waits.
+// Looks up one host after the other until none waits. An exception that left the thread would end the program, so
+// nothing but the lookup allocates.
 void run(const SharedState& state, std::string host) {
   ::pthread_setname_np(::pthread_self(), "pk_lookup");
   // Signals are for the program's own threads.
@@ -80,15 +91,25 @@ void run(const SharedState& state, std::string host) {
 
 }  // namespace
 
-void Resolver::State::note(const std::string& host, Result<HostAddress> address) {
-  const Instant now = clock_now();
-  if (answers.size() >= kKnownHostCountMax) {
-    std::erase_if(answers, [&](const auto& item) { return !item.second.is_fresh(now); });
-    if (answers.size() >= kKnownHostCountMax) answers.erase(answers.begin());
+// Makes room for the host's answer, so that note() allocates nothing. Hosts that wait for an answer keep theirs.
+void Resolver::State::make_place(const std::string& host, Instant now) {
+  const bool is_full = answers.size() >= kKnownHostCountMax;
+  for (auto at = answers.begin(); is_full && at != answers.end();) {
+    const auto answer = at++;
+    if (!answer->second.is_fresh(now) && !asked.contains(answer->first)) answers.erase(answer);
   }
-  answers.insert_or_assign(host, Answer{.address = std::move(address), .at = now});
-  asked.erase(host);
-  done.push_back(host);
+  for (auto at = answers.begin(); answers.size() >= kKnownHostCountMax && at != answers.end();) {
+    const auto answer = at++;
+    if (!asked.contains(answer->first)) answers.erase(answer);
+  }
+  answers.try_emplace(host);
+}
+
+void Resolver::State::note(const std::string& host, Result<HostAddress> address) noexcept {
+  Answer& answer = answers.at(host);
+  answer.address = std::move(address);
+  answer.at = clock_now();
+  done.insert(asked.extract(host));
   const uint64_t one = 1;
   static_cast<void>(!::write(fd.get(), &one, sizeof one));
 }
@@ -115,12 +136,13 @@ std::optional<Result<HostAddress>> Resolver::try_resolve(const std::string& host
   if (const auto found = state_->answers.find(host); found != state_->answers.end() && found->second.is_fresh(now))
     return found->second.address;
   if (!state_->asked.insert(host).second) return std::nullopt;
+  state_->make_place(host, now);
   if (state_->thread_count >= kLookupCountMax) {
     state_->waiting.push_back(host);
     return std::nullopt;
   }
   try {
-    std::thread([state = state_, host] { run(state, host); }).detach();
+    std::thread([state = state_, host]() mutable { run(state, std::move(host)); }).detach();
     ++state_->thread_count;
   } catch (const std::system_error& error) {
     state_->note(host,
@@ -135,7 +157,8 @@ std::vector<std::string> Resolver::take_done() {
   uint64_t count = 0;
   static_cast<void>(!::read(state_->fd.get(), &count, sizeof count));
   const MutexLock lock(state_->mutex);
-  return std::exchange(state_->done, {});
+  const std::set<std::string> done = std::exchange(state_->done, {});
+  return {done.begin(), done.end()};
 }
 
 }  // namespace penstock::net

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cluster/worker_session.h"
+#include "wire/control_record.h"
 
 namespace penstock::cluster {
 namespace {
@@ -319,6 +320,31 @@ TEST_F(RosterTest, FencedIncarnationsAreRememberedUpToABound) {
   EXPECT_EQ(roster_.fenced_count(), kFencedCountMax + 1);
   EXPECT_FALSE(worker(1).is_fenced);
   EXPECT_TRUE(worker(kFencedCountMax + 1).is_fenced);
+}
+
+// One key filled the rosters of all trainers, from which real workers then fell out.
+TEST_F(RosterTest, PoolHasRoomForSoManyWorkersAndTrainersAndNoMore) {
+  static_assert(kPoolCountMax <= wire::kRosterCountMax, "a roster has no room for all workers of a pool");
+  for (uint64_t id = 1; id <= kPoolCountMax; ++id) {
+    ASSERT_TRUE(roster_.may_report_worker(id)) << id;
+    worker(id);
+  }
+  EXPECT_FALSE(roster_.may_report_worker(kPoolCountMax + 1));
+  EXPECT_TRUE(roster_.may_report_worker(1)) << "it is known";
+  EXPECT_TRUE(roster_.may_report_trainer(1));
+  roster_.worker_left(1, now_);
+  EXPECT_TRUE(roster_.may_report_worker(kPoolCountMax + 1));
+
+  Roster other(6, now_);
+  for (uint64_t id = 1; id <= kPoolCountMax; ++id) {
+    ASSERT_TRUE(other.may_report_trainer(id)) << id;
+    other.trainer_reported({.trainer_id = id, .job = "job"}, now_);
+  }
+  EXPECT_FALSE(other.may_report_trainer(kPoolCountMax + 1));
+  EXPECT_TRUE(other.may_report_trainer(1)) << "it is known";
+  EXPECT_TRUE(other.may_report_worker(1));
+  other.trainer_left(1, now_);
+  EXPECT_TRUE(other.may_report_trainer(kPoolCountMax + 1));
 }
 
 // Reports of a trainer that is measured: of `step_s` and `worker_s` a batch, and with as many workers as it has.

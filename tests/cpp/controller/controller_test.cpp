@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// A controller on loopback with real sockets and keys, and clients of every role.
 #include "controller/controller.h"
 
 #include <gtest/gtest.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
+#include <string>
 #include <thread>
+#include <variant>
 
-#include "../base/field_count.h"
-#include "../net/pool_sockets.h"
 #include "base/identity.h"
 #include "cluster/worker_session.h"
 #include "controller/pool_status.h"
+#include "controller_fixture.h"
 #include "net/control_limits.h"
 #include "wire/control_record.h"
 
@@ -22,93 +19,9 @@ namespace penstock::controller {
 namespace {
 
 using net::Role;
-using test::field_count;
 using wire::ControlMessage;
 using wire::TrainerRoster;
 using wire::WorkerOrders;
-
-bool is_whole_json(const std::string& text);
-
-class ControllerTest : public net::PoolSocketsTest {
- protected:
-  ControllerTest() { start({.host = "127.0.0.1", .port = 0}); }
-  ~ControllerTest() override { stop(); }
-
-  void start(const net::Endpoint& endpoint) {
-    const auto deadline = Clock::now() + kPatience;
-    auto started = Controller::start(endpoint, keys_.ring(Role::kController));
-    while (!started && Clock::now() < deadline) started = Controller::start(endpoint, keys_.ring(Role::kController));
-    ASSERT_TRUE(started) << started.error().message;
-    controller_ = std::move(started).value();
-    endpoint_ = controller_->endpoint();
-    thread_ = std::jthread([this] { EXPECT_TRUE(controller_->run(stop_fd_.get())); });
-  }
-  void stop() {
-    if (!thread_.joinable()) return;
-    const uint64_t one = 1;
-    ASSERT_EQ(::write(stop_fd_.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
-    thread_.join();
-    uint64_t count = 0;
-    ASSERT_EQ(::read(stop_fd_.get(), &count, sizeof count), static_cast<ssize_t>(sizeof count));
-    controller_.reset();
-  }
-
-  std::unique_ptr<net::ClientSocket> join(Role role) {
-    auto client =
-        connect(endpoint_, keys_.pair(role), keys_.public_key(Role::kController), {.limits = net::control_limits()});
-    expect_connected(*client);
-    return client;
-  }
-  static ControlMessage exchange(net::ClientSocket& client, const ControlMessage& message) {
-    EXPECT_TRUE(client.send(wire::write_control(message)));
-    return next(client);
-  }
-  static ControlMessage next(net::ClientSocket& client) {
-    const auto receipt = next_message(client);
-    EXPECT_TRUE(receipt);
-    if (!receipt) return {};
-    const auto parsed = wire::parse_control(receipt->parts.at(0).bytes());
-    EXPECT_TRUE(parsed) << parsed.error().message;
-    return parsed ? parsed.value() : ControlMessage{};
-  }
-
-  static wire::WorkerReport worker(uint64_t id) {
-    return {.worker_id = id, .incarnation = 1, .endpoint = "tcp://127.0.0.1:5", .about = "a \"worker\"\n\xff"};
-  }
-  static wire::TrainerReport trainer(uint64_t id) {
-    return {.trainer_id = id, .job = "train.py", .worker_count_max = 8, .queue = {.ready_batches = 3}};
-  }
-  // Reports until the controller has settled.
-  static TrainerRoster settled(net::ClientSocket& worker_client, net::ClientSocket& trainer_client) {
-    const auto deadline = Clock::now() + kPatience;
-    while (Clock::now() < deadline) {
-      EXPECT_TRUE(std::holds_alternative<WorkerOrders>(exchange(worker_client, worker(7))));
-      const auto answer = exchange(trainer_client, trainer(9));
-      const auto* roster = std::get_if<TrainerRoster>(&answer);
-      EXPECT_NE(roster, nullptr);
-      if (roster == nullptr || !roster->entries.empty()) return roster == nullptr ? TrainerRoster{} : *roster;
-      // A roster that is pushed comes before the next interval is over.
-      const net::Waitable waitables[] = {trainer_client.waitables()[0]};
-      EXPECT_TRUE(net::wait_readable(waitables, {}, {}, std::chrono::milliseconds(200)));
-    }
-    ADD_FAILURE() << "the controller never assigned the worker";
-    return {};
-  }
-
-  static void expect_all_served(net::ClientSocket& worker_client, net::ClientSocket& trainer_client,
-                                net::ClientSocket& operator_client) {
-    EXPECT_TRUE(std::holds_alternative<WorkerOrders>(exchange(worker_client, worker(7))));
-    EXPECT_TRUE(std::holds_alternative<TrainerRoster>(exchange(trainer_client, trainer(9))));
-    const auto status = exchange(operator_client, wire::StatusRequest{});
-    ASSERT_TRUE(std::holds_alternative<wire::Status>(status));
-    EXPECT_TRUE(is_whole_json(std::get<wire::Status>(status).json)) << std::get<wire::Status>(status).json;
-  }
-
-  FileDescriptor stop_fd_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-  std::unique_ptr<Controller> controller_;
-  net::Endpoint endpoint_;
-  std::jthread thread_;
-};
 
 // A flood kept leases from ending, and SIGTERM from being heard.
 TEST_F(ControllerTest, FloodOfMessagesDoesNotMakeATurnLonger) {
@@ -286,27 +199,6 @@ TEST_F(ControllerTest, GarbageAndOtherVersionsAreAnsweredWithASentence) {
   EXPECT_TRUE(std::holds_alternative<TrainerRoster>(exchange(*client, trainer(1))));
 }
 
-// Whether strings end and brackets match, which a text that was cut off fails.
-bool is_whole_json(const std::string& text) {
-  std::string open;
-  bool is_in_string = false;
-  for (size_t place = 0; place < text.size(); ++place) {
-    const char c = text[place];
-    if (is_in_string && c == '\\') {
-      ++place;
-    } else if (c == '"') {
-      is_in_string = !is_in_string;
-    } else if (!is_in_string && (c == '{' || c == '[')) {
-      open += c == '{' ? '}' : ']';
-    } else if (!is_in_string && (c == '}' || c == ']')) {
-      if (open.empty() || open.back() != c) return false;
-      open.pop_back();
-      if (open.empty()) return place + 1 == text.size();
-    }
-  }
-  return false;
-}
-
 size_t count_of(const std::string& text, const std::string& part) {
   size_t count = 0;
   for (size_t place = text.find(part); place != std::string::npos; place = text.find(part, place + 1)) ++count;
@@ -390,68 +282,6 @@ TEST_F(ControllerTest, WorkerThatConnectsAgainIsHeardOverItsNewConnection) {
   ASSERT_TRUE(std::holds_alternative<WorkerOrders>(exchange(*client, worker(7))));
   const auto again = join(Role::kWorker);
   EXPECT_TRUE(std::holds_alternative<WorkerOrders>(exchange(*again, worker(7))));
-}
-
-// A worker's report that is as it should be but for one field. Whatever the controller makes of it, others are served.
-TEST_F(ControllerTest, ReportWithOneWrongFieldLeavesOthersServed) {
-  const auto alterations = std::to_array<void (*)(wire::WorkerReport&)>({
-      [](auto& r) { r.worker_id = 0; },
-      [](auto& r) { r.incarnation = ~uint32_t{0}; },
-      [](auto& r) { r.endpoint = std::string(256, '\xff'); },
-      [](auto& r) { r.is_draining = true; },
-      [](auto& r) { r.trainer_id = 12345; },
-      [](auto& r) { r.about = std::string(4096, '\0'); },
-      [](auto& r) { r.declined.assign(64, 9); },
-      [](auto& r) { r.decline_reason = std::string(1024, '"'); },
-      [](auto& r) { r.name = std::string(128, '\\'); },
-      [](auto& r) { r.job_kinds = 0xff; },
-      [](auto& r) { r.torch = 0xffff; },
-  });
-  static_assert(alterations.size() == field_count<wire::WorkerReport>(), "a field of a worker's report has no case");
-  const auto worker_client = join(Role::kWorker);
-  const auto trainer_client = join(Role::kTrainer);
-  const auto operator_client = join(Role::kOperator);
-  settled(*worker_client, *trainer_client);
-  for (const auto alter : alterations) {
-    const auto hostile = join(Role::kWorker);
-    wire::WorkerReport report = worker(8);
-    alter(report);
-    const auto answer = exchange(*hostile, report);
-    EXPECT_TRUE(std::holds_alternative<WorkerOrders>(answer) || std::holds_alternative<wire::Refusal>(answer));
-    ASSERT_TRUE(hostile->send(wire::write_control(wire::Farewell{.id = report.worker_id, .is_worker = true})));
-    expect_all_served(*worker_client, *trainer_client, *operator_client);
-  }
-}
-
-TEST_F(ControllerTest, TrainersReportWithOneWrongFieldLeavesOthersServed) {
-  constexpr uint64_t kMost = ~uint64_t{0};
-  const auto alterations = std::to_array<void (*)(wire::TrainerReport&)>({
-      [](auto& r) { r.trainer_id = 0; },
-      [](auto& r) { r.job = std::string(256, '"'); },
-      [](auto& r) { r.worker_count_max = ~uint32_t{0}; },
-      [](auto& r) { r.queue.delivered_batches = r.queue.stepping_ns = r.queue.made_ns = kMost; },
-      [](auto& r) { r.steps.compute_ns = kMost; },
-      [](auto& r) { r.costs.cpu_ns = kMost; },
-      [](auto& r) { r.gpu = {.begin_uj = 0, .now_uj = kMost - 1}; },
-      [](auto& r) { r.about = std::string(4096, '\xff'); },
-      [](auto& r) { r.job_kind = wire::JobKind::kPlugin; },
-      [](auto& r) { r.torch = 0xffff; },
-      [](auto& r) { r.job_rank = {.group = 1, .rank = 5, .world_size = 0}; },
-  });
-  static_assert(alterations.size() == field_count<wire::TrainerReport>(), "a field of a trainer's report has no case");
-  const auto worker_client = join(Role::kWorker);
-  const auto trainer_client = join(Role::kTrainer);
-  const auto operator_client = join(Role::kOperator);
-  settled(*worker_client, *trainer_client);
-  for (const auto alter : alterations) {
-    const auto hostile = join(Role::kTrainer);
-    wire::TrainerReport report = trainer(8);
-    alter(report);
-    const auto answer = exchange(*hostile, report);
-    EXPECT_TRUE(std::holds_alternative<TrainerRoster>(answer) || std::holds_alternative<wire::Refusal>(answer));
-    ASSERT_TRUE(hostile->send(wire::write_control(wire::Farewell{.id = report.trainer_id})));
-    expect_all_served(*worker_client, *trainer_client, *operator_client);
-  }
 }
 
 }  // namespace

@@ -43,6 +43,22 @@ TEST(BatchMemory, SizeThatIsUnlikelyCostsAddressesAloneAndLeavesTheOtherSlabsAsT
   EXPECT_EQ(&memory.take(kPiece).value().lease->view(), &usual.lease->view());
 }
 
+// A size that a worker claimed counted as one that had come, and raised the cap for all workers from then on.
+TEST(BatchMemory, SizesUpToFourTimesTheLargestThatCameAreLikelyWhateverWasClaimed) {
+  BatchMemory memory(1 << 30);
+  constexpr uint64_t kClaimed = 96 << 20;
+  const auto is_likely = [&](uint64_t bytes) { return !memory.take_growing(bytes).value().is_transient; };
+  for (int count = 0; count < 3; ++count) EXPECT_FALSE(is_likely(kClaimed));
+  EXPECT_EQ(memory.take(kClaimed).error().code, Errc::kTooLarge);
+  EXPECT_EQ(memory.largest_bytes(), 0u);
+  memory.note_received(kClaimed / 4);
+  memory.note_received(1);
+  EXPECT_EQ(memory.largest_bytes(), kClaimed / 4);
+  EXPECT_TRUE(is_likely(kClaimed));
+  EXPECT_FALSE(is_likely(kClaimed + 4));
+  EXPECT_EQ(memory.take(kClaimed + 4).error().code, Errc::kTooLarge);
+}
+
 TEST(BatchMemory, BatchForWhichMemoryRunsOutGoesOnOnTheHeap) {
   EXPECT_EQ(test::in_child([]() -> std::string {
               BatchMemory memory(1 << 30);

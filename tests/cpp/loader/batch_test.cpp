@@ -282,6 +282,7 @@ TEST_F(BatchTest, TensorThatCameInFewerBytesIsWidenedIntoASlabOfItsOwn) {
   EXPECT_TRUE(batch.value()->is_narrow());
   BatchMemory memory(1 << 24);
   ASSERT_TRUE(batch.value()->widen(memory));
+  EXPECT_EQ(memory.largest_bytes(), 0u) << "what it was widened to has not come";
   const at::Tensor& tensor = batch.value()->tensors()[0];
   EXPECT_EQ(tensor.storage().nbytes(), 4000u);
   EXPECT_FALSE(tensor.storage().resizable());
@@ -325,6 +326,7 @@ TEST_F(BatchTest, BytesThatDoNotBelongToTheirTensorAreAnError) {
   const auto widened = batch.value()->widen(memory);
   ASSERT_FALSE(widened);
   EXPECT_EQ(widened.error().code, Errc::kMalformed);
+  EXPECT_EQ(memory.largest_bytes(), 0u) << "a claim counts as little as a batch";
   const auto kept = batch.value()->try_keep_narrow();
   ASSERT_FALSE(kept);
   EXPECT_EQ(kept.error(), widened.error());

@@ -12,6 +12,7 @@ constexpr int kSuccess = 0, kUninitialized = 1, kInvalidArgument = 2, kNotSuppor
 std::atomic<int> start_count{0};
 std::atomic<int64_t> used_mj{penstock::loader::kFakeGpuDoesNotCount};
 std::atomic<bool> is_hanging{false};
+std::atomic<bool> is_throwing{false};
 int the_gpu = 0;
 
 }  // namespace
@@ -33,6 +34,7 @@ extern "C" {
   if (start_count == 0) return kUninitialized;
   if (device != &the_gpu) return kInvalidArgument;
   is_hanging.wait(true);
+  if (is_throwing.load()) throw 7;
   const int64_t used = used_mj.load();
   if (used < 0) return kNotSupported;
   *millijoules = static_cast<unsigned long long>(used);
@@ -44,4 +46,5 @@ extern "C" {
   is_hanging.store(does_hang);
   is_hanging.notify_all();
 }
+[[gnu::visibility("default")]] void fake_nvml_throw(bool does_throw) { is_throwing.store(does_throw); }
 }

@@ -21,6 +21,7 @@ class FakeNvml {
   FakeNvml& operator=(const FakeNvml&) = delete;
   ~FakeNvml() {
     hang(false);
+    fail_by_throwing(false);
     use(std::nullopt);
     ::dlclose(library_);
   }
@@ -31,6 +32,10 @@ class FakeNvml {
   }
   // Whether the driver answers no question any more.
   void hang(bool does_hang) { reinterpret_cast<void (*)(bool)>(::dlsym(library_, "fake_nvml_hang"))(does_hang); }
+  // Whether the driver throws, and no exception of the standard library.
+  void fail_by_throwing(bool does_throw) {
+    reinterpret_cast<void (*)(bool)>(::dlsym(library_, "fake_nvml_throw"))(does_throw);
+  }
 
  private:
   void* library_;

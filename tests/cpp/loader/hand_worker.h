@@ -73,6 +73,7 @@ struct HandWorkerOptions {
   std::function<MadeBatch(uint64_t sequence)> make{};  // of each batch; without one its bytes count up
   std::string handover{};                              // where it listens to hand batches over as slabs
   Numerics numerics{};                                 // of its kernels
+  uint64_t dataset_size = wire::kSizeUntold;           // that it tells with each batch
   // Writes to a message, or to a wish for a blob, before it is sent.
   std::function<void(const ToTrainer&, std::span<std::byte>)> alter_message{};
   std::function<void(std::span<std::byte>)> alter_wish{};
@@ -214,6 +215,7 @@ class HandWorkerOf {
     answer.kind = wire::AnswerKind::kBatch;
     answer.payload_bytes = size;
     answer.record_bytes = made->record_bytes;
+    answer.dataset_size = options_.dataset_size;
     answer.state = std::as_bytes(std::span(kState));
     if (connection_) {
       const uint32_t slab_index = arena_->try_acquire().value();

@@ -76,7 +76,7 @@ void expect_sound_with(const std::function<std::vector<std::byte>(TrainerRoster)
     HostilePool pool;
     // The workers make nothing before the trainer was sent a wrong roster.
     const std::function<bool()> may_work = [&] { return controller->answered_count() > 1; };
-    auto& answer = pool.start_controller([&, first_wrong](int answered_count) {
+    auto& answer = pool.start_controller([&, first_wrong](const wire::TrainerReport&, int answered_count) {
       return answered_count < first_wrong ? wire::write_control(right) : alter(right);
     });
     controller = &answer;

@@ -29,7 +29,7 @@ namespace penstock::loader {
 // Answers each report of a trainer with the bytes that a test says. Runs on a thread of its own until it is destroyed.
 class HandController {
  public:
-  using Answer = std::function<std::vector<std::byte>(int answered_count)>;
+  using Answer = std::function<std::vector<std::byte>(const wire::TrainerReport& report, int answered_count)>;
 
   HandController(std::unique_ptr<net::ServerSocket> server, Answer answer)
       : answer_(std::move(answer)),
@@ -46,8 +46,9 @@ class HandController {
       net::ServerReceipt receipt;
       while (server_->try_receive(receipt).value()) {
         const auto message = wire::parse_control(receipt.parts.at(0).bytes());
-        if (!message || !std::holds_alternative<wire::TrainerReport>(message.value())) continue;
-        static_cast<void>(server_->send(receipt.peer.routing_id, answer_(answered_count_.load())));
+        const auto* report = message ? std::get_if<wire::TrainerReport>(&message.value()) : nullptr;
+        if (report == nullptr) continue;
+        static_cast<void>(server_->send(receipt.peer.routing_id, answer_(*report, answered_count_.load())));
         answered_count_.fetch_add(1);
       }
       const net::Waitable waitables[] = {server_->waitable()};

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <span>
 #include <string>
@@ -308,6 +310,67 @@ TEST(HostileWorkers, AnotherLengthThanTheOneThatTheEpochIsReadByNamesBoth) {
   EXPECT_NE(batch->remote_error()->worker.find(kHostileName), std::string::npos);
   EXPECT_NE(batch->remote_error()->text.find("that of worker 0000000000000006"), std::string::npos)
       << batch->remote_error()->text;
+}
+
+TEST(HostileWorkers, AnotherKindOfDatasetThanTheOneThatTheEpochIsReadByNamesBoth) {
+  struct Kinds {
+    uint64_t own, others;
+    const char* text;
+  };
+  for (const Kinds& kinds : {Kinds{wire::kNoSize, 3,
+                                   "its dataset has no length, as it is iterable, and that of worker "
+                                   "0000000000000006, by which this epoch is read, has 3 samples"},
+                             Kinds{3, wire::kNoSize,
+                                   "its dataset has 3 samples, and that of worker 0000000000000006, by which this "
+                                   "epoch is read, has no length, as it is iterable"}}) {
+    HostilePool pool;
+    pool.add({.worker_id = kHostile, .dataset_size = kinds.own});
+    pool.begin({.size = kinds.others, .by = "0000000000000006"});
+    const auto batch = pool.first_batch();
+    ASSERT_TRUE(batch);
+    ASSERT_TRUE(batch->remote_error());
+    EXPECT_NE(batch->remote_error()->worker.find(kHostileName), std::string::npos);
+    EXPECT_NE(batch->remote_error()->text.find(kinds.text), std::string::npos) << batch->remote_error()->text;
+  }
+}
+
+TEST(HostileWorkers, WorkersOfOneKindOfDatasetGiveWholeEpochs) {
+  for (const uint64_t size : {uint64_t{3}, wire::kNoSize}) {
+    HostilePool pool;
+    pool.add({.worker_id = kHonest, .dataset_size = size});
+    pool.begin({.size = size, .by = "0000000000000005"});
+    pool.expect_sound("");
+  }
+}
+
+// The bytes of an answer counted as a batch's before it was known to be one, and raised what is thought likely of all
+// workers. The trainer's report tells: the bytes in flight are as many of the largest batch as were asked for.
+TEST(HostileWorkers, AnswerThatIsNoBatchIsNotTheLargestThatHasCome) {
+  std::atomic<int> made_count{0};
+  std::atomic<bool> is_refused{false};
+  std::promise<uint64_t> bytes_in_flight;
+  HandWorker::Options options{.worker_id = kHostile, .piece_bytes = 1 << 20};
+  options.may_work = [&] { return made_count.load() == 0; };
+  options.make = [&](uint64_t) {
+    made_count.fetch_add(1);
+    MadeBatch made = count_up(8 << 20, 0);
+    made.payload[made.payload.size() - made.record_bytes] = std::byte{0};  // of the record's magic
+    return made;
+  };
+  HostilePool pool;
+  pool.start_controller([&, count = 0](const wire::TrainerReport& report, int) mutable {
+    // The second report that comes after the refusal was made after it, too.
+    if (is_refused.load() && report.queue.asked_batches > 0 && ++count == 2)
+      bytes_in_flight.set_value(report.queue.bytes_in_flight);
+    return wire::write_control(wire::TrainerRoster{.controller_id = 11, .view = 5, .is_settled = true});
+  });
+  pool.add(options);
+  pool.begin();
+  ASSERT_TRUE(pool.is_told("is connected to anew"));
+  is_refused.store(true);
+  auto told = bytes_in_flight.get_future();
+  ASSERT_EQ(told.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  EXPECT_EQ(told.get(), 0u);
 }
 
 // 16 tensors over the same bytes, each of 63 times as many, were 1,000 times what had come.

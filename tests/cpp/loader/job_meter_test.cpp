@@ -74,6 +74,14 @@ TEST_F(JobMeterTest, DriverThatHangsHoldsUpNeitherReadingNorTheEnd) {
   meter_.reset();
 }
 
+// The program was ended by std::terminate.
+TEST_F(JobMeterTest, DriverThatThrowsLeavesTheEnergyUnknown) {
+  meter_->open_gpu(kFakeGpuUuid, PENSTOCK_FAKE_NVML);
+  ASSERT_TRUE(read_until(is_known).has_energy());
+  nvml_.fail_by_throwing(true);
+  EXPECT_EQ(read_until(is_unknown), wire::GpuMeter{});
+}
+
 TEST_F(JobMeterTest, WithoutGpuTheEnergyIsUnknown) { EXPECT_EQ(meter_->read_gpu(), wire::GpuMeter{}); }
 
 TEST_F(JobMeterTest, OtherThreadsSeeWhatWorkersHaveSpent) {

@@ -7,14 +7,41 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstdlib>
 #include <future>
 #include <map>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "base/live_clock.h"
+
+namespace {
+
+thread_local bool is_memory_used_up = false;  // nothing more is allocated on this thread
+
+void* try_allocate(size_t bytes) noexcept {
+  return is_memory_used_up ? nullptr : std::malloc(std::max<size_t>(bytes, 1));
+}
+
+void* allocate(size_t bytes) {
+  if (void* memory = try_allocate(bytes); memory != nullptr) return memory;
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return allocate(bytes); }
+void* operator new[](size_t bytes) { return allocate(bytes); }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return try_allocate(bytes); }
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return try_allocate(bytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 
 namespace penstock::net {
 namespace {
@@ -137,6 +164,62 @@ TEST(Resolver, LookupThatThrowsIsAFailure) {
   EXPECT_FALSE(resolver->try_resolve("node", clock_now()));
   await(*resolver, "node");
   EXPECT_EQ(resolver->try_resolve("node", clock_now())->error().message, "no memory");
+}
+
+// The program was ended by std::terminate, as by each exception that leaves a thread.
+TEST(Resolver, LookupThatThrowsNoExceptionOfTheLibraryIsAFailure) {
+  const auto resolver = Resolver::open([](const std::string&) -> Result<HostAddress> { throw 7; }).value();
+  EXPECT_FALSE(resolver->try_resolve("node", clock_now()));
+  await(*resolver, "node");
+  EXPECT_EQ(resolver->try_resolve("node", clock_now())->error().message, "something that is no std::exception");
+}
+
+// The same, as its thread made a place for the answer.
+TEST(Resolver, AnswerIsNotedWhereTheThreadHasNoMemory) {
+  const HostAddress address{.number = "2001:db8:1111:2222:3333:4444:5555:6666", .is_ipv6 = true};
+  const std::string host = "a-worker-with-a-long-name.example";
+  const auto resolver = Resolver::open([&address](const std::string&) {
+                          Result<HostAddress> found(address);
+                          is_memory_used_up = true;
+                          return found;
+                        }).value();
+  EXPECT_FALSE(resolver->try_resolve(host, clock_now()));
+  await(*resolver, host);
+  EXPECT_EQ(resolver->try_resolve(host, clock_now())->value(), address);
+}
+
+TEST(Resolver, FailureIsNotedWhereTheThreadHasNoMemoryForItsWords) {
+  const std::string host = "a-worker-with-a-long-name.example";
+  const auto resolver = Resolver::open([](const std::string&) -> Result<HostAddress> {
+                          const std::runtime_error failure("these words are more than fit a string without memory");
+                          is_memory_used_up = true;
+                          throw failure;
+                        }).value();
+  EXPECT_FALSE(resolver->try_resolve(host, clock_now()));
+  await(*resolver, host);
+  EXPECT_EQ(resolver->try_resolve(host, clock_now())->error().message, "no memory");
+}
+
+// An answer has the place that was made when its host was asked for.
+TEST(Resolver, HostsBeyondTheLimitTakeNoPlaceOfOneThatIsAskedFor) {
+  HandLookup lookup({"slow"});
+  const auto resolver = Resolver::open([function = lookup.function()](const std::string& host) -> Result<HostAddress> {
+                          if (host == "slow") return function(host);
+                          return HostAddress{.number = "10.0.0.1"};
+                        }).value();
+  EXPECT_FALSE(resolver->try_resolve("slow", clock_now()));
+  for (size_t index = 0; index < kKnownHostCountMax; ++index)
+    EXPECT_FALSE(resolver->try_resolve("host" + std::to_string(index), clock_now()));
+  for (size_t done_count = 0; done_count < kKnownHostCountMax;) {
+    pollfd waited{.fd = resolver->fd(), .events = POLLIN, .revents = 0};
+    ASSERT_EQ(::poll(&waited, 1, 30'000), 1);
+    done_count += resolver->take_done().size();
+  }
+  EXPECT_FALSE(resolver->try_resolve("one more", clock_now()));
+  await(*resolver, "one more");
+  lookup.answer("slow", HostAddress{.number = "10.0.0.2"});
+  await(*resolver, "slow");
+  EXPECT_EQ(resolver->try_resolve("slow", clock_now())->value().number, "10.0.0.2");
 }
 
 TEST(Resolver, EndsWithoutWaitingForALookup) {

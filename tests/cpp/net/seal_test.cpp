@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "../base/left_bytes.h"
 
 namespace penstock::net {
 namespace {
@@ -142,6 +145,21 @@ TEST_F(Agreement, EverythingThatTheLinkIsGoesIntoItsKeys) {
     EXPECT_FALSE(is_same(terms_.to_worker, other.to_worker));
     EXPECT_FALSE(terms_.ticket.is(other.ticket.text()));
   }
+}
+
+TEST_F(Agreement, KeysAreWipedWithTheTermsThatHaveThem) {
+  for (const auto key : {&SealTerms::to_trainer, &SealTerms::to_worker}) {
+    SealTerms terms{.cipher = SealCipher::kAes256Gcm};
+    const Bytes secret(32, std::byte{7});
+    std::copy(secret.begin(), secret.end(), (terms.*key).bytes().begin());
+    EXPECT_FALSE(test::leaves<SealTerms>(secret, std::move(terms)));
+  }
+}
+
+// Of so few characters that they lie in the ticket itself, whose memory can be looked at.
+TEST_F(Agreement, TicketIsWipedWhenItIsDropped) {
+  const std::string text = "fifteen letters";
+  EXPECT_FALSE(test::leaves<Ticket>(std::as_bytes(std::span(text)), text));
 }
 
 TEST_F(Agreement, AesIsChosenWhereBothComputeItFast) {

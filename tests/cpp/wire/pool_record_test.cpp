@@ -8,6 +8,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "../base/left_bytes.h"
+
 namespace penstock::wire {
 namespace {
 
@@ -382,6 +384,16 @@ TEST_F(PoolRecord, AnotherVersionIsAMismatchThatNamesBoth) {
   ASSERT_FALSE(parsed);
   EXPECT_EQ(parsed.error().code, Errc::kMismatch);
   EXPECT_NE(parsed.error().message.find("version 99"), std::string::npos);
+}
+
+// They stayed in whatever memory the messages had been in.
+TEST_F(PoolRecord, HalvesOfALinksKeysAreWipedWithTheMessagesThatHaveThem) {
+  const std::span<const std::byte> offered = offer_.nonce;
+  const std::span<const std::byte> granted = grant_.nonce;
+  EXPECT_FALSE(test::leaves<SealOffer>(offered, offer_));
+  EXPECT_FALSE(test::leaves<SealGrant>(granted, grant_));
+  EXPECT_FALSE(test::leaves<PoolRequest>(offered, hello()));
+  EXPECT_FALSE(test::leaves<PoolAnswer>(granted, welcome()));
 }
 
 }  // namespace
