@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from elastic_pools import Elastic, expected
+from elastic_pools import ON_A_FULL_DISK, Elastic, expected, free_disk, full_disk
+from engine_pools import kill_family
+from namespaces import NotHere, tiny_folder
 from pool_processes import Process
 
 pytestmark = pytest.mark.slow
@@ -75,3 +81,135 @@ def test_down_of_a_pool_without_an_engine_says_so(elastic: Elastic) -> None:
     down = elastic.down()
     assert down.wait() == 1
     assert "has no engine" in down.output
+
+
+def kill_the_worker(elastic: Elastic) -> None:
+    (pid,) = elastic.processes().values()
+    kill_family(pid)
+
+
+def waits_for_the_journal(elastic: Elastic, up: Process, why: str) -> None:
+    """`penstock up` says why it starts nobody, in its log and in the status."""
+    (line,) = up.wait_for_lines(lambda line: "no worker is started, and those that run" in line)
+    assert f"since the journal cannot be written ({why})" in line
+
+    def is_told(status: dict[str, Any]) -> bool:
+        refusal = (status["engine"] or {}).get("refusal") or ""
+        return refusal.startswith(f"the journal cannot be written ({why})")
+
+    elastic.status_when(is_told)
+
+
+@pytest.mark.long("SIGINT", "down")
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "down"])
+def test_pool_on_a_full_disk_starts_no_worker_and_ends_when_asked(
+    elastic: Elastic, how: str
+) -> None:
+    """It lived on without its adapter, heard no signal, and its workers were left."""
+    up = elastic.up("--min", "1", "--max", "1")
+    elastic.has_workers(1)
+    with full_disk(up):
+        kill_the_worker(elastic)
+        waits_for_the_journal(elastic, up, "File too large")
+        assert elastic.processes() == {}
+    up.wait_for_lines(lambda line: "workers are started again" in line)
+    elastic.has_workers(1)
+    with full_disk(up):
+        if how == "down":
+            down = elastic.down()
+            assert down.wait() == 0, down.output
+        else:
+            up.process.send_signal(signal.Signals[how])
+        assert up.wait() == 0, up.output
+    assert elastic.processes() == {}
+
+
+def test_pool_that_starts_on_a_full_disk_follows_the_workers_of_before(elastic: Elastic) -> None:
+    up = elastic.up("--min", "1", "--max", "1")
+    elastic.has_workers(1)
+    before = elastic.processes()
+    up.end(signal.SIGKILL)
+    up = elastic.up("--min", "1", "--max", "1", within=ON_A_FULL_DISK)
+    waits_for_the_journal(elastic, up, "File too large")
+    elastic.has_workers(1)
+    assert elastic.processes() == before
+    free_disk(up)
+    up.wait_for_lines(lambda line: "workers are started again" in line)
+    assert up.end() == 0, up.output
+    assert elastic.processes() == {}
+
+
+@pytest.mark.long
+def test_pool_whose_file_system_is_full_goes_on_and_ends_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state").mkdir()
+    try:
+        tiny = tiny_folder(str(tmp_path / "state"))
+    except NotHere as reason:
+        pytest.skip(str(reason))
+    elastic = Elastic(tmp_path, monkeypatch, within=tiny.within)
+    try:
+        up = elastic.up("--min", "1", "--max", "1")
+        elastic.has_workers(1)
+        ((name, worker),) = elastic.processes().items()
+        up.end(signal.SIGKILL)
+        tiny.fill(worker)
+        there = ("nsenter", f"--target={worker}", "--mount", "--wd", "--")
+        up = elastic.up("--min", "1", "--max", "1", within=there)
+        waits_for_the_journal(elastic, up, "No space left on device")
+        elastic.has_workers(1)
+        assert elastic.processes() == {name: worker}
+        kill_the_worker(elastic)
+        tiny.empty(up.process.pid)
+        elastic.runs_processes(lambda names: len(names) == 1 and name not in names)
+        tiny.fill(up.process.pid)
+        assert up.end() == 0, up.output
+        assert elastic.processes() == {}
+    finally:
+        elastic.close()
+
+
+def test_controller_that_cannot_listen_leaves_nothing(elastic: Elastic) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        up = Process(
+            ["up", "--engine", "local", "--state", str(elastic.state), "--min", "1"]
+            + ["--bind", bind],
+            elastic.pool.environment,
+        )
+        elastic.pool.processes.append(up)
+        assert up.wait() == 1
+    assert up.output.startswith(f"penstock up: listening at {bind} failed: Address already in use")
+    assert elastic.processes() == {}
+
+
+def test_controller_whose_port_of_before_is_taken_takes_another(elastic: Elastic) -> None:
+    up = elastic.up("--min", "1", "--max", "1")
+    elastic.has_workers(1)
+    before = elastic.pool.endpoint
+    up.end(signal.SIGKILL)
+    with socket.create_server(("127.0.0.1", int(before.rpartition(":")[2]))):
+        up = elastic.up("--min", "1", "--max", "1")
+        assert elastic.pool.endpoint != before
+        assert f"listening at {before} failed: Address already in use" in up.output
+        assert up.end() == 0, up.output
+    assert elastic.processes() == {}
+
+
+def stop_pipe(pid: int) -> Path:
+    """Through which the controller of `penstock up` is told to end."""
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if int(fd.name) > 2 and os.readlink(fd).startswith("pipe:"):
+                return fd
+    raise AssertionError(f"process {pid} has no pipe")
+
+
+def test_end_of_the_controller_ends_its_process(elastic: Elastic) -> None:
+    """It went on, and nobody could give it orders."""
+    up = elastic.up()
+    with open(stop_pipe(up.process.pid), "wb", buffering=0) as pipe:
+        pipe.write(b"x")
+    assert up.wait() == 1
+    assert "penstock up: the controller has ended: it was stopped;" in up.output

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from pool_processes import PoolProcesses, pool_of
 
+from penstock.engines import adapter as adapter_module
 from penstock.engines.adapter import Adapter, AdapterLimits
 from penstock.engines.bounded_call import BoundedCalls
 from penstock.engines.engine import EngineRefusal, EngineTrouble, WorkerState
 from penstock.engines.journal import Journal
+from penstock.errors import PenstockError
 
 
 class Scripted:
@@ -156,6 +158,21 @@ def test_the_end_of_the_pool_stops_all_workers(pool: PoolProcesses) -> None:
     while adapter.turn(is_to_end=True):
         pass
     assert engine.names == {}
+
+
+def test_the_end_of_the_pool_does_not_wait_for_ever_for_an_engine_that_does_not_answer(
+    pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, said = Scripted(), []
+    adapter = adapter_of(pool, engine, said)
+    engine.error = EngineTrouble("the cluster is gone")
+    assert adapter.turn(is_to_end=True)
+    monkeypatch.setattr(adapter_module, "_END_PATIENCE_S", 0.0)
+    assert adapter.turn(), "it is not to end"
+    with pytest.raises(PenstockError, match="workers that may be left: the cluster is gone; once"):
+        adapter.turn(is_to_end=True)
+    engine.error = None
+    assert not adapter.turn(is_to_end=True)
 
 
 class Lingering(Scripted):

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import threading
 import time
@@ -185,9 +186,9 @@ class _Elastic:
     def __init__(self, args: Any, state: Path) -> None:
         self._log = PoolLog("penstock up")
         journal = Journal(state / "journal")
-        self._controller = start_controller(_same_port(args.bind, state), args)
+        self._controller = _start_controller(args, journal.endpoint, self._log)
         endpoint = self._controller.endpoint
-        (state / "endpoint").write_text(endpoint)
+        journal.note_endpoint(endpoint)
         command = WorkerCommand(endpoint, args.keys and os.path.abspath(args.keys), PATIENCE_S)
         limits = AdapterLimits(
             worker_count_min=args.min,
@@ -200,36 +201,48 @@ class _Elastic:
         engine = _engine_of(args, command, journal.pool, state)
         self._adapter = Adapter(engine, journal, limits, endpoint, args.keys, self._log.tell)
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
+        self._controller_error = ""
 
     def run(self, start_dashboard: StartDashboard) -> int:
-        is_to_end = threading.Event()
+        # Can be read once a signal has come. A handler that takes a lock could wait for itself.
+        end_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
         def hear_signals() -> None:
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: is_to_end.set())
+                signal.signal(number, lambda *_: os.eventfd_write(end_fd, 1))
 
         hear_signals()
-        serving = threading.Thread(target=self._controller.run, args=(self._stop_read,))
-        serving.start()
-        endpoint = self._controller.endpoint
-        self._log.say(f"the controller listens at {endpoint}, process {os.getpid()}")
-        self._log.say(f"for training programs: export PENSTOCK_POOL={endpoint}")
-        start_dashboard(endpoint, self._log)
-        try:
-            while True:
+        serving = threading.Thread(target=self._serve, name="penstock-controller")
+        with contextlib.ExitStack() as stack:
+            serving.start()
+            stack.callback(serving.join)
+            stack.callback(os.write, self._stop_write, b"x")
+            stack.callback(self._adapter.close)
+            endpoint = self._controller.endpoint
+            self._log.say(f"the controller listens at {endpoint}, process {os.getpid()}")
+            self._log.say(f"for training programs: export PENSTOCK_POOL={endpoint}")
+            start_dashboard(endpoint, self._log)
+            is_to_end = False
+            while self._adapter.turn(is_to_end=is_to_end):
                 hear_signals()  # Ray puts handlers of its own in their place when it connects
-                if not self._adapter.turn(is_to_end=is_to_end.is_set()):
-                    break
-                if is_to_end.is_set():
+                if not serving.is_alive():
+                    raise PenstockError(
+                        f"the controller has ended: {self._controller_error or 'it was stopped'}; "
+                        f"workers go on with the jobs that they have, and `penstock up` with the "
+                        f"same --state finds them again"
+                    )
+                if is_to_end:
                     time.sleep(_ENDING_TURN_S)
                 else:
-                    is_to_end.wait(TURN_S)
-        finally:
-            self._adapter.close()
-            os.write(self._stop_write, b"x")
-            serving.join()
+                    is_to_end = bool(select.select([end_fd], [], [], TURN_S)[0])
         self._log.say("has ended, and no worker is left")
         return 0
+
+    def _serve(self) -> None:
+        try:
+            self._controller.run(self._stop_read)
+        except Exception as error:  # the main thread has it told
+            self._controller_error = str(error)
 
 
 def _resource(text: str) -> tuple[str, float]:
@@ -241,15 +254,21 @@ def _resource(text: str) -> tuple[str, float]:
     raise argparse.ArgumentTypeError(f"is {text!r}; NAME=N is expected, such as dataworker=1")
 
 
-def _same_port(bind: str, state: Path) -> str:
-    """Where the controller listened before, if any free port will do: workers that live look for it
-    there."""
-    path = state / "endpoint"
-    host, _, port = bind.rpartition(":")
-    if port != "0" or not path.exists():
-        return bind
-    before = path.read_text().strip()
-    return before if before.rpartition(":")[0] == host else bind
+def _start_controller(args: Any, before: str, log: PoolLog) -> _pool.Controller:
+    """At the endpoint where it was ``before``, if any free port will do: workers that live look for
+    it there."""
+    host, _, port = args.bind.rpartition(":")
+    if port == "0" and before.rpartition(":")[0] == host:
+        try:
+            return start_controller(before, args)
+        except PenstockError as error:
+            controller = start_controller(args.bind, args)  # fails, too, if it is not for the port
+            log.tell(
+                f"{error}; the controller takes another port, and what still looks for it at "
+                f"{before} has to be started again"
+            )
+            return controller
+    return start_controller(args.bind, args)
 
 
 def _engine_of(args: Any, command: WorkerCommand, pool: str, state: Path) -> Engine:
