@@ -10,10 +10,20 @@ from typing import Any
 
 def shown_plan_graph(told: str) -> dict[str, Any] | None:
     """Calls in their order, and edges by the places of calls in that list: None as ``source`` is
-    the batch, None as ``target`` is the program. None for a trainer that has no plan."""
+    the batch, None as ``target`` is the program. None for a trainer that has no plan. Raises
+    ValueError for what is no plan: trainers say what they like."""
     if not told:
         return None
-    plan = json.loads(told)
+    try:
+        return _graph(json.loads(told))
+    except Exception as error:
+        raise ValueError(
+            f"the trainer has reported something that is no plan "
+            f"({type(error).__name__}: {str(error)[:200]})"
+        ) from error
+
+
+def _graph(plan: dict[str, Any]) -> dict[str, Any]:
     place_of = {call["index"]: place for place, call in enumerate(plan["calls"])}
     return {
         "verdict": plan["verdict"],
