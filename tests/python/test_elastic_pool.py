@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,17 @@ def test_two_adapters_on_one_folder_are_refused(elastic: Elastic) -> None:
     )
     assert second.wait() == 1
     assert f"another penstock up runs on {elastic.state}; end it (penstock down)" in second.output
+
+
+def test_state_and_logs_are_read_by_their_user_alone(elastic: Elastic) -> None:
+    """Every user of the machine could read what datasets print."""
+    elastic.up("--min", "1", "--max", "1")
+    (name,) = elastic.runs_processes(lambda names: len(names) == 1)
+    modes = {
+        path: stat.S_IMODE((elastic.state / path).stat().st_mode)
+        for path in (".", "logs", "journal", f"logs/{name}.log")
+    }
+    assert modes == {".": 0o700, "logs": 0o700, "journal": 0o600, f"logs/{name}.log": 0o600}
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,14 @@ def test_a_journal_knows_after_a_restart_what_it_was_told(tmp_path: Path) -> Non
     assert again.stopped_at == {first[0]: 12.5}
     assert again.spent_worker_ms == 77
     assert not set(again.take_names(3)) & set(first)
+
+
+def test_journal_is_read_by_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_text('{"pool": "pk-1", "next": 5}\n')
+    path.chmod(0o644)
+    assert Journal(path).next_number == 5
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("cut", range(1, 20))
@@ -55,7 +64,10 @@ def test_a_journal_stays_short(tmp_path: Path) -> None:
     assert Journal(tmp_path / "journal").spent_worker_ms == 4199
 
 
-@pytest.mark.parametrize("line", ["[]", "nonsense", '{"next": "many"}', '{"stop": "a"}'])
+@pytest.mark.parametrize(
+    "line",
+    ["[]", "nonsense", '{"next": "many"}', '{"stop": "a"}', '{"pool": "pk-1; touch /tmp/x; "}'],
+)
 def test_a_journal_of_something_else_is_named_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "journal"
     Journal(path)

@@ -147,6 +147,15 @@ examples:
         help="slurm: memory of a worker (default: the partition's)",
     )
     parser.add_argument(
+        "--env",
+        type=_variable,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="slurm: further environment variable that workers have as it is here; may be given "
+        "several times (default: PATH, HOME, LD_LIBRARY_PATH, PYTHON* and the like, no secrets)",
+    )
+    parser.add_argument(
         "--address",
         default="auto",
         metavar="HOST:PORT",
@@ -167,7 +176,7 @@ examples:
     if args.budget is not None and args.price is None:
         raise CommandError("a --budget needs the --price of a worker's hour", "up")
     state = Path(args.state or Path.home() / ".local" / "state" / "penstock" / args.engine)
-    state.mkdir(parents=True, exist_ok=True)
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(state / "lock", "ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -245,6 +254,13 @@ class _Elastic:
             self._controller_error = str(error)
 
 
+def _variable(text: str) -> str:
+    """A type of argparse's."""
+    if text not in os.environ:
+        raise argparse.ArgumentTypeError(f"is {text!r}; the environment has no such variable")
+    return text
+
+
 def _resource(text: str) -> tuple[str, float]:
     """A type of argparse's."""
     name, equals, count = text.partition("=")
@@ -288,6 +304,7 @@ def _engine_of(args: Any, command: WorkerCommand, pool: str, state: Path) -> Eng
         cpus=args.cpus,
         memory_mb=args.memory,
         grace_s=args.grace,
+        variables=args.env,
     )
 
 

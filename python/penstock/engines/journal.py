@@ -16,6 +16,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from penstock.engines.engine import WORKER_NAME, private_file
 from penstock.errors import PenstockError
 
 _LINES_MAX = 4096  # then the file is written anew
@@ -61,6 +62,8 @@ class Journal:
             raise TypeError("no object")
         if "pool" in entry:
             self.pool = str(entry["pool"])
+            if not WORKER_NAME.fullmatch(f"{self.pool}-1"):
+                raise ValueError("no pool")
         if "endpoint" in entry:
             self.endpoint = str(entry["endpoint"])
         if "next" in entry:
@@ -141,7 +144,7 @@ class Journal:
 
 
 def _append(path: Path, entries: list[dict[str, Any]]) -> None:
-    with open(path, "ab") as file:
+    with open(path, "ab", opener=private_file) as file:
         file.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
         file.flush()
         os.fsync(file.fileno())
