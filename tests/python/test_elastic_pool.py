@@ -67,6 +67,27 @@ def test_state_and_logs_are_read_by_their_user_alone(elastic: Elastic) -> None:
     assert modes == {".": 0o700, "logs": 0o700, "journal": 0o600, f"logs/{name}.log": 0o600}
 
 
+def test_workers_have_a_folder_of_keys_with_their_own_secret_alone(elastic: Elastic) -> None:
+    """Workers, and so all datasets, had the operator's folder, with all secrets of the pool."""
+    keys = elastic.state.parent / "keys"
+    assert Process(["keys", str(keys)], elastic.pool.environment).wait() == 0
+    elastic.pool.environment["PENSTOCK_KEYS"] = str(keys)  # is the default of --keys
+    up = elastic.up("--min", "1", "--max", "1")
+    elastic.runs_processes(lambda names: len(names) == 1)
+    (pid,) = elastic.processes().values()
+    arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    folder = Path(arguments[arguments.index("--keys") + 1])
+    assert folder == elastic.state / "worker-keys"
+    public = {f"{role}.public" for role in ("controller", "operator", "trainer", "worker")}
+    assert {path.name for path in folder.iterdir()} == public | {"worker.secret"}
+    assert str(keys) not in Path(f"/proc/{pid}/environ").read_text()
+    assert [batch.tolist() for batch in elastic.loader(40, keys=str(keys))] == expected(40)
+    down = elastic.down()
+    assert down.wait() == 0, down.output
+    assert up.wait() == 0, up.output
+    assert not folder.exists()
+
+
 @pytest.mark.long
 def test_a_spent_budget_starts_nobody_and_says_so(elastic: Elastic) -> None:
     elastic.up("--max", "3", "--price", "1", "--budget", "0")
@@ -82,6 +103,8 @@ def test_arguments_that_make_no_sense_are_refused(elastic: Elastic) -> None:
         (["--min", "5", "--max", "2"], "--min is 5 and --max is 2"),
         (["--budget", "3"], "a --budget needs the --price"),
         (["--price", "cheap"], "is 'cheap'; an amount from 0 on is expected"),
+        (["--worker-keys", "folder"], "--worker-keys needs --keys"),
+        (["--env", "NO_SUCH_NAME"], "is 'NO_SUCH_NAME'; the environment has no such variable"),
     ]:
         process = Process(["up", "--engine", "local", *arguments], elastic.pool.environment)
         assert process.wait() == 2

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from pool_processes import PoolProcesses, pool_of
 
+from penstock import _pool
 from penstock.engines import adapter as adapter_module
 from penstock.engines.adapter import Adapter, AdapterLimits
 from penstock.engines.bounded_call import BoundedCalls
 from penstock.engines.engine import EngineRefusal, EngineTrouble, WorkerState
 from penstock.engines.journal import Journal
+from penstock.engines.worker_keys import WorkerKeys
 from penstock.errors import PenstockError
 
 
@@ -148,6 +150,33 @@ def test_an_adapter_without_its_controller_changes_nothing(pool: PoolProcesses) 
     assert adapter.turn()
     assert engine.names == before
     assert "the controller gives no orders" in said[-1]
+
+
+def test_worker_whose_keys_cannot_be_copied_is_not_started(pool: PoolProcesses) -> None:
+    keys = pool.folder / "keys"
+    _pool.make_key_folder(str(keys))
+    worker_keys = WorkerKeys(keys, pool.folder / "worker-keys")
+    engine, said = Scripted(), []
+    limits = AdapterLimits(worker_count_min=1, worker_count_max=1)
+    journal = Journal(pool.folder / "journal")
+    adapter = Adapter(engine, journal, limits, pool.endpoint, None, said.append, worker_keys)
+    secret = keys / "worker.secret"
+    secret.rename(keys / "elsewhere")
+    for _ in range(3):
+        assert adapter.turn()
+    assert engine.spawned == []
+    why = f"the workers' keys cannot be copied (No such file or directory): {secret}"
+    assert said == [f"no worker is started, and those that run go on, since {why}"]
+    assert pool.status()["engine"]["refusal"].startswith("the workers' keys cannot be copied")
+    (keys / "elsewhere").rename(secret)
+    adapter.turn()
+    assert said[1:] == ["all is written, and workers are started again as they are wanted"]
+    for _ in range(60):
+        adapter.turn()
+        if engine.spawned:
+            break
+        threading.Event().wait(0.1)
+    assert len(engine.spawned) == 1
 
 
 def test_the_end_of_the_pool_stops_all_workers(pool: PoolProcesses) -> None:

@@ -40,6 +40,7 @@ from penstock.engines.journal import Journal
 from penstock.engines.local_engine import LocalEngine
 from penstock.engines.ray_engine import RayEngine
 from penstock.engines.slurm_engine import SlurmEngine
+from penstock.engines.worker_keys import WorkerKeys
 from penstock.errors import PenstockError
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.worker_spec import PATIENCE_S
@@ -85,6 +86,12 @@ examples:
     )
     add_keys(parser)
     parser.add_argument(
+        "--worker-keys",
+        metavar="DIR",
+        help="folder of keys that the workers' machines have, with worker.secret and the public "
+        "keys (default: one that is made of --keys in --state, for as long as the pool lives)",
+    )
+    parser.add_argument(
         "--min",
         type=whole_number(0, _COUNT_MAX),
         default=0,
@@ -129,7 +136,8 @@ examples:
     parser.add_argument(
         "--state",
         metavar="DIR",
-        help="folder of the journal and the logs (default: ~/.local/state/penstock/ENGINE)",
+        help="folder of the journal, the logs and the workers' keys (default: "
+        "~/.local/state/penstock/ENGINE)",
     )
     parser.add_argument("--partition", metavar="NAME", help="slurm: partition of the workers' jobs")
     parser.add_argument("--account", metavar="NAME", help="slurm: account of the workers' jobs")
@@ -175,6 +183,8 @@ examples:
         )
     if args.budget is not None and args.price is None:
         raise CommandError("a --budget needs the --price of a worker's hour", "up")
+    if args.worker_keys is not None and args.keys is None:
+        raise CommandError("--worker-keys needs --keys, the folder of the controller's", "up")
     state = Path(args.state or Path.home() / ".local" / "state" / "penstock" / args.engine)
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(state / "lock", "ab") as lock:
@@ -198,7 +208,13 @@ class _Elastic:
         self._controller = _start_controller(args, journal.endpoint, self._log)
         endpoint = self._controller.endpoint
         journal.note_endpoint(endpoint)
-        command = WorkerCommand(endpoint, args.keys and os.path.abspath(args.keys), PATIENCE_S)
+        key_folder = args.worker_keys and os.path.abspath(args.worker_keys)
+        self._worker_keys: WorkerKeys | None = None
+        if args.keys is not None and key_folder is None:
+            own = (state / "worker-keys").absolute()
+            self._worker_keys = WorkerKeys(Path(args.keys).absolute(), own)
+            key_folder = str(own)
+        command = WorkerCommand(endpoint, key_folder, PATIENCE_S)
         limits = AdapterLimits(
             worker_count_min=args.min,
             worker_count_max=args.max,
@@ -208,7 +224,9 @@ class _Elastic:
             budget=args.budget,
         )
         engine = _engine_of(args, command, journal.pool, state)
-        self._adapter = Adapter(engine, journal, limits, endpoint, args.keys, self._log.tell)
+        self._adapter = Adapter(
+            engine, journal, limits, endpoint, args.keys, self._log.tell, self._worker_keys
+        )
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
         self._controller_error = ""
 
@@ -244,6 +262,8 @@ class _Elastic:
                     time.sleep(_ENDING_TURN_S)
                 else:
                     is_to_end = bool(select.select([end_fd], [], [], TURN_S)[0])
+            if self._worker_keys is not None:
+                self._worker_keys.remove()
         self._log.say("has ended, and no worker is left")
         return 0
 

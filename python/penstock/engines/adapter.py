@@ -4,7 +4,8 @@
 Once a turn the adapter asks the engine which workers there are, tells the controller, and does what
 is missing to what the controller wants. Nothing of it follows from what was done before, but for
 what the journal has: an adapter that is killed at any moment goes on where it was. While the
-journal cannot be written no worker is started; those that run are followed and stopped as ever.
+journal cannot be written, or the workers' keys, no worker is started; those that run are followed
+and stopped as ever.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from penstock import _pool
 from penstock.engines.bounded_call import BoundedCalls
 from penstock.engines.engine import Engine, EngineRefusal, EngineTrouble, WorkerState
 from penstock.engines.journal import Journal
+from penstock.engines.worker_keys import WorkerKeys
 from penstock.errors import PenstockError
 
 TURN_S = 1.0
@@ -45,7 +47,8 @@ class AdapterLimits:
 
 
 class Adapter:
-    """Confined to one thread. ``say`` takes sentences for the log."""
+    """Confined to one thread. ``say`` takes sentences for the log. ``worker_keys`` follow
+    ``key_folder``, the operator's."""
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class Adapter:
         controller: str,
         key_folder: str | None,
         say: Callable[[str], None],
+        worker_keys: WorkerKeys | None = None,
     ) -> None:
         self._engine = engine
         self._journal = journal
@@ -71,7 +75,11 @@ class Adapter:
         self._asked_at: dict[str, float] = {}  # of names that the engine does not tell of yet
         self._end_at: dict[str, float] = {}  # when a worker that was stopped has had its grace
         self._told = ""
-        self._is_journal_stuck = False  # as it was told last
+        # What has to be on the disk before a worker is started.
+        self._kept: list[Journal | WorkerKeys] = [journal]
+        if worker_keys is not None:
+            self._kept.append(worker_keys)
+        self._is_kept = True  # as it was told last
         self._end_mute_since: float | None = None  # the engine, once the pool was to end
         self._counted_at: float | None = None
         self._running_count = 0
@@ -82,9 +90,10 @@ class Adapter:
         """One turn. False once the pool has ended: no worker is left. With ``is_to_end`` it ends
         whatever the controller says. Raises PenstockError if the pool is to end and the engine has
         not answered for _END_PATIENCE_S."""
-        self._journal.catch_up()
+        for one in self._kept:
+            one.catch_up()
         has_more = self._turn(is_to_end)
-        self._tell_of_journal()
+        self._tell_what_is_not_kept()
         return has_more
 
     def _turn(self, is_to_end: bool) -> bool:
@@ -105,7 +114,7 @@ class Adapter:
         stops = set(workers) if is_to_end else set(orders.stops if orders else ())
         try:
             self._stop(stops & workers.keys())
-            if orders is not None and not is_to_end and not self._journal.trouble:
+            if orders is not None and not is_to_end and not self._kept_trouble():
                 self._spawn(orders.wanted_count - self._present_count(workers, stops))
         except EngineTrouble as error:
             self._tell(str(error))
@@ -184,7 +193,7 @@ class Adapter:
         report.budget_micros = int(1e6 * (limits.budget or 0))
         report.spent_worker_ms = int(self._spent_ms)
         report.refusal_count = self._refusal_count
-        report.refusal = self._journal.trouble or self._refusal
+        report.refusal = self._kept_trouble() or self._refusal
         report.trouble = trouble
         asked = dict.fromkeys(self._asked_at, WorkerState.STARTING)
         report.workers = [
@@ -251,14 +260,17 @@ class Adapter:
             self._say(sentence)
         self._told = sentence or self._told
 
-    def _tell_of_journal(self) -> None:
-        trouble = self._journal.trouble
-        if trouble and not self._is_journal_stuck:
+    def _kept_trouble(self) -> str:
+        return next((one.trouble for one in self._kept if one.trouble), "")
+
+    def _tell_what_is_not_kept(self) -> None:
+        trouble = self._kept_trouble()
+        if trouble and self._is_kept:
             self._refusal_count += 1
             self._say(f"no worker is started, and those that run go on, since {trouble}")
-        elif self._is_journal_stuck and not trouble:
+        elif not trouble and not self._is_kept:
             self._say("all is written, and workers are started again as they are wanted")
-        self._is_journal_stuck = bool(trouble)
+        self._is_kept = not trouble
 
     def close(self) -> None:
         self._journal.note_spent(int(self._spent_ms))

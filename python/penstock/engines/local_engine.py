@@ -39,6 +39,8 @@ class LocalEngine:
         self._stopped: set[str] = set()
 
     def spawn(self, names: Sequence[str]) -> None:
+        variables = {**os.environ}
+        variables.pop("PENSTOCK_KEYS", None)  # the operator's folder; workers are given theirs
         for granted_count, name in enumerate(names):
             try:
                 make_log_folder(self._log_folder)
@@ -46,7 +48,7 @@ class LocalEngine:
                     # A session of its own: Ctrl-C at the terminal is for the adapter alone.
                     child = subprocess.Popen(
                         self._command,
-                        env={**os.environ, NAME_VARIABLE: name},
+                        env={**variables, NAME_VARIABLE: name},
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
