@@ -53,7 +53,7 @@ def engine_of(title: str, pool: Any, command: Any, prefix: str) -> Any:
 
 def import_s(title: str, pool: Any, number: int) -> float:
     path = pool.state / f"imported-{number}"
-    prefix = f"import-{number}-"
+    prefix = f"pk-{number}-"
     engine = engine_of(title, pool, ImportCommand(path), prefix)
     engine.workers()  # connects
     begun = time.monotonic()

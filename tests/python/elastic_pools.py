@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +54,12 @@ class Elastic:
         for name in ("PENSTOCK_POOL", "PENSTOCK_KEYS"):
             monkeypatch.delenv(name, raising=False)
 
-    def up(self, *arguments: str) -> Process:
+    def up(self, *arguments: str, within: Sequence[str] | None = None) -> Process:
+        """``within`` takes the place of the pool's own."""
         process = Process(
             ["up", *self._engine, "--state", str(self.state), *arguments],
             self.pool.environment,
-            self._within,
+            self._within if within is None else within,
         )
         self.pool.processes.append(process)
         line = process.wait_for_lines(lambda line: "export PENSTOCK_POOL=" in line)[0]
@@ -130,6 +133,28 @@ class Elastic:
         for pid in self.processes().values():
             os.kill(pid, signal.SIGKILL)
         self.pool.close()
+
+
+# A command that starts with it finds the disk full: no file of its grows beyond so many bytes.
+ON_A_FULL_DISK = ("prlimit", "--fsize=5:", "--")
+
+
+@contextlib.contextmanager
+def full_disk(up: Process) -> Iterator[None]:
+    """Of a process that runs, and of those that it starts meanwhile."""
+    pid = up.process.pid
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (5, hard))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            free_disk(up)
+
+
+def free_disk(up: Process) -> None:
+    _, hard = resource.prlimit(up.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(up.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
 
 
 def loader(endpoint: str, count: int, seconds: float = 0.02, **options: Any) -> Any:

@@ -314,7 +314,7 @@ def test_what_peers_say_of_themselves_is_text(page: Browser, made: str) -> None:
 def test_a_pool_loses_a_worker_and_then_its_controller_while_one_watches(
     page: Browser, pool: PoolProcesses
 ) -> None:
-    controller = pool.start_controller("--dashboard", "0")
+    controller = pool.start_controller("--dashboard", "0", "--dashboard-open")
     url = f"http://127.0.0.1:{port_of(controller)}/"
     supervisor = pool.start_worker(processes=2)
     pool.start_training()

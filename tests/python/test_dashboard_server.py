@@ -9,8 +9,11 @@ import http.client
 import json
 import os
 import re
+import select
 import signal
 import socket
+import stat
+import sys
 import threading
 import time
 import urllib.request
@@ -22,8 +25,10 @@ import pytest
 from pool_processes import SECONDS_MAX, PoolProcesses, Process, pool_of
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
-from shown_pools import status
+from shown_pools import FIRST, GROUP, SECOND, busy_status, status
+from terminal_program import TerminalProgram
 
+from penstock import __version__
 from penstock.errors import PenstockError
 from penstock.live import bounded_server, pool_watch
 from penstock.live.dashboard_access import parse_listen_address
@@ -36,6 +41,7 @@ from penstock.live.status_poller import PoolAddress
 pytestmark = pytest.mark.slow
 
 TOKEN = "0123456789abcdef0123456789abcdef"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
 GRAFANA = Path(__file__).resolve().parents[2] / "deploy" / "grafana" / "penstock.json"
 
 
@@ -57,10 +63,10 @@ class Site:
         finally:
             connection.close()
 
-    def wait_for(self, path: str, is_so: Callable[[Any], bool]) -> Any:
+    def wait_for(self, path: str, is_so: Callable[[Any], bool], **headers: str) -> Any:
         deadline = time.monotonic() + SECONDS_MAX
         while True:
-            status, _, content = self.ask(path)
+            status, _, content = self.ask(path, **headers)
             fields = json.loads(content)
             if status == 200 and is_so(fields):
                 return fields
@@ -93,8 +99,8 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 @pytest.fixture
 def site(pool: PoolProcesses) -> Site:
-    """Of a second controller, which is the pool's from now on."""
-    return Site(port_of(pool.start_controller("--dashboard", "0")))
+    """Of a second controller, which is the pool's from now on. It asks for no token."""
+    return Site(port_of(pool.start_controller("--dashboard", "0", "--dashboard-open")))
 
 
 @pytest.fixture
@@ -119,6 +125,7 @@ def test_a_pool_is_told_as_json_and_a_killed_worker_as_an_event(
     assert fields["totals"]["workers_by_state"]["serving"] == 2
     assert {part["name"] for part in fields["step_parts"]} >= {"compute", "dataset", "wire"}
     trainer_id = fields["trainers"][0]["id"]
+    assert {len(one["id"]) for one in fields["workers"] + fields["trainers"]} == {8}
     assert fields["trainers"][0]["ledger"]["steps"] > 0
     plan = site.wait_for(f"/api/plan?trainer={trainer_id}", lambda told: told["plan"])["plan"]
     assert {call["where"] for call in plan["calls"]} == {"worker", "trainer"}
@@ -188,6 +195,16 @@ def test_it_changes_nothing_and_has_nothing_else(site: Site) -> None:
     assert status == 400 and "since is '-1'" in json.loads(content)["error"]
 
 
+def test_address_that_is_none_is_answered_with_a_sentence(site: Site) -> None:
+    """The connection was closed without an answer."""
+    answer = site.say(b"GET http://[::1/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"an address must be a path with at most 10 fields, got 'http://[::1/'" in answer
+    for path in ("/?", "/api/events?", "/metrics?"):
+        status, _, content = site.ask(path + "&".join(f"field{n}=1" for n in range(11)))
+        assert status == 400 and b"at most 10 fields" in content
+
+
 def test_a_page_under_another_name_is_not_served(site: Site) -> None:
     status, _, content = site.ask("/api/status", Host="evil.example")
     assert status == 421 and b"--dashboard-name" in content
@@ -208,6 +225,7 @@ def test_a_browser_shows_the_token_once_and_gets_a_cookie(guarded: Site) -> None
     assert "HttpOnly" in headers["Set-Cookie"] and "SameSite=Strict" in headers["Set-Cookie"]
     cookie = headers["Set-Cookie"].partition(";")[0]
     assert guarded.ask("/", Cookie=cookie)[0] == 200
+    assert guarded.ask("/?token=x", Cookie=cookie)[0] == 401
     assert guarded.ask("/", Authorization=f"Bearer {TOKEN}")[0] == 200
     assert guarded.ask("/", Authorization=f"Bearer {TOKEN}", Host="evil.example")[0] == 421
 
@@ -229,29 +247,202 @@ def test_requests_that_are_none_end_and_leave_the_others_alone(site: Site) -> No
     assert site.ask("/index.html")[0] == 200
 
 
-@pytest.mark.long
-def test_many_connections_are_bounded_and_silent_ones_end(site: Site) -> None:
-    """A client that sends nothing, and one that sends a byte now and then, keep nobody out for
-    long."""
-    silent = [
-        socket.create_connection(("127.0.0.1", site.port), SECONDS_MAX)
-        for _ in range(bounded_server.CONNECTIONS_MAX)
-    ]
+def test_version_is_told_to_holders_of_the_token_alone(guarded: Site) -> None:
+    for path, method in (("/", "GET"), ("/api/status", "GET"), ("/", "POST"), ("/?token=x", "GET")):
+        status, headers, content = guarded.ask(path, method)
+        assert status in (401, 405)
+        assert __version__ not in f"{headers}{content.decode()}"
+    fields = guarded.wait_for("/api/status", lambda status: True, **BEARER)
+    assert fields["penstock"] == __version__
+
+
+@contextlib.contextmanager
+def slow_strangers(port: int, count: int) -> Iterator[None]:
+    """Connections that send a byte now and then, and that are made again when they are ended."""
+    is_over = threading.Event()
+
+    def connected() -> socket.socket:
+        return socket.create_connection(("127.0.0.1", port), SECONDS_MAX)
+
+    connections = [connected() for _ in range(count)]
+
+    def press() -> None:
+        place = 0
+        while not is_over.wait(0.002):
+            try:
+                connections[place].send(b"G")
+            except OSError:
+                connections[place].close()
+                connections[place] = connected()
+            place = (place + 1) % count
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
     try:
-        with pytest.raises((AssertionError, OSError)):
-            assert site.ask("/index.html")[0] == 200
-        answer = site.say(b"")
-        assert answer.startswith(b"HTTP/1.1 503") and b"too many connections" in answer
-        with pytest.raises(OSError):  # the server ends it
-            for _ in range(int(2 * SECONDS_MAX)):
-                silent[0].send(b"G")
-                time.sleep(0.5)
-        for one in silent[1:]:
-            assert one.recv(100) == b""
-        assert site.ask("/index.html")[0] == 200
+        yield
     finally:
-        for one in silent:
+        is_over.set()
+        pressing.join()
+        for one in connections:
             one.close()
+
+
+def test_strangers_keep_nobody_with_the_token_out(guarded: Site) -> None:
+    """Each of 40 scrapes beside 40 slow connections got status 503."""
+    guarded.wait_for("/api/status", lambda status: True, **BEARER)
+    with slow_strangers(guarded.port, 40):
+        assert [guarded.ask("/metrics", **BEARER)[0] for _ in range(40)] == [200] * 40
+
+
+class StillWatch(PoolWatch):
+    """Of a made-up pool that does not change, and whose trainers report ``plan``."""
+
+    def __init__(self, *, shows_ids: bool = True, plan: str = "") -> None:
+        super().__init__(PoolAddress("tcp://127.0.0.1:1", None, 1.0), shows_ids=shows_ids)
+        self.plan = plan
+        self.take(pool_view(busy_status(), time.time()))
+        self._taken_at = float("inf")  # never too old
+
+    def start(self) -> None:
+        """Asks nobody."""
+
+    def close(self) -> None:
+        """There is no thread."""
+
+    def _ask_plan(self, trainer: str) -> str:
+        assert trainer in (FIRST, SECOND)
+        return self.plan
+
+
+@contextlib.contextmanager
+def served(watch: PoolWatch, token: str | None = None) -> Iterator[Site]:
+    dashboard = Dashboard(parse_listen_address("0"), token)
+    dashboard.start(watch)
+    try:
+        yield Site(int(dashboard.url.split(":")[2].strip("/")))
+    finally:
+        dashboard.close()
+
+
+def stranger(site: Site, host: str = "127.0.0.1") -> socket.socket:
+    """Says nothing. By a request of the same address the server has taken it in."""
+    return socket.create_connection(("127.0.0.1", site.port), SECONDS_MAX, source_address=(host, 0))
+
+
+def is_open(connection: socket.socket) -> bool:
+    return not select.select([connection], [], [], 0)[0]
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_oldest_stranger_makes_room_for_a_new_one(
+    monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    monkeypatch.setattr(bounded_server, "HEAD_S", 1e6)
+    monkeypatch.setattr(bounded_server, "ADDRESS_STRANGERS_MAX", 4)
+    with served(StillWatch(), token) as site, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(stranger(site)) for _ in range(6)]
+        assert [one.recv(1) for one in silent[:2]] == [b"", b""]
+        assert all(is_open(one) for one in silent[2:])
+        assert site.ask("/", **BEARER)[0] == 200
+        assert silent[2].recv(1) == b""
+        assert all(is_open(one) for one in silent[3:])
+
+
+def test_address_that_has_the_most_strangers_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_server, "HEAD_S", 1e6)
+    monkeypatch.setattr(bounded_server, "STRANGERS_MAX", 4)
+    with served(StillWatch(), TOKEN) as site, contextlib.ExitStack() as stack:
+        other = stack.enter_context(stranger(site, "127.0.0.2"))
+        silent = [stack.enter_context(stranger(site)) for _ in range(9)]
+        assert [one.recv(1) for one in silent[:6]] == [b""] * 6
+        assert is_open(other) and all(is_open(one) for one in silent[6:])
+
+
+def test_silent_strangers_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_server, "HEAD_S", 0.1)
+    with served(StillWatch(), TOKEN) as site, stranger(site) as silent, stranger(site) as slow:
+        assert silent.recv(1) == b""
+        with contextlib.suppress(OSError):
+            slow.sendall(b"GET / HTTP/1.1\r\n")
+        with contextlib.suppress(OSError):  # unread bytes reset the connection
+            assert not slow.recv(1)
+
+
+def test_holders_of_the_token_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_server, "HOLDERS_MAX", 0)
+    with served(StillWatch(), TOKEN) as site:
+        for path, headers in (("/", BEARER), (f"/?token={TOKEN}", {})):
+            status, answered, content = site.ask(path, **headers)
+            assert (status, answered["Retry-After"]) == (503, "1")
+            assert b"too many connections are open" in content
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("10.0.0.1", "::ffff:10.0.0.1", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("2001:db8::1", "2001:db8::ffff:1", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2", True),
+        ("::1", "127.0.0.1", False),
+    ],
+)
+def test_addresses_of_one_source_are_counted_together(one: str, other: str, is_same: bool) -> None:
+    assert (bounded_server._source(one) == bounded_server._source(other)) == is_same
+
+
+@pytest.mark.parametrize("plan", ["[" * 100_000, "nonsense", "{}", "[1]", '{"calls": 3}'])
+def test_what_is_no_plan_is_answered_with_a_sentence(plan: str) -> None:
+    """The connection was closed without an answer, or the trainer was said not to be there."""
+    with served(StillWatch(plan=plan)) as site:
+        status, _, content = site.ask(f"/api/plan?trainer={FIRST}")
+        assert status == 400
+        assert "reported something that is no plan" in json.loads(content)["error"]
+
+
+def test_open_dashboard_shows_the_first_digits_of_ids_alone() -> None:
+    with served(StillWatch(shows_ids=False)) as site:
+        status, _, content = site.ask("/api/status")
+        assert status == 200
+        fields = json.loads(content)
+        ids = [one["id"] for one in (*fields["workers"], *fields["trainers"], *fields["jobs"])]
+        assert {len(one) for one in ids} == {8} and len(set(ids)) > 4
+        assert fields["workers"][0]["works_for"] == fields["trainers"][0]["id"] == FIRST[:8]
+        told = content + site.ask("/metrics")[2] + site.ask("/api/history")[2]
+        for identity in (FIRST, SECOND, GROUP):
+            assert identity.encode() not in told
+        plan = json.loads(site.ask(f"/api/plan?trainer={FIRST[:8]}")[2])
+        assert plan == {"trainer": FIRST[:8], "plan": None, "has_left": False}
+
+
+def test_without_a_token_file_a_token_is_drawn_and_told_to_its_user(pool: PoolProcesses) -> None:
+    """Every user of the machine could read the dashboard."""
+    controller = pool.start_controller("--dashboard", "0")
+    site = Site(port_of(controller))
+    assert site.ask("/api/status")[0] == 401
+    (line,) = controller.wait_for_lines(lambda line: "open the dashboard at" in line)
+    found = re.search(r"(http://\S+)\?token=\$\(cat (\S+)\)$", line)
+    assert found is not None and found[1] == f"http://127.0.0.1:{site.port}/"
+    path = Path(found[2])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    token = path.read_text().strip()
+    assert len(token) == 32 and token not in controller.output
+    assert site.ask("/", Authorization=f"Bearer {token}")[0] == 200
+    assert controller.end() == 0
+    assert not path.exists()
+
+
+def test_terminal_shows_the_address_with_the_token_that_is_drawn(pool: PoolProcesses) -> None:
+    command = [sys.executable, "-m", "penstock", "controller", "--bind", "tcp://127.0.0.1:0"]
+    shown = re.compile(r"http://127\.0\.0\.1:(\d+)/\?token=([0-9a-f]{32})")
+    program = TerminalProgram([*command, "--dashboard", "0"], pool.environment, columns=250)
+    try:
+        found = shown.search(program.wait(lambda text: shown.search(text) is not None))
+        assert found is not None
+        assert Site(int(found[1])).ask("/", Authorization=f"Bearer {found[2]}")[0] == 200
+    finally:
+        program.close()
 
 
 def test_a_scrape_ends_when_its_controller_is_killed(pool: PoolProcesses, site: Site) -> None:
@@ -332,10 +523,16 @@ def test_a_port_that_is_taken_and_other_bad_options_are_told(
     keys.mkdir()
     for options, code, words in (
         (["--dashboard", str(site.port)], 1, "is taken by another process"),
-        (["--dashboard", "0.0.0.0:0"], 1, "so it needs a token: add --dashboard-token-file"),
+        (["--dashboard", "0.0.0.0:0", "--dashboard-open"], 1, "so it needs a token: leave"),
         (["--dashboard", "192.0.2.1:0", "--dashboard-token-file", str(token)], 1, "chmod 600"),
         (["--dashboard", "http"], 2, "PORT or ADDRESS:PORT is expected"),
         (["--dashboard-token-file", str(token)], 2, "need --dashboard PORT"),
+        (["--dashboard-open"], 2, "need --dashboard PORT"),
+        (
+            ["--dashboard", "0", "--dashboard-open", "--dashboard-token-file", str(token)],
+            2,
+            "asks for no token, and --dashboard-token-file has one; leave one out",
+        ),
         (["--dashboard", "0", "--keys", str(keys)], 1, "has no operator.secret"),
     ):
         process = Process(["controller", "--bind", "tcp://127.0.0.1:0", *options], pool.environment)
@@ -357,7 +554,9 @@ def test_an_elastic_pool_has_a_dashboard_and_every_query_of_grafana_a_metric(
 ) -> None:
     options = ["--engine", "local", "--max", "2", "--price", "1", "--budget", "5"]
     process = Process(
-        ["up", *options, "--state", str(tmp_path / "state"), "--dashboard", "0"], pool.environment
+        ["up", *options, "--state", str(tmp_path / "state"), "--dashboard", "0"]
+        + ["--dashboard-open"],
+        pool.environment,
     )
     pool.processes.append(process)
     site = Site(port_of(process))

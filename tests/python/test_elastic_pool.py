@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from elastic_pools import Elastic, expected
+from elastic_pools import ON_A_FULL_DISK, Elastic, expected, free_disk, full_disk
+from engine_pools import kill_family
+from namespaces import NotHere, tiny_folder
 from pool_processes import Process
 
 pytestmark = pytest.mark.slow
@@ -49,6 +56,38 @@ def test_two_adapters_on_one_folder_are_refused(elastic: Elastic) -> None:
     assert f"another penstock up runs on {elastic.state}; end it (penstock down)" in second.output
 
 
+def test_state_and_logs_are_read_by_their_user_alone(elastic: Elastic) -> None:
+    """Every user of the machine could read what datasets print."""
+    elastic.up("--min", "1", "--max", "1")
+    (name,) = elastic.runs_processes(lambda names: len(names) == 1)
+    modes = {
+        path: stat.S_IMODE((elastic.state / path).stat().st_mode)
+        for path in (".", "logs", "journal", f"logs/{name}.log")
+    }
+    assert modes == {".": 0o700, "logs": 0o700, "journal": 0o600, f"logs/{name}.log": 0o600}
+
+
+def test_workers_have_a_folder_of_keys_with_their_own_secret_alone(elastic: Elastic) -> None:
+    """Workers, and so all datasets, had the operator's folder, with all secrets of the pool."""
+    keys = elastic.state.parent / "keys"
+    assert Process(["keys", str(keys)], elastic.pool.environment).wait() == 0
+    elastic.pool.environment["PENSTOCK_KEYS"] = str(keys)  # is the default of --keys
+    up = elastic.up("--min", "1", "--max", "1")
+    elastic.runs_processes(lambda names: len(names) == 1)
+    (pid,) = elastic.processes().values()
+    arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    folder = Path(arguments[arguments.index("--keys") + 1])
+    assert folder == elastic.state / "worker-keys"
+    public = {f"{role}.public" for role in ("controller", "operator", "trainer", "worker")}
+    assert {path.name for path in folder.iterdir()} == public | {"worker.secret"}
+    assert str(keys) not in Path(f"/proc/{pid}/environ").read_text()
+    assert [batch.tolist() for batch in elastic.loader(40, keys=str(keys))] == expected(40)
+    down = elastic.down()
+    assert down.wait() == 0, down.output
+    assert up.wait() == 0, up.output
+    assert not folder.exists()
+
+
 @pytest.mark.long
 def test_a_spent_budget_starts_nobody_and_says_so(elastic: Elastic) -> None:
     elastic.up("--max", "3", "--price", "1", "--budget", "0")
@@ -64,6 +103,8 @@ def test_arguments_that_make_no_sense_are_refused(elastic: Elastic) -> None:
         (["--min", "5", "--max", "2"], "--min is 5 and --max is 2"),
         (["--budget", "3"], "a --budget needs the --price"),
         (["--price", "cheap"], "is 'cheap'; an amount from 0 on is expected"),
+        (["--worker-keys", "folder"], "--worker-keys needs --keys"),
+        (["--env", "NO_SUCH_NAME"], "is 'NO_SUCH_NAME'; the environment has no such variable"),
     ]:
         process = Process(["up", "--engine", "local", *arguments], elastic.pool.environment)
         assert process.wait() == 2
@@ -75,3 +116,135 @@ def test_down_of_a_pool_without_an_engine_says_so(elastic: Elastic) -> None:
     down = elastic.down()
     assert down.wait() == 1
     assert "has no engine" in down.output
+
+
+def kill_the_worker(elastic: Elastic) -> None:
+    (pid,) = elastic.processes().values()
+    kill_family(pid)
+
+
+def waits_for_the_journal(elastic: Elastic, up: Process, why: str) -> None:
+    """`penstock up` says why it starts nobody, in its log and in the status."""
+    (line,) = up.wait_for_lines(lambda line: "no worker is started, and those that run" in line)
+    assert f"since the journal cannot be written ({why})" in line
+
+    def is_told(status: dict[str, Any]) -> bool:
+        refusal = (status["engine"] or {}).get("refusal") or ""
+        return refusal.startswith(f"the journal cannot be written ({why})")
+
+    elastic.status_when(is_told)
+
+
+@pytest.mark.long("SIGINT", "down")
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "down"])
+def test_pool_on_a_full_disk_starts_no_worker_and_ends_when_asked(
+    elastic: Elastic, how: str
+) -> None:
+    """It lived on without its adapter, heard no signal, and its workers were left."""
+    up = elastic.up("--min", "1", "--max", "1")
+    elastic.has_workers(1)
+    with full_disk(up):
+        kill_the_worker(elastic)
+        waits_for_the_journal(elastic, up, "File too large")
+        assert elastic.processes() == {}
+    up.wait_for_lines(lambda line: "workers are started again" in line)
+    elastic.has_workers(1)
+    with full_disk(up):
+        if how == "down":
+            down = elastic.down()
+            assert down.wait() == 0, down.output
+        else:
+            up.process.send_signal(signal.Signals[how])
+        assert up.wait() == 0, up.output
+    assert elastic.processes() == {}
+
+
+def test_pool_that_starts_on_a_full_disk_follows_the_workers_of_before(elastic: Elastic) -> None:
+    up = elastic.up("--min", "1", "--max", "1")
+    elastic.has_workers(1)
+    before = elastic.processes()
+    up.end(signal.SIGKILL)
+    up = elastic.up("--min", "1", "--max", "1", within=ON_A_FULL_DISK)
+    waits_for_the_journal(elastic, up, "File too large")
+    elastic.has_workers(1)
+    assert elastic.processes() == before
+    free_disk(up)
+    up.wait_for_lines(lambda line: "workers are started again" in line)
+    assert up.end() == 0, up.output
+    assert elastic.processes() == {}
+
+
+@pytest.mark.long
+def test_pool_whose_file_system_is_full_goes_on_and_ends_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state").mkdir()
+    try:
+        tiny = tiny_folder(str(tmp_path / "state"))
+    except NotHere as reason:
+        pytest.skip(str(reason))
+    elastic = Elastic(tmp_path, monkeypatch, within=tiny.within)
+    try:
+        up = elastic.up("--min", "1", "--max", "1")
+        elastic.has_workers(1)
+        ((name, worker),) = elastic.processes().items()
+        up.end(signal.SIGKILL)
+        tiny.fill(worker)
+        there = ("nsenter", f"--target={worker}", "--mount", "--wd", "--")
+        up = elastic.up("--min", "1", "--max", "1", within=there)
+        waits_for_the_journal(elastic, up, "No space left on device")
+        elastic.has_workers(1)
+        assert elastic.processes() == {name: worker}
+        kill_the_worker(elastic)
+        tiny.empty(up.process.pid)
+        elastic.runs_processes(lambda names: len(names) == 1 and name not in names)
+        tiny.fill(up.process.pid)
+        assert up.end() == 0, up.output
+        assert elastic.processes() == {}
+    finally:
+        elastic.close()
+
+
+def test_controller_that_cannot_listen_leaves_nothing(elastic: Elastic) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        up = Process(
+            ["up", "--engine", "local", "--state", str(elastic.state), "--min", "1"]
+            + ["--bind", bind],
+            elastic.pool.environment,
+        )
+        elastic.pool.processes.append(up)
+        assert up.wait() == 1
+    assert up.output.startswith(f"penstock up: listening at {bind} failed: Address already in use")
+    assert elastic.processes() == {}
+
+
+def test_controller_whose_port_of_before_is_taken_takes_another(elastic: Elastic) -> None:
+    up = elastic.up("--min", "1", "--max", "1")
+    elastic.has_workers(1)
+    before = elastic.pool.endpoint
+    up.end(signal.SIGKILL)
+    with socket.create_server(("127.0.0.1", int(before.rpartition(":")[2]))):
+        up = elastic.up("--min", "1", "--max", "1")
+        assert elastic.pool.endpoint != before
+        assert f"listening at {before} failed: Address already in use" in up.output
+        assert up.end() == 0, up.output
+    assert elastic.processes() == {}
+
+
+def stop_pipe(pid: int) -> Path:
+    """Through which the controller of `penstock up` is told to end."""
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if int(fd.name) > 2 and os.readlink(fd).startswith("pipe:"):
+                return fd
+    raise AssertionError(f"process {pid} has no pipe")
+
+
+def test_end_of_the_controller_ends_its_process(elastic: Elastic) -> None:
+    """It went on, and nobody could give it orders."""
+    up = elastic.up()
+    with open(stop_pipe(up.process.pid), "wb", buffering=0) as pipe:
+        pipe.write(b"x")
+    assert up.wait() == 1
+    assert "penstock up: the controller has ended: it was stopped;" in up.output

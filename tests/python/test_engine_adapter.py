@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 from pool_processes import PoolProcesses, pool_of
 
+from penstock import _pool
+from penstock.engines import adapter as adapter_module
 from penstock.engines.adapter import Adapter, AdapterLimits
 from penstock.engines.bounded_call import BoundedCalls
 from penstock.engines.engine import EngineRefusal, EngineTrouble, WorkerState
 from penstock.engines.journal import Journal
+from penstock.engines.worker_keys import WorkerKeys
+from penstock.errors import PenstockError
 
 
 class Scripted:
@@ -162,6 +166,33 @@ def test_an_adapter_without_its_controller_changes_nothing(pool: PoolProcesses) 
     assert "the controller gives no orders" in said[-1]
 
 
+def test_worker_whose_keys_cannot_be_copied_is_not_started(pool: PoolProcesses) -> None:
+    keys = pool.folder / "keys"
+    _pool.make_key_folder(str(keys))
+    worker_keys = WorkerKeys(keys, pool.folder / "worker-keys")
+    engine, said = Scripted(), []
+    limits = AdapterLimits(worker_count_min=1, worker_count_max=1)
+    journal = Journal(pool.folder / "journal")
+    adapter = Adapter(engine, journal, limits, pool.endpoint, None, said.append, worker_keys)
+    secret = keys / "worker.secret"
+    secret.rename(keys / "elsewhere")
+    for _ in range(3):
+        assert adapter.turn()
+    assert engine.spawned == []
+    why = f"the workers' keys cannot be copied (No such file or directory): {secret}"
+    assert said == [f"no worker is started, and those that run go on, since {why}"]
+    assert pool.status()["engine"]["refusal"].startswith("the workers' keys cannot be copied")
+    (keys / "elsewhere").rename(secret)
+    adapter.turn()
+    assert said[1:] == ["all is written, and workers are started again as they are wanted"]
+    for _ in range(60):
+        adapter.turn()
+        if engine.spawned:
+            break
+        threading.Event().wait(0.1)
+    assert len(engine.spawned) == 1
+
+
 def test_the_end_of_the_pool_stops_all_workers(pool: PoolProcesses) -> None:
     engine, said = Scripted(), []
     adapter = adapter_of(pool, engine, said)
@@ -170,6 +201,21 @@ def test_the_end_of_the_pool_stops_all_workers(pool: PoolProcesses) -> None:
     while adapter.turn(is_to_end=True):
         pass
     assert engine.names == {}
+
+
+def test_the_end_of_the_pool_does_not_wait_for_ever_for_an_engine_that_does_not_answer(
+    pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, said = Scripted(), []
+    adapter = adapter_of(pool, engine, said)
+    engine.error = EngineTrouble("the cluster is gone")
+    assert adapter.turn(is_to_end=True)
+    monkeypatch.setattr(adapter_module, "_END_PATIENCE_S", 0.0)
+    assert adapter.turn(), "it is not to end"
+    with pytest.raises(PenstockError, match="workers that may be left: the cluster is gone; once"):
+        adapter.turn(is_to_end=True)
+    engine.error = None
+    assert not adapter.turn(is_to_end=True)
 
 
 class Lingering(Scripted):

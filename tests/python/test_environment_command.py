@@ -20,6 +20,7 @@ from penstock._packages_on_path import packages_on_path
 from penstock.cli import environment_report as report_module
 from penstock.cli.environment_report import Report, environment_report
 from penstock.cli.machine_facts import in_units, machine_facts
+from penstock.secret_names import looks_secret
 
 
 def env(*arguments: str, **variables: str) -> str:
@@ -41,6 +42,13 @@ def report() -> Report:
             "--json",
             PENSTOCK_POOL="tcp://someone:word@127.0.0.1:7000",
             PENSTOCK_TEST_TOKEN="hush-hush",
+            PENSTOCK_PASSPHRASE="hush-hush",
+            PENSTOCK_DB_PWD="hush-hush",
+            PENSTOCK_APIKEY_OF_ANN="hush-hush",
+            PENSTOCK_BEARER="hush-hush",
+            PENSTOCK_credentials="hush-hush",
+            PENSTOCK_CODE_PATHS="/data/code",
+            SLURM_JOB_ID="4711",
             PENSTOCK_KEYS=str(Path.home() / "keys"),
             UNRELATED_PASSWORD="hush-hush",
         )
@@ -73,11 +81,22 @@ def test_it_names_the_libraries_that_are_loaded_and_their_files(report: Report) 
 @pytest.mark.slow
 def test_a_secret_is_not_in_it(report: Report) -> None:
     assert report["environment"]["PENSTOCK_POOL"] == ["tcp://…@127.0.0.1:7000"]
-    assert report["environment"]["PENSTOCK_TEST_TOKEN"] == ["set, 9 characters that are not shown"]
+    hidden = ("TEST_TOKEN", "PASSPHRASE", "DB_PWD", "APIKEY_OF_ANN", "BEARER", "credentials")
+    for name in hidden:
+        shown = report["environment"][f"PENSTOCK_{name}"]
+        assert shown == ["set, 9 characters that are not shown"], name
+    assert report["environment"]["PENSTOCK_CODE_PATHS"] == ["/data/code"]
+    assert report["environment"]["SLURM_JOB_ID"] == ["4711"]
     assert report["environment"]["PENSTOCK_KEYS"] == ["~/keys"]
     text = json.dumps(report)
     assert "hush" not in text and "word@" not in text
     assert f'"{Path.home()}/' not in text
+
+
+def test_names_of_secrets_are_told_from_others() -> None:
+    secret = ("DB_PWD", "MY_PASS", "GPG_PASSPHRASE", "APIKEY", "api_key_of_ann", "SLURM_JWT")
+    plain = ("PWD", "OLDPWD", "PATH", "OMP_NUM_THREADS", "PENSTOCK_POOL", "CUDA_VISIBLE_DEVICES")
+    assert [name for name in (*secret, *plain) if looks_secret(name)] == [*secret]
 
 
 @pytest.mark.long

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,30 +41,30 @@ def engine_of(
     slurm: SlurmPool, controller: str = "tcp://127.0.0.1:9", **options: Any
 ) -> SlurmEngine:
     command = WorkerCommand(controller, None, 60.0)
-    return SlurmEngine(command, "pk-test-", slurm.state, **options)
+    return SlurmEngine(command, "pk-7e57-", slurm.state, **options)
 
 
 def test_what_slurm_refuses_is_told_in_its_words(slurm: SlurmPool) -> None:
     engine = engine_of(slurm, partition="nowhere")
     with pytest.raises(EngineRefusal, match="sbatch ended with 1: .*invalid partition"):
-        engine.spawn(["pk-test-1"])
+        engine.spawn(["pk-7e57-1"])
     assert engine.workers() == {}
 
 
 def test_a_job_that_waits_is_starting_and_can_be_stopped(slurm: SlurmPool) -> None:
     engine = engine_of(slurm, partition="harvest", cpus=2)
     slurm.cluster.ask("scontrol", "update", "partition=harvest", "state=DOWN")
-    engine.spawn(["pk-test-1", "pk-test-2"])
-    assert engine.workers() == dict.fromkeys(["pk-test-1", "pk-test-2"], WorkerState.STARTING)
-    engine.stop("pk-test-1", at_once=False)
-    assert [*engine.workers()] == ["pk-test-2"]
-    engine.stop("pk-test-1", at_once=True)
+    engine.spawn(["pk-7e57-1", "pk-7e57-2"])
+    assert engine.workers() == dict.fromkeys(["pk-7e57-1", "pk-7e57-2"], WorkerState.STARTING)
+    engine.stop("pk-7e57-1", at_once=False)
+    assert [*engine.workers()] == ["pk-7e57-2"]
+    engine.stop("pk-7e57-1", at_once=True)
 
 
 @pytest.mark.long
 def test_many_workers_are_an_array_of_jobs(slurm: SlurmPool) -> None:
     engine = engine_of(slurm, partition="harvest")
-    names = [f"pk-test-{number}" for number in range(1995, 2004)]  # beyond the tasks of an array
+    names = [f"pk-7e57-{number}" for number in range(1995, 2004)]  # beyond the tasks of an array
     engine.spawn(names)
     assert {*engine.workers()} == {*names}
     lines = slurm.cluster.ask("squeue", "--noheader", "--format=%F", "--array").split()
@@ -81,7 +83,7 @@ def test_many_workers_are_an_array_of_jobs(slurm: SlurmPool) -> None:
 
 def test_a_task_of_an_array_leaves_its_last_words(slurm: SlurmPool) -> None:
     engine = engine_of(slurm, "no-address", partition="harvest")
-    names = [f"pk-test-{number}" for number in range(95, 103)]
+    names = [f"pk-7e57-{number}" for number in range(95, 103)]
     engine.spawn(names)
     deadline = time.monotonic() + SECONDS_MAX
     while engine.workers():
@@ -89,7 +91,7 @@ def test_a_task_of_an_array_leaves_its_last_words(slurm: SlurmPool) -> None:
         time.sleep(0.1)
     for name in names:
         assert "no-address" in engine.last_words(name)
-    assert engine.last_words("pk-test-103") == ""
+    assert engine.last_words("pk-7e57-103") == ""
 
 
 @pytest.mark.long
@@ -98,3 +100,42 @@ def test_a_controller_of_slurm_that_is_gone_is_trouble(slurm: SlurmPool) -> None
     slurm.cluster.kill_node("slurmctld")
     with pytest.raises(EngineTrouble, match="squeue"):
         engine.workers()
+
+
+class Telling:
+    """In the place of a worker's command: writes its environment to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def arguments(self) -> list[str]:
+        new = self._path.with_suffix(".new")
+        program = f"import os, pathlib; pathlib.Path({str(new)!r}).write_bytes("
+        program += "b'\\0'.join(b'='.join(pair) for pair in os.environb.items())); "
+        program += f"os.rename({str(new)!r}, {str(self._path)!r})"
+        return [sys.executable, "-c", program]
+
+
+def test_job_has_what_workers_need_of_the_environment_and_no_secrets(
+    slurm: SlurmPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker, and so the code of every trainer, had all that the operator's shell had."""
+    for name in ("PROVIDER_API_KEY", "PENSTOCK_SIGNING_KEY", "HF_TOKEN", "UNRELATED"):
+        monkeypatch.setenv(name, "hush")
+    monkeypatch.setenv("PENSTOCK_CODE_PATHS", "/data/code")
+    path = slurm.state.parent / "environment"
+    command: Any = Telling(path)
+    engine = SlurmEngine(
+        command, "pk-7e57-", slurm.state, partition="harvest", variables=["HF_TOKEN"]
+    )
+    engine.spawn(["pk-7e57-1"])
+    deadline = time.monotonic() + SECONDS_MAX
+    while not path.exists():
+        assert time.monotonic() < deadline, engine.last_words("pk-7e57-1")
+        time.sleep(0.05)
+    found = dict(pair.split("=", 1) for pair in path.read_text().split("\0"))
+    assert [name for name, value in found.items() if value == "hush"] == ["HF_TOKEN"]
+    assert found["PENSTOCK_CODE_PATHS"] == "/data/code"
+    assert found["PENSTOCK_WORKER_NAME"] == "pk-7e57-1"
+    for name in ("PATH", "TMPDIR", "XDG_RUNTIME_DIR"):
+        assert found[name] == os.environ[name]

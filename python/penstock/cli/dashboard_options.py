@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from penstock.cli.command_parser import CommandError, CommandParser
+from penstock.errors import PenstockError
 from penstock.live.dashboard_access import (
     ListenAddress,
     check_openness,
@@ -21,6 +25,7 @@ from penstock.pool.pool_log import PoolLog
 StartDashboard = Callable[[str, PoolLog], None]
 
 _TIMEOUT_S = 3.0  # of a status
+_TOKEN_BYTES = 16  # of a token that is drawn
 
 
 def add_dashboard(parser: CommandParser) -> None:
@@ -35,7 +40,13 @@ def add_dashboard(parser: CommandParser) -> None:
         "--dashboard-token-file",
         metavar="FILE",
         help="file with the token that readers of the dashboard show; others must not be able to "
-        "read it; an ADDRESS that others reach needs one",
+        "read it (default: a token is drawn, and the log says how to open the dashboard with it)",
+    )
+    parser.add_argument(
+        "--dashboard-open",
+        action="store_true",
+        help="ask readers of the dashboard for no token; every user of this machine reads it then, "
+        "with the first digits of ids alone; not for an ADDRESS that other machines reach",
     )
     parser.add_argument(
         "--dashboard-name",
@@ -52,29 +63,62 @@ def dashboard_of(args: argparse.Namespace, command: str) -> Iterator[StartDashbo
     """The dashboard that the options of add_dashboard() and add_keys() ask for, if they do so.
     It listens from the beginning on, serves once it is started, and ends here."""
     if args.dashboard is None:
-        if args.dashboard_token_file or args.dashboard_name:
+        if args.dashboard_token_file or args.dashboard_name or args.dashboard_open:
             raise CommandError("the other options of a dashboard need --dashboard PORT", command)
         yield lambda endpoint, log: None
         return
+    if args.dashboard_open and args.dashboard_token_file:
+        raise CommandError(
+            "--dashboard-open asks for no token, and --dashboard-token-file has one; leave one out",
+            command,
+        )
     # Here, since the other commands of a pool do without.
     from penstock.live.dashboard_server import Dashboard
     from penstock.live.pool_watch import PoolWatch
     from penstock.live.status_poller import PoolAddress
 
-    has_token = args.dashboard_token_file is not None
-    check_openness(args.dashboard, has_token)
+    if args.dashboard_open:
+        check_openness(args.dashboard)
     check_operator_keys(args.keys)
-    token = read_token(args.dashboard_token_file) if has_token else None
-    dashboard = Dashboard(args.dashboard, token, args.dashboard_name)
+    with contextlib.ExitStack() as stack:
+        token, how_to_open = _token_of(args, stack)
+        dashboard = Dashboard(args.dashboard, token, args.dashboard_name)
+        stack.callback(dashboard.close)
 
-    def start(endpoint: str, log: PoolLog) -> None:
-        dashboard.start(PoolWatch(PoolAddress(_reached_at(endpoint), args.keys, _TIMEOUT_S)))
-        log.say(f"the dashboard is at {dashboard.url}, its metrics at {dashboard.url}metrics")
+        def start(endpoint: str, log: PoolLog) -> None:
+            address = PoolAddress(_reached_at(endpoint), args.keys, _TIMEOUT_S)
+            dashboard.start(PoolWatch(address, shows_ids=token is not None))
+            log.say(f"the dashboard is at {dashboard.url}, its metrics at {dashboard.url}metrics")
+            if how_to_open:
+                log.say(f"open the dashboard at {dashboard.url}?token={how_to_open}")
 
-    try:
         yield start
-    finally:
-        dashboard.close()
+
+
+def _token_of(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[str | None, str]:
+    """The token, and what the log has of one that nobody has named: on a terminal the token itself,
+    and elsewhere a file with it, since others may read a log."""
+    if args.dashboard_open:
+        return None, ""
+    if args.dashboard_token_file is not None:
+        return read_token(args.dashboard_token_file), ""
+    import secrets  # here, since the other commands of a pool do without
+    import tempfile
+
+    token = secrets.token_hex(_TOKEN_BYTES)
+    if sys.stdout.isatty():
+        return token, token
+    try:
+        fd, path = tempfile.mkstemp(prefix=f"penstock-dashboard-{os.getpid()}-", suffix=".token")
+        stack.callback(Path(path).unlink, missing_ok=True)
+        with open(fd, "w") as file:
+            file.write(f"{token}\n")
+    except OSError as error:
+        raise PenstockError(
+            f"a token for the dashboard cannot be written to {tempfile.gettempdir()} "
+            f"({error.strerror}); name a file that has one with --dashboard-token-file"
+        ) from None
+    return token, f"$(cat {path})"
 
 
 def _reached_at(endpoint: str) -> str:

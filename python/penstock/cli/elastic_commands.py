@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import threading
 import time
@@ -39,6 +40,7 @@ from penstock.engines.journal import Journal
 from penstock.engines.local_engine import LocalEngine
 from penstock.engines.ray_engine import RayEngine
 from penstock.engines.slurm_engine import SlurmEngine
+from penstock.engines.worker_keys import WorkerKeys
 from penstock.errors import PenstockError
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.worker_spec import PATIENCE_S
@@ -84,6 +86,12 @@ examples:
     )
     add_keys(parser)
     parser.add_argument(
+        "--worker-keys",
+        metavar="DIR",
+        help="folder of keys that the workers' machines have, with worker.secret and the public "
+        "keys (default: one that is made of --keys in --state, for as long as the pool lives)",
+    )
+    parser.add_argument(
         "--min",
         type=whole_number(0, _COUNT_MAX),
         default=0,
@@ -128,7 +136,8 @@ examples:
     parser.add_argument(
         "--state",
         metavar="DIR",
-        help="folder of the journal and the logs (default: ~/.local/state/penstock/ENGINE)",
+        help="folder of the journal, the logs and the workers' keys (default: "
+        "~/.local/state/penstock/ENGINE)",
     )
     parser.add_argument("--partition", metavar="NAME", help="slurm: partition of the workers' jobs")
     parser.add_argument("--account", metavar="NAME", help="slurm: account of the workers' jobs")
@@ -144,6 +153,15 @@ examples:
         type=whole_number(1, 1 << 24),
         metavar="MB",
         help="slurm: memory of a worker (default: the partition's)",
+    )
+    parser.add_argument(
+        "--env",
+        type=_variable,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="slurm: further environment variable that workers have as it is here; may be given "
+        "several times (default: PATH, HOME, LD_LIBRARY_PATH, PYTHON* and the like, no secrets)",
     )
     parser.add_argument(
         "--address",
@@ -165,8 +183,10 @@ examples:
         )
     if args.budget is not None and args.price is None:
         raise CommandError("a --budget needs the --price of a worker's hour", "up")
+    if args.worker_keys is not None and args.keys is None:
+        raise CommandError("--worker-keys needs --keys, the folder of the controller's", "up")
     state = Path(args.state or Path.home() / ".local" / "state" / "penstock" / args.engine)
-    state.mkdir(parents=True, exist_ok=True)
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(state / "lock", "ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -185,10 +205,16 @@ class _Elastic:
     def __init__(self, args: Any, state: Path) -> None:
         self._log = PoolLog("penstock up")
         journal = Journal(state / "journal")
-        self._controller = start_controller(_same_port(args.bind, state), args)
+        self._controller = _start_controller(args, journal.endpoint, self._log)
         endpoint = self._controller.endpoint
-        (state / "endpoint").write_text(endpoint)
-        command = WorkerCommand(endpoint, args.keys and os.path.abspath(args.keys), PATIENCE_S)
+        journal.note_endpoint(endpoint)
+        key_folder = args.worker_keys and os.path.abspath(args.worker_keys)
+        self._worker_keys: WorkerKeys | None = None
+        if args.keys is not None and key_folder is None:
+            own = (state / "worker-keys").absolute()
+            self._worker_keys = WorkerKeys(Path(args.keys).absolute(), own)
+            key_folder = str(own)
+        command = WorkerCommand(endpoint, key_folder, PATIENCE_S)
         limits = AdapterLimits(
             worker_count_min=args.min,
             worker_count_max=args.max,
@@ -198,38 +224,61 @@ class _Elastic:
             budget=args.budget,
         )
         engine = _engine_of(args, command, journal.pool, state)
-        self._adapter = Adapter(engine, journal, limits, endpoint, args.keys, self._log.tell)
+        self._adapter = Adapter(
+            engine, journal, limits, endpoint, args.keys, self._log.tell, self._worker_keys
+        )
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
+        self._controller_error = ""
 
     def run(self, start_dashboard: StartDashboard) -> int:
-        is_to_end = threading.Event()
+        # Can be read once a signal has come. A handler that takes a lock could wait for itself.
+        end_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
         def hear_signals() -> None:
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: is_to_end.set())
+                signal.signal(number, lambda *_: os.eventfd_write(end_fd, 1))
 
         hear_signals()
-        serving = threading.Thread(target=self._controller.run, args=(self._stop_read,))
-        serving.start()
-        endpoint = self._controller.endpoint
-        self._log.say(f"the controller listens at {endpoint}, process {os.getpid()}")
-        self._log.say(f"for training programs: export PENSTOCK_POOL={endpoint}")
-        start_dashboard(endpoint, self._log)
-        try:
-            while True:
+        serving = threading.Thread(target=self._serve, name="penstock-controller")
+        with contextlib.ExitStack() as stack:
+            serving.start()
+            stack.callback(serving.join)
+            stack.callback(os.write, self._stop_write, b"x")
+            stack.callback(self._adapter.close)
+            endpoint = self._controller.endpoint
+            self._log.say(f"the controller listens at {endpoint}, process {os.getpid()}")
+            self._log.say(f"for training programs: export PENSTOCK_POOL={endpoint}")
+            start_dashboard(endpoint, self._log)
+            is_to_end = False
+            while self._adapter.turn(is_to_end=is_to_end):
                 hear_signals()  # Ray puts handlers of its own in their place when it connects
-                if not self._adapter.turn(is_to_end=is_to_end.is_set()):
-                    break
-                if is_to_end.is_set():
+                if not serving.is_alive():
+                    raise PenstockError(
+                        f"the controller has ended: {self._controller_error or 'it was stopped'}; "
+                        f"workers go on with the jobs that they have, and `penstock up` with the "
+                        f"same --state finds them again"
+                    )
+                if is_to_end:
                     time.sleep(_ENDING_TURN_S)
                 else:
-                    is_to_end.wait(TURN_S)
-        finally:
-            self._adapter.close()
-            os.write(self._stop_write, b"x")
-            serving.join()
+                    is_to_end = bool(select.select([end_fd], [], [], TURN_S)[0])
+            if self._worker_keys is not None:
+                self._worker_keys.remove()
         self._log.say("has ended, and no worker is left")
         return 0
+
+    def _serve(self) -> None:
+        try:
+            self._controller.run(self._stop_read)
+        except Exception as error:  # the main thread has it told
+            self._controller_error = str(error)
+
+
+def _variable(text: str) -> str:
+    """A type of argparse's."""
+    if text not in os.environ:
+        raise argparse.ArgumentTypeError(f"is {text!r}; the environment has no such variable")
+    return text
 
 
 def _resource(text: str) -> tuple[str, float]:
@@ -241,15 +290,21 @@ def _resource(text: str) -> tuple[str, float]:
     raise argparse.ArgumentTypeError(f"is {text!r}; NAME=N is expected, such as dataworker=1")
 
 
-def _same_port(bind: str, state: Path) -> str:
-    """Where the controller listened before, if any free port will do: workers that live look for it
-    there."""
-    path = state / "endpoint"
-    host, _, port = bind.rpartition(":")
-    if port != "0" or not path.exists():
-        return bind
-    before = path.read_text().strip()
-    return before if before.rpartition(":")[0] == host else bind
+def _start_controller(args: Any, before: str, log: PoolLog) -> _pool.Controller:
+    """At the endpoint where it was ``before``, if any free port will do: workers that live look for
+    it there."""
+    host, _, port = args.bind.rpartition(":")
+    if port == "0" and before.rpartition(":")[0] == host:
+        try:
+            return start_controller(before, args)
+        except PenstockError as error:
+            controller = start_controller(args.bind, args)  # fails, too, if it is not for the port
+            log.tell(
+                f"{error}; the controller takes another port, and what still looks for it at "
+                f"{before} has to be started again"
+            )
+            return controller
+    return start_controller(args.bind, args)
 
 
 def _engine_of(args: Any, command: WorkerCommand, pool: str, state: Path) -> Engine:
@@ -269,6 +324,7 @@ def _engine_of(args: Any, command: WorkerCommand, pool: str, state: Path) -> Eng
         cpus=args.cpus,
         memory_mb=args.memory,
         grace_s=args.grace,
+        variables=args.env,
     )
 
 

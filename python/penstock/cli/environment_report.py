@@ -21,6 +21,7 @@ from penstock._native import native_parts
 from penstock._packages_on_path import packages_on_path
 from penstock._version import TORCH_MINORS, __version__
 from penstock.cli.machine_facts import machine_facts
+from penstock.secret_names import looks_secret
 
 # By section and name, the lines of the value.
 Report = dict[str, dict[str, list[str]]]
@@ -36,7 +37,7 @@ _VARIABLES = re.compile(
     r"|PYTHON(PATH|HOME|SAFEPATH)|TMPDIR|RANK|WORLD_SIZE|LOCAL_(RANK|WORLD_SIZE)|TORCH_LOGS|ZMQ_\w+"
     r"|SLURM_JOB_ID|KUBERNETES_SERVICE_HOST"
 )
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|_KEY$")
+_KEY_FOLDER = "PENSTOCK_KEYS"  # has the name of a folder, and no key
 _LOADING_S_MAX = 300.0  # torch is imported by it, at first from a cold disk
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
@@ -181,7 +182,7 @@ def _version(package: str) -> str | None:
 
 
 def _redacted(name: str, value: str) -> str:
-    if _SECRET.search(name):
+    if looks_secret(name) and name != _KEY_FOLDER:
         return f"set, {len(value)} characters that are not shown"
     return _shown(_LOGIN.sub("…@", value))
 

@@ -3,7 +3,9 @@
 
 Once a turn the adapter asks the engine which workers there are, tells the controller, and does what
 is missing to what the controller wants. Nothing of it follows from what was done before, but for
-what the journal has: an adapter that is killed at any moment goes on where it was.
+what the journal has: an adapter that is killed at any moment goes on where it was. While the
+journal cannot be written, or the workers' keys, no worker is started; those that run are followed
+and stopped as ever.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from penstock import _pool
 from penstock.engines.bounded_call import BoundedCalls
 from penstock.engines.engine import Engine, EngineRefusal, EngineTrouble, WorkerState
 from penstock.engines.journal import Journal
+from penstock.engines.worker_keys import WorkerKeys
 from penstock.errors import PenstockError
 
 TURN_S = 1.0
@@ -27,6 +30,7 @@ _ASK_LIMIT_S = 3.0
 _SPENT_NOTED_S = 10.0
 _SPAWNED_SHOWN_S = 5.0  # an engine tells of a worker that it was asked for by then
 _YOUNG_S = 10.0  # a worker that ends by itself before that has failed to start
+_END_PATIENCE_S = 60.0  # with an engine that does not answer while the pool is to end
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class AdapterLimits:
 
 
 class Adapter:
-    """Confined to one thread. ``say`` takes sentences for the log."""
+    """Confined to one thread. ``say`` takes sentences for the log. ``worker_keys`` follow
+    ``key_folder``, the operator's."""
 
     def __init__(
         self,
@@ -53,6 +58,7 @@ class Adapter:
         controller: str,
         key_folder: str | None,
         say: Callable[[str], None],
+        worker_keys: WorkerKeys | None = None,
     ) -> None:
         self._engine = engine
         self._journal = journal
@@ -69,6 +75,12 @@ class Adapter:
         self._asked_at: dict[str, float] = {}  # of names that the engine does not tell of yet
         self._end_at: dict[str, float] = {}  # when a worker that was stopped has had its grace
         self._told = ""
+        # What has to be on the disk before a worker is started.
+        self._kept: list[Journal | WorkerKeys] = [journal]
+        if worker_keys is not None:
+            self._kept.append(worker_keys)
+        self._is_kept = True  # as it was told last
+        self._end_mute_since: float | None = None  # the engine, once the pool was to end
         self._counted_at: float | None = None
         self._running_count = 0
         self._noted_at = time.monotonic()
@@ -76,7 +88,15 @@ class Adapter:
 
     def turn(self, *, is_to_end: bool = False) -> bool:
         """One turn. False once the pool has ended: no worker is left. With ``is_to_end`` it ends
-        whatever the controller says."""
+        whatever the controller says. Raises PenstockError if the pool is to end and the engine has
+        not answered for _END_PATIENCE_S."""
+        for one in self._kept:
+            one.catch_up()
+        has_more = self._turn(is_to_end)
+        self._tell_what_is_not_kept()
+        return has_more
+
+    def _turn(self, is_to_end: bool) -> bool:
         trouble = ""
         workers: dict[str, WorkerState] | None = None
         try:
@@ -85,17 +105,30 @@ class Adapter:
             trouble = str(error)
         self._tell(trouble)
         orders = self._ask(workers or {}, trouble)
-        if workers is None:
-            return True
         is_to_end = is_to_end or (orders is not None and orders.is_to_end)
+        if workers is None:
+            if is_to_end:
+                self._check_patience(trouble)
+            return True
+        self._end_mute_since = None
         stops = set(workers) if is_to_end else set(orders.stops if orders else ())
         try:
             self._stop(stops & workers.keys())
-            if orders is not None and not is_to_end:
+            if orders is not None and not is_to_end and not self._kept_trouble():
                 self._spawn(orders.wanted_count - self._present_count(workers, stops))
         except EngineTrouble as error:
             self._tell(str(error))
         return not (is_to_end and not workers and not self._asked_at)
+
+    def _check_patience(self, trouble: str) -> None:
+        now = time.monotonic()
+        if self._end_mute_since is None:
+            self._end_mute_since = now
+        if now - self._end_mute_since >= _END_PATIENCE_S:
+            raise PenstockError(
+                f"the pool ends with workers that may be left: {trouble}; once the engine answers, "
+                f"start `penstock up` again with the same --state, and end it then"
+            )
 
     def _list(self) -> dict[str, WorkerState]:
         workers: dict[str, WorkerState] = self._call("list its workers", self._engine.workers)
@@ -160,7 +193,7 @@ class Adapter:
         report.budget_micros = int(1e6 * (limits.budget or 0))
         report.spent_worker_ms = int(self._spent_ms)
         report.refusal_count = self._refusal_count
-        report.refusal = self._refusal
+        report.refusal = self._kept_trouble() or self._refusal
         report.trouble = trouble
         asked = dict.fromkeys(self._asked_at, WorkerState.STARTING)
         report.workers = [
@@ -198,6 +231,8 @@ class Adapter:
         if count <= 0:
             return
         names = self._journal.take_names(count)
+        if not names:
+            return
         now = time.monotonic()
         self._asked_at.update(dict.fromkeys(names, now))
         try:
@@ -224,6 +259,18 @@ class Adapter:
         if sentence and sentence != self._told:
             self._say(sentence)
         self._told = sentence or self._told
+
+    def _kept_trouble(self) -> str:
+        return next((one.trouble for one in self._kept if one.trouble), "")
+
+    def _tell_what_is_not_kept(self) -> None:
+        trouble = self._kept_trouble()
+        if trouble and self._is_kept:
+            self._refusal_count += 1
+            self._say(f"no worker is started, and those that run go on, since {trouble}")
+        elif not trouble and not self._is_kept:
+            self._say("all is written, and workers are started again as they are wanted")
+        self._is_kept = not trouble
 
     def close(self) -> None:
         self._journal.note_spent(int(self._spent_ms))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 NAME_VARIABLE = "PENSTOCK_WORKER_NAME"  # tells a worker the name that its engine knows it by
+WORKER_NAME = re.compile(r"pk-[0-9a-f]+-[0-9]+")  # of the pool and the worker's number
 
 
 class WorkerState(enum.IntEnum):
@@ -76,6 +78,17 @@ class Engine(Protocol):
         """The last line that the worker wrote to its log; empty where the engine has none. Raises
         nothing."""
         ...
+
+
+def private_file(path: str, flags: int) -> int:
+    """An opener, of a file that no other user reads."""
+    return os.open(path, flags, 0o600)
+
+
+def make_log_folder(folder: Path) -> None:
+    """No other user reads what datasets print."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
 
 
 _LAST_BYTES = 4096

@@ -1,30 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an adapter has to know after it was killed: the number of the next name, what the workers'
-time has come to, and which workers were told to stop, and when.
+time has come to, which workers were told to stop, and when, and where the controller listened.
 
 A journal is a file of JSON lines. A line is on the disk before what it announces is done. The last
-line may be cut off, as of a process that was killed while it wrote. Which workers there are is not
-in it: the engine is asked.
+line may be cut off, as of a process that was killed while it wrote, or of a disk that was full: the
+next write then puts a new file in the place of the old one. Which workers there are is not in it:
+the engine is asked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+from penstock.engines.engine import WORKER_NAME, private_file
 from penstock.errors import PenstockError
 
 _LINES_MAX = 4096  # then the file is written anew
 
 
 class Journal:
-    """The only one on its file. Thread-compatible."""
+    """The only one on its file. Thread-compatible.
+
+    ``trouble`` says why the file lacks what this object knows; it is empty if the file has all. No
+    name is given out meanwhile. Everything else goes on, and catch_up() writes it down later.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.trouble = ""
         self.pool = ""  # begins the names of its workers
+        self.endpoint = ""  # where the controller listened last
         self.next_number = 1
         self.spent_worker_ms = 0
         self.stopped_at: dict[str, float] = {}  # seconds of the system's clock, by name
@@ -32,7 +41,7 @@ class Journal:
         self._read()
         if not self.pool:
             self.pool = f"pk-{os.urandom(5).hex()}"
-        self._compact()
+        self._replace()
 
     def _read(self) -> None:
         if not self._path.exists():
@@ -53,6 +62,10 @@ class Journal:
             raise TypeError("no object")
         if "pool" in entry:
             self.pool = str(entry["pool"])
+            if not WORKER_NAME.fullmatch(f"{self.pool}-1"):
+                raise ValueError("no pool")
+        if "endpoint" in entry:
+            self.endpoint = str(entry["endpoint"])
         if "next" in entry:
             self.next_number = int(entry["next"])
         if "spent_ms" in entry:
@@ -63,11 +76,18 @@ class Journal:
             self.stopped_at.pop(str(entry["gone"]), None)
 
     def take_names(self, count: int) -> list[str]:
-        """Names that no worker of the pool ever had."""
+        """Names that no worker of the pool ever had. None where they cannot be written down: a
+        worker whose name is not in the journal would be lost."""
         first = self.next_number
         self.next_number += count
         self._write({"next": self.next_number})
+        if self.trouble:
+            return []
         return [f"{self.pool}-{number}" for number in range(first, first + count)]
+
+    def note_endpoint(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._write({"endpoint": endpoint})
 
     def note_stop(self, name: str, at: float) -> None:
         self.stopped_at[name] = at
@@ -81,33 +101,58 @@ class Journal:
         self.spent_worker_ms = spent_worker_ms
         self._write({"spent_ms": spent_worker_ms})
 
+    def catch_up(self) -> None:
+        """Writes what could not be written before, if it can be now."""
+        if self.trouble:
+            self._replace()
+
     def _write(self, entry: dict[str, Any]) -> None:
-        if self._line_count >= _LINES_MAX:
-            return self._compact()
-        _append(self._path, [entry])
+        # After a write that failed, half a line may be at the end of the file.
+        if self.trouble or self._line_count >= _LINES_MAX:
+            return self._replace()
+        try:
+            _append(self._path, [entry])
+        except OSError as error:
+            self._note_trouble(error)
         self._line_count += 1
 
-    def _compact(self) -> None:
+    def _replace(self) -> None:
         """Writes a file of what counts beside the old one, and puts it in its place."""
         entries: list[dict[str, Any]] = [
             {"pool": self.pool, "next": self.next_number, "spent_ms": self.spent_worker_ms},
+            *([{"endpoint": self.endpoint}] if self.endpoint else []),
             *({"stop": name, "at": at} for name, at in self.stopped_at.items()),
         ]
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_suffix(".new")
-        new.unlink(missing_ok=True)
-        _append(new, entries)
-        new.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-        self._line_count = len(entries)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new.unlink(missing_ok=True)
+            _append(new, entries)
+            new.replace(self._path)
+            _sync_folder(self._path.parent)
+        except OSError as error:
+            self._note_trouble(error)
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+        else:
+            self.trouble = ""
+            self._line_count = len(entries)
+
+    def _note_trouble(self, error: OSError) -> None:
+        # The path comes last: a status shows the beginning of a long text.
+        self.trouble = f"the journal cannot be written ({error.strerror}): {self._path}"
 
 
 def _append(path: Path, entries: list[dict[str, Any]]) -> None:
-    with open(path, "ab") as file:
+    with open(path, "ab", opener=private_file) as file:
         file.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -19,6 +19,8 @@ from penstock.engines.engine import (
     WorkerCommand,
     WorkerState,
     last_line,
+    make_log_folder,
+    private_file,
 )
 
 _VARIABLE = NAME_VARIABLE.encode() + b"="
@@ -37,14 +39,16 @@ class LocalEngine:
         self._stopped: set[str] = set()
 
     def spawn(self, names: Sequence[str]) -> None:
+        variables = {**os.environ}
+        variables.pop("PENSTOCK_KEYS", None)  # the operator's folder; workers are given theirs
         for granted_count, name in enumerate(names):
             try:
-                self._log_folder.mkdir(parents=True, exist_ok=True)
-                with open(self._log_folder / f"{name}.log", "ab") as log:
+                make_log_folder(self._log_folder)
+                with open(self._log_folder / f"{name}.log", "ab", opener=private_file) as log:
                     # A session of its own: Ctrl-C at the terminal is for the adapter alone.
                     child = subprocess.Popen(
                         self._command,
-                        env={**os.environ, NAME_VARIABLE: name},
+                        env={**variables, NAME_VARIABLE: name},
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,

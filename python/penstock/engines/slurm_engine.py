@@ -8,23 +8,35 @@ is known by its name. One that is preempted gets SIGTERM, with which a worker fi
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from penstock.engines.engine import (
     NAME_VARIABLE,
+    WORKER_NAME,
     EngineRefusal,
     EngineTrouble,
     WorkerCommand,
     WorkerState,
     last_line,
+    make_log_folder,
 )
+from penstock.secret_names import looks_secret
 
 _CALL_LIMIT_S = 10.0
 _ARRAY_COUNT_MIN = 8  # workers that are asked for at once, in one call
 _ARRAY = "array-"
+# What workers have of the environment in which they are asked for: where programs and libraries
+# are, how they speak, and how many threads they have. They run code of others, on other machines.
+_OF_WORKERS = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|XDG_(RUNTIME_DIR|CACHE_HOME)"
+    r"|LD_(LIBRARY_PATH|PRELOAD)|VIRTUAL_ENV|CONDA_\w+|PYTHON\w+|PENSTOCK_\w+"
+    r"|(OMP|MKL|KMP|GOMP|OPENBLAS)_\w+"
+)
+_OF_SBATCH = re.compile(r"(SLURM|SBATCH)_\w+")  # its own configuration
 _STATES = {
     **dict.fromkeys(
         ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING"),
@@ -38,7 +50,9 @@ _STATES = {
 
 
 class SlurmEngine:
-    """An `Engine`. ``prefix`` begins the names of this pool's jobs, and of no other's."""
+    """An `Engine`. ``prefix`` begins the names of this pool's jobs, and of no other's.
+    ``variables`` are names of further environment variables that workers have as this process has
+    them."""
 
     title = "slurm"
 
@@ -53,17 +67,19 @@ class SlurmEngine:
         cpus: int = 1,
         memory_mb: int | None = None,
         grace_s: float = 30.0,
+        variables: Collection[str] = (),
     ) -> None:
         self._command = command.arguments()
         self._prefix = prefix
         self._log_folder = log_folder
+        self._environment = worker_environment(os.environ, variables)
         self._options = [
             "--parsable",
             "--no-requeue",
             "--ntasks=1",
             f"--cpus-per-task={cpus}",
             f"--signal=B:TERM@{max(1, round(grace_s))}",
-            "--export=ALL",
+            "--export=ALL",  # that sbatch has
         ]
         if partition is not None:
             self._options.append(f"--partition={partition}")
@@ -73,7 +89,13 @@ class SlurmEngine:
             self._options.append(f"--mem={memory_mb}")
 
     def spawn(self, names: Sequence[str]) -> None:
-        self._log_folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if not WORKER_NAME.fullmatch(name):
+                raise EngineRefusal(
+                    f"a worker's name must be pk-HEX-NUMBER, got {name[:80]!r}; it stands in a "
+                    f"job's script"
+                )
+        make_log_folder(self._log_folder)
         first = self._first_of_row(names)
         if len(names) >= _ARRAY_COUNT_MIN and first is not None:
             # Tasks count from 0, since Slurm bounds their numbers.
@@ -101,8 +123,10 @@ class SlurmEngine:
                 ["sbatch", *self._options, *arguments, f"--output={log}"],
                 # exec: the signals of the batch step reach the worker itself.
                 text="#!/bin/sh\n"
+                "unset SLURM_JWT\n"  # with which sbatch may log in
                 f"export {NAME_VARIABLE}={worker_name}\n"
                 f"exec {shlex.join(self._command)}\n",
+                environment=self._environment,
             )
         except EngineTrouble as error:
             raise EngineRefusal(str(error), granted_count) from error
@@ -153,14 +177,34 @@ class SlurmEngine:
         return f"{self._prefix}{int(first) + int(task)}"
 
 
+def worker_environment(environ: Mapping[str, str], named: Collection[str]) -> dict[str, str]:
+    """What of an environment sbatch has, and gives to the job. What looks like a secret is left out
+    unless it is ``named``."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in named
+        or _OF_SBATCH.fullmatch(name)
+        or (_OF_WORKERS.fullmatch(name) and not looks_secret(name))
+    }
+
+
 def _user() -> str:
     return str(os.getuid())
 
 
-def _run(command: list[str], text: str | None = None) -> str:
+def _run(
+    command: list[str], text: str | None = None, environment: Mapping[str, str] | None = None
+) -> str:
     try:
         done = subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=_CALL_LIMIT_S, check=False
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_CALL_LIMIT_S,
+            check=False,
+            env=environment,
         )
     except subprocess.TimeoutExpired as error:
         raise EngineTrouble(f"{command[0]} has not ended within {_CALL_LIMIT_S:g} s") from error

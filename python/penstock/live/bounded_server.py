@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """An HTTP server of the standard library with bounds on the number of connections, and on the time
-that each may take in all.
+that each may take.
 
 A connection has one request, and a thread that serves it. A thread whose request comes to no end is
-ended by its socket.
+ended by its socket. Everybody may connect, so a connection is a stranger's until its request has
+shown the token. Strangers have places of their own: the oldest connection of the address that has
+the most makes room for a new one. So they can neither take the places of those who have the token,
+nor keep a request with the token from being read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
 import threading
 import time
+from collections import Counter
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -21,14 +27,21 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.live.dashboard_access import ListenAddress
 
-CONNECTIONS_MAX = 32
-CONNECTION_S = 10.0  # from its beginning to its end
+HOLDERS_MAX = 32  # connections that have shown the token
+STRANGERS_MAX = 64  # and that have not
+ADDRESS_STRANGERS_MAX = 32  # of these, from one address
+HEAD_S = 2.0  # from the beginning of a connection until its request is read
+CONNECTION_S = 10.0  # until its end
+_BACKLOG = 128
 _TURN_S = 0.25
-_BUSY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n"
-    b"Connection: close\r\nRetry-After: 1\r\nContent-Length: 54\r\n\r\n"
-    b"too many connections are open; try again in a second.\n"
-)
+_IPV6_SITE_BITS = 64  # of an address; who has one has all others that begin so
+
+
+@dataclass(slots=True)
+class _Connection:
+    source: str
+    deadline: float
+    is_holder: bool = False
 
 
 class BoundedServer(ThreadingMixIn, HTTPServer):
@@ -37,12 +50,12 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
     daemon_threads = True
     block_on_close = False  # a thread ends with its socket, at the latest after CONNECTION_S
     allow_reuse_port = False
-    request_queue_size = CONNECTIONS_MAX
+    request_queue_size = _BACKLOG
 
     def __init__(self, address: ListenAddress, handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = address.family
         self._lock = threading.Lock()
-        self._deadlines: dict[socket.socket, float] = {}
+        self._connections: dict[socket.socket, _Connection] = {}  # oldest first
         self._thread: threading.Thread | None = None
         try:
             super().__init__((address.address, address.port), handler)
@@ -73,19 +86,40 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            is_full = len(self._deadlines) >= CONNECTIONS_MAX
-            if not is_full:
-                self._deadlines[request] = time.monotonic() + CONNECTION_S
-        if not is_full:
-            return super().process_request(request, client_address)
-        request.setblocking(False)
-        with contextlib.suppress(OSError):
-            request.send(_BUSY)
-        self.shutdown_request(request)
+            deadline = time.monotonic() + HEAD_S
+            self._connections[request] = _Connection(_source(client_address[0]), deadline)
+            self._make_room()
+        super().process_request(request, client_address)
+
+    def _make_room(self) -> None:
+        """Under the lock, and for one connection, since it is called for each."""
+        strangers = Counter(one.source for one in self._connections.values() if not one.is_holder)
+        source, count = strangers.most_common(1)[0]
+        if count <= ADDRESS_STRANGERS_MAX and strangers.total() <= STRANGERS_MAX:
+            return
+        oldest = next(
+            connection
+            for connection, one in self._connections.items()
+            if one.source == source and not one.is_holder
+        )
+        del self._connections[oldest]
+        _end(oldest)
+
+    def admit(self, request: socket.socket, *, is_holder: bool) -> bool:
+        """Gives a connection whose request was read the time for an answer, and one that has shown
+        the token a place of its own. False where there is none."""
+        with self._lock:
+            connection = self._connections.get(request)
+            holder_count = sum(one.is_holder for one in self._connections.values())
+            if connection is None or (is_holder and holder_count >= HOLDERS_MAX):
+                return False
+            connection.deadline += CONNECTION_S - HEAD_S
+            connection.is_holder = is_holder
+            return True
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._deadlines.pop(request, None)
+            self._connections.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
@@ -93,13 +127,28 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
 
     def _end_connections(self, before: float) -> None:
         with self._lock:
-            for connection, deadline in self._deadlines.items():
-                if deadline <= before:
-                    with contextlib.suppress(OSError):
-                        connection.shutdown(socket.SHUT_RDWR)
+            for connection, one in self._connections.items():
+                if one.deadline <= before:
+                    _end(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away, or was shown the door, is no news."""
+
+
+def _end(connection: socket.socket) -> None:
+    """Its thread finds it closed."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _source(host: str) -> str:
+    """Whose a connection is, as far as its address tells."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address), _IPV6_SITE_BITS), strict=False))
 
 
 def _listening_trouble(address: ListenAddress, error: OSError) -> PenstockError:

@@ -19,6 +19,10 @@ from penstock.errors import PenstockError
 
 _TOKEN_BYTES_MIN, _TOKEN_BYTES_MAX = 16, 512
 _MAKE_TOKEN = "(umask 077; openssl rand -hex 32 > FILE)"
+_WHICH_TOKEN = (
+    "the one in the file that the controller was given with --dashboard-token-file, or else the "
+    "one that the controller's log leads to"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +93,13 @@ def read_token(path: str) -> str:
     return token
 
 
-def check_openness(address: ListenAddress, has_token: bool) -> None:
-    """Raises PenstockError for an address that others reach where there is no token."""
-    if not address.is_loopback and not has_token:
+def check_openness(address: ListenAddress) -> None:
+    """Raises PenstockError for an address that others reach. Of a dashboard without a token."""
+    if not address.is_loopback:
         raise PenstockError(
-            f"others can reach a dashboard at {address.host}, so it needs a token: add "
-            f"--dashboard-token-file FILE ({_MAKE_TOKEN}), or let it listen on this machine alone "
-            f"(--dashboard {address.port})"
+            f"other machines reach a dashboard at {address.host}, so it needs a token: leave "
+            f"--dashboard-open out, or let it listen on this machine alone (--dashboard "
+            f"{address.port})"
         )
 
 
@@ -136,24 +140,28 @@ class DashboardAccess:
             f"by its address, or start the controller with --dashboard-name and that name",
         )
 
+    def refusal_of_token(self, given: str) -> Refusal | None:
+        """Of the one in an address."""
+        if self._token is not None and _is_same(given, self._token):
+            return None
+        return Refusal(
+            401, f"the token in the address is not that of this dashboard; take {_WHICH_TOKEN}"
+        )
+
     def refusal_of_stranger(self, authorization: str | None, cookie: str | None) -> Refusal | None:
         """Both headers, if there are any. Compares in a time that does not depend on the token."""
         if self._token is None:
             return None
         scheme, _, given = (authorization or "").partition(" ")
-        if scheme.lower() == "bearer" and self.is_token(given.strip()):
+        if scheme.lower() == "bearer" and _is_same(given.strip(), self._token):
             return None
         if any(_is_same(value, self._cookie) for value in self._cookies(cookie or "")):
             return None
         return Refusal(
             401,
-            "this dashboard needs a token, the one in the file that the controller was given with "
-            "--dashboard-token-file: open it once with ?token=TOKEN at the end of its address; a "
-            "program sends the header Authorization: Bearer TOKEN",
+            f"this dashboard needs a token, {_WHICH_TOKEN}: open it once with ?token=TOKEN at the "
+            f"end of its address; a program sends the header Authorization: Bearer TOKEN",
         )
-
-    def is_token(self, given: str) -> bool:
-        return self._token is not None and _is_same(given, self._token)
 
     def set_cookie(self) -> str:
         """The header's value for a browser that has shown the token."""

@@ -15,16 +15,16 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from penstock._version import __version__
 from penstock.errors import PenstockError
 from penstock.live.bounded_server import BoundedServer
-from penstock.live.dashboard_access import DashboardAccess, ListenAddress, Refusal
+from penstock.live.dashboard_access import DashboardAccess, ListenAddress
 from penstock.live.dashboard_files import page_files
 from penstock.live.exposition import OPEN_TYPE, PLAIN_TYPE, wants_open_metrics
 from penstock.live.pool_watch import PoolWatch
 from penstock.live.request_head import HEAD_BYTES_MAX, RequestHead
 
-_READ_S = 5.0  # for which a client may be silent
+QUERY_FIELDS_MAX = 10
+_READ_S = 5.0  # for which a client may read nothing of an answer
 _LINGER_S, _LINGER_BYTES_MAX = 1.0, 1 << 20  # of a request that nobody reads
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
@@ -121,6 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = _READ_S
+    server: BoundedServer
     access: DashboardAccess
     dashboard: Dashboard
 
@@ -130,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = self._head  # type: ignore[assignment]
 
     def version_string(self) -> str:
-        return f"penstock/{__version__}"
+        return "penstock"  # no version: everybody is told
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Nothing: a token may stand in an address."""
@@ -174,28 +175,35 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        target = urlsplit(self.path)
-        query = parse_qs(target.query, max_num_fields=10)
+        try:
+            target = urlsplit(self.path)
+            query = parse_qs(target.query, max_num_fields=QUERY_FIELDS_MAX)
+        except ValueError as error:
+            sentence = (
+                f"an address must be a path with at most {QUERY_FIELDS_MAX} fields, "
+                f"got {self.path[:100]!r}: {error}"
+            )
+            self._send(400, f"{sentence}\n".encode(), _TEXT)
+            return
         headers = self.headers
         refusal = self.access.refusal_of_host(headers.get_all("Host", []))
-        if refusal is None and "token" in query and self.access.has_token:
-            if self.access.is_token(query["token"][-1]):
-                self._send(200, _ENTRANCE, _HTML, **{"Set-Cookie": self.access.set_cookie()})
-                return
-            refusal = Refusal(
-                401,
-                "the token in the address is not that of this dashboard; take the one in the file "
-                "that the controller was given with --dashboard-token-file",
-            )
-        if refusal is None:
+        is_entering = refusal is None and "token" in query and self.access.has_token
+        if is_entering:
+            refusal = self.access.refusal_of_token(query["token"][-1])
+        elif refusal is None:
             refusal = self.access.refusal_of_stranger(
                 headers.get("Authorization"), headers.get("Cookie")
             )
         if refusal is not None:
             more = {"WWW-Authenticate": 'Bearer realm="penstock"'} if refusal.status == 401 else {}
             self._send(refusal.status, f"{refusal.sentence}\n".encode(), _TEXT, **more)
-            return
-        self._answer(target.path, query)
+        elif not self.server.admit(self.connection, is_holder=self.access.has_token):
+            sentence = "too many connections are open; try again in a second"
+            self._send(503, f"{sentence}\n".encode(), _TEXT, **{"Retry-After": "1"})
+        elif is_entering:
+            self._send(200, _ENTRANCE, _HTML, **{"Set-Cookie": self.access.set_cookie()})
+        else:
+            self._answer(target.path, query)
 
     def _answer(self, path: str, query: dict[str, list[str]]) -> None:
         is_api = path.startswith("/api/")
@@ -211,6 +219,9 @@ class _Handler(BaseHTTPRequestHandler):
             )
         except ValueError as error:
             self._send_trouble(400, str(error), is_api)
+        except Exception as error:  # else the connection would be closed without an answer
+            sentence = f"the dashboard failed at this address: {type(error).__name__}: {error}"
+            self._send_trouble(500, sentence, is_api)
         else:
             self._send(200, content, content_type)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.live.step_parts import Ledger, ledger_of
+from penstock.pool.pool_log import short_id
 from penstock.pool.pool_status import name_of, software_of, text_of
 
 # What a worker does, in the order in which totals are listed.
@@ -169,6 +170,33 @@ def pool_view(status: Mapping[str, Any], at: float) -> PoolView:
         workers=tuple(_worker_view(one) for one in status["workers"]),
         trainers=tuple(_trainer_view(one) for one in status["trainers"]),
         left_out=status["workers_left_out"] + status["trainers_left_out"],
+    )
+
+
+def with_short_ids(view: PoolView) -> PoolView:
+    """With as much of each id as people are shown, for readers who are not to act by it."""
+
+    def short_or_none(identity: str | None) -> str | None:
+        return None if identity is None else short_id(identity)
+
+    return dataclasses.replace(
+        view,
+        controller=short_id(view.controller),
+        workers=tuple(
+            dataclasses.replace(
+                worker,
+                id=short_id(worker.id),
+                works_for=short_or_none(worker.works_for),
+                unfit_for=tuple(short_id(trainer) for trainer in worker.unfit_for),
+            )
+            for worker in view.workers
+        ),
+        trainers=tuple(
+            dataclasses.replace(
+                trainer, id=short_id(trainer.id), group=short_or_none(trainer.group)
+            )
+            for trainer in view.trainers
+        ),
     )
 
 

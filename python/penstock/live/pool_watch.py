@@ -20,7 +20,7 @@ from penstock.live.exposition import exposition
 from penstock.live.pool_history import POINTS_MAX, PoolHistory
 from penstock.live.pool_metrics import pool_metrics
 from penstock.live.pool_totals import PoolTotals
-from penstock.live.pool_view import PoolView
+from penstock.live.pool_view import PoolView, with_short_ids
 from penstock.live.shown_plan_graph import shown_plan_graph
 from penstock.live.status_poller import PoolAddress, StatusPoller
 from penstock.live.step_parts import STEP_PARTS
@@ -32,11 +32,14 @@ STALE_S = 5.0  # then a status is too old to be shown as the state of the pool
 
 
 class PoolWatch:
-    """Thread-safe. Readers raise PenstockError while the controller does not answer."""
+    """Thread-safe. Readers raise PenstockError while the controller does not answer. Unless it
+    ``shows_ids``, they get 8 digits of each id."""
 
-    def __init__(self, address: PoolAddress) -> None:
+    def __init__(self, address: PoolAddress, *, shows_ids: bool = True) -> None:
+        self._shows_ids = shows_ids
         self._lock = threading.Lock()
         self._view: PoolView | None = None
+        self._trainer_ids: dict[str, str] = {}  # by the ids that are shown
         self._taken_at = 0.0  # by a clock that is never set
         self._trouble = "the controller has not answered yet; ask again in a second"
         self._events = EventLog()
@@ -57,7 +60,12 @@ class PoolWatch:
 
     def take(self, view: PoolView) -> None:
         """Takes the next status; the thread that asks does so."""
+        ids = [one.id for one in view.trainers]
+        view = view if self._shows_ids else with_short_ids(view)
         with self._lock:
+            self._trainer_ids = {
+                shown.id: identity for shown, identity in zip(view.trainers, ids, strict=True)
+            }
             self._view, self._trouble, self._status = view, "", None
             self._taken_at = time.monotonic()
             self._events.add(view)
@@ -107,22 +115,24 @@ class PoolWatch:
 
     def plan_json(self, trainer: str) -> bytes:
         """The plan of one trainer, which the controller is asked for, though not by every reader.
-        A trainer that has left since its id was read has none. Raises ValueError for no id."""
-        if not re.fullmatch(r"[0-9a-f]{16}", trainer):
+        A trainer that has left since its id was read has none. Raises ValueError for what is no id,
+        and for a trainer whose plan is none."""
+        if not re.fullmatch(r"[0-9a-f]{8}([0-9a-f]{8})?", trainer):
             raise ValueError(f"trainer is {trainer[:40]!r}; an id that /api/status has is expected")
         with self._lock:
-            there = {one.id for one in self._current().trainers}
-        if trainer not in there:
+            self._current()
+            ids = self._trainer_ids
+        if trainer not in ids:
             return _encoded({"trainer": trainer, "plan": None, "has_left": True})
         with self._plans_lock:
             known = self._plans.get(trainer)
             if known is None or time.monotonic() - known[0] > PLAN_S:
-                plan = shown_plan_graph(self._ask_plan(trainer))
+                plan = shown_plan_graph(self._ask_plan(ids[trainer]))
                 known = (
                     time.monotonic(),
                     _encoded({"trainer": trainer, "plan": plan, "has_left": False}),
                 )
-                self._plans = {id: kept for id, kept in self._plans.items() if id in there}
+                self._plans = {id: kept for id, kept in self._plans.items() if id in ids}
                 self._plans[trainer] = known
             return known[1]
 

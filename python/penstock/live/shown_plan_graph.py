@@ -20,10 +20,20 @@ _REASONS_MAX = 6
 def shown_plan_graph(told: str) -> dict[str, Any] | None:
     """Calls in their order, and edges by the places of calls in that list: None as ``source`` is
     the batch, None as ``target`` is the program. Several calls of a large plan are one, the same as
-    in `Plan.to_svg()`. None for a trainer that has no plan."""
+    in `Plan.to_svg()`. None for a trainer that has no plan. Raises ValueError for what is no plan:
+    trainers say what they like."""
     if not told:
         return None
-    plan = json.loads(told)
+    try:
+        return _graph(json.loads(told))
+    except Exception as error:
+        raise ValueError(
+            f"the trainer has reported something that is no plan "
+            f"({type(error).__name__}: {str(error)[:200]})"
+        ) from error
+
+
+def _graph(plan: dict[str, Any]) -> dict[str, Any]:
     groups, links = group_calls(_record(plan))
     with_calls = [number for number, group in enumerate(groups) if group.calls]
     place_of = {number: place for place, number in enumerate(with_calls)}

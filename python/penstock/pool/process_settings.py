@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.secret_names import looks_secret
+
 logger = logging.getLogger(__name__)
 
 # Variables that belong to a process, its launcher or its host, and so to no job.
@@ -34,7 +36,6 @@ _OF_PROCESS = re.compile(
     r"|LOGNAME|SHELL|PWD|OLDPWD|TMPDIR|TEMP|TMP|HOSTNAME|DISPLAY|LINES|COLUMNS|SHLVL|TERM|_"
     r"|PYTHONPATH|PYTHONHASHSEED|PYTHONUNBUFFERED|VIRTUAL_ENV|ATEN_CPU_CAPABILITY"
 )
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|SESSION|DSN", re.IGNORECASE)
 _ENVIRONMENT_BYTES_MAX = 128 << 10  # a job's header has 1 MiB
 
 # Settings that programs make at their head, by module and name, with the library's own values.
@@ -244,7 +245,7 @@ def _changed_environment() -> dict[str, str | None]:
     byte_count = 0
     for name in sorted(before.keys() | os.environ.keys()):
         value = os.environ.get(name)
-        if value == before.get(name) or _OF_PROCESS.fullmatch(name) or _SECRET.search(name):
+        if value == before.get(name) or _OF_PROCESS.fullmatch(name) or looks_secret(name):
             continue
         byte_count += len(name) + len(value or "")
         if byte_count > _ENVIRONMENT_BYTES_MAX:

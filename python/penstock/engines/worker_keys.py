@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keys of an elastic pool's workers: a folder with ``worker.secret`` and the public keys, and
+nothing else of the operator's. Workers run the code of training programs.
+
+It is a copy, modes included, so that a worker refuses what it would refuse in the operator's
+folder. It follows that folder: users are let in and put out there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from penstock.errors import PenstockError
+
+_SECRET = "worker.secret"
+_PUBLIC_END = ".public"
+_KEY_BYTES_MAX = 4096  # that are copied; a key has 41
+_Mark = tuple[int, int, int]  # another one is another file, or other content
+
+
+class WorkerKeys:
+    """Confined to one thread. ``trouble`` says why the folder is not as the operator's wants it."""
+
+    def __init__(self, source: Path, folder: Path) -> None:
+        """Raises PenstockError where ``source`` has no key for workers."""
+        self._source = source
+        self.folder = folder
+        self.trouble = ""
+        self._marks: dict[str, _Mark] = {}
+        if not (source / _SECRET).exists():
+            raise PenstockError(
+                f"the key folder {source} has no {_SECRET}, which workers need: copy it there, or "
+                f"name the folder that the workers' machines have with --worker-keys"
+            )
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Copies what has changed in the operator's folder, and takes away what is gone there."""
+        try:
+            self._follow()
+        except OSError as error:
+            where = error.filename or self.folder
+            self.trouble = f"the workers' keys cannot be copied ({error.strerror}): {where}"
+        else:
+            self.trouble = ""
+
+    def _follow(self) -> None:
+        marks = {
+            entry.name: _mark(entry)
+            for entry in os.scandir(self._source)
+            if entry.name == _SECRET
+            or (entry.name.endswith(_PUBLIC_END) and not entry.name.startswith("."))
+        }
+        if _SECRET not in marks:  # workers go on with the one that they have
+            path = str(self._source / _SECRET)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if marks == self._marks:
+            return
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        for name, mark in marks.items():
+            if self._marks.get(name) != mark:
+                self._copy(name)
+        for name in os.listdir(self.folder):
+            if name not in marks:
+                os.unlink(self.folder / name)
+        self._marks = marks
+
+    def _copy(self, name: str) -> None:
+        """The file appears whole, or not at all."""
+        new = self.folder / f".{name}.new"
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(self._source / name, flags)
+        try:
+            mode = stat.S_IMODE(os.fstat(fd).st_mode)
+            content = os.read(fd, _KEY_BYTES_MAX)
+        finally:
+            os.close(fd)
+        with contextlib.suppress(FileNotFoundError):
+            new.unlink()
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(content)
+        new.replace(self.folder / name)
+
+    def remove(self) -> None:
+        """Once no worker is left."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _mark(entry: os.DirEntry[str]) -> _Mark:
+    status = entry.stat(follow_symlinks=False)
+    return status.st_ino, status.st_size, status.st_ctime_ns
