@@ -172,8 +172,9 @@ Result<void> Batch::read_record(std::span<const std::byte> record, uint64_t payl
     return Fault{Errc::kMalformed,
                  "a batch record refers to shared memory, which only a worker of this process's own can pass"};
   }
-  if (auto checked = wire::check_nest(frame_.nest, static_cast<uint32_t>(frame_.leaf_count()), allow_pickle); !checked)
-    return checked;
+  const auto nest = wire::check_nest(frame_.nest, static_cast<uint32_t>(frame_.leaf_count()), allow_pickle);
+  if (!nest) return nest.error();
+  nest_bytes_ = nest.value();
   return check_withheld();
 }
 

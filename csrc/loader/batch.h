@@ -92,6 +92,8 @@ class Batch {
   uint64_t withheld_bytes() const;
   // Bytes that the batch came with, those in files in shared memory included.
   uint64_t bytes() const;
+  // The most that its tensors and values come to, as wire::whole_bytes() and check_nest() count them.
+  uint64_t whole_bytes() const { return wire::whole_bytes(frame_) + nest_bytes_; }
 
   // A file in shared memory in which tensors of the batch lie, as their worker has passed it. The program that the
   // batch is delivered to may set its storage, so that a file which it has mapped already is one storage; without one,
@@ -185,6 +187,7 @@ class Batch {
   std::vector<std::string> keys_;  // of a batch of this process; here, too
   std::vector<std::byte> payload_;
   wire::Frame frame_;
+  uint64_t nest_bytes_ = 0;          // as check_nest() counts the values of a record
   std::vector<at::Tensor> tensors_;  // undefined where tensors() has not made them yet
   std::vector<SharedFile> shared_files_;
   std::shared_ptr<DeviceEvent> ready_event_;

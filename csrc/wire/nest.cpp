@@ -91,8 +91,19 @@ Result<void> NestReader::check(const NestToken& token) const {
   }
 }
 
-Result<void> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count, bool allow_pickle) {
+uint64_t value_bytes(const NestToken& token) {
+  switch (token.tag) {
+    case NestTag::kNone:
+    case NestTag::kFalse:
+    case NestTag::kTrue: return kPlaceBytes;
+    case NestTag::kArray: return kPlaceBytes + kArrayObjectBytes;
+    default: return kPlaceBytes + kObjectBytes + kCharacterBytes * token.text.size();
+  }
+}
+
+Result<uint64_t> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count, bool allow_pickle) {
   NestReader reader(bytes);
+  uint64_t bytes_of_values = 0;
   std::vector<uint64_t> open{1};  // values still expected, innermost container last
   while (!open.empty()) {
     if (open.back() == 0) {
@@ -102,6 +113,7 @@ Result<void> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count,
     --open.back();
     auto token = reader.next();
     if (!token) return token.error();
+    bytes_of_values += value_bytes(token.value());
     switch (token.value().tag) {
       case NestTag::kList:
       case NestTag::kTuple:
@@ -125,7 +137,7 @@ Result<void> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count,
     }
   }
   if (!reader.at_end()) return malformed_nest("bytes follow its last value");
-  return {};
+  return bytes_of_values;
 }
 
 }  // namespace penstock::wire

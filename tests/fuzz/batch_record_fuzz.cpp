@@ -68,10 +68,12 @@ void copy_value(wire::NestReader& reader, wire::NestWriter& writer, std::span<co
 
 void check_the_nest(const wire::Frame& frame) {
   const auto leaf_count = static_cast<uint32_t>(frame.leaf_count());
-  if (!wire::check_nest(frame.nest, leaf_count, /*allow_pickle=*/true)) {
+  const auto checked = wire::check_nest(frame.nest, leaf_count, /*allow_pickle=*/true);
+  if (!checked) {
     expect(!wire::check_nest(frame.nest, leaf_count, /*allow_pickle=*/false), "what is trusted less may hold less");
     return;
   }
+  expect(checked.value() <= wire::kWholeFactorMax * frame.nest.size(), "no nest is too large by itself");
   // The leaves alone, in memory of exactly their size.
   const std::vector<wire::TensorEntry> leaves(frame.tensors.begin(), frame.tensors.begin() + leaf_count);
   wire::NestReader reader(frame.nest);
@@ -103,9 +105,11 @@ void check(std::span<const std::byte> bytes) {
   expect(frame.tensors.size() <= wire::kTensorCountMax && frame.payload_bytes <= wire::kPayloadBytesMax, "caps hold");
   expect(frame.boundary_keys.size() <= frame.tensors.size(), "no more keys than tensors");
   const Bytes payload(frame.payload_bytes);
+  __int128 whole_bytes = static_cast<__int128>(frame.tensors.size()) * wire::kTensorObjectBytes;
   for (const wire::TensorEntry& entry : frame.tensors) {
     expect(entry.shape.size() <= wire::kDimCountMax && entry.strides.size() == entry.shape.size(),
            "dimensions are capped");
+    if (entry.encoding != wire::Encoding::kWithheld) whole_bytes += extent_bytes(entry);
     switch (entry.encoding) {
       case wire::Encoding::kPlain:
         expect(extent_bytes(entry) == entry.bytes, "a tensor's bytes are what its shape and strides span");
@@ -124,6 +128,7 @@ void check(std::span<const std::byte> bytes) {
     }
     touch({payload.data() + entry.offset, entry.bytes});
   }
+  expect(wire::whole_bytes(frame) == whole_bytes, "every tensor is counted with all of its bytes");
   for (const std::string_view key : frame.boundary_keys) touch(std::as_bytes(std::span(key)));
   expect(std::ranges::equal(wire::write_frame(frame), bytes), "a record that is written again is the same bytes");
   check_the_nest(frame);

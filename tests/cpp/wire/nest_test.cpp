@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../base/seeded_test.h"
+#include "wire/frame.h"
 
 namespace penstock::wire {
 namespace {
@@ -140,6 +141,31 @@ TEST_F(Nest, RandomNestsComeBack) {
     ASSERT_EQ(read_value(), written);
     ASSERT_TRUE(reader().at_end());
   }
+}
+
+// So that no nest makes a batch too large by itself.
+TEST_F(Nest, ValuesAreTakenForAtMostAsManyTimesTheirBytesAsABatchMayComeTo) {
+  for (int round = 0; round < 1000; ++round) {
+    nest_.clear();
+    write_value(6);
+    const auto checked = check_nest(nest_.view(), /*tensor_count=*/3, /*allow_pickle=*/true);
+    ASSERT_TRUE(checked);
+    ASSERT_LE(checked.value(), kWholeFactorMax * nest_.view().size());
+  }
+}
+
+// A list takes 56 bytes of Python's memory and comes in 5; an array 112 and more, and comes in 6.
+TEST_F(Nest, ObjectsOfItsValuesAreCounted) {
+  constexpr uint32_t kCount = 1000;
+  const auto bytes_of = [&] { return check_nest(nest_.view(), 1, /*allow_pickle=*/false).value(); };
+  nest_.list(kCount);
+  for (uint32_t place = 0; place < kCount; ++place) nest_.list(0);
+  EXPECT_GE(bytes_of(), kCount * (56 + 8));
+  nest_.clear(), nest_.list(kCount);
+  for (uint32_t place = 0; place < kCount; ++place) nest_.array(0, "");
+  EXPECT_GE(bytes_of(), kCount * (3 * 112 + 8)) << "one array, and those that it views";
+  nest_.clear(), nest_.text(std::string(1000, 'a') + "\xf0\x9f\x98\x80");
+  EXPECT_GE(bytes_of(), 4 * 1001u) << "a character of 4 bytes makes all characters as wide";
 }
 
 TEST_F(Nest, SixtyFourLevelsPassAndOneMoreIsTooLarge) {
