@@ -512,7 +512,8 @@ Result<std::unique_ptr<Batch>> PoolIo::read_answer(uint64_t worker_id, const wir
   }
   if (has_other_dataset(answer)) return error_of_dataset(answer, spoken_place(worker_id));
   const bool is_received = whole && !answer.place;
-  auto batch = batch_of(answer, std::move(whole), spoken_id(worker_id), options_.allow_pickle);
+  auto batch = batch_of(answer, std::move(whole), spoken_id(worker_id),
+                        {.allow_pickle = options_.allow_pickle, .is_python = options_.is_python});
   if (batch && is_received) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
   if (batch || batch.error().code != Errc::kNoMemory) return batch;
   return error_of_damage(answer.message.key, spoken_place(worker_id), batch.error());

@@ -54,6 +54,7 @@ struct PoolIoOptions {
   uint64_t arena_bytes = 0;   // of the memory that batches are received into
   bool is_iterable = false;   // every shard is a lane
   bool allow_pickle = false;  // unpickling runs code, so workers are trusted with this process
+  bool is_python = false;     // batches become Python's values
   net::Resolver::Lookup lookup = net::look_up;
   uint8_t ciphers = net::fast_ciphers();  // for the pieces of batches
   // Of the GPU that the program trains on, as NVIDIA's tools show it; empty where there is none.

@@ -12,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/result.h"
+#include "wire/frame.h"
 
 namespace penstock::wire {
 
@@ -121,5 +122,10 @@ class NestReader {
 // Checks a whole nest: grammar, depth, that every tensor index is below `tensor_count` and that nothing follows it.
 // `allow_pickle` says whether the peer is one of our own children. Returns the sum of its values' value_bytes().
 Result<uint64_t> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count, bool allow_pickle);
+
+// Checks that Python can make the values of a nest that check_nest() has passed with the number of `leaves`: texts are
+// UTF-8, keys of dictionaries have a hash, and arrays are tensors of their elements. Named tuples and dates are known
+// to Python alone.
+Result<void> check_python_values(std::span<const std::byte> bytes, std::span<const TensorEntry> leaves);
 
 }  // namespace penstock::wire

@@ -296,6 +296,25 @@ TEST(HostileWorkers, HonestWorkersGiveWholeEpochs) {
   }
 }
 
+// It was raised when the batch was read, in its place, though an honest worker was there.
+TEST(HostileWorkers, ValueThatPythonCannotMakeIsMadeGoodOrNamed) {
+  HandWorker::Options options;
+  options.make = [](uint64_t sequence) {
+    MadeBatch made = count_up(HostilePool::kBatchBytes, sequence);
+    if (sequence != 1) return made;
+    wire::Frame frame = wire::parse_frame(std::span(made.payload).last(made.record_bytes)).value();
+    wire::NestWriter nest;
+    nest.list(2), nest.tensor(0), nest.text("\xff");
+    frame.nest = nest.view();
+    const auto record = wire::write_frame(frame);
+    made.payload.resize(frame.payload_bytes);
+    made.payload.insert(made.payload.end(), record.begin(), record.end());
+    made.record_bytes = static_cast<uint32_t>(record.size());
+    return made;
+  };
+  expect_sound_with(options);
+}
+
 TEST(HostileWorkers, EndOfAShardWithoutShardsIsNoAnswer) { expect_sound_with({.ends_at = 1}); }
 
 TEST(HostileWorkers, AnotherLengthThanTheOneThatTheEpochIsReadByNamesBoth) {

@@ -267,6 +267,73 @@ TEST_F(Nest, ContainersThatClaimMoreThanBytesAreLeftAreMalformed) {
   EXPECT_EQ(reader().next().error().code, Errc::kMalformed);
 }
 
+class PythonValues : public Nest {
+ protected:
+  // Whether Python can make the nest, which the grammar allows. Leaf 0 is of float32, 1 of 3 x 20 bytes, 2 of bfloat16.
+  bool are_made() const {
+    const std::vector<TensorEntry> leaves{
+        {.dtype = kDTypeFloat32, .shape = {4}, .strides = {1}},
+        {.dtype = kDTypeUInt8, .shape = {3, 20}, .strides = {20, 1}},
+        {.dtype = 15, .shape = {4}, .strides = {1}},
+    };
+    EXPECT_TRUE(check_nest(nest_.view(), static_cast<uint32_t>(leaves.size()), /*allow_pickle=*/true));
+    return static_cast<bool>(check_python_values(nest_.view(), leaves));
+  }
+  bool is_text(std::string_view text) {
+    nest_.clear(), nest_.text(text);
+    return are_made();
+  }
+  // A dictionary with the key that `write` writes.
+  template <typename Write>
+  bool is_key(Write write) {
+    nest_.clear(), nest_.dict(1);
+    write();
+    nest_.list(0);
+    return are_made();
+  }
+  bool is_array(uint32_t leaf, std::string_view dtype) {
+    nest_.clear(), nest_.array(leaf, dtype);
+    return are_made();
+  }
+};
+
+// They reached the program as an error in the place of the batch, which other workers could have made.
+TEST_F(PythonValues, TextsAreUtf8) {
+  for (const char* text : {"", "abcdefgh and more", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xed\xa0\x80",
+                           "\xf4\x8f\xbf\xbf", "abcdefg\xc2\xa2"})
+    EXPECT_TRUE(is_text(text)) << testing::PrintToString(text);
+  EXPECT_TRUE(is_text(std::string_view("\0", 1)));
+  for (const char* text : {"\xff", "\x80", "\xc3", "\xc0\x80", "\xe0\x80\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80",
+                           "\xf5\x80\x80\x80", "abcdefgh\xe2\x82", "\xe2\x28\xa1", "abcdefghi\xfe"})
+    EXPECT_FALSE(is_text(text)) << testing::PrintToString(text);
+}
+
+TEST_F(PythonValues, KeysHaveAHash) {
+  EXPECT_TRUE(is_key([&] { nest_.none(); }));
+  EXPECT_TRUE(is_key([&] { nest_.text("a"); }));
+  EXPECT_TRUE(is_key([&] { nest_.scalar("<f4", "four"); }));
+  EXPECT_TRUE(is_key([&] { nest_.tuple(2), nest_.integer(1), nest_.tuple(1), nest_.bytes("b"); }));
+  EXPECT_FALSE(is_key([&] { nest_.list(0); }));
+  EXPECT_FALSE(is_key([&] { nest_.dict(0); }));
+  EXPECT_FALSE(is_key([&] { nest_.tensor(0); }));
+  EXPECT_FALSE(is_key([&] { nest_.array(0, ""); }));
+  EXPECT_FALSE(is_key([&] { nest_.named_tuple("m:A", 0); }));
+  EXPECT_FALSE(is_key([&] { nest_.tuple(2), nest_.integer(1), nest_.tuple(1), nest_.tensor(0); }));
+  nest_.clear(), nest_.list(2), nest_.tensor(0), nest_.dict(2);
+  for (const char* key : {"a", "b"}) nest_.text(key), nest_.tuple(1), nest_.dict(0);
+  EXPECT_TRUE(are_made()) << "values need none";
+}
+
+TEST_F(PythonValues, ArraysAreTensorsOfTheirElements) {
+  EXPECT_TRUE(is_array(0, ""));
+  EXPECT_TRUE(is_array(1, ""));
+  EXPECT_TRUE(is_array(1, "<U5"));
+  EXPECT_TRUE(is_array(1, "|S20"));
+  EXPECT_FALSE(is_array(1, "<U4"));
+  EXPECT_FALSE(is_array(0, "<U1")) << "no tensor of bytes";
+  EXPECT_FALSE(is_array(2, "")) << "numpy has no bfloat16";
+}
+
 TEST_F(Nest, AnUnknownTagIsMalformed) {
   const std::byte tag{16};
   EXPECT_EQ(check_nest({&tag, 1}, 0, /*allow_pickle=*/true).error().code, Errc::kMalformed);
