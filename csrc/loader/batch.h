@@ -109,6 +109,10 @@ class Batch {
   // Gives the tensors in such files storages of just their own bytes, for a stage that copies them. kNoMemory.
   Result<void> map_for_copy();
 
+  // Looks for bools whose bytes are neither 0 nor 1, which code for bools need not expect. tensors() makes them true.
+  // For batches of workers that are not trusted, before tensors().
+  void find_odd_bools();
+
   // Null for a batch that came through the socket or was copied out.
   const c10::intrusive_ptr<SlabLease>& lease() const { return lease_; }
 
@@ -199,6 +203,7 @@ class Batch {
   c10::intrusive_ptr<SlabLease> wide_lease_;  // of tensors that were widened
   std::vector<at::Tensor> wide_;              // by place; undefined for the others
   std::vector<wire::Widening> kept_narrow_;   // by place, of tensors that were left as they came; empty without any
+  std::vector<bool> odd_bools_;               // by place, of plain bools that are copied for it; empty without any
   bool was_widened_on_device_ = false;
   bool pins_copies_ = false;
 };

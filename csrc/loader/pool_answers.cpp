@@ -63,6 +63,7 @@ Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::opt
   if (auto checked = batch.value()->check_narrow(); !checked) return checked.error();
   if (wire::is_recall(answer.message.key) && batch.value()->withheld_bytes() > 0)
     return Fault{Errc::kMalformed, "it was asked for the whole of a batch and left some of it out"};
+  batch.value()->find_odd_bools();
   batch.value()->set_state(answer.state);
   return batch;
 }
