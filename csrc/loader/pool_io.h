@@ -137,6 +137,8 @@ class PoolIo final : public EventLoop::Handler {
   Result<std::unique_ptr<Batch>> read_answer(uint64_t worker_id, const wire::PoolAnswer& answer, wire::Lane lane,
                                              std::optional<IncomingBatch> whole);
   bool has_other_dataset(const wire::PoolAnswer& answer) const;
+  // Whether the request names leaves that stay with its worker.
+  bool may_withhold(BatchKey key) const;
   std::unique_ptr<Batch> error_of_dataset(const wire::PoolAnswer& answer, const std::string& place) const;
   void take_waiting(uint64_t worker_id, Instant now);
   bool waits_for_pieces(WorkerLink& link, const wire::PoolAnswer& answer) const;
