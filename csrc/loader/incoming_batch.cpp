@@ -70,19 +70,34 @@ void IncomingBatch::move_to_heap() {
 Result<std::unique_ptr<Batch>> IncomingBatch::finish(wire::Descriptor descriptor, uint32_t record_bytes,
                                                      bool allow_pickle) {
   PENSTOCK_ASSERT(is_whole() && record_bytes <= payload_bytes_);
-  if (has_no_room_) {
-    return Fault{Errc::kNoMemory,
-                 "the trainer has no memory for its " + std::to_string(payload_bytes_) +
-                     " bytes; use smaller batches or fewer in flight (prefetch_factor, prefetch_bytes)"};
-  }
+  if (has_no_room_) return no_memory();
   descriptor.record_bytes = record_bytes;
   descriptor.record_offset = payload_bytes_ - record_bytes;
-  auto batch = slab_.lease ? take_slab(descriptor, allow_pickle) : take_heap(descriptor, allow_pickle);
+  auto batch = take(descriptor, allow_pickle);
   if (!batch) return batch;
   if (batch.value()->frame().shared_file_count() > 0)
     return Fault{Errc::kMalformed, "a batch of a pool refers to shared memory"};
   if (auto checked = check_sizes(*batch.value(), payload_bytes_); !checked) return checked.error();
   return batch;
+}
+
+Fault IncomingBatch::no_memory() const {
+  return {Errc::kNoMemory, "the trainer has no memory for its " + std::to_string(payload_bytes_) +
+                               " bytes; use smaller batches or fewer in flight (prefetch_factor, prefetch_bytes)"};
+}
+
+// A slab that is handed over holds narrow tensors only where a batch was made for a link before.
+Result<std::unique_ptr<Batch>> IncomingBatch::take(const wire::Descriptor& descriptor, bool allow_pickle) {
+  if (!slab_.lease) return take_heap(descriptor, allow_pickle);
+  const c10::intrusive_ptr<SlabLease> lease = is_shared_ ? slab_.lease : nullptr;
+  auto batch = take_slab(descriptor, allow_pickle);
+  if (!batch || !lease || !batch.value()->is_narrow()) return batch;
+  try {
+    heap_.assign(lease->data(), lease->data() + payload_bytes_);
+  } catch (const std::bad_alloc&) {
+    return no_memory();
+  }
+  return take_heap(descriptor, allow_pickle);
 }
 
 Result<std::unique_ptr<Batch>> IncomingBatch::take_slab(wire::Descriptor descriptor, bool allow_pickle) {

@@ -487,10 +487,8 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   if (lane != wire::kNoLane) lanes_.answered(lane, answer.state);
   if (kinds_.awaits(message.key)) return note_compared(worker_id, *batch);
   if (lane == wire::kNoLane) compare_kinds(worker_id, answer, *batch, content, now);
-  // A worker could write to a slab that it has handed over after its bytes were checked.
   std::optional<NarrowArrival> narrow;
-  if (!batch->remote_error() && batch->is_narrow())
-    narrow = NarrowArrival{.place = spoken_place(worker_id), .may_stay = !answer.place};
+  if (!batch->remote_error() && batch->is_narrow()) narrow = NarrowArrival{.place = spoken_place(worker_id)};
   batch->times().worker_id = worker_id;
   batch->times().made_at =
       std::min(link_meter_.written_at(worker_id, Duration(answer.sent_at)).value_or(clock_now()), clock_now());

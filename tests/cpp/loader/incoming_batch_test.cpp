@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <span>
 #include <vector>
 
+#include "../wire/narrow_samples.h"
 #include "../wire/record_samples.h"
 #include "loader/batch_memory.h"
 #include "wire/frame.h"
@@ -82,6 +84,28 @@ TEST_F(IncomingBatchTest, ElementsThatStridesRepeatAreAsManyAsABatchMayHaveWitho
   EXPECT_EQ(receive({expanded(kMost + 1)}).error().code, Errc::kTooLarge);
   EXPECT_EQ(receive({expanded(kMost / 2 + 1), expanded(kMost / 2)}).error().code, Errc::kTooLarge) << "together";
   EXPECT_EQ(receive({expanded(int64_t{1} << 40)}).error().code, Errc::kTooLarge);
+}
+
+// A worker could write to its slab after the bytes were checked, and the batch was an error that no other worker made
+// good.
+TEST_F(IncomingBatchTest, NarrowBytesThatWereCheckedAreThoseThatAreWidened) {
+  std::mt19937_64 random(1);
+  const auto sample = wire::random_narrow(Encoding::kRows, 10, random);
+  const auto record = wire::make_record({sample.entry}, wire::nest_of_tensors(1));
+  const uint64_t record_begin = align_up(sample.narrow.size(), wire::kPayloadAlignment);
+  auto slab = memory_.take(record_begin + record.size()).value();
+  const auto lease = slab.lease;
+  std::copy(sample.narrow.begin(), sample.narrow.end(), lease->data());
+  std::copy(record.begin(), record.end(), lease->data() + record_begin);
+  IncomingBatch incoming(std::move(slab), record_begin + record.size());
+  auto batch = incoming.finish({}, static_cast<uint32_t>(record.size()), /*allow_pickle=*/false);
+  ASSERT_TRUE(batch) << batch.error().message;
+  ASSERT_TRUE(batch.value()->check_narrow());
+  std::fill_n(lease->data(), record_begin, std::byte{0xff});
+  const auto widened = batch.value()->widen(memory_);
+  ASSERT_TRUE(widened) << widened.error().message;
+  const auto expected = sample.widened();
+  EXPECT_EQ(std::memcmp(batch.value()->tensors().at(0).const_data_ptr(), expected.data(), expected.size()), 0);
 }
 
 }  // namespace
