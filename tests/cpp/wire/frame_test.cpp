@@ -212,6 +212,19 @@ TEST_F(Frames, ASharedTensorThatIsNoWholeElementOrOfAnUnknownFileIsRefused) {
   EXPECT_EQ(code_of(entries), Errc::kTooLarge);
 }
 
+TEST_F(Frames, TensorOfMoreThan64TimesItsNarrowBytesIsTooLarge) {
+  const auto parse = [](int64_t count) {
+    TensorEntry entry = make_entry(4, {count});
+    entry.encoding = Encoding::kRows;
+    entry.bytes = 100;
+    const auto record = make_record({entry}, nest_of_tensors(1));
+    const auto frame = parse_frame(record);
+    return frame ? std::nullopt : std::optional(frame.error().code);
+  };
+  EXPECT_EQ(parse(kWidenFactorMax * 100 / 8), std::nullopt);
+  EXPECT_EQ(parse(kWidenFactorMax * 101 / 8), Errc::kTooLarge);
+}
+
 TEST_F(Frames, TensorsThatShareBytesCountAsOftenAsTheyDo) {
   const TensorEntry plain = make_entry(kDTypeFloat32, {1000});
   TensorEntry narrow = make_entry(4, {1000});
