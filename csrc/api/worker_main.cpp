@@ -25,6 +25,7 @@
 #include "base/environment.h"
 #include "base/identity.h"
 #include "base/live_clock.h"
+#include "net/key_folder.h"
 #include "penstock/error.h"
 #include "worker/descriptor_limit.h"
 #include "worker/malloc_tuning.h"
@@ -202,6 +203,7 @@ int supervise(const WorkerOptions& options, ProcessLog& log) {
     log.tell(processes.error().message);
     return processes.error().code == Errc::kMalformed ? kUsageExitCode : kUselessExitCode;
   }
+  if (const std::string warning = net::warning_of_workers_keys(options.keys); !warning.empty()) log.tell(warning);
   std::array<char, PATH_MAX> program{};
   if (::readlink("/proc/self/exe", program.data(), program.size() - 1) <= 0) return kUselessExitCode;
   std::vector<std::unique_ptr<Supervised>> children;

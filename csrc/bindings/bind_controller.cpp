@@ -125,6 +125,7 @@ void bind_controller(py::module_& module) {
         unwrap(without_gil([&] { return net::make_user_keys(folder, user, user_folder); }));
       },
       py::arg("folder"), py::arg("user"), py::arg("user_folder"));
+  module.def("warning_of_workers_keys", &net::warning_of_workers_keys, py::arg("folder"));
   module.def("shared_key_folder", [] { return unwrap(without_gil([] { return net::shared_key_folder(); })); });
 
   py::class_<Controller>(module, "Controller")

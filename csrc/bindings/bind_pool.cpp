@@ -104,6 +104,7 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
                            .arena_bytes = settings.arena_bytes,
                            .is_iterable = settings.is_iterable,
                            .allow_pickle = settings.trust_workers,
+                           .is_python = true,
                            .gpu_uuid = settings.gpu_uuid,
                            .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
                            .job_rank = settings.job_rank};

@@ -41,6 +41,10 @@ constexpr std::array<TensorDtype, 14> kTensorDtypes = {{{"|b1", at::kBool},
                                                         {"<c8", at::kComplexFloat},
                                                         {"<c16", at::kComplexDouble}}};
 
+static_assert(std::ranges::all_of(kTensorDtypes, [](const TensorDtype& its) {
+  return wire::is_numpy_dtype(static_cast<wire::DTypeCode>(its.second));
+}));
+
 py::object numpy_name(const char* name) { return py::module_::import("numpy").attr(name); }
 
 [[noreturn]] void raise_malformed(std::string_view reason) {

@@ -73,7 +73,8 @@ void PoolSession::set_roster(std::span<const wire::RosterEntry> entries, Instant
 void PoolSession::name_waiting(std::span<const wire::RosterEntry> entries) {
   std::map<uint64_t, wire::RosterEntry> named;
   for (const wire::RosterEntry& entry : entries)
-    if (!entry.is_withdrawn && !peers_.contains(entry.worker_id)) named.emplace(entry.worker_id, entry);
+    if (!entry.is_withdrawn && !peers_.contains(entry.worker_id) && !dismissed_.contains(entry.worker_id))
+      named.emplace(entry.worker_id, entry);
   std::deque<wire::RosterEntry> waiting;
   for (const wire::RosterEntry& before : waiting_) {
     const auto still = named.extract(before.worker_id);
@@ -148,7 +149,8 @@ void PoolSession::greet(uint64_t worker_id, Peer& peer, Instant now) {
 void PoolSession::make_anew(uint64_t worker_id, Peer& peer, Instant now) {
   if (++peer.remade_count > kRemadeCountMax) {
     end_for(worker_id, peer, std::nullopt,
-            std::to_string(peer.remade_count) + " links with it in a row have broken before it answered", now);
+            std::to_string(peer.remade_count) + " links with it in a row have broken before it answered",
+            /*is_dismissed=*/false, now);
     return carry_out(now);
   }
   const Instant begins_at = peer.remaking.take(now);
@@ -223,15 +225,13 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
   peer.renewal.heard(now);
   if (!std::exchange(peer.has_spoken, true)) connect_to_waiting(now);
   if (message.link >= next_link_) {
-    end_for(worker_id, peer, std::nullopt, "it spoke on a link that was never begun", now);
-    carry_out(now);
+    distrust(worker_id, std::nullopt, "it spoke on a link that was never begun", now);
     return false;
   }
   if (!is_in_force(peer, message.link)) return false;
   // A refusal answers a hello. After a welcome it would have this trainer greet the worker again for ever.
   if (message.kind == wire::ToTrainer::Kind::kRefused && peer.state == State::kOpen) {
-    end_for(worker_id, peer, std::nullopt, "it refused on a link that it had begun", now);
-    carry_out(now);
+    distrust(worker_id, std::nullopt, "it refused on a link that it had begun", now, Wrong::kPerhapsOnTheWay);
     return false;
   }
   if (message.kind == wire::ToTrainer::Kind::kRefused || message.kind == wire::ToTrainer::Kind::kDeclined) {
@@ -245,8 +245,7 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
     return false;
   }
   if (message.stamp == 0) {
-    end_for(worker_id, peer, std::nullopt, "it sent a message without a number", now);
-    carry_out(now);
+    distrust(worker_id, std::nullopt, "it sent a message without a number", now);
     return false;
   }
   switch (peer.link.receive(message.link, message.stamp)) {
@@ -260,8 +259,7 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
   const bool is_of_request =
       message.kind == Kind::kStarted || message.kind == Kind::kAnswer || message.kind == Kind::kHandedBack;
   if (is_of_request && peer.slot && !dispatch_.was_asked(*peer.slot, message.key)) {
-    end_for(worker_id, peer, std::nullopt, "it answers " + to_text(message.key) + ", which it was not asked for", now);
-    carry_out(now);
+    distrust(worker_id, std::nullopt, "it answers " + to_text(message.key) + ", which it was not asked for", now);
     return false;
   }
   bool counts = false;
@@ -275,6 +273,7 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
       counts = peer.slot && dispatch_.answered(*peer.slot, message.key, bytes, now);
       if (counts) {
         peer.remade_count = 0;
+        peer.doubt_count = 0;
         peer.remaking.counted();
       }
       break;
@@ -314,26 +313,50 @@ void PoolSession::answer_waits(uint64_t worker_id) {
   if (found != peers_.end()) found->second.has_answer_waiting = true;
 }
 
-void PoolSession::distrust(uint64_t worker_id, std::optional<wire::BatchKey> asked, std::string reason, Instant now) {
+bool PoolSession::distrust(uint64_t worker_id, std::optional<wire::BatchKey> asked, std::string reason, Instant now,
+                           Wrong wrong) {
   const auto found = peers_.find(worker_id);
-  if (found == peers_.end() || found->second.state == State::kApart) return;
-  end_for(worker_id, found->second, asked, std::move(reason), now);
+  if (found == peers_.end() || found->second.state == State::kApart) return false;
+  const bool is_to_blame = wrong == Wrong::kByWorker || ++found->second.doubt_count > kDoubtCountMax;
+  const bool is_dismissed = is_to_blame && has_other(worker_id, now);
+  end_for(worker_id, found->second, asked, std::move(reason), is_dismissed, now);
   carry_out(now);
+  return is_dismissed;
 }
 
+// One that works for this trainer, or has just been named and may.
+bool PoolSession::has_other(uint64_t worker_id, Instant now) const {
+  return std::any_of(peers_.begin(), peers_.end(), [&](const auto& item) {
+    const Peer& peer = item.second;
+    const bool is_usable = !peer.has_declined && !peer.is_leaving && !peer.is_withdrawn;
+    const bool is_coming = !peer.has_spoken && now - peer.named_at < kSilentTurn;
+    return item.first != worker_id && is_usable && (peer.state == State::kOpen || is_coming);
+  });
+}
+
+// The request that it was at counts a death only where nobody else can make it.
 void PoolSession::end_for(uint64_t worker_id, Peer& peer, std::optional<wire::BatchKey> asked, std::string reason,
-                          Instant now) {
-  if (peer.slot) {
+                          bool is_dismissed, Instant now) {
+  const bool is_alone = !has_other(worker_id, now);
+  if (peer.slot && is_alone) {
     const auto outstanding = dispatch_.outstanding(*peer.slot);
     if (!asked) asked = dispatch_.running(*peer.slot);
     if (!asked && !outstanding.empty()) asked = outstanding.front();
     if (asked) dispatch_.started(*peer.slot, *asked);
   }
   peer.remade_count = 0;
-  peer.remaking.counted();
-  commands_.push_back(
-      {.kind = Command::Kind::kDistrust, .worker_id = worker_id, .asked = asked, .reason = std::move(reason)});
-  lose(peer, Loss::kDied, now + kDiedPause, now);
+  if (is_alone) peer.remaking.counted();
+  commands_.push_back({.kind = Command::Kind::kDistrust,
+                       .worker_id = worker_id,
+                       .asked = is_alone ? asked : std::nullopt,
+                       .reason = std::move(reason),
+                       .is_dismissed = is_dismissed});
+  const Instant greeted_at = is_alone ? now + kDiedPause : std::max(now + kDiedPause, peer.remaking.take(now));
+  lose(peer, is_alone ? Loss::kDied : Loss::kSilent, greeted_at, now);
+  if (!is_dismissed) return;
+  if (dismissed_.size() >= kDismissedCountMax) dismissed_.erase(dismissed_.begin());
+  dismissed_.insert(worker_id);
+  part_from(worker_id);
 }
 
 void PoolSession::died(uint64_t worker_id, Instant now) {
@@ -442,7 +465,8 @@ void PoolSession::tick(Instant now) {
     if (now > due_at) peer.heard_at = std::min(now, peer.heard_at + (now - due_at));
     if (now - peer.heard_at < kLease) continue;
     if (peer.has_answer_waiting) {
-      end_for(worker_id, peer, std::nullopt, "it answered, and the pieces of its batch did not come", now);
+      end_for(worker_id, peer, std::nullopt, "it answered, and the pieces of its batch did not come",
+              /*is_dismissed=*/false, now);
     } else {
       lose(peer, Loss::kSilent, now, now);
     }

@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,6 +31,11 @@ namespace penstock::cluster {
 constexpr size_t kSilentCountMax = 64;
 constexpr Duration kSilentTurn = std::chrono::seconds(2);
 
+// Messages in a row, before an answer of the worker counts, that are wrong and for which the network is blamed.
+constexpr uint32_t kDoubtCountMax = 2;
+// Workers that are remembered as dismissed; a pool has no more.
+constexpr size_t kDismissedCountMax = 4096;
+
 struct PoolSessionOptions {
   uint64_t trainer_id = 0;    // that no session had before: each numbers its links from 1
   uint64_t credit_bytes = 0;  // of each worker
@@ -48,7 +54,7 @@ class PoolSession {
       kRenew,       // if there is a connection to it, it is made anew: nothing has come over it for long
       kSend,        // this message; a request with its content, and that of a lane that starts with its state
       kFail,        // too many workers died of this batch
-      kDistrust,    // what the worker sent is wrong: its link has ended, and it is greeted again later
+      kDistrust,    // what the worker sent is wrong: its link has ended, and it is greeted again unless it is dismissed
     };
     Kind kind = Kind::kSend;
     uint64_t worker_id = 0;
@@ -56,15 +62,18 @@ class PoolSession {
     wire::BatchKey key{};      // of kFail
     uint32_t death_count = 0;  // of kFail
     SharedContent content{};   // of kFail: the content of the request
-    // Of kDistrust: the request that it was asked for then, and what was wrong.
+    // Of kDistrust: the request that counts a death for it, if one does, what was wrong, and whether the worker is
+    // asked for nothing any more.
     std::optional<wire::BatchKey> asked{};
     std::string reason{};
+    bool is_dismissed = false;
 
     friend bool operator==(const Command&, const Command&) = default;
   };
   std::vector<Command> take_commands();
 
-  // The workers that this trainer may use now. One that is not named is gone, and its answers count no more.
+  // The workers that this trainer may use now. One that is not named is gone, and its answers count no more. One that
+  // was dismissed stays so.
   void set_roster(std::span<const wire::RosterEntry> entries, Instant now);
 
   // A message of a worker. True if it is an answer that counts, whose bytes are the batch: they are kept by the caller,
@@ -83,10 +92,15 @@ class PoolSession {
   void lose_track(uint64_t worker_id, uint32_t link, Instant now);
   // An answer of the worker is here, whose pieces are not. It is received once they are.
   void answer_waits(uint64_t worker_id);
+  // Who has made a message wrong: the worker, whose key or seal it has, or perhaps somebody on the way.
+  enum class Wrong : uint8_t { kByWorker, kPerhapsOnTheWay };
   // What the worker sent is no message, or no answer to its request `asked`; without one, it is the request that the
-  // worker works on. The link ends, its requests are asked of others, and that one counts a death: no worker holds a
-  // request up for ever.
-  void distrust(uint64_t worker_id, std::optional<wire::BatchKey> asked, std::string reason, Instant now);
+  // worker works on. The link ends. While another worker is there, that one makes what this one owes, and a worker that
+  // is to blame is dismissed: it is not greeted again. So is one whose messages are wrong kDoubtCountMax times and once
+  // more before an answer counts. Where no other is there, the worker is greeted again, and the request counts a death:
+  // no worker holds a request up for ever. Returns whether the worker was dismissed.
+  bool distrust(uint64_t worker_id, std::optional<wire::BatchKey> asked, std::string reason, Instant now,
+                Wrong wrong = Wrong::kByWorker);
   // The connection to a worker ended, most likely because its process did. When the worker says later that it lives,
   // the batch that it was making is blamed no longer: connections can end by themselves, time and again.
   void died(uint64_t worker_id, Instant now);
@@ -132,6 +146,7 @@ class PoolSession {
     Instant named_at{};  // when its turn began
     bool has_answer_waiting = false;
     uint32_t remade_count = 0;  // links in a row that were made anew, and ended without an answer that counts
+    uint32_t doubt_count = 0;   // wrong messages in a row that may be somebody else's, without an answer that counts
     bool has_declined = false;  // it is not greeted again
     Instant hello_at{};
     Instant heard_at{};
@@ -147,7 +162,9 @@ class PoolSession {
   static bool is_in_force(const Peer& peer, uint32_t link);
   void greet(uint64_t worker_id, Peer& peer, Instant now);
   void make_anew(uint64_t worker_id, Peer& peer, Instant now);
-  void end_for(uint64_t worker_id, Peer& peer, std::optional<wire::BatchKey> asked, std::string reason, Instant now);
+  void end_for(uint64_t worker_id, Peer& peer, std::optional<wire::BatchKey> asked, std::string reason,
+               bool is_dismissed, Instant now);
+  bool has_other(uint64_t worker_id, Instant now) const;
   void welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now);
   void lose(Peer& peer, Loss loss, Instant retry_at, Instant now);
   void send(uint64_t worker_id, Peer& peer, wire::ToWorker message);
@@ -159,6 +176,7 @@ class PoolSession {
   Dispatch dispatch_;
   std::map<uint64_t, Peer> peers_;
   std::deque<wire::RosterEntry> waiting_;     // named, and not connected to yet
+  std::set<uint64_t> dismissed_;              // workers, whatever their incarnation
   std::map<WorkerSlot, uint64_t> worker_of_;  // by slot in use
   WorkerSlot next_slot_ = 1;
   uint32_t next_link_ = 1;  // of whichever worker, so that no number is used twice

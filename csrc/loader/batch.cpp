@@ -85,9 +85,18 @@ at::Tensor copy_to_own_memory(const TensorEntry& entry, std::span<const std::byt
 at::Tensor widen_to_own_memory(const TensorEntry& entry, std::span<const std::byte> narrow) {
   const uint64_t own_bytes = wire::plain_bytes(entry);
   at::DataPtr data = c10::GetCPUAllocator()->allocate(own_bytes);
-  const auto widened = wire::widen(entry, narrow, {static_cast<std::byte*>(data.get()), own_bytes});
+  const std::span target(static_cast<std::byte*>(data.get()), own_bytes);
+  const auto widened = wire::widen(entry, narrow, target);
   PENSTOCK_ASSERT(widened, widened.error().message);
+  if (entry.dtype == wire::kDTypeBool) wire::make_bools(target);
   return make_tensor(entry, std::move(data));
+}
+
+// Of bytes of which some are neither 0 nor 1.
+at::Tensor make_bools_in_own_memory(const TensorEntry& entry, std::span<const std::byte> bytes) {
+  at::Tensor tensor = copy_to_own_memory(entry, bytes);
+  wire::make_bools({static_cast<std::byte*>(tensor.mutable_data_ptr()), entry.bytes});
+  return tensor;
 }
 
 // Narrow bytes as a tensor of their own.
@@ -172,8 +181,9 @@ Result<void> Batch::read_record(std::span<const std::byte> record, uint64_t payl
     return Fault{Errc::kMalformed,
                  "a batch record refers to shared memory, which only a worker of this process's own can pass"};
   }
-  if (auto checked = wire::check_nest(frame_.nest, static_cast<uint32_t>(frame_.leaf_count()), allow_pickle); !checked)
-    return checked;
+  const auto nest = wire::check_nest(frame_.nest, static_cast<uint32_t>(frame_.leaf_count()), allow_pickle);
+  if (!nest) return nest.error();
+  nest_bytes_ = nest.value();
   return check_withheld();
 }
 
@@ -211,6 +221,16 @@ std::optional<ContentDigest::Value> Batch::content() const {
   return digest.value();
 }
 
+void Batch::find_odd_bools() {
+  for (size_t index = 0; index < frame_.tensors.size(); ++index) {
+    const TensorEntry& entry = frame_.tensors[index];
+    const bool is_plain_bools = entry.dtype == wire::kDTypeBool && entry.encoding == wire::Encoding::kPlain;
+    if (!is_plain_bools || wire::are_bools(bytes_of(entry))) continue;
+    odd_bools_.resize(frame_.tensors.size());
+    odd_bools_[index] = true;
+  }
+}
+
 const std::vector<at::Tensor>& Batch::tensors() {
   tensors_.resize(frame_.tensors.size());
   for (size_t index = 0; index < tensors_.size(); ++index) {
@@ -230,6 +250,7 @@ at::Tensor Batch::make(size_t index) {
     PENSTOCK_ASSERT(wide_.size() == frame_.tensors.size(), "a batch was not widened");
     return wide_[index];
   }
+  if (!odd_bools_.empty() && odd_bools_[index]) return make_bools_in_own_memory(entry, bytes_of(entry));
   return make_plain(entry);
 }
 
@@ -301,7 +322,7 @@ void Batch::copy_out() {
 
 bool Batch::is_whole_in_slab() const {
   const bool is_transient = (descriptor_.flags & wire::kDescriptorTransient) != 0;
-  return lease_ && !is_transient && !wide_lease_ && shared_files_.empty() && !is_narrow();
+  return lease_ && !is_transient && !wide_lease_ && shared_files_.empty() && odd_bools_.empty() && !is_narrow();
 }
 
 bool Batch::is_narrow() const {
@@ -338,8 +359,9 @@ Result<void> Batch::widen(BatchMemory& memory) {
       }
     }
     offset += align_up(own_bytes, wire::kPayloadAlignment);
-    if (auto widened = wire::widen(entry, bytes_of(entry), {static_cast<std::byte*>(data.get()), own_bytes}); !widened)
-      return widened;
+    const std::span target(static_cast<std::byte*>(data.get()), own_bytes);
+    if (auto widened = wire::widen(entry, bytes_of(entry), target); !widened) return widened;
+    if (entry.dtype == wire::kDTypeBool) wire::make_bools(target);
     wide_[index] = make_tensor(entry, std::move(data));
   }
   return {};
@@ -369,6 +391,7 @@ Result<bool> Batch::try_keep_narrow() {
     const auto checked = wire::check_narrow(entry, bytes_of(entry));
     if (!checked) return checked.error();
     if (checked.value().row_count > Device::kWidenedRowsMax) return false;
+    if (entry.dtype == wire::kDTypeBool && !wire::widens_to_bools(checked.value(), bytes_of(entry))) return false;
     widenings[index] = checked.value();
   }
   if (is_narrow()) kept_narrow_ = std::move(widenings);

@@ -92,6 +92,8 @@ class Batch {
   uint64_t withheld_bytes() const;
   // Bytes that the batch came with, those in files in shared memory included.
   uint64_t bytes() const;
+  // The most that its tensors and values come to, as wire::whole_bytes() and check_nest() count them.
+  uint64_t whole_bytes() const { return wire::whole_bytes(frame_) + nest_bytes_; }
 
   // A file in shared memory in which tensors of the batch lie, as their worker has passed it. The program that the
   // batch is delivered to may set its storage, so that a file which it has mapped already is one storage; without one,
@@ -106,6 +108,10 @@ class Batch {
   Result<void> set_shared_files(std::vector<FileDescriptor> fds);
   // Gives the tensors in such files storages of just their own bytes, for a stage that copies them. kNoMemory.
   Result<void> map_for_copy();
+
+  // Looks for bools whose bytes are neither 0 nor 1, which code for bools need not expect. tensors() makes them true.
+  // For batches of workers that are not trusted, before tensors().
+  void find_odd_bools();
 
   // Null for a batch that came through the socket or was copied out.
   const c10::intrusive_ptr<SlabLease>& lease() const { return lease_; }
@@ -185,6 +191,7 @@ class Batch {
   std::vector<std::string> keys_;  // of a batch of this process; here, too
   std::vector<std::byte> payload_;
   wire::Frame frame_;
+  uint64_t nest_bytes_ = 0;          // as check_nest() counts the values of a record
   std::vector<at::Tensor> tensors_;  // undefined where tensors() has not made them yet
   std::vector<SharedFile> shared_files_;
   std::shared_ptr<DeviceEvent> ready_event_;
@@ -196,6 +203,7 @@ class Batch {
   c10::intrusive_ptr<SlabLease> wide_lease_;  // of tensors that were widened
   std::vector<at::Tensor> wide_;              // by place; undefined for the others
   std::vector<wire::Widening> kept_narrow_;   // by place, of tensors that were left as they came; empty without any
+  std::vector<bool> odd_bools_;               // by place, of plain bools that are copied for it; empty without any
   bool was_widened_on_device_ = false;
   bool pins_copies_ = false;
 };

@@ -23,8 +23,7 @@ namespace penstock::loader {
 // A batch of which some tensors have fewer bytes than they are to have. The stages widen it, or check it for a device
 // that does.
 struct NarrowArrival {
-  std::string place;      // who sent it, in messages
-  bool may_stay = false;  // narrow, as nobody else can write to its memory
+  std::string place;  // who sent it, in messages
 };
 
 struct Arrival {

@@ -5,38 +5,33 @@
 #include <string>
 #include <utility>
 
+#include "wire/frame.h"
 #include "wire/piece_record.h"
 
 namespace penstock::loader {
 namespace {
 
-constexpr uint64_t kSharedMax = 16;
+static_assert(wire::kElementBytesMax >= wire::kPoolPayloadBytesMax, "a batch may come that repeats no element");
 
-Fault too_large(uint64_t bytes, const std::string& of_what, uint64_t payload_bytes, const std::string& limit) {
-  return {Errc::kTooLarge, "its tensors are " + std::to_string(bytes) + " bytes " + of_what + " and came in " +
-                               std::to_string(payload_bytes) + "; " + limit};
-}
-
-// What a record makes of few bytes is bounded for the whole batch: tensors may share bytes, as views do, may be written
-// in fewer, and may repeat elements.
-Result<void> check_sizes(const wire::Frame& frame, uint64_t payload_bytes) {
-  uint64_t shared = 0, widened = 0, whole = 0;
-  for (const auto& entry : frame.tensors) {
-    if (entry.encoding == wire::Encoding::kWithheld) continue;  // has no memory here
-    shared += entry.bytes;
-    if (wire::is_narrow(entry.encoding)) widened += wire::plain_bytes(entry);
-    const uint64_t bytes = wire::element_bytes(entry);
-    whole = bytes > wire::kPoolPayloadBytesMax - whole ? wire::kPoolPayloadBytesMax + 1 : whole + bytes;
-    if (whole > wire::kPoolPayloadBytesMax)
-      return Fault{Errc::kTooLarge,
-                   "its tensors have elements of more than " + std::to_string(wire::kPoolPayloadBytesMax) + " bytes"};
+// What becomes of few bytes is bounded for the whole batch: tensors may share bytes, as views do, may be written in
+// fewer, and may repeat elements, and values of a nest are objects.
+Result<void> check_sizes(const Batch& batch, uint64_t payload_bytes) {
+  if (batch.whole_bytes() / wire::kWholeFactorMax > payload_bytes) {
+    return Fault{Errc::kTooLarge, "its tensors and values come to " + std::to_string(batch.whole_bytes()) +
+                                      " bytes and came in " + std::to_string(payload_bytes) + "; at most " +
+                                      std::to_string(wire::kWholeFactorMax) + " times as many are taken"};
   }
-  if (shared / kSharedMax > payload_bytes)
-    return too_large(shared, "that they share", payload_bytes,
-                     "at most " + std::to_string(kSharedMax) + " times as many are taken");
-  if (widened / wire::kWidenFactorMax > payload_bytes)
-    return too_large(widened, "where they were written narrow", payload_bytes,
-                     "at most " + std::to_string(wire::kWidenFactorMax) + " times as many are taken");
+  uint64_t elements = 0;
+  for (const auto& entry : batch.frame().tensors) {
+    if (entry.encoding == wire::Encoding::kWithheld) continue;  // has no memory here
+    const uint64_t bytes = wire::element_bytes(entry);
+    if (bytes <= wire::kElementBytesMax - elements) {
+      elements += bytes;
+      continue;
+    }
+    return Fault{Errc::kTooLarge,
+                 "its tensors have elements of more than " + std::to_string(wire::kElementBytesMax) + " bytes"};
+  }
   return {};
 }
 
@@ -75,19 +70,34 @@ void IncomingBatch::move_to_heap() {
 Result<std::unique_ptr<Batch>> IncomingBatch::finish(wire::Descriptor descriptor, uint32_t record_bytes,
                                                      bool allow_pickle) {
   PENSTOCK_ASSERT(is_whole() && record_bytes <= payload_bytes_);
-  if (has_no_room_) {
-    return Fault{Errc::kNoMemory,
-                 "the trainer has no memory for its " + std::to_string(payload_bytes_) +
-                     " bytes; use smaller batches or fewer in flight (prefetch_factor, prefetch_bytes)"};
-  }
+  if (has_no_room_) return no_memory();
   descriptor.record_bytes = record_bytes;
   descriptor.record_offset = payload_bytes_ - record_bytes;
-  auto batch = slab_.lease ? take_slab(descriptor, allow_pickle) : take_heap(descriptor, allow_pickle);
+  auto batch = take(descriptor, allow_pickle);
   if (!batch) return batch;
   if (batch.value()->frame().shared_file_count() > 0)
     return Fault{Errc::kMalformed, "a batch of a pool refers to shared memory"};
-  if (auto checked = check_sizes(batch.value()->frame(), payload_bytes_); !checked) return checked.error();
+  if (auto checked = check_sizes(*batch.value(), payload_bytes_); !checked) return checked.error();
   return batch;
+}
+
+Fault IncomingBatch::no_memory() const {
+  return {Errc::kNoMemory, "the trainer has no memory for its " + std::to_string(payload_bytes_) +
+                               " bytes; use smaller batches or fewer in flight (prefetch_factor, prefetch_bytes)"};
+}
+
+// A slab that is handed over holds narrow tensors only where a batch was made for a link before.
+Result<std::unique_ptr<Batch>> IncomingBatch::take(const wire::Descriptor& descriptor, bool allow_pickle) {
+  if (!slab_.lease) return take_heap(descriptor, allow_pickle);
+  const c10::intrusive_ptr<SlabLease> lease = is_shared_ ? slab_.lease : nullptr;
+  auto batch = take_slab(descriptor, allow_pickle);
+  if (!batch || !lease || !batch.value()->is_narrow()) return batch;
+  try {
+    heap_.assign(lease->data(), lease->data() + payload_bytes_);
+  } catch (const std::bad_alloc&) {
+    return no_memory();
+  }
+  return take_heap(descriptor, allow_pickle);
 }
 
 Result<std::unique_ptr<Batch>> IncomingBatch::take_slab(wire::Descriptor descriptor, bool allow_pickle) {

@@ -25,9 +25,9 @@ class IncomingBatch {
   // not before them.
   IncomingBatch(BatchMemory& memory, uint64_t payload_bytes);
 
-  // Whole, in the slab.
+  // Whole, in a slab that a worker has handed over, and that it may still write to.
   IncomingBatch(LeasedSlab slab, uint64_t payload_bytes)
-      : slab_(std::move(slab)), payload_bytes_(payload_bytes), have_bytes_(payload_bytes) {}
+      : slab_(std::move(slab)), is_shared_(true), payload_bytes_(payload_bytes), have_bytes_(payload_bytes) {}
 
   // Where the next piece, of so many bytes, belongs. Nothing if the piece at this offset is not the one that follows.
   // What is written there counts once it was added. Without memory for the batch the room is used again and again.
@@ -36,15 +36,20 @@ class IncomingBatch {
   uint64_t payload_bytes() const { return payload_bytes_; }
   bool is_whole() const { return have_bytes_ == payload_bytes_; }
 
-  // The batch, whose record is the last `record_bytes` of the bytes received. `descriptor` says whose it is.
+  // The batch, whose record is the last `record_bytes` of the bytes received. `descriptor` says whose it is. The bytes
+  // of narrow tensors lie where no other process can write, so that those which are checked are those which are
+  // widened.
   Result<std::unique_ptr<Batch>> finish(wire::Descriptor descriptor, uint32_t record_bytes, bool allow_pickle);
 
  private:
   void move_to_heap();
+  Fault no_memory() const;
+  Result<std::unique_ptr<Batch>> take(const wire::Descriptor& descriptor, bool allow_pickle);
   Result<std::unique_ptr<Batch>> take_slab(wire::Descriptor descriptor, bool allow_pickle);
   Result<std::unique_ptr<Batch>> take_heap(wire::Descriptor descriptor, bool allow_pickle);
 
   LeasedSlab slab_;
+  bool is_shared_ = false;       // the slab, with the worker
   std::vector<std::byte> heap_;  // without a slab
   bool has_no_room_ = false;     // on the heap: the rest is dropped
   uint64_t payload_bytes_;

@@ -5,6 +5,9 @@
 #include <cstring>
 #include <utility>
 
+#include "wire/frame.h"
+#include "wire/nest.h"
+
 namespace penstock::loader {
 
 namespace {
@@ -33,7 +36,7 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 }
 
 Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::optional<IncomingBatch> whole,
-                                        const std::string& worker, bool allow_pickle) {
+                                        const std::string& worker, BatchReader reader) {
   wire::Descriptor descriptor = descriptor_of(answer.message.key);
   descriptor.flags = answer.flags;
   descriptor.fetch_time = answer.fetch_time;
@@ -48,13 +51,19 @@ Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::opt
     batch->set_state(answer.state);
     return batch;
   }
-  if ((answer.flags & wire::kDescriptorRaises) != 0 && !allow_pickle)
+  if ((answer.flags & wire::kDescriptorRaises) != 0 && !reader.allow_pickle)
     return Fault{Errc::kMalformed, "it sent an exception as a batch, which would be a pickle"};
-  auto batch = whole->finish(descriptor, answer.record_bytes, allow_pickle);
+  auto batch = whole->finish(descriptor, answer.record_bytes, reader.allow_pickle);
   if (!batch) return batch;
+  if (reader.is_python) {
+    const wire::Frame& frame = batch.value()->frame();
+    const auto leaves = std::span(frame.tensors).first(frame.leaf_count());
+    if (auto checked = wire::check_python_values(frame.nest, leaves); !checked) return checked.error();
+  }
   if (auto checked = batch.value()->check_narrow(); !checked) return checked.error();
   if (wire::is_recall(answer.message.key) && batch.value()->withheld_bytes() > 0)
     return Fault{Errc::kMalformed, "it was asked for the whole of a batch and left some of it out"};
+  batch.value()->find_odd_bools();
   batch.value()->set_state(answer.state);
   return batch;
 }

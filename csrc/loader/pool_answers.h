@@ -21,10 +21,16 @@ namespace penstock::loader {
 
 std::string_view text_of(std::span<const std::byte> bytes);
 
+// Who reads a pool's batches.
+struct BatchReader {
+  bool allow_pickle = false;
+  bool is_python = false;
+};
+
 // The batch of an answer whose bytes have all come, or of one that is an error. `worker` is the sender's name in
 // messages. kMalformed and kTooLarge where it is no answer to its request, kNoMemory where the trainer has no room.
 Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::optional<IncomingBatch> whole,
-                                        const std::string& worker, bool allow_pickle);
+                                        const std::string& worker, BatchReader reader);
 
 // The error in place of a batch of `place`'s that cannot be had here, for want of memory as a rule.
 std::unique_ptr<Batch> error_of_damage(wire::BatchKey key, const std::string& place, const Fault& error);

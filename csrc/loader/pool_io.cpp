@@ -10,6 +10,7 @@
 #include "base/identity.h"
 #include "loader/pool_answers.h"
 #include "loader/step_ledger.h"
+#include "wire/shipment.h"
 
 namespace penstock::loader {
 
@@ -340,14 +341,10 @@ void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant 
     if (!received.value()) return;
     if (receipt.offence.empty()) {
       take_message(worker_id, *link, receipt.parts, now);
-      carry_out();
     } else {
-      if (!std::exchange(link->is_trouble_told, true))
-        tell("worker " + spoken_id(worker_id) + " at " + link->endpoint().text() +
-             " sent a message that no worker sends: " + receipt.offence);
-      session_.distrust(worker_id, std::nullopt, receipt.offence, now);
-      carry_out();
+      refuse_message(worker_id, *link, "it sent a message that no worker sends: " + receipt.offence, now);
     }
+    carry_out();
   }
 }
 
@@ -358,8 +355,7 @@ void PoolIo::complain(uint64_t worker_id, WorkerLink& link, const std::string& w
 
 // A message that cannot be read may be the answer to a request.
 void PoolIo::refuse_message(uint64_t worker_id, WorkerLink& link, const std::string& what, Instant now) {
-  complain(worker_id, link, what);
-  session_.distrust(worker_id, std::nullopt, what, now);
+  if (!session_.distrust(worker_id, std::nullopt, what, now)) complain(worker_id, link, what);
 }
 
 void PoolIo::note_distrust(const PoolSession::Command& command) {
@@ -369,6 +365,14 @@ void PoolIo::note_distrust(const PoolSession::Command& command) {
   const std::string place = spoken_place(command.worker_id);
   links_->end_link(command.worker_id);
   link->data_missed_at.reset();
+  if (command.is_dismissed) {
+    const std::string news = "is asked for nothing any more, since " + command.reason;
+    standing_.note_refusal(command.worker_id, news);
+    const std::string remedy = "; take it out of the pool (penstock drain " + spoken_id(command.worker_id) +
+                               "), and see that its version of penstock is that of the trainer";
+    return tell("worker " + place + " " + news + "; others make its batches" +
+                (directory_.is_own(command.worker_id) ? "" : remedy));
+  }
   if (link->is_trouble_told || std::exchange(link->is_fault_told, true)) return;
   tell("worker " + place + " is connected to anew, since " + command.reason);
 }
@@ -457,15 +461,21 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
     whole.emplace(std::move(taken).value());
   } else if (answer.kind == AnswerKind::kBatch && is_awaited && is_in_force) {
     if (link.data()) whole = link.data()->take_whole(message.key);
-    if (!whole || whole->payload_bytes() != answer.payload_bytes)
-      return session_.distrust(worker_id, message.key, "the pieces of a batch are not those of its answer", now);
+    if (!whole || whole->payload_bytes() != answer.payload_bytes) {
+      session_.distrust(worker_id, message.key, "the pieces of a batch are not those of its answer", now,
+                        PoolSession::Wrong::kPerhapsOnTheWay);
+      return;
+    }
     note_crossing(worker_id, answer);
   }
   const cluster::SharedContent content = whole ? session_.dispatch().content_of(message.key) : nullptr;
   std::unique_ptr<Batch> batch;  // of an answer that may count
   if (is_awaited && is_in_force && message.kind == ToTrainer::Kind::kAnswer) {
     auto read = read_answer(worker_id, answer, lane, std::move(whole));
-    if (!read) return session_.distrust(worker_id, message.key, read.error().message, now);
+    if (!read) {
+      session_.distrust(worker_id, message.key, read.error().message, now);
+      return;
+    }
     batch = std::move(read).value();
   }
   const bool counts = session_.receive(worker_id, message, answer.payload_bytes, now);
@@ -477,10 +487,8 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   if (lane != wire::kNoLane) lanes_.answered(lane, answer.state);
   if (kinds_.awaits(message.key)) return note_compared(worker_id, *batch);
   if (lane == wire::kNoLane) compare_kinds(worker_id, answer, *batch, content, now);
-  // A worker could write to a slab that it has handed over after its bytes were checked.
   std::optional<NarrowArrival> narrow;
-  if (!batch->remote_error() && batch->is_narrow())
-    narrow = NarrowArrival{.place = spoken_place(worker_id), .may_stay = !answer.place};
+  if (!batch->remote_error() && batch->is_narrow()) narrow = NarrowArrival{.place = spoken_place(worker_id)};
   batch->times().worker_id = worker_id;
   batch->times().made_at =
       std::min(link_meter_.written_at(worker_id, Duration(answer.sent_at)).value_or(clock_now()), clock_now());
@@ -512,10 +520,20 @@ Result<std::unique_ptr<Batch>> PoolIo::read_answer(uint64_t worker_id, const wir
   }
   if (has_other_dataset(answer)) return error_of_dataset(answer, spoken_place(worker_id));
   const bool is_received = whole && !answer.place;
-  auto batch = batch_of(answer, std::move(whole), spoken_id(worker_id), options_.allow_pickle);
+  auto batch = batch_of(answer, std::move(whole), spoken_id(worker_id),
+                        {.allow_pickle = options_.allow_pickle, .is_python = options_.is_python});
+  if (batch && batch.value()->withheld_bytes() > 0 && !may_withhold(answer.message.key))
+    return Fault{Errc::kMalformed, "it left out leaves of a batch though its request allows that for none"};
   if (batch && is_received) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
   if (batch || batch.error().code != Errc::kNoMemory) return batch;
   return error_of_damage(answer.message.key, spoken_place(worker_id), batch.error());
+}
+
+bool PoolIo::may_withhold(BatchKey key) const {
+  const cluster::SharedContent content = session_.dispatch().content_of(key);
+  if (!content || content->blobs->empty()) return false;
+  const auto last = blobs_.find(content->blobs->back());
+  return !last || wire::is_shipment(std::as_bytes(std::span(*last)));
 }
 
 void PoolIo::note_made(uint64_t worker_id, wire::PoolAnswer answer, const cluster::RequestContent* content) {
@@ -631,7 +649,8 @@ void PoolIo::receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant 
       continue;
     }
     if (!session_.is_in_force(worker_id, number)) return;
-    session_.distrust(worker_id, std::nullopt, "a piece of a batch is not what it sent: " + link->data()->fault(), now);
+    session_.distrust(worker_id, std::nullopt, "a piece of a batch is not what it sent: " + link->data()->fault(), now,
+                      PoolSession::Wrong::kPerhapsOnTheWay);
     return carry_out();
   }
 }

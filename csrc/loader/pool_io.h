@@ -54,6 +54,7 @@ struct PoolIoOptions {
   uint64_t arena_bytes = 0;   // of the memory that batches are received into
   bool is_iterable = false;   // every shard is a lane
   bool allow_pickle = false;  // unpickling runs code, so workers are trusted with this process
+  bool is_python = false;     // batches become Python's values
   net::Resolver::Lookup lookup = net::look_up;
   uint8_t ciphers = net::fast_ciphers();  // for the pieces of batches
   // Of the GPU that the program trains on, as NVIDIA's tools show it; empty where there is none.
@@ -136,6 +137,8 @@ class PoolIo final : public EventLoop::Handler {
   Result<std::unique_ptr<Batch>> read_answer(uint64_t worker_id, const wire::PoolAnswer& answer, wire::Lane lane,
                                              std::optional<IncomingBatch> whole);
   bool has_other_dataset(const wire::PoolAnswer& answer) const;
+  // Whether the request names leaves that stay with its worker.
+  bool may_withhold(BatchKey key) const;
   std::unique_ptr<Batch> error_of_dataset(const wire::PoolAnswer& answer, const std::string& place) const;
   void take_waiting(uint64_t worker_id, Instant now);
   bool waits_for_pieces(WorkerLink& link, const wire::PoolAnswer& answer) const;

@@ -137,7 +137,7 @@ void StageChain::widen(Arrival& arrival, const NarrowArrival& narrow) {
   PENSTOCK_ASSERT(wide_memory_, "a narrow batch came where none was to come");
   Result<void> ready;
   Result<bool> kept = false;
-  if (narrow.may_stay && takes_narrow_) kept = arrival.batch->try_keep_narrow();
+  if (takes_narrow_) kept = arrival.batch->try_keep_narrow();
   if (!kept) {
     ready = kept.error();
   } else if (!kept.value()) {

@@ -125,14 +125,15 @@ Result<PublicKey> load_public(int folder_fd, const std::string& folder, const st
 
 std::string with_article(Role role) { return (role == Role::kOperator ? "an " : "a ") + std::string(role_name(role)); }
 
+bool has_secret(int folder_fd, Role role) {
+  return ::faccessat(folder_fd, file_name(role, ".secret").c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
 // A folder with the secret of another role: most likely a trainer's, given to a command for operators.
 std::optional<Fault> other_role(int folder_fd, const std::string& folder, Role role) {
-  const auto is_there = [folder_fd](const std::string& name) {
-    return ::faccessat(folder_fd, name.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
-  };
-  if (is_there(file_name(role, ".secret"))) return std::nullopt;
+  if (has_secret(folder_fd, role)) return std::nullopt;
   for (const Role other : kRoles) {
-    if (!is_there(file_name(other, ".secret"))) continue;
+    if (!has_secret(folder_fd, other)) continue;
     return key_error(
         Errc::kMismatch, folder,
         "the folder has the keys of " + with_article(other) + " and this needs those of " + with_article(role),
@@ -375,6 +376,19 @@ Result<KeyRing> load_key_folder(const std::string& folder, Role own_role, KeyOri
   auto users = load_user_keys(folder_fd, folder, keys);
   if (!users) return users.error();
   return KeyRing(own_role, std::move(own).value(), keys, origin, std::move(users).value());
+}
+
+std::string warning_of_workers_keys(const std::string& folder) {
+  const FileDescriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  std::string others;
+  for (const Role role : kRoles) {
+    if (!fd || role == Role::kWorker || !has_secret(fd.get(), role)) continue;
+    others += (others.empty() ? "" : ", ") + file_name(role, ".secret");
+  }
+  if (others.empty()) return "";
+  return "the key folder " + folder + " has " + others +
+         " beside worker.secret, and the datasets that this worker runs can read them and act in these roles; give "
+         "workers a folder of their own with worker.secret and the .public files alone";
 }
 
 }  // namespace penstock::net

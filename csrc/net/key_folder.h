@@ -29,4 +29,8 @@ Result<void> make_user_keys(const std::string& folder, const std::string& user, 
 // The keys for a process of `own_role`. The secrets of other roles are not read and need not be there.
 Result<KeyRing> load_key_folder(const std::string& folder, Role own_role, KeyOrigin origin = KeyOrigin::kGiven);
 
+// What to say of a folder that a worker was given with secrets of other roles: datasets run in its process and can read
+// them. Empty where there are none, and for a folder that cannot be looked into, which load_key_folder() refuses.
+std::string warning_of_workers_keys(const std::string& folder);
+
 }  // namespace penstock::net

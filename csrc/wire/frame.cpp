@@ -147,6 +147,14 @@ uint64_t element_bytes(const TensorEntry& entry) {
   return bytes;
 }
 
+uint64_t whole_bytes(const Frame& frame) {
+  // 2^16 tensors of at most 2^40 bytes, so that nothing overflows.
+  uint64_t bytes = frame.tensors.size() * kTensorObjectBytes;
+  for (const TensorEntry& entry : frame.tensors)
+    if (entry.encoding != Encoding::kWithheld) bytes += plain_bytes(entry);
+  return bytes;
+}
+
 uint32_t Frame::shared_file_count() const {
   uint32_t count = 0;
   for (const TensorEntry& entry : tensors) {

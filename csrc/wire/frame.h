@@ -42,6 +42,15 @@ enum class Encoding : uint8_t {
 constexpr bool is_narrow(Encoding encoding) { return encoding >= Encoding::kOffset8 && encoding <= Encoding::kPadded; }
 // A tensor has at most so many times the bytes that it is written in, so that few bytes cannot fill a trainer's memory.
 constexpr uint64_t kWidenFactorMax = 64;
+// So does a batch of a pool as a whole: all of its tensors, each with bytes of its own however they share them, and the
+// objects that stand for them and for the values of its nest.
+constexpr uint64_t kWholeFactorMax = 64;
+static_assert(kWholeFactorMax >= kWidenFactorMax, "a batch of one tensor may be as narrow as the tensor");
+// The elements of a batch of a pool, each counted where strides of 0 repeat some. They take no memory before a program
+// asks for it, so they may be many times the bytes that came, and as many as a batch may have that repeats none.
+constexpr uint64_t kElementBytesMax = uint64_t{1} << 34;
+// The object that stands for a tensor is taken for so many bytes, more than torch and Python have for one.
+constexpr uint64_t kTensorObjectBytes = 1024;
 
 // One tensor: its shape and strides in elements, and where its bytes lie in the payload. `bytes` spans from the first
 // to the last element, holes of the strides included; where it is withheld or written narrow, it is the bytes there. Of
@@ -80,6 +89,10 @@ uint64_t plain_bytes(const TensorEntry& entry);
 // The bytes of all its elements, each counted, as strides of 0 repeat some; 2^64 - 1 for more than that. The entry is
 // one that was checked.
 uint64_t element_bytes(const TensorEntry& entry);
+
+// The bytes of all tensors that came, where each has its own, and of the objects that stand for the tensors. The
+// entries are ones that were checked.
+uint64_t whole_bytes(const Frame& frame);
 
 // The record of `frame`. Its entries must already carry their offsets.
 std::vector<std::byte> write_frame(const Frame& frame);

@@ -85,10 +85,14 @@ PENSTOCK_DEFINE_OFFSETS_OF(uint32_t)
 #undef PENSTOCK_DEFINE_OFFSETS
 // NOLINTEND(bugprone-macro-parentheses)
 
-PENSTOCK_WIDE_LOOP bool are_bools(const uint8_t* values, size_t count) {
+PENSTOCK_WIDE_LOOP uint8_t bits_of(const uint8_t* values, size_t count) {
   uint8_t all = 0;
   for (size_t place = 0; place < count; ++place) all |= values[place];
-  return all <= 1;
+  return all;
+}
+
+PENSTOCK_WIDE_LOOP void write_bools(uint8_t* values, size_t count) {
+  for (size_t place = 0; place < count; ++place) values[place] = values[place] != 0;
 }
 
 template <typename T>
@@ -318,6 +322,10 @@ bool is_taken(const NarrowForm& form, uint64_t plain) {
 
 }  // namespace
 
+bool are_bools(std::span<const std::byte> bytes) { return bits_of(as<uint8_t>(bytes), bytes.size()) <= 1; }
+
+void make_bools(std::span<std::byte> bytes) { write_bools(as<uint8_t>(bytes), bytes.size()); }
+
 std::optional<NarrowForm> narrowest_form(const TensorEntry& entry, std::span<const std::byte> bytes) {
   PENSTOCK_ASSERT(entry.encoding == Encoding::kPlain && bytes.size() == entry.bytes);
   if (bytes.size() < kNarrowBytesMin || !is_contiguous(entry)) return std::nullopt;
@@ -326,7 +334,7 @@ std::optional<NarrowForm> narrowest_form(const TensorEntry& entry, std::span<con
     if (form && is_taken(*form, bytes.size()) && (!best || form->bytes < best->bytes)) best = form;
   };
   consider(offset_form(entry, bytes));
-  if (entry.dtype == kDTypeBool && are_bools(as<uint8_t>(bytes), bytes.size()))
+  if (entry.dtype == kDTypeBool && are_bools(bytes))
     consider(NarrowForm{.encoding = Encoding::kBits, .bytes = bit_bytes(bytes.size())});
   consider(padded_form(entry, bytes));
   consider(rows_form(entry, bytes));

@@ -42,6 +42,12 @@ std::optional<NarrowForm> narrowest_form(const TensorEntry& entry, std::span<con
 void write_narrow(const NarrowForm& form, const TensorEntry& entry, std::span<const std::byte> bytes,
                   std::span<std::byte> target);
 
+// Whether all bytes are those of bools, 0 or 1.
+bool are_bools(std::span<const std::byte> bytes);
+
+// Makes bools of any bytes: 1 of all but 0.
+void make_bools(std::span<std::byte> bytes);
+
 // Writes the tensor's own bytes to `target`, which has plain_bytes(entry). `narrow` are the bytes of the entry's
 // encoding. kMalformed where these do not belong to such a tensor.
 Result<void> widen(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wire/nest.h"
 
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,55 @@ namespace {
 Fault malformed_nest(std::string_view reason) { return malformed("the nest of a batch", reason); }
 
 std::string_view take_short_text(ByteReader& reader) { return reader.take_text(reader.read<uint8_t>()); }
+
+// As Python decodes it with "surrogatepass".
+bool is_utf8(std::string_view text) {
+  constexpr uint64_t kHighBits = 0x8080808080808080;
+  const auto* at = reinterpret_cast<const unsigned char*>(text.data());
+  const auto* const end = at + text.size();
+  while (at < end) {
+    uint64_t eight = kHighBits;
+    if (end - at >= 8) std::memcpy(&eight, at, sizeof eight);
+    if ((eight & kHighBits) == 0) {
+      at += sizeof eight;
+      continue;
+    }
+    const unsigned char first = *at;
+    if (first < 0x80) {
+      ++at;
+      continue;
+    }
+    const ptrdiff_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+    if (first < 0xc2 || first > 0xf4 || end - at < length) return false;
+    for (ptrdiff_t place = 1; place < length; ++place)
+      if ((at[place] & 0xc0) != 0x80) return false;
+    // More bytes than the character needs, or one beyond the last.
+    if ((first == 0xe0 && at[1] < 0xa0) || (first == 0xf0 && at[1] < 0x90) || (first == 0xf4 && at[1] > 0x8f))
+      return false;
+    at += length;
+  }
+  return true;
+}
+
+bool may_be_key(NestTag tag) {
+  switch (tag) {
+    case NestTag::kList:
+    case NestTag::kDict:
+    case NestTag::kTensor:
+    case NestTag::kArray:
+    // Its class would be asked for its hash, and the sender chooses the class.
+    case NestTag::kNamedTuple:
+    case NestTag::kPickle: return false;
+    default: return true;
+  }
+}
+
+// With a dtype of its own, an array's elements are the last dimension of a tensor of bytes.
+bool is_array_of(const TensorEntry& entry, std::string_view dtype) {
+  if (dtype.empty()) return is_numpy_dtype(entry.dtype);
+  return entry.dtype == kDTypeUInt8 && !entry.shape.empty() && entry.strides.back() == 1 &&
+         static_cast<uint64_t>(entry.shape.back()) == array_item_bytes(dtype);
+}
 
 }  // namespace
 
@@ -91,8 +141,19 @@ Result<void> NestReader::check(const NestToken& token) const {
   }
 }
 
-Result<void> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count, bool allow_pickle) {
+uint64_t value_bytes(const NestToken& token) {
+  switch (token.tag) {
+    case NestTag::kNone:
+    case NestTag::kFalse:
+    case NestTag::kTrue: return kPlaceBytes;
+    case NestTag::kArray: return kPlaceBytes + kArrayObjectBytes;
+    default: return kPlaceBytes + kObjectBytes + kCharacterBytes * token.text.size();
+  }
+}
+
+Result<uint64_t> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count, bool allow_pickle) {
   NestReader reader(bytes);
+  uint64_t bytes_of_values = 0;
   std::vector<uint64_t> open{1};  // values still expected, innermost container last
   while (!open.empty()) {
     if (open.back() == 0) {
@@ -102,6 +163,7 @@ Result<void> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count,
     --open.back();
     auto token = reader.next();
     if (!token) return token.error();
+    bytes_of_values += value_bytes(token.value());
     switch (token.value().tag) {
       case NestTag::kList:
       case NestTag::kTuple:
@@ -125,6 +187,42 @@ Result<void> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count,
     }
   }
   if (!reader.at_end()) return malformed_nest("bytes follow its last value");
+  return bytes_of_values;
+}
+
+Result<void> check_python_values(std::span<const std::byte> bytes, std::span<const TensorEntry> leaves) {
+  struct Open {
+    uint64_t left = 1;  // values still expected
+    bool is_dict = false;
+    bool is_key = false;  // a part of a key
+  };
+  NestReader reader(bytes);
+  std::vector<Open> open(1);  // innermost last
+  while (!open.empty()) {
+    Open& innermost = open.back();
+    if (innermost.left == 0) {
+      open.pop_back();
+      continue;
+    }
+    const bool is_key = innermost.is_key || (innermost.is_dict && innermost.left % 2 == 0);
+    --innermost.left;
+    const NestToken token = reader.next().value();  // which was checked
+    if (is_key && !may_be_key(token.tag)) return malformed_nest("a key of a dictionary has no hash");
+    switch (token.tag) {
+      case NestTag::kText:
+        if (!is_utf8(token.text)) return malformed_nest("a text is not UTF-8");
+        break;
+      case NestTag::kArray:
+        if (!is_array_of(leaves[token.count], token.dtype))
+          return malformed_nest("an array's tensor is not of elements of its dtype");
+        break;
+      case NestTag::kList:
+      case NestTag::kTuple:
+      case NestTag::kNamedTuple: open.push_back({.left = token.count, .is_key = is_key}); break;
+      case NestTag::kDict: open.push_back({.left = uint64_t{token.count} * 2, .is_dict = true}); break;
+      default: break;
+    }
+  }
   return {};
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/result.h"
+#include "wire/frame.h"
 
 namespace penstock::wire {
 
@@ -93,6 +94,15 @@ struct NestToken {
   std::string_view dtype;  // of a scalar, and of an array that has one of its own
 };
 
+// What a value of a nest is taken for in the memory of its reader, at least as much as Python or C++ have for one. None
+// of these is more than kWholeFactorMax times the bytes of the token, so that no nest is too large by itself.
+constexpr uint64_t kPlaceBytes = 64;         // the value's place in its container
+constexpr uint64_t kObjectBytes = 64;        // an object of its own, which None, False and True have not
+constexpr uint64_t kArrayObjectBytes = 320;  // the same, of a numpy array
+constexpr uint64_t kCharacterBytes = 4;      // of each byte of a text, bytes or a number: one character may widen all
+
+uint64_t value_bytes(const NestToken& token);
+
 // Reads token by token. Counts are checked against what is left, so that a reader may reserve room for them; a dtype is
 // one that array_dtype.h knows, and a scalar has the bytes of one element.
 // Thread-compatible.
@@ -110,7 +120,12 @@ class NestReader {
 };
 
 // Checks a whole nest: grammar, depth, that every tensor index is below `tensor_count` and that nothing follows it.
-// `allow_pickle` says whether the peer is one of our own children.
-Result<void> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count, bool allow_pickle);
+// `allow_pickle` says whether the peer is one of our own children. Returns the sum of its values' value_bytes().
+Result<uint64_t> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count, bool allow_pickle);
+
+// Checks that Python can make the values of a nest that check_nest() has passed with the number of `leaves`: texts are
+// UTF-8, keys of dictionaries have a hash, and arrays are tensors of their elements. Named tuples and dates are known
+// to Python alone.
+Result<void> check_python_values(std::span<const std::byte> bytes, std::span<const TensorEntry> leaves);
 
 }  // namespace penstock::wire

@@ -93,4 +93,14 @@ Result<Widening> check_narrow(const TensorEntry& entry, std::span<const std::byt
   }
 }
 
+bool widens_to_bools(const Widening& widening, std::span<const std::byte> narrow) {
+  const size_t numbers = widening.row_count * sizeof(uint32_t);  // of rows, or their lengths
+  switch (widening.encoding) {
+    case Encoding::kRows: return are_bools(narrow.subspan(sizeof(uint32_t) + numbers));
+    case Encoding::kPadded:
+      return (widening.constant & 0xff) <= 1 && are_bools(narrow.subspan(sizeof widening.constant + numbers));
+    default: return true;  // bits
+  }
+}
+
 }  // namespace penstock::wire

@@ -33,4 +33,7 @@ static_assert(std::is_trivially_copyable_v<Widening>, "kernels are given it by v
 // refuses them. Looks at one number for each row, and at no element.
 Result<Widening> check_narrow(const TensorEntry& entry, std::span<const std::byte> narrow);
 
+// Whether a tensor of bools is widened to 0 and 1 alone. `widening` is its check's.
+bool widens_to_bools(const Widening& widening, std::span<const std::byte> narrow);
+
 }  // namespace penstock::wire

@@ -47,6 +47,8 @@ class BatchMaker {
   Result<MadeBatch> make(BatchContent& content, const BatchPlace& place);
   // Has make() hand leaves over that lie in shared memory already: for a trainer that descriptors can be passed to.
   void share_leaves() { shares_leaves_ = true; }
+  // As SlabWriter::bound_sharing.
+  void bound_sharing() { writer_.bound_sharing(); }
   // Seals an answer that is no batch of the dataset's.
   Result<MadeBatch> make_plain(const BatchContent& content);
 

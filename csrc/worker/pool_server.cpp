@@ -28,6 +28,25 @@ Result<void> check_state(std::span<const std::byte> state) {
                                     "; keep large things out of state_dict()"};
 }
 
+// A trainer takes no more of them, so that each worker in turn would seem to answer wrongly.
+Result<void> check_elements(const BatchContent& content) {
+  uint64_t bytes = 0;
+  for (size_t index = 0; index < content.tensors.size(); ++index) {
+    if (std::binary_search(content.withheld.begin(), content.withheld.end(), index)) continue;
+    const at::Tensor& tensor = content.tensors[index];
+    uint64_t its_bytes = 0;
+    const bool overflows = __builtin_mul_overflow(static_cast<uint64_t>(tensor.numel()), tensor.itemsize(), &its_bytes);
+    if (!overflows && its_bytes <= wire::kElementBytesMax - bytes) {
+      bytes += its_bytes;
+      continue;
+    }
+    return Fault{Errc::kTooLarge, "the tensors of a batch have elements of more than " +
+                                      std::to_string(wire::kElementBytesMax) +
+                                      " bytes, each counted that expand() repeats; expand them in the program"};
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<PoolServer>> PoolServer::start(PoolServerOptions options) {
@@ -49,6 +68,7 @@ PoolServer::PoolServer(PoolServerOptions options, uint64_t worker_id)
              exchange_.is_closed()),
       io_(options_, worker_id, exchange_, maker_.pool()),
       loop_("pk_pool_server", "which speaks with trainers", io_) {
+  maker_.bound_sharing();
   exchange_.set_waker(loop_.waker());
 }
 
@@ -73,6 +93,10 @@ Result<void> PoolServer::answer(const PoolWork& work, BatchContent content, Pool
                                     .shipment = is_whole ? nullptr : prefix_cache_.shipment(),
                                     .link_bytes_per_s = work.is_handed_over ? 0 : work.link_bytes_per_s});
   if (!made) return made.error();
+  if (auto checked = check_elements(content); !checked) {
+    const HeldBatch unsent(std::move(made.value().sealed));  // which gives its slab back
+    return checked;
+  }
   if (made.value().is_compiled) marks.flags |= wire::kDescriptorCompiled;
   if (!content.withheld.empty())
     kept_.keep(work.trainer_id, work.key, content, marks.flags, options_.arena_bytes / (2 * kKeptBatchesMax));

@@ -37,6 +37,12 @@ uint64_t end_of(const wire::Frame& frame) {
   return align_up(end, kPayloadAlignment);
 }
 
+bool is_shared_too_often(const wire::Frame& frame) {
+  uint64_t bytes = 0;
+  for (const TensorEntry& entry : frame.tensors) bytes += entry.bytes;
+  return bytes / wire::kWholeFactorMax > frame.payload_bytes;
+}
+
 // Named tensors are gone from torch 2.15 on.
 template <typename Tensor>
 bool has_names(const Tensor& tensor) {
@@ -196,6 +202,7 @@ Result<SealedBatch> SlabWriter::seal_content(const BatchContent& content) {
     entry.offset = static_cast<uint64_t>(target - region_->data());
   }
   placement.frame.payload_bytes = end_of(placement.frame);
+  if (bounds_sharing_ && is_shared_too_often(placement.frame)) return seal_elsewhere(std::move(placement));
   const std::vector<std::byte> record = wire::write_frame(placement.frame);
   std::byte* target = has_no_memory_ ? nullptr : allocate(record.size());
   if (target == nullptr) return seal_elsewhere(std::move(placement));

@@ -66,6 +66,10 @@ class SlabWriter {
  public:
   explicit SlabWriter(shm::SlabPool& pool) : pool_(pool) {}
 
+  // Has tensors that share bytes with each other copied where they would come to more than kWholeFactorMax times the
+  // bytes that they lie in, which a pool's trainer does not take.
+  void bound_sharing() { bounds_sharing_ = true; }
+
   // A batch begins: forgets the memory that an abandoned one had taken, and its times.
   void begin();
 
@@ -106,6 +110,7 @@ class SlabWriter {
   static void write_tensor(const Placement& placement, size_t index, std::byte* payload);
 
   shm::SlabPool& pool_;
+  bool bounds_sharing_ = false;
   dataset::FetchClock clock_;
   Mutex mutex_;
   std::optional<shm::SlabRegion> region_ PENSTOCK_GUARDED_BY(mutex_);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The batch record and the nest in it, as a trainer reads them of a worker.
 #include <algorithm>
+#include <string_view>
 
 #include "fuzz_target.h"
 #include "record_repair.h"
@@ -25,9 +26,40 @@ __int128 extent_bytes(const wire::TensorEntry& entry) {
   return (last + 1) * dtype_bytes(entry.dtype);
 }
 
+// Character by character, each written again.
+bool is_utf8(std::string_view text) {
+  for (size_t place = 0; place < text.size();) {
+    const auto first = static_cast<unsigned char>(text[place]);
+    const size_t length = first < 0x80 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    if ((first >= 0x80 && first < 0xc0) || first > 0xf7 || place + length > text.size()) return false;
+    uint32_t code = length == 1 ? first : first & (0x7f >> length);
+    for (size_t next = 1; next < length; ++next) {
+      const auto byte = static_cast<unsigned char>(text[place + next]);
+      if (byte >> 6 != 2) return false;
+      code = code << 6 | (byte & 0x3f);
+    }
+    const size_t needed = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    if (length != needed || code > 0x10ffff) return false;
+    place += length;
+  }
+  return true;
+}
+
+// What a walk has found.
+struct Findings {
+  bool has_pickle = false;
+  bool is_pythons = true;  // Python can make the values, as far as PROTOCOL.md says
+};
+
+bool is_array(const wire::TensorEntry& entry, std::string_view dtype) {
+  if (dtype.empty()) return entry.dtype != 8 && entry.dtype != 15 && (entry.dtype < 23 || entry.dtype > 26);
+  return entry.dtype == wire::kDTypeUInt8 && !entry.shape.empty() && entry.strides.back() == 1 &&
+         wire::array_item_bytes(dtype) == static_cast<uint64_t>(entry.shape.back());
+}
+
 // Reads one value as Python's bindings do, by recursion, and writes it again.
 void copy_value(wire::NestReader& reader, wire::NestWriter& writer, std::span<const wire::TensorEntry> leaves,
-                size_t depth, bool& has_pickle) {
+                size_t depth, bool is_key, Findings& findings) {
   expect(depth <= wire::kNestDepthMax, "a checked nest is not deeper than its cap");
   const auto token = reader.next();
   expect(static_cast<bool>(token), "a checked nest can be walked");
@@ -40,18 +72,27 @@ void copy_value(wire::NestReader& reader, wire::NestWriter& writer, std::span<co
     case wire::NestTag::kTrue: writer.boolean(true); return;
     case wire::NestTag::kInteger: writer.integer(value.integer); return;
     case wire::NestTag::kFloat: writer.floating(value.floating); return;
-    case wire::NestTag::kText: writer.text(value.text); return;
+    case wire::NestTag::kText:
+      if (!is_utf8(value.text)) findings.is_pythons = false;
+      writer.text(value.text);
+      return;
     case wire::NestTag::kBytes: writer.bytes(value.text); return;
-    case wire::NestTag::kPickle: writer.pickle(value.text), has_pickle = true; return;
+    case wire::NestTag::kPickle:
+      findings.has_pickle = true;
+      if (is_key) findings.is_pythons = false;
+      writer.pickle(value.text);
+      return;
     case wire::NestTag::kBigInteger: writer.big_integer(value.text); return;
     case wire::NestTag::kTensor:
       touch(std::as_bytes(std::span(leaves.data() + value.count, 1)));
+      if (is_key) findings.is_pythons = false;
       writer.tensor(value.count);
       return;
     case wire::NestTag::kArray:
       touch(std::as_bytes(std::span(leaves.data() + value.count, 1)));
       expect(value.dtype.empty() || wire::array_item_bytes(value.dtype).value_or(0) > 0,
              "an array's elements have bytes");
+      if (is_key || !is_array(leaves[value.count], value.dtype)) findings.is_pythons = false;
       writer.array(value.count, value.dtype);
       return;
     case wire::NestTag::kScalar:
@@ -63,25 +104,32 @@ void copy_value(wire::NestReader& reader, wire::NestWriter& writer, std::span<co
     case wire::NestTag::kDict: writer.dict(value.count), count *= 2; break;
     case wire::NestTag::kNamedTuple: writer.named_tuple(value.text, value.count); break;
   }
-  for (; count > 0; --count) copy_value(reader, writer, leaves, depth + 1, has_pickle);
+  const bool is_dict = value.tag == wire::NestTag::kDict;
+  if (is_key && value.tag != wire::NestTag::kTuple) findings.is_pythons = false;
+  for (size_t place = 0; place < count; ++place)
+    copy_value(reader, writer, leaves, depth + 1, is_key || (is_dict && place % 2 == 0), findings);
 }
 
 void check_the_nest(const wire::Frame& frame) {
   const auto leaf_count = static_cast<uint32_t>(frame.leaf_count());
-  if (!wire::check_nest(frame.nest, leaf_count, /*allow_pickle=*/true)) {
+  const auto checked = wire::check_nest(frame.nest, leaf_count, /*allow_pickle=*/true);
+  if (!checked) {
     expect(!wire::check_nest(frame.nest, leaf_count, /*allow_pickle=*/false), "what is trusted less may hold less");
     return;
   }
+  expect(checked.value() <= wire::kWholeFactorMax * frame.nest.size(), "no nest is too large by itself");
   // The leaves alone, in memory of exactly their size.
   const std::vector<wire::TensorEntry> leaves(frame.tensors.begin(), frame.tensors.begin() + leaf_count);
   wire::NestReader reader(frame.nest);
   wire::NestWriter writer;
-  bool has_pickle = false;
-  copy_value(reader, writer, leaves, 1, has_pickle);
+  Findings findings;
+  copy_value(reader, writer, leaves, 1, false, findings);
   expect(reader.at_end(), "a checked nest is one value");
   expect(std::ranges::equal(writer.view(), frame.nest), "a nest that is written again is the same bytes");
-  expect(static_cast<bool>(wire::check_nest(frame.nest, leaf_count, /*allow_pickle=*/false)) == !has_pickle,
+  expect(static_cast<bool>(wire::check_nest(frame.nest, leaf_count, /*allow_pickle=*/false)) == !findings.has_pickle,
          "a nest without pickles, and no other, is for those who are not trusted");
+  expect(static_cast<bool>(wire::check_python_values(frame.nest, leaves)) == findings.is_pythons,
+         "values that Python can make, and no others, are for Python");
 }
 
 }  // namespace
@@ -103,9 +151,11 @@ void check(std::span<const std::byte> bytes) {
   expect(frame.tensors.size() <= wire::kTensorCountMax && frame.payload_bytes <= wire::kPayloadBytesMax, "caps hold");
   expect(frame.boundary_keys.size() <= frame.tensors.size(), "no more keys than tensors");
   const Bytes payload(frame.payload_bytes);
+  __int128 whole_bytes = static_cast<__int128>(frame.tensors.size()) * wire::kTensorObjectBytes;
   for (const wire::TensorEntry& entry : frame.tensors) {
     expect(entry.shape.size() <= wire::kDimCountMax && entry.strides.size() == entry.shape.size(),
            "dimensions are capped");
+    if (entry.encoding != wire::Encoding::kWithheld) whole_bytes += extent_bytes(entry);
     switch (entry.encoding) {
       case wire::Encoding::kPlain:
         expect(extent_bytes(entry) == entry.bytes, "a tensor's bytes are what its shape and strides span");
@@ -124,6 +174,7 @@ void check(std::span<const std::byte> bytes) {
     }
     touch({payload.data() + entry.offset, entry.bytes});
   }
+  expect(wire::whole_bytes(frame) == whole_bytes, "every tensor is counted with all of its bytes");
   for (const std::string_view key : frame.boundary_keys) touch(std::as_bytes(std::span(key)));
   expect(std::ranges::equal(wire::write_frame(frame), bytes), "a record that is written again is the same bytes");
   check_the_nest(frame);

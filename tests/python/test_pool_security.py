@@ -195,6 +195,19 @@ def test_a_user_trains_with_keys_of_their_own_and_can_do_nothing_else(tmp_path: 
         pool.close()
 
 
+def test_a_worker_whose_folder_has_other_secrets_warns_once_at_its_start(pool: KeyedPool) -> None:
+    """A dataset read them in the folder that its worker was given, and acted as the operator."""
+    words = "controller.secret, trainer.secret, operator.secret beside worker.secret"
+    nobody = "tcp://127.0.0.1:9"
+    arguments = ["worker", "--controller", nobody, "--processes", "2", "--keys", str(pool.keys)]
+    worker = Worker(arguments, pool.environment)
+    pool.processes.append(worker)
+    worker.served(2)
+    worker.end()
+    assert sum(words in line for line in worker.lines) == 1, worker.output
+    assert "beside worker.secret" not in pool.worker.output
+
+
 @pytest.mark.long
 def test_keys_of_another_pool_are_told_by_worker_and_operator(
     pool: KeyedPool, tmp_path: Path

@@ -198,6 +198,8 @@ examples:
         data_bind=args.data_bind,
         data_advertise=args.data_advertise,
     )
+    if args.keys is not None and (warning := _pool.warning_of_workers_keys(args.keys)):
+        PoolLog("penstock worker").tell(warning)
     return Supervisor(
         [
             PoolWorkerSpec(

@@ -477,6 +477,106 @@ TEST_F(PoolSessionTest, WhatAWorkerThatLiesOwedIsAskedOfOthers) {
   EXPECT_EQ(count(Kind::kFail), 0u);
 }
 
+// The third wrong answer ended the training, whoever else was there to make the batch.
+TEST_F(PoolSessionTest, WorkersThatLieAreDismissedOneAfterTheOtherWhileAnotherIsThere) {
+  std::vector<wire::RosterEntry> entries;
+  for (uint64_t id = 1; id <= 5; ++id) entries.push_back({.worker_id = id, .incarnation = 1});
+  roster(entries);
+  for (uint64_t sequence = 0; sequence < 5; ++sequence) ask(sequence);
+  for (uint64_t liar = 1; liar <= 4; ++liar) {
+    EXPECT_TRUE(session_.distrust(liar, batch(0), "it lies", now_));
+    exchange();
+    EXPECT_EQ(session_.known_count(), 5 - liar);
+  }
+  EXPECT_EQ(count(Kind::kDistrust), 4u);
+  EXPECT_EQ(count(Kind::kDisconnect), 4u);
+  for (const auto& command : commands_) {
+    if (command.kind != Kind::kDistrust) continue;
+    EXPECT_TRUE(command.is_dismissed);
+    EXPECT_FALSE(command.asked) << "no request counts a death";
+  }
+  work();
+  auto all = taken();
+  std::sort(all.begin(), all.end());
+  EXPECT_EQ(all, (std::vector<uint64_t>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(count(Kind::kFail), 0u);
+}
+
+TEST_F(PoolSessionTest, DismissedWorkerStaysSoWhateverItsIncarnation) {
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  EXPECT_TRUE(session_.distrust(1, std::nullopt, "it lies", now_));
+  exchange();
+  const size_t hellos = hello_count();
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  roster({{.worker_id = 2, .incarnation = 1}});
+  roster({{.worker_id = 1, .incarnation = 2}, {.worker_id = 2, .incarnation = 1}});
+  pass(kRemakePauseMax);
+  EXPECT_EQ(hello_count(), hellos);
+  EXPECT_EQ(session_.known_count(), 1u);
+  deliver(1, {.kind = wire::ToTrainer::Kind::kBroken, .link = last_link(1)});
+  exchange();
+  EXPECT_EQ(hello_count(), hellos) << "nothing that it says counts";
+}
+
+TEST_F(PoolSessionTest, LastWorkerOfThoseThatLieIsAskedOnAndItsRequestFails) {
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  ask(0);
+  EXPECT_TRUE(session_.distrust(1, batch(0), "it lies", now_));
+  exchange();
+  for (int count = 0; count < 3; ++count) {
+    EXPECT_EQ(this->count(Kind::kFail), 0u);
+    EXPECT_FALSE(session_.distrust(2, batch(0), "it lies", now_));
+    exchange();
+    pass(milliseconds(100));
+  }
+  EXPECT_EQ(count(Kind::kFail), 1u);
+}
+
+TEST_F(PoolSessionTest, WorkerThatWasJustNamedIsThereToMakeWhatAnotherAnswersWrongly) {
+  is_cut_[2] = true;
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  EXPECT_TRUE(session_.distrust(1, batch(0), "it lies", now_));
+  EXPECT_EQ(count(Kind::kFail), 0u);
+}
+
+TEST_F(PoolSessionTest, WorkerThatDoesNotAnswerForLongIsNotThere) {
+  is_cut_[2] = true;
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  pass(kSilentTurn);
+  pass(milliseconds(100));
+  EXPECT_EQ(session_.open_count(), 1u);
+  EXPECT_FALSE(session_.distrust(1, std::nullopt, "it lies", now_));
+}
+
+TEST_F(PoolSessionTest, WrongPiecesAreTheNetworksFaultUntilTheyAreTooManyInARow) {
+  constexpr auto kPerhaps = PoolSession::Wrong::kPerhapsOnTheWay;
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  uint64_t sequence = 0;
+  for (uint32_t round = 0; round < 2; ++round) {
+    for (uint32_t count = 0; count < kDoubtCountMax; ++count) {
+      ask(sequence++);
+      EXPECT_FALSE(session_.distrust(1, std::nullopt, "its seal does not fit", now_, kPerhaps));
+      exchange();
+      EXPECT_EQ(session_.open_count(), 1u);
+      work();
+      pass(kRemakePauseMax);
+      EXPECT_EQ(session_.open_count(), 2u) << "it is greeted again";
+    }
+    // An answer that counts makes up for them.
+    for (int count = 0; count < 4; ++count) ask(sequence++);
+    work();
+  }
+  EXPECT_EQ(taken().size(), sequence);
+  for (uint32_t count = 0; count < kDoubtCountMax; ++count) {
+    EXPECT_FALSE(session_.distrust(1, std::nullopt, "its seal does not fit", now_, kPerhaps));
+    pass(kRemakePauseMax);
+  }
+  EXPECT_TRUE(session_.distrust(1, std::nullopt, "its seal does not fit", now_, kPerhaps));
+  EXPECT_EQ(count(Kind::kFail), 0u);
+}
+
 // A worker that said so with each message kept its requests for ever, at the speed of round trips.
 TEST_F(PoolSessionTest, WorkerWhoseLinksBreakTimeAndAgainHoldsNoRequestUp) {
   roster({{.worker_id = 1, .incarnation = 1}});

@@ -6,10 +6,12 @@
 
 #include <cstring>
 #include <memory>
+#include <random>
 #include <utility>
 #include <vector>
 
 #include "../base/seeded_test.h"
+#include "../wire/narrow_samples.h"
 #include "../wire/record_samples.h"
 #include "../worker/shared_tensor.h"
 #include "loader/batch_memory.h"
@@ -312,6 +314,45 @@ TEST_F(BatchTest, TensorThatIsLeftAsItCameIsWidenedOnceItIsRead) {
   ASSERT_TRUE(other.value()->widen(memory));
   EXPECT_EQ(
       std::memcmp(batch.value()->tensors()[0].const_data_ptr(), other.value()->tensors()[0].const_data_ptr(), 4000), 0);
+}
+
+// Code for bools takes each byte for 0 or 1.
+TEST_F(BatchTest, BoolsOfOtherBytesAreTrue) {
+  const std::vector<TensorEntry> entries = {make_entry(wire::kDTypeBool, {100}), make_entry(0, {100})};
+  const auto batch = read_from_slab(wire::make_record(entries, wire::nest_of_tensors(2))).value();
+  batch->find_odd_bools();
+  const at::Tensor bools = batch->tensors()[0];
+  const auto* bytes = static_cast<const uint8_t*>(bools.const_data_ptr());
+  for (uint64_t place = 0; place < 100; ++place) ASSERT_EQ(bytes[place], byte_at(place) == std::byte{0} ? 0 : 1);
+  EXPECT_EQ(arena_->slab(0)[2], byte_at(2)) << "the slab stays as it came";
+  EXPECT_EQ(batch->tensors()[1].const_data_ptr(), view_->slab(0) + 128) << "other tensors are where they were";
+  EXPECT_FALSE(batch->is_whole_in_slab());
+}
+
+TEST_F(BatchTest, BoolsThatAreWidenedToOtherBytesAreTrue) {
+  for (const wire::Encoding encoding : {wire::Encoding::kRows, wire::Encoding::kPadded}) {
+    std::mt19937_64 random(3);
+    auto sample = wire::narrow_of(encoding, wire::kDTypeBool, {20, 30}, random);
+    for (const bool is_odd : {false, true}) {
+      if (is_odd) sample.narrow.back() = std::byte{0x55};
+      std::vector<std::byte> payload = sample.narrow;
+      payload.resize(align_up(payload.size(), wire::kPayloadAlignment));
+      const auto read = [&] {
+        return Batch::from_parts({.kind = DescriptorKind::kInline},
+                                 wire::make_record({sample.entry}, wire::nest_of_tensors(1)), payload, false)
+            .value();
+      };
+      const auto kept = read()->try_keep_narrow();
+      ASSERT_TRUE(kept) << kept.error().message;
+      EXPECT_EQ(kept.value(), !is_odd) << "a device widens nothing else";
+      const auto batch = read();
+      BatchMemory memory(1 << 24);
+      ASSERT_TRUE(batch->widen(memory));
+      auto expected = sample.widened();
+      wire::make_bools(expected);
+      EXPECT_EQ(std::memcmp(batch->tensors()[0].const_data_ptr(), expected.data(), expected.size()), 0);
+    }
+  }
 }
 
 TEST_F(BatchTest, BytesThatDoNotBelongToTheirTensorAreAnError) {

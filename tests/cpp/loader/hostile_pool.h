@@ -117,6 +117,7 @@ class HostilePool : private net::PoolSockets {
                       .worker_count_max = 2,
                       .credit_bytes = 1 << 24,
                       .arena_bytes = 1 << 24,
+                      .is_python = true,
                       .said_size = std::move(said_size),
                       .numerics = {1}},
         7, keys_.ring(net::Role::kTrainer), own_);

@@ -298,6 +298,60 @@ TEST(HostileWorkers, HonestWorkersGiveWholeEpochs) {
   }
 }
 
+// The honest one came to nothing else than to the error that ended the epoch.
+TEST(HostileWorkers, WorkerOfWhichAllIsWrongIsAskedForNothingAnyMoreOnceAnotherIsThere) {
+  std::atomic<bool> may_work{false};
+  HostilePool pool;
+  pool.add({.worker_id = kHostile, .make = [](uint64_t sequence) {
+              MadeBatch made = count_up(HostilePool::kBatchBytes, sequence);
+              made.payload[made.payload.size() - made.record_bytes] = std::byte{0};  // the record's magic number
+              return made;
+            }});
+  pool.add({.worker_id = kHonest, .may_work = [&] { return may_work.load(); }});
+  pool.begin();
+  EXPECT_TRUE(pool.is_told("is asked for nothing any more, since a batch record is malformed"));
+  may_work.store(true);
+  pool.expect_sound("");
+}
+
+// It was raised when the batch was read, though nothing that the trainer asked for lets leaves stay behind.
+TEST(HostileWorkers, LeafThatIsLeftOutThoughNoneMayIsMadeGoodOrNamed) {
+  HandWorker::Options options;
+  options.make = [](uint64_t sequence) {
+    MadeBatch made = count_up(HostilePool::kBatchBytes, sequence);
+    if (sequence != 1) return made;
+    wire::NestWriter nest;
+    nest.tensor(0);
+    const auto record = wire::write_frame(
+        {.tensors = {{.dtype = 0, .encoding = wire::Encoding::kWithheld, .shape = {1000}, .strides = {1}}},
+         .boundary_keys = {},
+         .nest = nest.view()});
+    made.payload.assign(record.begin(), record.end());
+    made.record_bytes = static_cast<uint32_t>(record.size());
+    return made;
+  };
+  expect_sound_with(options);
+}
+
+// It was raised when the batch was read, in its place, though an honest worker was there.
+TEST(HostileWorkers, ValueThatPythonCannotMakeIsMadeGoodOrNamed) {
+  HandWorker::Options options;
+  options.make = [](uint64_t sequence) {
+    MadeBatch made = count_up(HostilePool::kBatchBytes, sequence);
+    if (sequence != 1) return made;
+    wire::Frame frame = wire::parse_frame(std::span(made.payload).last(made.record_bytes)).value();
+    wire::NestWriter nest;
+    nest.list(2), nest.tensor(0), nest.text("\xff");
+    frame.nest = nest.view();
+    const auto record = wire::write_frame(frame);
+    made.payload.resize(frame.payload_bytes);
+    made.payload.insert(made.payload.end(), record.begin(), record.end());
+    made.record_bytes = static_cast<uint32_t>(record.size());
+    return made;
+  };
+  expect_sound_with(options);
+}
+
 TEST(HostileWorkers, EndOfAShardWithoutShardsIsNoAnswer) { expect_sound_with({.ends_at = 1}); }
 
 TEST(HostileWorkers, AnotherLengthThanTheOneThatTheEpochIsReadByNamesBoth) {

@@ -184,6 +184,21 @@ TEST_F(PoolClientTest, BytesThatAreClaimedTakeNoMemoryBeforeTheyCome) {
   EXPECT_LT(peak_bytes() - peak_before, 256u << 20);
 }
 
+TEST_F(PoolClientTest, BoolsOfAWorkerAreTrueOrFalseWhateverTheirBytes) {
+  start({.make = [](uint64_t sequence) {
+    MadeBatch made = count_up(1000, sequence);
+    made.payload[made.payload.size() - made.record_bytes + 32] = std::byte{wire::kDTypeBool};  // the tensor's dtype
+    return made;
+  }});
+  submit(0);
+  const Event event = next();
+  ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
+  ASSERT_FALSE(event.batch->remote_error()) << event.batch->remote_error()->text;
+  const auto* bytes = static_cast<const uint8_t*>(event.batch->tensors().at(0).const_data_ptr());
+  EXPECT_EQ(bytes[0], 0);
+  EXPECT_EQ(std::count(bytes, bytes + 256, 1), 255);
+}
+
 TEST_F(PoolClientTest, BatchesThatTheUserKeepsStayAsTheyAre) {
   start({.batch_bytes = 1 << 20, .piece_bytes = 1 << 19});
   std::vector<std::unique_ptr<Batch>> kept;

@@ -139,7 +139,7 @@ TEST_F(StageChainTest, NarrowBatchesAreWidenedByTheChainsThread) {
   const auto sample = wire::random_narrow(wire::Encoding::kRows, 10, random);
   chain_->arrive({.epoch = 1,
                   .batch = batches_.make_narrow({&sample, 1}, {.epoch = 1}),
-                  .narrow = NarrowArrival{.place = "worker 5", .may_stay = true},
+                  .narrow = NarrowArrival{.place = "worker 5"},
                   .error = {}});
   EXPECT_EQ(inbox_.arrival_count(), 0u);
   tap->go_on();

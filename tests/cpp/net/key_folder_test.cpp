@@ -42,6 +42,8 @@ class KeyFolder : public testing::Test {
     EXPECT_EQ(loaded.error().message.find(secret_), std::string::npos) << "the secret is in the message";
   }
 
+  static std::string secret_of(Role role) { return std::string(role_name(role)) + ".secret"; }
+
   const test::TempFolder temp_;
   const std::string folder_ = temp_ / "keys";
   std::string secret_;
@@ -262,6 +264,20 @@ TEST_F(KeyFolder, KeysOfAnotherRoleAreNamedAsSuch) {
                                    "name a folder with trainer.secret"});
   std::filesystem::remove(file("worker.secret"));
   expect_refused(Errc::kFailed, {"trainer.secret", "make keys with penstock keys"});
+}
+
+// A worker's folder had all of them, as `penstock keys` makes them, and a dataset asked for the pool's status.
+TEST_F(KeyFolder, SecretsThatAWorkerNeedsNotAreWarnedOf) {
+  const std::string warning = warning_of_workers_keys(folder_);
+  for (const char* words : {"controller.secret, trainer.secret, operator.secret beside worker.secret",
+                            "with worker.secret and the .public files alone"})
+    EXPECT_NE(warning.find(words), std::string::npos) << warning;
+  EXPECT_NE(warning.find(folder_), std::string::npos) << warning;
+  for (const Role role : {Role::kController, Role::kTrainer}) ASSERT_EQ(::unlink(file(secret_of(role)).c_str()), 0);
+  EXPECT_NE(warning_of_workers_keys(folder_).find(" has operator.secret beside"), std::string::npos);
+  ASSERT_EQ(::unlink(file(secret_of(Role::kOperator)).c_str()), 0);
+  EXPECT_EQ(warning_of_workers_keys(folder_), "");
+  EXPECT_EQ(warning_of_workers_keys(temp_ / "no folder"), "");
 }
 
 TEST_F(KeyFolder, AMissingPublicKeyIsNamed) {

@@ -212,6 +212,31 @@ TEST_F(Frames, ASharedTensorThatIsNoWholeElementOrOfAnUnknownFileIsRefused) {
   EXPECT_EQ(code_of(entries), Errc::kTooLarge);
 }
 
+TEST_F(Frames, TensorOfMoreThan64TimesItsNarrowBytesIsTooLarge) {
+  const auto parse = [](int64_t count) {
+    TensorEntry entry = make_entry(4, {count});
+    entry.encoding = Encoding::kRows;
+    entry.bytes = 100;
+    const auto record = make_record({entry}, nest_of_tensors(1));
+    const auto frame = parse_frame(record);
+    return frame ? std::nullopt : std::optional(frame.error().code);
+  };
+  EXPECT_EQ(parse(kWidenFactorMax * 100 / 8), std::nullopt);
+  EXPECT_EQ(parse(kWidenFactorMax * 101 / 8), Errc::kTooLarge);
+}
+
+TEST_F(Frames, TensorsThatShareBytesCountAsOftenAsTheyDo) {
+  const TensorEntry plain = make_entry(kDTypeFloat32, {1000});
+  TensorEntry narrow = make_entry(4, {1000});
+  narrow.encoding = Encoding::kOffset8;
+  narrow.bytes = 1008;
+  TensorEntry withheld = plain;
+  withheld.encoding = Encoding::kWithheld;
+  withheld.bytes = 0;
+  Frame frame{.tensors = {plain, plain, narrow, withheld}, .boundary_keys = {}, .nest = {}};
+  EXPECT_EQ(whole_bytes(frame), 4 * kTensorObjectBytes + 2 * 4000 + 8000);
+}
+
 TEST_F(Frames, UnknownEncodingIsRefused) {
   TensorEntry entry{.dtype = 6, .encoding = static_cast<Encoding>(200), .shape = {}, .strides = {}};
   EXPECT_FALSE(parse_frame(write_frame({.tensors = {entry}, .boundary_keys = {}, .nest = {}})));

@@ -30,6 +30,14 @@ inline std::vector<std::byte> random_bytes(size_t count, std::mt19937_64& random
   return bytes;
 }
 
+// Bytes of elements: bools are 0 or 1.
+inline std::vector<std::byte> random_items(size_t bytes, DTypeCode dtype, std::mt19937_64& random) {
+  auto items = random_bytes(bytes, random);
+  if (dtype == kDTypeBool)
+    for (std::byte& byte : items) byte &= std::byte{1};
+  return items;
+}
+
 template <typename T>
 void append(std::vector<std::byte>& bytes, T value) {
   const auto* its = reinterpret_cast<const std::byte*>(&value);
@@ -59,19 +67,19 @@ inline NarrowSample narrow_of(Encoding encoding, DTypeCode dtype, std::vector<in
       append(sample.narrow, distinct_count);
       for (uint32_t row = 0; row < first; ++row)
         append(sample.narrow, static_cast<uint32_t>(random() % distinct_count));
-      const auto rows = random_bytes(distinct_count * (plain / first), random);
+      const auto rows = random_items(distinct_count * (plain / first), dtype, random);
       sample.narrow.insert(sample.narrow.end(), rows.begin(), rows.end());
       break;
     }
     case Encoding::kPadded: {
-      append(sample.narrow, random());
+      sample.narrow = random_items(sizeof(uint64_t), dtype, random);
       uint64_t kept_count = 0;
       for (uint64_t row = 0; row < plain / item_bytes / last; ++row) {
         const auto length = static_cast<uint32_t>(random() % (last + 1));
         append(sample.narrow, length);
         kept_count += length;
       }
-      const auto values = random_bytes(kept_count * item_bytes, random);
+      const auto values = random_items(kept_count * item_bytes, dtype, random);
       sample.narrow.insert(sample.narrow.end(), values.begin(), values.end());
       break;
     }

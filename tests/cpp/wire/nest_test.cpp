@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../base/seeded_test.h"
+#include "wire/frame.h"
 
 namespace penstock::wire {
 namespace {
@@ -142,6 +143,31 @@ TEST_F(Nest, RandomNestsComeBack) {
   }
 }
 
+// So that no nest makes a batch too large by itself.
+TEST_F(Nest, ValuesAreTakenForAtMostAsManyTimesTheirBytesAsABatchMayComeTo) {
+  for (int round = 0; round < 1000; ++round) {
+    nest_.clear();
+    write_value(6);
+    const auto checked = check_nest(nest_.view(), /*tensor_count=*/3, /*allow_pickle=*/true);
+    ASSERT_TRUE(checked);
+    ASSERT_LE(checked.value(), kWholeFactorMax * nest_.view().size());
+  }
+}
+
+// A list takes 56 bytes of Python's memory and comes in 5; an array 112 and more, and comes in 6.
+TEST_F(Nest, ObjectsOfItsValuesAreCounted) {
+  constexpr uint32_t kCount = 1000;
+  const auto bytes_of = [&] { return check_nest(nest_.view(), 1, /*allow_pickle=*/false).value(); };
+  nest_.list(kCount);
+  for (uint32_t place = 0; place < kCount; ++place) nest_.list(0);
+  EXPECT_GE(bytes_of(), kCount * (56 + 8));
+  nest_.clear(), nest_.list(kCount);
+  for (uint32_t place = 0; place < kCount; ++place) nest_.array(0, "");
+  EXPECT_GE(bytes_of(), kCount * (3 * 112 + 8)) << "one array, and those that it views";
+  nest_.clear(), nest_.text(std::string(1000, 'a') + "\xf0\x9f\x98\x80");
+  EXPECT_GE(bytes_of(), 4 * 1001u) << "a character of 4 bytes makes all characters as wide";
+}
+
 TEST_F(Nest, SixtyFourLevelsPassAndOneMoreIsTooLarge) {
   lists_in_lists(kNestDepthMax - 1);
   nest_.none();
@@ -239,6 +265,73 @@ TEST_F(Nest, ContainersThatClaimMoreThanBytesAreLeftAreMalformed) {
   reader_.reset();
   nest_.named_tuple("m:A", 2), nest_.none();
   EXPECT_EQ(reader().next().error().code, Errc::kMalformed);
+}
+
+class PythonValues : public Nest {
+ protected:
+  // Whether Python can make the nest, which the grammar allows. Leaf 0 is of float32, 1 of 3 x 20 bytes, 2 of bfloat16.
+  bool are_made() const {
+    const std::vector<TensorEntry> leaves{
+        {.dtype = kDTypeFloat32, .shape = {4}, .strides = {1}},
+        {.dtype = kDTypeUInt8, .shape = {3, 20}, .strides = {20, 1}},
+        {.dtype = 15, .shape = {4}, .strides = {1}},
+    };
+    EXPECT_TRUE(check_nest(nest_.view(), static_cast<uint32_t>(leaves.size()), /*allow_pickle=*/true));
+    return static_cast<bool>(check_python_values(nest_.view(), leaves));
+  }
+  bool is_text(std::string_view text) {
+    nest_.clear(), nest_.text(text);
+    return are_made();
+  }
+  // A dictionary with the key that `write` writes.
+  template <typename Write>
+  bool is_key(Write write) {
+    nest_.clear(), nest_.dict(1);
+    write();
+    nest_.list(0);
+    return are_made();
+  }
+  bool is_array(uint32_t leaf, std::string_view dtype) {
+    nest_.clear(), nest_.array(leaf, dtype);
+    return are_made();
+  }
+};
+
+// They reached the program as an error in the place of the batch, which other workers could have made.
+TEST_F(PythonValues, TextsAreUtf8) {
+  for (const char* text : {"", "abcdefgh and more", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xed\xa0\x80",
+                           "\xf4\x8f\xbf\xbf", "abcdefg\xc2\xa2"})
+    EXPECT_TRUE(is_text(text)) << testing::PrintToString(text);
+  EXPECT_TRUE(is_text(std::string_view("\0", 1)));
+  for (const char* text : {"\xff", "\x80", "\xc3", "\xc0\x80", "\xe0\x80\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80",
+                           "\xf5\x80\x80\x80", "abcdefgh\xe2\x82", "\xe2\x28\xa1", "abcdefghi\xfe"})
+    EXPECT_FALSE(is_text(text)) << testing::PrintToString(text);
+}
+
+TEST_F(PythonValues, KeysHaveAHash) {
+  EXPECT_TRUE(is_key([&] { nest_.none(); }));
+  EXPECT_TRUE(is_key([&] { nest_.text("a"); }));
+  EXPECT_TRUE(is_key([&] { nest_.scalar("<f4", "four"); }));
+  EXPECT_TRUE(is_key([&] { nest_.tuple(2), nest_.integer(1), nest_.tuple(1), nest_.bytes("b"); }));
+  EXPECT_FALSE(is_key([&] { nest_.list(0); }));
+  EXPECT_FALSE(is_key([&] { nest_.dict(0); }));
+  EXPECT_FALSE(is_key([&] { nest_.tensor(0); }));
+  EXPECT_FALSE(is_key([&] { nest_.array(0, ""); }));
+  EXPECT_FALSE(is_key([&] { nest_.named_tuple("m:A", 0); }));
+  EXPECT_FALSE(is_key([&] { nest_.tuple(2), nest_.integer(1), nest_.tuple(1), nest_.tensor(0); }));
+  nest_.clear(), nest_.list(2), nest_.tensor(0), nest_.dict(2);
+  for (const char* key : {"a", "b"}) nest_.text(key), nest_.tuple(1), nest_.dict(0);
+  EXPECT_TRUE(are_made()) << "values need none";
+}
+
+TEST_F(PythonValues, ArraysAreTensorsOfTheirElements) {
+  EXPECT_TRUE(is_array(0, ""));
+  EXPECT_TRUE(is_array(1, ""));
+  EXPECT_TRUE(is_array(1, "<U5"));
+  EXPECT_TRUE(is_array(1, "|S20"));
+  EXPECT_FALSE(is_array(1, "<U4"));
+  EXPECT_FALSE(is_array(0, "<U1")) << "no tensor of bytes";
+  EXPECT_FALSE(is_array(2, "")) << "numpy has no bfloat16";
 }
 
 TEST_F(Nest, AnUnknownTagIsMalformed) {

@@ -253,6 +253,26 @@ TEST_F(PoolServerTest, WhatAMessageCannotCarryIsSaidAndCanBeAnsweredOtherwise) {
   EXPECT_NE(trainer->answer(0).text.find("state_dict"), std::string::npos);
 }
 
+// Every worker in turn sent it, and the trainer refused it of each.
+TEST_F(PoolServerTest, BatchOfMoreElementsThanATrainerTakesIsAnErrorOfTheDataset) {
+  start(options());
+  work_by([this](PoolServer& server, const PoolWork& work) {
+    const auto expanded = [&](int64_t count) {
+      server.writer().begin();
+      return server.answer(
+          work, {.tensors = {at::zeros({1}).expand({count})}, .boundary_keys = {}, .nest = nest_.view()}, {});
+    };
+    constexpr int64_t kMost = wire::kElementBytesMax / sizeof(float);
+    const auto refused = expanded(kMost + 1);
+    EXPECT_EQ(refused.error().code, Errc::kTooLarge);
+    EXPECT_NE(refused.error().message.find("expand them in the program"), std::string::npos);
+    EXPECT_TRUE(expanded(kMost));
+  });
+  auto trainer = train();
+  trainer->ask(0, {});
+  EXPECT_EQ(trainer->answer(0).kind, AnswerKind::kBatch);
+}
+
 TEST_F(PoolServerTest, ARequestHasWhatTheTrainerSaid) {
   start(options());
   PoolWork seen;

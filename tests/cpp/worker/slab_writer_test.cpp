@@ -68,6 +68,24 @@ TEST_F(SlabWriterTest, AViewOfATensorInTheSlabStaysThereWhereItsBytesAreAligned)
   expect_same(batch, {whole.t(), whole.select(0, 2), whole.slice(1, 1)});
 }
 
+// A pool's trainer took such a batch for one that its worker had made wrong.
+TEST_F(SlabWriterTest, SharesBeyondTheBoundOfAPoolAreCopied) {
+  for (const size_t count : {size_t{64}, size_t{65}}) {
+    for (const bool is_of_pool : {false, true}) {
+      if (is_of_pool) writer_->bound_sharing();
+      writer_->begin();
+      const auto whole = in_slab({1 << 12});
+      const std::vector<at::Tensor> views(count, whole);
+      const auto batch = seal(views);
+      const bool is_copied = is_of_pool && count > wire::kWholeFactorMax;
+      EXPECT_EQ(sealed_offset(batch, 1), is_copied ? whole.nbytes() : 0u);
+      expect_same(batch, views);
+      release(batch);
+    }
+    writer_.emplace(*pool_);
+  }
+}
+
 TEST_F(SlabWriterTest, TensorsOfEveryTypeAndLayoutComeBack) {
   for (int round = 0; round < 200; ++round) {
     writer_->begin();
