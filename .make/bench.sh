@@ -36,6 +36,8 @@ say "A pool that grows: rates, and what a batch costs trainer and controller"
 "$VENV"/bin/python bench/pool_growth.py --out bench/out/pool-growth.jsonl --picture bench/out/pool-growth.svg --markdown
 say "The way of a batch from a pool's worker to its trainer"
 "$VENV"/bin/python bench/pool_transport.py --out bench/out/pool-transport.jsonl --markdown
+say "Strangers at a pool's ports"
+"$VENV"/bin/python bench/strangers.py --out bench/out/strangers.jsonl --markdown
 say "Does a pool give back what it takes?"
 "$VENV"/bin/python bench/pool_soak.py --out bench/out/pool-soak.jsonl --markdown
 say "A job that one worker starves, on a pool that grows by itself"

@@ -33,6 +33,14 @@ class FixedCost(Dataset[dict[str, Any]]):
         return {"values": self.values, "index": index, "pid": os.getpid(), "begun_ns": begun_ns}
 
 
+class FromFiles(FixedCost):
+    """Samples for each of which a file is opened, as most datasets do."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with open(os.devnull, "rb"):
+            return super().__getitem__(index)
+
+
 class Ready(Dataset[torch.Tensor]):
     """A tensor that is there already, for loaders with ``batch_size=None``: what a batch takes is
     its way to the trainer.

@@ -22,12 +22,12 @@
 #include "api/worker_options.h"
 #include "api/worker_service.h"
 #include "base/child_process.h"
+#include "base/descriptor_limit.h"
 #include "base/environment.h"
 #include "base/identity.h"
 #include "base/live_clock.h"
 #include "net/key_folder.h"
 #include "penstock/error.h"
-#include "worker/descriptor_limit.h"
 #include "worker/malloc_tuning.h"
 #include "worker/pool_server.h"
 #include "worker/server_addresses.h"
@@ -105,7 +105,7 @@ void report(int fd, const worker::PoolServer& server) {
 
 int serve(const WorkerOptions& options, ProcessLog& log) {
   worker::tune_malloc();
-  const worker::DescriptorLimit limit = worker::raise_descriptor_limit();
+  const DescriptorLimit limit = raise_descriptor_limit();
   at::set_num_threads(1);
   auto server = start_server(options);
   if (!server) {
@@ -135,6 +135,10 @@ int serve(const WorkerOptions& options, ProcessLog& log) {
              options.controller + ", id " + id + ", process " + std::to_string(::getpid()));
   if (limit.now != limit.before)
     speech.say("may have " + std::to_string(limit.now) + " files open; its limit was " + std::to_string(limit.before));
+  if (limit.now < kDescriptorLimitLeast)
+    speech.say("may have " + std::to_string(limit.now) + " files open, and " + std::to_string(kDescriptorLimitLeast) +
+               " or more are recommended for connections and datasets; raise the hard limit (ulimit -Hn, LimitNOFILE "
+               "of a systemd unit)");
   const auto served = api::serve_jobs(its, speech);
   if (served) return 0;
   log.tell(served.error().message);

@@ -10,6 +10,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/descriptor_limit.h"
 #include "base/identity.h"
 #include "bindings/raise.h"
 #include "controller/controller.h"
@@ -127,6 +128,11 @@ void bind_controller(py::module_& module) {
       py::arg("folder"), py::arg("user"), py::arg("user_folder"));
   module.def("warning_of_workers_keys", &net::warning_of_workers_keys, py::arg("folder"));
   module.def("shared_key_folder", [] { return unwrap(without_gil([] { return net::shared_key_folder(); })); });
+  module.def("raise_descriptor_limit", [] {
+    const DescriptorLimit limit = raise_descriptor_limit();
+    return std::pair(limit.before, limit.now);
+  });
+  module.attr("DESCRIPTOR_LIMIT_LEAST") = kDescriptorLimitLeast;
 
   py::class_<Controller>(module, "Controller")
       .def_static(

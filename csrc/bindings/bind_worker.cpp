@@ -17,7 +17,6 @@
 #include "bindings/raise.h"
 #include "bindings/timed_fetch.h"
 #include "bindings/wait_for.h"
-#include "worker/descriptor_limit.h"
 #include "worker/malloc_tuning.h"
 #include "worker/prefix_message.h"
 #include "worker/process_memory.h"
@@ -106,10 +105,6 @@ std::optional<py::bytes> digest_of(PlainContent& content, const py::object& valu
 
 void bind_worker(py::module_& module) {
   module.def("tune_malloc", &worker::tune_malloc);
-  module.def("raise_descriptor_limit", [] {
-    const worker::DescriptorLimit limit = worker::raise_descriptor_limit();
-    return std::pair(limit.before, limit.now);
-  });
   module.def("is_plain_tensor", [](py::handle object) {
     return is_exact_tensor(object.ptr()) && worker::is_plain_tensor(THPVariable_Unpack(object.ptr()));
   });

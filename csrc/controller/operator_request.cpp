@@ -17,6 +17,14 @@ using net::ConnectionEvent;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+namespace {
+
+// A controller to which many connect that show no key closes one of them to make room, which may be this one. A
+// controller with other keys refuses each.
+constexpr int kRefusalsMax = 3;
+
+}  // namespace
+
 Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const net::KeyRing& keys,
                                             const wire::ControlMessage& question, steady_clock::time_point deadline) {
   auto resolver = net::Resolver::open();
@@ -29,13 +37,18 @@ Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const
   net::ClientSocket& client = *connected.value();
   const auto bytes = wire::write_control(question);
   bool is_asked = false;
+  int refusal_count = 0;
+  std::string refusal;
   const std::array<int, 1> fds{resolver.value()->fd()};
   std::array<bool, 1> is_looked_up{};
   net::ClientReceipt receipt;
   for (;;) {
     static_cast<void>(resolver.value()->take_done());
     while (const auto event = client.try_event()) {
-      if (event->kind == ConnectionEvent::Kind::kRefused) return Fault{Errc::kClosed, event->reason};
+      if (event->kind == ConnectionEvent::Kind::kRefused) {
+        refusal = event->reason;
+        if (event->is_final || ++refusal_count == kRefusalsMax) return Fault{Errc::kClosed, refusal};
+      }
       if (event->kind == ConnectionEvent::Kind::kDisconnected) is_asked = false;
     }
     if (client.is_connected() && !is_asked) is_asked = static_cast<bool>(client.send(bytes));
@@ -56,6 +69,7 @@ Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const
                                       "); correct the name, or give its address"};
     }
     if (left.count() <= 0) {
+      if (!refusal.empty()) return Fault{Errc::kClosed, refusal};
       return Fault{Errc::kTimeout, "no controller answered at " + endpoint.text() +
                                        "; start one there (penstock controller --bind " + endpoint.text() +
                                        "), or name the address of the one that runs"};

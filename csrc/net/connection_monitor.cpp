@@ -13,9 +13,11 @@
 namespace penstock::net {
 namespace {
 
-constexpr int kWatchedEvents = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED |
-                               ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
-                               ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
+constexpr int kClientEvents = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED |
+                              ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+                              ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
+constexpr int kListenerEvents =
+    ZMQ_EVENT_LISTENING | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED | ZMQ_EVENT_DISCONNECTED;
 constexpr size_t kEventBytes = 6;  // u16 event, u32 value; a second part names the endpoint
 
 // Reads the whole of the next message; returns whether there was one, and it was an event.
@@ -43,8 +45,8 @@ bool try_receive_event(void* socket, std::array<std::byte, kEventBytes>& event) 
 std::string closed_reason(uint32_t error_number) {
   return std::string("the connection ended while keys were exchanged (") +
          std::strerror(static_cast<int>(error_number)) +
-         "): the server has another key than the one expected of it, or is going down; both sides must have the keys "
-         "of one folder made by penstock keys";
+         "): the server has another key than the one expected of it, is going down, or closed it to make room, as too "
+         "many connect that show no key; both sides must have the keys of one folder made by penstock keys";
 }
 
 std::string protocol_reason(uint32_t detail) {
@@ -67,47 +69,57 @@ std::string key_reason(uint32_t status) {
 
 }  // namespace
 
-Result<std::unique_ptr<ConnectionMonitor>> ConnectionMonitor::watch(SocketContext& context, void* watched) {
+Result<std::unique_ptr<SocketMonitor>> SocketMonitor::watch(SocketContext& context, void* watched, int kinds) {
   const std::string endpoint = "inproc://" + make_endpoint_name();
   void* events = zmq_socket(context.handle(), ZMQ_PAIR);
   if (events == nullptr) {
     return Fault{Errc::kFailed, std::string("opening a monitor failed: ") + zmq_strerror(zmq_errno())};
   }
-  auto monitor = std::make_unique<ConnectionMonitor>(events, watched);
+  auto monitor = std::make_unique<SocketMonitor>(events, watched);
   const int zero = 0;
-  // libzmq's I/O thread blocks on a monitor whose queue is full, and with it every connection of the process. There are
-  // few events (one for each attempt to connect), so the queue has no limit.
+  // libzmq's I/O thread blocks on a monitor whose queue is full, and with it every connection of the process. So the
+  // queue has no limit. A client has an event for each attempt to connect; a server's are read by a thread that does
+  // nothing else, and libzmq takes far longer to make one than that thread to read it.
   if (zmq_setsockopt(events, ZMQ_RCVHWM, &zero, sizeof zero) != 0 ||
       zmq_setsockopt(events, ZMQ_LINGER, &zero, sizeof zero) != 0 ||
-      zmq_socket_monitor(watched, endpoint.c_str(), kWatchedEvents) != 0 ||
-      zmq_connect(events, endpoint.c_str()) != 0) {
+      zmq_socket_monitor(watched, endpoint.c_str(), kinds) != 0 || zmq_connect(events, endpoint.c_str()) != 0) {
     return Fault{Errc::kFailed, std::string("watching a connection failed: ") + zmq_strerror(zmq_errno())};
   }
   return monitor;
 }
 
-ConnectionMonitor::~ConnectionMonitor() {
+SocketMonitor::~SocketMonitor() {
   // A socket that is closed lives on in libzmq until its connection has ended, and would tell of that. With nobody left
   // to tell, libzmq's I/O thread would wait for ever, and with it every connection of the context.
   zmq_socket_monitor(watched_, nullptr, 0);
   zmq_close(events_);
 }
 
-std::optional<ConnectionEvent> ConnectionMonitor::try_event() {
+std::optional<SocketMonitor::Event> SocketMonitor::try_event() {
   std::array<std::byte, kEventBytes> bytes{};
-  while (try_receive_event(events_, bytes)) {
-    uint16_t kind = 0;
-    uint32_t value = 0;
-    std::memcpy(&kind, bytes.data(), sizeof kind);
-    std::memcpy(&value, bytes.data() + sizeof kind, sizeof value);
-    if (auto event = read_event(kind, value)) return event;
+  if (!try_receive_event(events_, bytes)) return std::nullopt;
+  Event event;
+  std::memcpy(&event.kind, bytes.data(), sizeof event.kind);
+  std::memcpy(&event.value, bytes.data() + sizeof event.kind, sizeof event.value);
+  return event;
+}
+
+Result<std::unique_ptr<ConnectionMonitor>> ConnectionMonitor::watch(SocketContext& context, void* watched) {
+  auto monitor = SocketMonitor::watch(context, watched, kClientEvents);
+  if (!monitor) return monitor.error();
+  return std::make_unique<ConnectionMonitor>(std::move(monitor).value());
+}
+
+std::optional<ConnectionEvent> ConnectionMonitor::try_event() {
+  while (const auto told = monitor_->try_event()) {
+    if (auto event = read_event(*told)) return event;
   }
   return std::nullopt;
 }
 
-std::optional<ConnectionEvent> ConnectionMonitor::read_event(uint16_t kind, uint32_t value) {
+std::optional<ConnectionEvent> ConnectionMonitor::read_event(const SocketMonitor::Event& event) {
   using Kind = ConnectionEvent::Kind;
-  switch (kind) {
+  switch (event.kind) {
     case ZMQ_EVENT_HANDSHAKE_SUCCEEDED: is_connected_ = true; return ConnectionEvent{.kind = Kind::kConnected};
     case ZMQ_EVENT_DISCONNECTED:
       // Also says that a connection ended whose handshake had failed, which was told before.
@@ -115,14 +127,33 @@ std::optional<ConnectionEvent> ConnectionMonitor::read_event(uint16_t kind, uint
       is_connected_ = false;
       return ConnectionEvent{.kind = Kind::kDisconnected};
     case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-      return ConnectionEvent{.kind = Kind::kRefused, .reason = closed_reason(value)};
+      return ConnectionEvent{.kind = Kind::kRefused, .reason = closed_reason(event.value)};
     case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
       // Also said of a message that was damaged on its way. The connection has ended then, which is not told again.
       if (std::exchange(is_connected_, false)) return ConnectionEvent{.kind = Kind::kDisconnected};
-      return ConnectionEvent{.kind = Kind::kRefused, .reason = protocol_reason(value), .is_final = true};
+      return ConnectionEvent{.kind = Kind::kRefused, .reason = protocol_reason(event.value), .is_final = true};
     case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
-      return ConnectionEvent{.kind = Kind::kRefused, .reason = key_reason(value), .is_final = true};
+      return ConnectionEvent{.kind = Kind::kRefused, .reason = key_reason(event.value), .is_final = true};
     default: return std::nullopt;
+  }
+}
+
+Result<std::unique_ptr<ListenerMonitor>> ListenerMonitor::watch(SocketContext& context, void* watched) {
+  auto monitor = SocketMonitor::watch(context, watched, kListenerEvents);
+  if (!monitor) return monitor.error();
+  return std::make_unique<ListenerMonitor>(std::move(monitor).value());
+}
+
+std::optional<ListenerEvent> ListenerMonitor::try_event() {
+  using Kind = ListenerEvent::Kind;
+  const auto event = monitor_->try_event();
+  if (!event) return std::nullopt;
+  const int value = static_cast<int>(event->value);
+  switch (event->kind) {
+    case ZMQ_EVENT_LISTENING: return ListenerEvent{.kind = Kind::kListening, .value = value};
+    case ZMQ_EVENT_ACCEPTED: return ListenerEvent{.kind = Kind::kAccepted, .value = value};
+    case ZMQ_EVENT_ACCEPT_FAILED: return ListenerEvent{.kind = Kind::kRefused, .value = value};
+    default: return ListenerEvent{.kind = Kind::kEnded, .value = value};  // ZMQ_EVENT_DISCONNECTED
   }
 }
 

@@ -1,17 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The events of a client's connection, from libzmq's socket monitor. Without it a client with a wrong key would try
-// again for ever and say nothing.
+// What becomes of connections, from libzmq's socket monitor. Without it a client with a wrong key would try again for
+// ever and say nothing, and a server would not know which of its connections are strangers'.
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/result.h"
 #include "net/readiness.h"
 #include "net/socket.h"
 
 namespace penstock::net {
+
+// The events of one ZeroMQ socket. Destroyed before the socket that it watches. Confined to the thread that made it,
+// which need not be that of the socket: libzmq locks what both use.
+class SocketMonitor {
+ public:
+  struct Event {
+    uint16_t kind = 0;  // one of ZMQ_EVENT_*
+    uint32_t value = 0;
+  };
+  // Watches a ZeroMQ socket that is neither bound nor connected yet, for events of `kinds`.
+  static Result<std::unique_ptr<SocketMonitor>> watch(SocketContext& context, void* watched, int kinds);
+
+  // For `watch`.
+  SocketMonitor(void* events, void* watched) : events_(events), watched_(watched) {}
+  SocketMonitor(const SocketMonitor&) = delete;
+  SocketMonitor& operator=(const SocketMonitor&) = delete;
+  ~SocketMonitor();
+
+  // The next event, none if there is none yet.
+  std::optional<Event> try_event();
+
+  Waitable waitable() const { return Waitable(events_); }
+
+ private:
+  void* events_;
+  void* watched_;
+};
 
 struct ConnectionEvent {
   enum class Kind : uint8_t {
@@ -25,29 +54,53 @@ struct ConnectionEvent {
   bool is_final = false;
 };
 
-// Destroyed before the socket that it watches. Confined to the thread that made it.
+// The events of a client's connection. As SocketMonitor.
 class ConnectionMonitor {
  public:
-  // Watches a ZeroMQ socket that is not connected yet.
   static Result<std::unique_ptr<ConnectionMonitor>> watch(SocketContext& context, void* watched);
 
   // For `watch`.
-  ConnectionMonitor(void* events, void* watched) : events_(events), watched_(watched) {}
-  ConnectionMonitor(const ConnectionMonitor&) = delete;
-  ConnectionMonitor& operator=(const ConnectionMonitor&) = delete;
-  ~ConnectionMonitor();
+  explicit ConnectionMonitor(std::unique_ptr<SocketMonitor> monitor) : monitor_(std::move(monitor)) {}
 
   // The next event, none if there is none yet.
   std::optional<ConnectionEvent> try_event();
 
-  Waitable waitable() const { return Waitable(events_); }
+  Waitable waitable() const { return monitor_->waitable(); }
 
  private:
-  std::optional<ConnectionEvent> read_event(uint16_t kind, uint32_t value);
+  std::optional<ConnectionEvent> read_event(const SocketMonitor::Event& event);
 
-  void* events_;
-  void* watched_;
+  std::unique_ptr<SocketMonitor> monitor_;
   bool is_connected_ = false;
+};
+
+struct ListenerEvent {
+  enum class Kind : uint8_t {
+    kListening,  // `value` is the descriptor at which libzmq listens
+    kAccepted,   // `value` is the descriptor of the connection, which libzmq may have closed since
+    kRefused,    // the system had no connection for libzmq to accept; `value` is the error
+    kEnded,      // `value` is the descriptor that the connection had
+  };
+  Kind kind = Kind::kListening;
+  int value = 0;
+};
+
+// The events of a server. They do not tell whose handshake has succeeded: libzmq names no connection then. As
+// SocketMonitor.
+class ListenerMonitor {
+ public:
+  static Result<std::unique_ptr<ListenerMonitor>> watch(SocketContext& context, void* watched);
+
+  // For `watch`.
+  explicit ListenerMonitor(std::unique_ptr<SocketMonitor> monitor) : monitor_(std::move(monitor)) {}
+
+  // The next event, none if there is none yet.
+  std::optional<ListenerEvent> try_event();
+
+  Waitable waitable() const { return monitor_->waitable(); }
+
+ private:
+  std::unique_ptr<SocketMonitor> monitor_;
 };
 
 }  // namespace penstock::net

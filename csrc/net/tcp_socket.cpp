@@ -60,7 +60,7 @@ Result<std::unique_ptr<TcpSocket>> open(SocketContext& context, int type, const 
   if (auto checked = check_zmq(ZmqFacts::of_this_process()); !checked) return checked.error();
   void* raw = zmq_socket(context.handle(), type);
   if (raw == nullptr) return zmq_failure("opening a ZeroMQ socket");
-  auto socket = std::make_unique<TcpSocket>(raw, type == ZMQ_ROUTER, limits);
+  auto socket = std::make_unique<TcpSocket>(context, raw, type == ZMQ_ROUTER, limits);
   const int64_t frame_bytes_max = static_cast<int64_t>(limits.part_bytes_max) + kCurveBytes;
   Options options(raw);
   options.set(ZMQ_LINGER, 0)
@@ -120,6 +120,13 @@ void take_up_events(void* socket) {
   int events = 0;
   size_t length = sizeof events;
   zmq_getsockopt(socket, ZMQ_EVENTS, &events, &length);
+}
+
+const HandshakeBytes& handshake_of(void* socket) {
+  int mechanism = ZMQ_NULL;
+  size_t length = sizeof mechanism;
+  zmq_getsockopt(socket, ZMQ_MECHANISM, &mechanism, &length);
+  return mechanism == ZMQ_PLAIN ? kTicketHandshake : kCurveHandshake;
 }
 
 // The parts of one message on their way into libzmq. Parts that were not sent are closed, which releases them.
@@ -286,12 +293,18 @@ Result<std::unique_ptr<TcpSocket>> TcpSocket::open_ticket_client(SocketContext& 
   });
 }
 
-TcpSocket::~TcpSocket() { zmq_close(socket_); }
+TcpSocket::~TcpSocket() {
+  guard_.reset();
+  zmq_close(socket_);
+}
 
 Result<Endpoint> TcpSocket::listen(const Endpoint& endpoint, KeyOrigin origin) {
   auto found = resolve_bind_address(endpoint);
   if (!found) return found.error();
   if (auto checked = check_reach(endpoint, found.value(), origin); !checked) return checked.error();
+  auto guard = StrangerGuard::start(context_, socket_, handshake_of(socket_));
+  if (!guard) return guard.error();
+  guard_ = std::move(guard).value();
   const std::string address = zmq_address(found.value(), endpoint.port);
   const int is_ipv6 = found.value().is_ipv6 ? 1 : 0;
   if (!Options(socket_).set(ZMQ_IPV6, is_ipv6).is_set() || zmq_bind(socket_, address.c_str()) != 0) {
@@ -371,7 +384,10 @@ Result<ReceiveOutcome> TcpSocket::try_receive(ReceivedMessage& message) {
   if (is_router_) {
     auto received = try_receive_part(socket_, part, /*is_first=*/true);
     if (!received) return received.error();
-    if (!received.value()) return ReceiveOutcome::kNothing;
+    if (!received.value()) {
+      if (auto health = guard_ ? guard_->health() : Result<void>(); !health) return health.error();
+      return ReceiveOutcome::kNothing;
+    }
     message.routing_id = text_of(part);
     if (!message.routing_id.starts_with(kMadeUp)) message.offence = "it claimed a routing id";
   }

@@ -21,6 +21,7 @@
 #include "net/message_part.h"
 #include "net/readiness.h"
 #include "net/socket.h"
+#include "net/stranger_guard.h"
 #include "net/ticket.h"
 #include "wire/message_limits.h"
 
@@ -84,14 +85,15 @@ class TcpSocket {
                                                                const wire::MessageLimits& limits);
 
   // For those that open.
-  TcpSocket(void* socket, bool is_router, const wire::MessageLimits& limits)
-      : socket_(socket), is_router_(is_router), limits_(limits) {}
+  TcpSocket(SocketContext& context, void* socket, bool is_router, const wire::MessageLimits& limits)
+      : context_(context), socket_(socket), is_router_(is_router), limits_(limits) {}
   TcpSocket(const TcpSocket&) = delete;
   TcpSocket& operator=(const TcpSocket&) = delete;
   ~TcpSocket();
 
   // Listens at `endpoint`, and returns the address and port that are really bound. An address that other machines can
-  // reach is refused unless the pool's keys were given. Can block while a name is looked up.
+  // reach is refused unless the pool's keys were given. Connections that have not shown a key are bounded from then on
+  // (stranger_guard.h). Can block while a name is looked up.
   Result<Endpoint> listen(const Endpoint& endpoint, KeyOrigin origin);
   // The address is ZeroMQ's.
   Result<void> connect(const std::string& address, bool is_ipv6);
@@ -122,9 +124,11 @@ class TcpSocket {
   // The fault of a message of which this much has come; empty if there is none.
   std::string offence_of(size_t part_count, uint64_t message_bytes) const;
 
+  SocketContext& context_;
   void* socket_;
   const bool is_router_;
   const wire::MessageLimits limits_;
+  std::unique_ptr<StrangerGuard> guard_;  // of one that listens
 };
 
 }  // namespace penstock::net

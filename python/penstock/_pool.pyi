@@ -15,6 +15,11 @@ def warning_of_workers_keys(folder: str) -> str:
 
 def shared_key_folder() -> str: ...
 
+# What a process that serves should be able to have open.
+DESCRIPTOR_LIMIT_LEAST: int
+
+def raise_descriptor_limit() -> tuple[int, int]: ...
+
 # controller
 
 class Controller:

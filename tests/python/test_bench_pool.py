@@ -60,6 +60,20 @@ def test_growth_has_a_row_for_each_number_of_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_strangers_are_compared_with_the_rate_without(tmp_path: Path) -> None:
+    lines = tmp_path / "strangers.jsonl"
+    done = run_bench("strangers.py", "--quick", "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    records = lines_of(lines)
+    ratios = [r for r in records if r["name"] == "strangers/of_the_rate_without"]
+    assert [r["parameters"]["kind"] for r in ratios] == ["none", "idle", "half_open"]
+    assert ratios[0]["median"] == 1.0
+    connects = [r["median"] for r in records if r["name"] == "strangers/connects_per_s"]
+    assert connects[0] == 0 and min(connects[1:]) > 0
+    assert "| half-open |" in done.stdout
+
+
+@pytest.mark.long
 def test_soak_counts_after_each_epoch(tmp_path: Path) -> None:
     lines = tmp_path / "soak.jsonl"
     done = run_bench("pool_soak.py", "--quick", "--out", str(lines))

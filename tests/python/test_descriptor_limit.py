@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer without a descriptor left waited for workers until its timeout, and never said why."""
+"""A trainer without a descriptor left waited for workers until its timeout, and never said why.
+Processes that serve a pool kept the usual soft limit, whatever the system allowed."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from penstock import _pool
 from penstock.loader.descriptor_limit import check_can_connect
+from penstock.pool import descriptor_limit
 
 
 @contextlib.contextmanager
@@ -37,3 +42,54 @@ def test_a_connection_has_room() -> None:
 def test_no_room_for_a_connection_is_said() -> None:
     with free_descriptors(3), pytest.raises(OSError, match="(?s)may have .*ulimit -n"):
         check_can_connect()
+
+
+def lines_under(soft: int, hard: int) -> list[str]:
+    """Of a process that serves a pool under these limits."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from penstock.pool.descriptor_limit import raise_descriptor_limit\n"
+            "print(*raise_descriptor_limit(), sep='\\n')",
+        ],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout.split("\n")[:-1]
+
+
+@pytest.mark.slow
+def test_limit_of_a_process_that_serves_is_raised_and_reported() -> None:
+    least = descriptor_limit.LEAST
+    assert least == _pool.DESCRIPTOR_LIMIT_LEAST
+    changed, low = lines_under(200, 256)
+    assert changed == "may have 256 files open; its limit was 200"
+    assert low.startswith(f"may have 256 files open, and {least} or more are recommended")
+    assert lines_under(256, 256) == [low]
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= least:
+        assert lines_under(200, least) == [f"may have {least} files open; its limit was 200"]
+        assert lines_under(least, least) == [""]  # print() of nothing ends a line
+
+
+@pytest.mark.slow
+def test_environment_report_names_a_low_hard_limit() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from penstock.cli.machine_facts import machine_facts\n"
+            "print(*machine_facts()['limits'](), sep='\\n')",
+        ],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    first, *_, last = done.stdout.splitlines()
+    assert first == "files: 256"
+    assert last.startswith(f"files are too few for a pool's processes: {descriptor_limit.LEAST}")

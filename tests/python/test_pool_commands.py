@@ -9,8 +9,10 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,6 +145,29 @@ def test_what_is_wrong_is_said(pool: Pool) -> None:
     ]:
         found, _, err = pool.run(*arguments)
         assert (found, words in err) == (code, True), (arguments, found, err)
+
+
+def test_an_operator_whose_connection_is_closed_tries_again(pool: Pool) -> None:
+    """A controller that too many connect to closes some, and one of them may be the operator's."""
+    accepted = 0
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def close_all() -> None:
+            nonlocal accepted
+            with contextlib.suppress(OSError):  # it was shut down
+                while True:
+                    listener.accept()[0].close()
+                    accepted += 1
+
+        closing = threading.Thread(target=close_all)
+        closing.start()
+        endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        code, _, err = pool.run("status", "--controller", endpoint, "--timeout", "60")
+        listener.shutdown(socket.SHUT_RDWR)
+        closing.join()
+    assert code == 1
+    assert "make room" in err
+    assert accepted >= 3
 
 
 def test_what_a_reader_does_not_want_to_read_is_no_error(pool: Pool) -> None:

@@ -42,6 +42,7 @@ from penstock.engines.ray_engine import RayEngine
 from penstock.engines.slurm_engine import SlurmEngine
 from penstock.engines.worker_keys import WorkerKeys
 from penstock.errors import PenstockError
+from penstock.pool.descriptor_limit import raise_descriptor_limit
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.worker_spec import PATIENCE_S
 
@@ -204,6 +205,7 @@ class _Elastic:
 
     def __init__(self, args: Any, state: Path) -> None:
         self._log = PoolLog("penstock up")
+        self._limit_lines = raise_descriptor_limit()
         journal = Journal(state / "journal")
         self._controller = _start_controller(args, journal.endpoint, self._log)
         endpoint = self._controller.endpoint
@@ -247,6 +249,8 @@ class _Elastic:
             stack.callback(self._adapter.close)
             endpoint = self._controller.endpoint
             self._log.say(f"the controller listens at {endpoint}, process {os.getpid()}")
+            for line in self._limit_lines:
+                self._log.say(line)
             self._log.say(f"for training programs: export PENSTOCK_POOL={endpoint}")
             start_dashboard(endpoint, self._log)
             is_to_end = False

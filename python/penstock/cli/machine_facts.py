@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from penstock._native import c_library
+from penstock.pool.descriptor_limit import LEAST
 from penstock.tuning.usable_cpus import usable_cpus
 
 _ROOT = Path("/")
@@ -42,7 +43,7 @@ def machine_facts(root: Path = _ROOT) -> dict[str, Callable[[], str | Iterable[s
         "memory_limit": lambda: _memory_limit(root),
         "shared_memory": lambda: _file_system(root / "dev/shm"),
         "temporary_files": lambda: _file_system(Path(os.environ.get("TMPDIR", "/tmp"))),
-        "limits": lambda: [f"{name}: {_limit(name)}" for name in _LIMITS],
+        "limits": lambda: [f"{name}: {_limit(name)}" for name in _LIMITS] + _low_limits(),
         "container": lambda: _container(root),
     }
 
@@ -100,6 +101,16 @@ def _limit(name: str) -> str:
 
     soft, hard = resource.getrlimit(_LIMITS[name])
     return shown(soft) if soft == hard else f"{shown(soft)}, may be raised to {shown(hard)}"
+
+
+def _low_limits() -> list[str]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= LEAST:
+        return []
+    return [
+        f"files are too few for a pool's processes: {LEAST} or more are recommended; raise the "
+        f"hard limit (ulimit -Hn, LimitNOFILE of a systemd unit)"
+    ]
 
 
 def _container(root: Path) -> str:

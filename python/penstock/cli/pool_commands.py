@@ -22,6 +22,7 @@ from penstock.cli.command_parser import (
 from penstock.cli.dashboard_options import StartDashboard, add_dashboard, dashboard_of
 from penstock.engines.engine import NAME_VARIABLE
 from penstock.pool.cost_text import cost_text
+from penstock.pool.descriptor_limit import raise_descriptor_limit
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.pool_status import PoolStatus, name_of
 from penstock.pool.status_text import status_text
@@ -105,6 +106,7 @@ examples:
 
 
 def _run_controller(args: argparse.Namespace, start_dashboard: StartDashboard) -> int:
+    limit_lines = raise_descriptor_limit()
     controller = start_controller(args.bind, args)
     stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # Python would see a signal once the native loop is over; the descriptor is written at once.
@@ -114,6 +116,8 @@ def _run_controller(args: argparse.Namespace, start_dashboard: StartDashboard) -
     shown_keys = args.keys or f"{_pool.shared_key_folder()}, which this user's processes share"
     log = PoolLog("penstock controller")
     log.say(f"listens at {controller.endpoint}, keys in {shown_keys}, process {os.getpid()}")
+    for line in limit_lines:
+        log.say(line)
     start_dashboard(controller.endpoint, log)
     controller.run(stop_read)
     log.say(f"ends after {signal.Signals(os.read(stop_read, 1)[0]).name}")

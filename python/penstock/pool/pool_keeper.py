@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 from penstock import _pool
 from penstock.errors import PenstockError
+from penstock.pool.descriptor_limit import raise_descriptor_limit
 from penstock.pool.worker_spec import PATIENCE_S, PoolWorkerSpec
 from penstock.pool.worker_supervisor import Supervisor
 
@@ -46,6 +47,7 @@ def keep_pool(settings: dict[str, object]) -> int:
     orders = KeeperOrders(**settings)  # type: ignore[arg-type]
     for fd in (orders.program_fd, orders.report_fd):
         os.set_inheritable(fd, False)
+    raise_descriptor_limit()
     try:
         controller = _pool.Controller.start(_LOOPBACK, orders.key_folder)
     except (PenstockError, ValueError, OSError) as error:

@@ -19,6 +19,7 @@ import torch
 from penstock import _C
 from penstock._version import __version__
 from penstock.errors import ClosedError, PenstockError, UnsupportedError
+from penstock.pool.descriptor_limit import raise_descriptor_limit
 from penstock.pool.job_shelf import JobShelf
 from penstock.pool.pool_status import spoken_numerics
 from penstock.pool.worker_errors import describe_error
@@ -46,7 +47,7 @@ def run_worker(
     when there is no use in going on. To be called by the main thread of a process that does nothing
     else.
     """
-    limit_before, limit = _C.raise_descriptor_limit()
+    limit_lines = raise_descriptor_limit()
     server = _C.PoolServer.start(
         bind=spec.bind,
         advertised=spec.advertised,
@@ -68,8 +69,8 @@ def run_worker(
         _heed_signals(server)  # after torch, which has a handler of its own for SIGTERM
         lend_slabs_to_torch(server)
         started(server)
-        if limit != limit_before:
-            say(f"may have {limit} files open; its limit was {limit_before}")
+        for line in limit_lines:
+            say(line)
         _serve(server, JobShelf(server, spec.code_root), tell, WorkerJournal(say))
     finally:
         signal.set_wakeup_fd(-1)

@@ -62,8 +62,9 @@ class CurveByHand {
  public:
   using Metadata = std::vector<std::pair<std::string, std::string>>;
 
-  CurveByHand(uint16_t port, const net::KeyPair& own, const net::PublicKey& server_key)
-      : connection_(port), own_(own), server_key_(server_key) {
+  CurveByHand(uint16_t port, const net::KeyPair& own, const net::PublicKey& server_key,
+              uint32_t source = INADDR_LOOPBACK)
+      : connection_(port, source), own_(own), server_key_(server_key) {
     EXPECT_GE(sodium_init(), 0);
     crypto_box_keypair(place(short_public_.data()), place(short_secret_.data()));
   }

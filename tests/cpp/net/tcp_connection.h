@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -23,12 +24,17 @@ namespace penstock::test {
 // Confined to one thread.
 class TcpConnection {
  public:
-  explicit TcpConnection(uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(port);
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(::connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  // `source` is the address to connect from, one of 127.0.0.0/8.
+  explicit TcpConnection(uint16_t port, uint32_t source = INADDR_LOOPBACK)
+      : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    if (source != INADDR_LOOPBACK) {
+      const sockaddr_in own = address_of(source, 0);
+      EXPECT_EQ(::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own), 0);
+    }
+    const sockaddr_in address = address_of(INADDR_LOOPBACK, port);
+    // A server that has no room may have closed it before the call returns.
+    const bool is_connected = ::connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+    EXPECT_TRUE(is_connected || errno == ECONNRESET) << std::strerror(errno);
   }
 
   // Returns false when the other side is gone.
@@ -68,7 +74,25 @@ class TcpConnection {
     return false;
   }
 
+  // Whether the other side has closed the connection by now. Drops what has come.
+  bool is_closed() {
+    std::array<std::byte, 4096> some{};
+    ssize_t count = 0;
+    do {
+      count = ::recv(fd_.get(), some.data(), some.size(), MSG_DONTWAIT);
+    } while (count > 0 || (count < 0 && errno == EINTR));
+    return count == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
+  }
+
  private:
+  static sockaddr_in address_of(uint32_t ip, uint16_t port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(ip);
+    return address;
+  }
+
   FileDescriptor fd_;
 };
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker/descriptor_limit.h"
+#include "base/descriptor_limit.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
 #include <string>
 
-#include "../base/child_process.h"
+#include "child_process.h"
 
-namespace penstock::worker {
+namespace penstock {
 namespace {
 
 std::string limits_after(rlim_t soft, rlim_t hard) {
@@ -19,7 +19,7 @@ std::string limits_after(rlim_t soft, rlim_t hard) {
     rlimit found{};
     ::getrlimit(RLIMIT_NOFILE, &found);
     return std::to_string(raised.before) + " to " + std::to_string(raised.now) + ", found " +
-           std::to_string(found.rlim_cur) + " of " + std::to_string(found.rlim_max);
+           std::to_string(descriptor_limit()) + " of " + std::to_string(found.rlim_max);
   });
 }
 
@@ -30,4 +30,4 @@ TEST(DescriptorLimit, IsRaisedToTheHardOne) {
 }
 
 }  // namespace
-}  // namespace penstock::worker
+}  // namespace penstock

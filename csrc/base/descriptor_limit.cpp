@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker/descriptor_limit.h"
+#include "base/descriptor_limit.h"
 
 #include <sys/resource.h>
 
 #include <algorithm>
 
-namespace penstock::worker {
+namespace penstock {
 
 DescriptorLimit raise_descriptor_limit() {
   rlimit limit{};
@@ -16,4 +16,9 @@ DescriptorLimit raise_descriptor_limit() {
   return raised;
 }
 
-}  // namespace penstock::worker
+uint64_t descriptor_limit() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
+}
+
+}  // namespace penstock

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What strangers who connect to a pool's ports cost a running job: batches per second without any,
+with 10,000 connections that say nothing, and with 1,000 handshakes a second that are begun and no
+more.
+
+The stranger is a process of its own on loopback, and has no key. It connects to every port at which
+the controller and the workers listen. Beside the rate: how soon a new client is answered, and the
+memory and the descriptors of controller and workers, after each window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import one_process
+import pool_samples
+import process_tree
+from figures import (
+    MeasurementError,
+    Record,
+    add_report_options,
+    median_interval,
+    report,
+    summary,
+)
+from pool_host import PoolError, PoolHost
+
+HERE = Path(__file__).resolve().parent
+KINDS = ("none", "idle", "half_open")
+SAMPLES_PER_BATCH = 8
+BATCHES_MAX = 10_000_000
+END_S_MAX = 10.0
+CLIENT_S_MAX = 30.0
+
+
+class StrangerProcess:
+    """A stranger of a kind, while the block runs; none of kind ``none``."""
+
+    def __init__(self, kind: str, ports: list[int], args: argparse.Namespace) -> None:
+        self._command = [
+            sys.executable, str(HERE / "stranger.py"), kind, "--ports", *map(str, ports),
+            "--connections", str(args.connections), "--handshakes", str(args.handshakes),
+            "--renew-s", str(args.renew_s),
+        ]  # fmt: skip
+        self._kind = kind
+        self._process: subprocess.Popen[str] | None = None
+        self.result: dict[str, float] = {}
+
+    def __enter__(self) -> StrangerProcess:
+        if self._kind != "none":
+            self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+            assert self._process.stdout is not None
+            self._process.stdout.readline()  # it begins
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            said, _ = self._process.communicate(timeout=END_S_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            said, _ = self._process.communicate()
+        if said:
+            self.result = json.loads(said)
+
+    @property
+    def cpu_s(self) -> float:
+        return 0.0 if self._process is None else one_process.cpu_s(self._process.pid)
+
+
+def listening_ports(pid: int) -> list[int]:
+    """Of a process, over TCP."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            target = os.readlink(descriptor)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = set()
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in inodes:
+            found.add(int(fields[1].rpartition(":")[2], 16))
+    return sorted(found)
+
+
+class Job:
+    """A running job, and the processes that serve it."""
+
+    def __init__(self, host: PoolHost, args: argparse.Namespace) -> None:
+        from penstock import DataLoader
+
+        self._host = host
+        self._args = args
+        dataset = pool_samples.FromFiles(
+            BATCHES_MAX, args.batch_ms / 1e3 / SAMPLES_PER_BATCH, args.values
+        )
+        self._batches: Iterator[Any] = iter(
+            DataLoader(
+                dataset,
+                batch_size=SAMPLES_PER_BATCH,
+                pool=host.endpoint,
+                keys=host.keys,
+                code_paths=[pool_samples.CODE],
+                timeout=60,
+            )
+        )
+        workers = {worker.pid for worker in host.workers}
+        while workers:  # until each is of use
+            workers.discard(int(next(self._batches)["pid"][0]))
+
+    @property
+    def servers(self) -> list[int]:
+        return [self._host.controller_pid, *(worker.pid for worker in self._host.workers)]
+
+    def take_for(self, seconds: float) -> float:
+        """Batches a second."""
+        begin = now = time.perf_counter()
+        count = 0
+        while now < begin + seconds:
+            next(self._batches)
+            count += 1
+            now = time.perf_counter()
+        return count / (now - begin)
+
+    def ask(self) -> float:
+        """Seconds until a client that connects anew has its answer."""
+        from penstock import _pool
+
+        begin = time.perf_counter()
+        _pool.pool_status(self._host.endpoint, self._host.keys, CLIENT_S_MAX)
+        return time.perf_counter() - begin
+
+    def measure(self, kind: str, ports: list[int]) -> dict[str, float]:
+        """One window with a kind of stranger."""
+        with StrangerProcess(kind, ports, self._args) as stranger:
+            self.take_for(self._args.warmup)
+            busy_s, own_s = process_tree.machine_busy_s(), self._cpu_s() + stranger.cpu_s
+            begin = time.perf_counter()
+            rate = self.take_for(self._args.seconds)
+            seconds = time.perf_counter() - begin
+            own_s = self._cpu_s() + stranger.cpu_s - own_s
+            busy_s = process_tree.machine_busy_s() - busy_s
+            client_s = statistics.median(self.ask() for _ in range(self._args.clients))
+            for pid in self.servers:
+                if not Path(f"/proc/{pid}/status").exists():
+                    raise MeasurementError(f"process {pid} of the pool has ended ({kind})")
+            found = {
+                "batches_per_s": rate,
+                "new_client_s": client_s,
+                "controller_rss_bytes": float(one_process.rss_bytes(self.servers[0])),
+                "worker_rss_bytes": float(max(map(one_process.rss_bytes, self.servers[1:]))),
+                "fds": float(max(map(one_process.fd_count, self.servers))),
+                "foreign_cores": max(0.0, busy_s - own_s) / seconds,
+            }
+        found |= {
+            name: stranger.result.get(name, 0.0)
+            for name in ("connects_per_s", "closed_per_s", "open")
+        }
+        self.take_for(self._args.rest)
+        return found
+
+    def _cpu_s(self) -> float:
+        return one_process.cpu_s(os.getpid()) + sum(map(one_process.cpu_s, self.servers))
+
+
+def measure_all(args: argparse.Namespace) -> Iterator[Record]:
+    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with PoolHost(Path(folder)) as host:
+                host.start_workers(args.workers)
+                host.wait_for_workers(args.workers)
+                job = Job(host, args)
+                ports = [port for pid in job.servers for port in listening_ports(pid)]
+                for round_index in range(args.rounds):
+                    turn = KINDS[round_index % 3 :] + KINDS[: round_index % 3]
+                    for kind in turn:
+                        found[kind].append(job.measure(kind, ports))
+                        say(f"round {round_index + 1}: {kind}: {found[kind][-1]}")
+        except PoolError as error:
+            raise MeasurementError(str(error)) from error
+    yield from records(found, args)
+
+
+def records(found: dict[str, list[dict[str, float]]], args: argparse.Namespace) -> Iterator[Record]:
+    parameters = {
+        name: getattr(args, name)
+        for name in (
+            "workers", "batch_ms", "values", "connections", "renew_s", "handshakes", "seconds",
+            "warmup", "rest",
+        )
+    }  # fmt: skip
+    for kind, windows in found.items():
+        for metric in windows[0]:
+            values = [window[metric] for window in windows]
+            yield summary(f"strangers/{metric}", {**parameters, "kind": kind}, values, ndigits=6)
+        ratios = [
+            window["batches_per_s"] / other["batches_per_s"]
+            for window, other in zip(windows, found["none"], strict=True)
+        ]
+        record = summary("strangers/of_the_rate_without", {**parameters, "kind": kind}, ratios)
+        yield record | {"interval": median_interval(ratios)}
+
+
+COLUMNS = (
+    ("batches_per_s", "batches/s", 1.0, "{:.1f}"),
+    ("new_client_s", "a new client is answered after, ms", 1e3, "{:.1f}"),
+    ("connects_per_s", "strangers connect, a second", 1.0, "{:.0f}"),
+    ("closed_per_s", "are closed", 1.0, "{:.0f}"),
+    ("open", "open at the end", 1.0, "{:.0f}"),
+    ("controller_rss_bytes", "controller, MB", 1e-6, "{:.1f}"),
+    ("worker_rss_bytes", "largest worker, MB", 1e-6, "{:.1f}"),
+    ("fds", "descriptors, the most", 1.0, "{:.0f}"),
+)
+
+
+def table(everything: list[Record]) -> str:
+    found = {
+        (record["parameters"]["kind"], record["name"].partition("/")[2]): record
+        for record in everything
+    }
+    titles = ["strangers", "of the rate without", *(title for _, title, _, _ in COLUMNS)]
+    lines = ["| " + " | ".join(titles) + " |", "|" + " --- |" * len(titles)]
+    for kind in KINDS:
+        ratio = found[kind, "of_the_rate_without"]
+        low, high = ratio["interval"]
+        cells = [kind.replace("_", "-"), f"{ratio['median']:.3f} ({low:.3f}..{high:.3f})"]
+        for metric, _, scale, form in COLUMNS:
+            record = found[kind, metric]
+            low_text, high_text = (form.format(record[end] * scale) for end in ("p10", "p90"))
+            cells.append(f"{form.format(record['median'] * scale)} ({low_text}..{high_text})")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("--workers", type=int, default=2)
+    add("--batch-ms", type=float, default=10.0, help="that a batch takes its worker, asleep")
+    add("--values", type=int, default=16_384, help="floats in a sample; a batch has 8 samples")
+    add("--connections", type=int, default=10_000, help="that an idle stranger wants to have")
+    add("--renew-s", type=float, default=1.0, help="after which a closed one is made again")
+    add("--handshakes", type=float, default=1000.0, help="begun a second by a half-open stranger")
+    add("--rounds", type=int, default=9, help="windows of each kind")
+    add("--seconds", type=float, default=5.0, help="of a window")
+    add("--warmup", type=float, default=3.0, help="seconds with the stranger before a window")
+    add("--rest", type=float, default=2.0, help="seconds after the stranger has ended")
+    add("--clients", type=int, default=5, help="new clients after each window")
+    add("--quick", action="store_true", help="few strangers, briefly: does it run?")
+    add_report_options(parser)
+    args = parser.parse_args()
+    if args.quick:
+        args.connections, args.handshakes, args.rounds = 500, 100.0, 2
+        args.seconds, args.warmup, args.rest, args.clients = 1.0, 0.5, 0.2, 1
+    return 2 if report("strangers", args, measure_all, table) is None else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/stranger_guard.h"
+
+#include <fcntl.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/descriptor_limit.h"
+#include "base/live_clock.h"
+#include "net/readiness.h"
+
+namespace penstock::net {
+namespace {
+
+constexpr int kEventsInTurn = 1024;
+constexpr auto kSweepInterval = std::chrono::milliseconds(250);
+
+bool has_no_descriptors(int error_number) { return error_number == EMFILE || error_number == ENFILE; }
+
+Fault no_descriptor() {
+  return {Errc::kNoMemory, std::string("watching for connections that show no key failed: no descriptor is left (") +
+                               std::strerror(errno) + "); raise the limit of open files (ulimit -n)"};
+}
+
+// Whether this process has one left now.
+bool has_descriptor() { return static_cast<bool>(FileDescriptor(::eventfd(0, EFD_CLOEXEC))); }
+
+uint16_t port_of(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET) return reinterpret_cast<const sockaddr_in&>(address).sin_port;
+  return reinterpret_cast<const sockaddr_in6&>(address).sin6_port;
+}
+
+ConnectionBudget::Address address_of(const sockaddr_storage& address) {
+  ConnectionBudget::Address bytes{};
+  if (address.ss_family == AF_INET) {
+    const in_addr& ip = reinterpret_cast<const sockaddr_in&>(address).sin_addr;
+    bytes[10] = bytes[11] = 0xff;
+    std::memcpy(bytes.data() + 12, &ip, sizeof ip);
+  } else {
+    const in6_addr& ip = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+    const bool is_ipv4 = IN6_IS_ADDR_V4MAPPED(&ip);
+    std::memcpy(bytes.data(), &ip, is_ipv4 ? sizeof ip : sizeof ip / 2);
+  }
+  return bytes;
+}
+
+std::optional<uint16_t> local_port(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return std::nullopt;
+  if (address.ss_family != AF_INET && address.ss_family != AF_INET6) return std::nullopt;
+  return port_of(address);
+}
+
+std::optional<ConnectionBudget::Address> peer_address(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return std::nullopt;
+  return address_of(address);
+}
+
+// How many bytes were sent on a connection, each counted once. 0 also where the system does not count them: Linux does
+// since 4.19, and gVisor does not.
+uint64_t sent_bytes(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
+  if (length < offsetof(tcp_info, tcpi_bytes_retrans) + sizeof info.tcpi_bytes_retrans) return 0;
+  return info.tcpi_bytes_sent - info.tcpi_bytes_retrans;
+}
+
+// Ends a connection of which libzmq has a descriptor, too. The peer is sent a reset once libzmq has closed its own, so
+// that the system has nothing to remember of it: after 10,000 a second its table would be full.
+void end_connection(int fd) {
+  const linger reset{.l_onoff = 1, .l_linger = 0};
+  ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  ::shutdown(fd, SHUT_RDWR);
+}
+
+}  // namespace
+
+StrangerGuard::StrangerGuard(SocketContext& context, void* watched, const HandshakeBytes& bytes)
+    : context_(context),
+      watched_(watched),
+      bytes_(bytes),
+      budget_(ConnectionBudget::limits_under(descriptor_limit())),
+      loop_("pk_strangers", "which closes connections that show no key", *this) {}
+
+Result<std::unique_ptr<StrangerGuard>> StrangerGuard::start(SocketContext& context, void* watched,
+                                                            const HandshakeBytes& bytes) {
+  auto guard = std::make_unique<StrangerGuard>(context, watched, bytes);
+  if (auto started = guard->loop_.start(); !started) return started.error();
+  return guard;
+}
+
+Result<void> StrangerGuard::health() const {
+  MutexLock lock(mutex_);
+  return failure_ ? Result<void>(*failure_) : Result<void>();
+}
+
+void StrangerGuard::failed(Fault error) {
+  MutexLock lock(mutex_);
+  failure_ = std::move(error);
+}
+
+Result<void> StrangerGuard::begin() {
+  auto monitor = ListenerMonitor::watch(context_, watched_);
+  if (!monitor) return monitor.error();
+  monitor_ = std::move(monitor).value();
+  slot_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC));
+  spare_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC));
+  return slot_ && spare_ ? Result<void>() : no_descriptor();
+}
+
+void StrangerGuard::end() {
+  monitor_.reset();
+  own_.clear();
+  for (FileDescriptor* fd : {&slot_, &spare_, &listener_}) fd->reset();
+}
+
+Result<bool> StrangerGuard::wait(int wake_fd, bool may_sleep) {
+  const std::array<Waitable, 1> sockets{monitor_->waitable()};
+  const std::array<int, 1> fds{wake_fd};
+  std::array<bool, 1> is_readable{};
+  std::optional<Instant> due;
+  if (!budget_.is_empty()) due = swept_at_ + kSweepInterval;
+  const auto timeout = may_sleep ? wait_time(due, clock_now()) : std::chrono::milliseconds(0);
+  if (auto waited = wait_readable(sockets, fds, is_readable, timeout); !waited) return waited.error();
+  return is_readable[0];
+}
+
+Result<void> StrangerGuard::serve() {
+  const Instant now = clock_now();
+  for (int count = 0; count < kEventsInTurn; ++count) {
+    const auto event = monitor_->try_event();
+    if (!event) break;
+    if (auto taken = take(*event, now); !taken) return taken;
+  }
+  if (now - swept_at_ < kSweepInterval) return {};
+  swept_at_ = now;
+  for (const int fd : budget_.overdue(now)) judge(fd);
+  return {};
+}
+
+Result<void> StrangerGuard::take(const ListenerEvent& event, Instant now) {
+  switch (event.kind) {
+    case ListenerEvent::Kind::kListening: return keep_listener(event.value);
+    case ListenerEvent::Kind::kAccepted: take_in(event.value, now); break;
+    case ListenerEvent::Kind::kEnded:
+      // The peer is told only once our duplicate is closed, too.
+      if (budget_.has(event.value)) forget(event.value);
+      break;
+    case ListenerEvent::Kind::kRefused:
+      // libzmq tries again at once, and for ever, until there is a descriptor or nobody waits to be accepted.
+      if (!has_no_descriptors(event.value) || has_descriptor()) break;
+      if (const auto first = budget_.first()) {
+        judge(*first);
+      } else {
+        turn_away();
+      }
+  }
+  return {};
+}
+
+Result<void> StrangerGuard::keep_listener(int fd) {
+  listener_ = FileDescriptor(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!listener_) return no_descriptor();
+  port_ = local_port(listener_.get()).value_or(0);
+  // For turn_away(), which must not wait for a connection that libzmq has accepted meanwhile.
+  const int flags = ::fcntl(listener_.get(), F_GETFL);
+  if (flags >= 0) ::fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK);
+  return {};
+}
+
+void StrangerGuard::take_in(int fd, Instant now) {
+  if (budget_.has(fd)) forget(fd);
+  FileDescriptor own = duplicate(fd);
+  if (!own) return close_at_once(fd);
+  // libzmq may have closed the connection since, and the number may be that of something else.
+  if (local_port(own.get()) != port_) return;
+  const auto address = peer_address(own.get());
+  if (!address) return;
+  budget_.add(fd, *address, now);
+  own_.insert_or_assign(fd, std::move(own));
+  while (const auto surplus = budget_.surplus()) judge(*surplus);
+}
+
+FileDescriptor StrangerGuard::duplicate(int fd) {
+  for (;;) {
+    FileDescriptor own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (own || !has_no_descriptors(errno)) return own;
+    const auto first = budget_.first();
+    if (!first) return own;
+    judge(*first);
+  }
+}
+
+void StrangerGuard::judge(int fd) {
+  const int own = own_.at(fd).get();
+  const auto bytes = progress(own);
+  // Where nothing is counted nobody can be told apart, and libzmq's own limit on the time of a handshake has to do.
+  if (!bytes || *bytes >= bytes_.let_in) return forget(fd);
+  const auto stage = *bytes >= bytes_.knowing    ? HandshakeStage::kKnowing
+                     : *bytes >= bytes_.greeting ? HandshakeStage::kGreeting
+                                                 : HandshakeStage::kSilent;
+  if (stage > budget_.stage_of(fd)) return budget_.advance(fd, stage);
+  end_connection(own);
+  forget(fd);
+}
+
+void StrangerGuard::forget(int fd) {
+  budget_.remove(fd);
+  own_.erase(fd);
+}
+
+std::optional<uint64_t> StrangerGuard::progress(int own) {
+  const uint64_t bytes = sent_bytes(own);
+  counts_bytes_ = counts_bytes_ || bytes > 0;
+  return counts_bytes_ ? std::optional(bytes) : std::nullopt;
+}
+
+void StrangerGuard::close_at_once(int fd) {
+  if (::dup3(fd, slot_.get(), O_CLOEXEC) < 0) return;
+  if (local_port(slot_.get()) == port_) {
+    const auto bytes = progress(slot_.get());
+    if (bytes && *bytes < bytes_.let_in) end_connection(slot_.get());
+  }
+  ::dup3(listener_.get(), slot_.get(), O_CLOEXEC);
+}
+
+void StrangerGuard::turn_away() {
+  spare_.reset();
+  FileDescriptor accepted(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  if (accepted) {
+    end_connection(accepted.get());
+    ::dup3(listener_.get(), accepted.get(), O_CLOEXEC);
+    spare_ = std::move(accepted);
+  } else {
+    spare_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC));
+  }
+}
+
+}  // namespace penstock::net

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// Servers to which more strangers connect than there is room for. 1,500 connections that said nothing took every
+// descriptor of a worker, so that its dataset's next open() failed, and the training ended.
+#include "net/stranger_guard.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../base/child_process.h"
+#include "base/descriptor_limit.h"
+#include "curve_by_hand.h"
+#include "net/data_server.h"
+#include "pool_sockets.h"
+#include "tcp_connection.h"
+
+namespace penstock::net {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using test::Bytes;
+using test::bytes_of;
+using test::CurveByHand;
+using test::TcpConnection;
+
+constexpr milliseconds kVeryLong = seconds(300);  // libzmq's own limit, so that it does not do the guard's work
+
+// The limits of servers of this process.
+ConnectionBudget::Limits limits_here() { return ConnectionBudget::limits_under(descriptor_limit()); }
+
+uint32_t loopback(uint32_t number) { return (uint32_t{127} << 24) + number; }
+
+// Connections of a stranger, each of which is made anew as soon as it is found closed, on a thread.
+class Crowd {
+ public:
+  struct Options {
+    size_t count;
+    Bytes opening = {};  // what each begins with, and nothing after it
+    std::vector<uint32_t> sources = {INADDR_LOOPBACK};
+    milliseconds pause = milliseconds(1);  // between two looks at all of them
+  };
+  Crowd(uint16_t port, Options options) : port_(port), options_(std::move(options)) {
+    while (connections_.size() < options_.count) connect();
+    thread_ = std::jthread([this](const std::stop_token& stop) {
+      while (!stop.stop_requested()) renew();
+    });
+  }
+
+  // How many were closed so far.
+  size_t closed_count() const { return closed_count_; }
+  // Waits until so many more were.
+  void wait_closed(size_t count) const {
+    const size_t aim = closed_count_ + count;
+    const auto deadline = std::chrono::steady_clock::now() + seconds(60);
+    while (closed_count_ < aim) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline) << closed_count_ << " of " << aim << " were closed";
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+
+ private:
+  void connect() {
+    const uint32_t source = options_.sources[next_source_++ % options_.sources.size()];
+    auto& connection = connections_.emplace_back(std::make_unique<TcpConnection>(port_, source));
+    static_cast<void>(connection->try_send(options_.opening));
+    // 20 in a millisecond at most, so that a server that has to wait for a CPU is not tested for that.
+    if (next_source_ % 20 == 0) std::this_thread::sleep_for(milliseconds(1));
+  }
+  void renew() {
+    closed_count_ += std::erase_if(connections_, [](const auto& connection) { return connection->is_closed(); });
+    while (connections_.size() < options_.count) connect();
+    std::this_thread::sleep_for(options_.pause);
+  }
+
+  const uint16_t port_;
+  const Options options_;
+  std::vector<std::unique_ptr<TcpConnection>> connections_;
+  size_t next_source_ = 0;
+  std::atomic<size_t> closed_count_ = 0;
+  std::jthread thread_;
+};
+
+// A server in a process of its own that may have few files open. It opens some all the while, as a dataset does, and
+// answers each message with itself. Told to hoard, it takes every descriptor that is left, and gives them back when
+// told to. It is forked before this process has a thread.
+class ServerProcess {
+ protected:
+  static constexpr rlim_t kFilesMax = 256;
+  static constexpr size_t kFilesOfDataset = 16;
+  static inline const Bytes kHoard = bytes_of("hoard");
+  static inline const Bytes kGiveBack = bytes_of("give back");
+
+  ServerProcess() {
+    EXPECT_EQ(::pipe2(port_ends_.data(), O_CLOEXEC), 0);
+    EXPECT_EQ(::pipe2(stop_ends_.data(), O_CLOEXEC), 0);
+    child_.emplace([this] { return serve(); });
+    ::close(port_ends_[1]);
+    ::close(stop_ends_[0]);
+    EXPECT_EQ(::read(port_ends_[0], &port_, sizeof port_), static_cast<ssize_t>(sizeof port_));
+  }
+  ~ServerProcess() {
+    static_cast<void>(stop_server());
+    ::close(port_ends_[0]);
+  }
+
+  uint16_t port() const { return port_; }
+  Endpoint endpoint() const { return {.host = "127.0.0.1", .port = port_}; }
+
+  // Ends it. Returns why it had ended before, or what it could not do; empty if all was well.
+  std::string stop_server() {
+    if (stop_ends_[1] >= 0) ::close(std::exchange(stop_ends_[1], -1));
+    return child_->join();
+  }
+
+  const PoolKeys server_keys_;
+
+ private:
+  static std::vector<FileDescriptor> open_files(size_t count_max) {
+    std::vector<FileDescriptor> files;
+    while (files.size() < count_max) {
+      FileDescriptor file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+      if (!file) break;
+      files.push_back(std::move(file));
+    }
+    return files;
+  }
+
+  std::string serve() {
+    ::close(stop_ends_[1]);
+    const rlimit limit{.rlim_cur = kFilesMax, .rlim_max = kFilesMax};
+    if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return "the limit could not be set";
+    const auto context = SocketContext::open();
+    if (!context) return context.error().message;
+    const auto authenticator = Authenticator::start(*context.value());
+    if (!authenticator) return authenticator.error().message;
+    const auto server = ServerSocket::bind(*context.value(), *authenticator.value(), {.host = "127.0.0.1", .port = 0},
+                                           server_keys_.ring(Role::kController),
+                                           {.allowed_roles = {Role::kTrainer}, .handshake_interval = kVeryLong});
+    if (!server) return server.error().message;
+    const uint16_t port = server.value()->endpoint().port;
+    if (::write(port_ends_[1], &port, sizeof port) != static_cast<ssize_t>(sizeof port)) return "nobody asks the port";
+    std::optional<std::vector<FileDescriptor>> hoard;
+    ServerReceipt receipt;
+    const std::array<int, 1> fds{stop_ends_[0]};
+    std::array<bool, 1> is_to_end{};
+    while (!is_to_end[0]) {
+      if (!hoard && open_files(kFilesOfDataset).size() < kFilesOfDataset)
+        return std::string("a file could not be opened: ") + std::strerror(errno);
+      for (;;) {
+        const auto received = server.value()->try_receive(receipt);
+        if (!received) return received.error().message;
+        if (!received.value()) break;
+        const auto said = receipt.parts.at(0).bytes();
+        const Bytes message(said.begin(), said.end());
+        if (message == kHoard) hoard = open_files(kFilesMax);
+        if (message == kGiveBack) hoard.reset();
+        if (!server.value()->send(receipt.peer.routing_id, message)) return "an answer could not be sent";
+      }
+      const Waitable waitables[] = {server.value()->waitable()};
+      if (auto waited = wait_readable(waitables, fds, is_to_end, milliseconds(5)); !waited)
+        return waited.error().message;
+    }
+    return {};
+  }
+
+  std::array<int, 2> port_ends_{};
+  std::array<int, 2> stop_ends_{};
+  uint16_t port_ = 0;
+  std::optional<test::ChildProcess> child_;
+};
+
+// The base that forks comes first.
+class ServerWithFewDescriptors : protected ServerProcess, public PoolSocketsTest {
+ protected:
+  ServerWithFewDescriptors() {
+    const rlimit raised{.rlim_cur = limit_.rlim_max, .rlim_max = limit_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &raised), 0);  // for those who connect
+  }
+  ~ServerWithFewDescriptors() override { ::setrlimit(RLIMIT_NOFILE, &limit_); }
+
+  // A client that is connected. One that is closed to make room for others connects again.
+  std::unique_ptr<ClientSocket> connected() {
+    auto client = connect(endpoint(), server_keys_.pair(Role::kTrainer), server_keys_.public_key(Role::kController));
+    std::optional<ConnectionEvent> event;
+    do {
+      event = next_event(*client);
+    } while (event && event->kind == ConnectionEvent::Kind::kRefused && !event->is_final);
+    EXPECT_TRUE(event && event->kind == ConnectionEvent::Kind::kConnected) << (event ? event->reason : "no event");
+    return client;
+  }
+  static void expect_answered(ClientSocket& client, const Bytes& message) {
+    ASSERT_TRUE(client.send(message));
+    const auto answer = next_message(client);
+    ASSERT_TRUE(answer);
+    EXPECT_EQ(copy_of(answer->parts.at(0)), message);
+  }
+
+ private:
+  static rlimit limit_now() {
+    rlimit limit{};
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+    return limit;
+  }
+
+  const rlimit limit_ = limit_now();
+};
+
+TEST_F(ServerWithFewDescriptors, ServesAndOpensFilesWhileMoreThanItHasConnectAndSayNothing) {
+  const auto first = connected();
+  {
+    const Crowd crowd(port(), {.count = kFilesMax + 500});
+    for (int round = 0; round < 10; ++round) {
+      crowd.wait_closed(500);
+      expect_answered(*first, filled(1000, round));
+      expect_answered(*connected(), filled(1000, round));
+    }
+  }
+  EXPECT_FALSE(first->try_event()) << "it was disconnected";
+  expect_answered(*first, filled(1, 1));
+  EXPECT_EQ(stop_server(), "");
+}
+
+TEST_F(ServerWithFewDescriptors, ServesAndOpensFilesWhileHandshakesAreBegunAndNotEnded) {
+  const auto first = connected();
+  {
+    const Crowd crowd(port(), {.count = 100, .opening = test::greeting("CURVE"), .pause = milliseconds(100)});
+    for (int round = 0; round < 10; ++round) {
+      crowd.wait_closed(100);
+      expect_answered(*first, filled(1000, round));
+      expect_answered(*connected(), filled(1000, round));
+    }
+  }
+  EXPECT_FALSE(first->try_event()) << "it was disconnected";
+  EXPECT_EQ(stop_server(), "");
+}
+
+// libzmq accepted nobody, and tried for ever.
+TEST_F(ServerWithFewDescriptors, TurnsAwayWhoeverConnectsWhenNoneIsLeftAndServesAgainLater) {
+  const auto first = connected();
+  expect_answered(*first, kHoard);
+  std::vector<std::unique_ptr<TcpConnection>> strangers;
+  for (int count = 0; count < 20; ++count) strangers.push_back(std::make_unique<TcpConnection>(port()));
+  for (const auto& stranger : strangers) EXPECT_TRUE(stranger->wait_closed());
+  expect_answered(*first, filled(10, 2));
+  expect_answered(*first, kGiveBack);
+  expect_answered(*connected(), filled(10, 1));
+  EXPECT_FALSE(first->try_event()) << "it was disconnected";
+  EXPECT_EQ(stop_server(), "");
+}
+
+class StrangerGuardTest : public PoolSocketsTest {
+ protected:
+  // Serves until all that these clients said has been answered.
+  void expect_answered(const std::vector<std::unique_ptr<ClientSocket>>& clients) {
+    for (const auto& client : clients) {
+      ASSERT_FALSE(client->try_event()) << "it was disconnected";
+      ASSERT_TRUE(client->send(filled(100, 3)));
+      const auto question = next_message(*server_);
+      ASSERT_TRUE(question);
+      ASSERT_TRUE(server_->send(question->peer.routing_id, filled(10, 4)));
+      ASSERT_TRUE(next_message(*client));
+    }
+  }
+  static size_t own_descriptor_count() {
+    size_t count = 0;
+    for (int fd = 0; fd < 65'536; ++fd) count += ::fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
+    return count;
+  }
+
+  uint16_t port() const { return server_->endpoint().port; }
+
+  const std::unique_ptr<ServerSocket> server_ =
+      serve({.allowed_roles = {Role::kTrainer}, .handshake_interval = kVeryLong});
+};
+
+TEST_F(StrangerGuardTest, ClientsWithAKeyAreNeverClosedForStrangers) {
+  std::vector<std::unique_ptr<ClientSocket>> clients;
+  for (int index = 0; index < 8; ++index) {
+    clients.push_back(connect(*server_, Role::kTrainer));
+    expect_connected(*clients.back());
+  }
+  const size_t count = 2 * limits_here().stage_count_max;
+  for (const Bytes& opening : {Bytes(), test::greeting("CURVE")}) {
+    const Crowd crowd(port(), {.count = count, .opening = opening, .sources = {loopback(1), loopback(2)}});
+    crowd.wait_closed(2000);
+    expect_answered(clients);
+  }
+}
+
+TEST_F(StrangerGuardTest, FullestAddressLosesItsOldestAndOthersNone) {
+  TcpConnection other(port(), loopback(2));
+  constexpr size_t kSurplus = 20;
+  std::vector<std::unique_ptr<TcpConnection>> fullest;
+  for (size_t count = 0; count < limits_here().address_count_max + kSurplus; ++count)
+    fullest.push_back(std::make_unique<TcpConnection>(port(), loopback(3)));
+  for (size_t index = 0; index < kSurplus; ++index) ASSERT_TRUE(fullest[index]->wait_closed()) << index;
+  EXPECT_FALSE(other.is_closed());
+  EXPECT_FALSE(fullest.back()->is_closed());
+}
+
+TEST_F(StrangerGuardTest, PeerAtAnotherAddressThanTheStrangersIsLetInAtItsFirstTry) {
+  const Crowd crowd(port(), {.count = 2 * limits_here().stage_count_max,
+                             .opening = test::greeting("CURVE"),
+                             .sources = {loopback(3), loopback(4)},
+                             .pause = milliseconds(10)});
+  for (int round = 0; round < 10; ++round) {
+    crowd.wait_closed(100);
+    CurveByHand peer(port(), keys_.pair(Role::kTrainer), keys_.public_key(Role::kController), loopback(5));
+    EXPECT_TRUE(peer.try_shake_hands());
+  }
+}
+
+TEST_F(StrangerGuardTest, ConnectionThatStopsInItsHandshakeIsClosed) {
+  TcpConnection silent(port());
+  TcpConnection greeting(port());
+  ASSERT_TRUE(greeting.try_send(test::greeting("CURVE")));
+  EXPECT_TRUE(silent.wait_closed());
+  EXPECT_TRUE(greeting.wait_closed());
+  expect_served(*server_);
+}
+
+TEST_F(StrangerGuardTest, StrangersOfAPortForBatchesAreBounded) {
+  const auto server = DataServer::bind(context_, *authenticator_, {.host = "127.0.0.1", .port = 0}, {}, [] {}).value();
+  std::vector<std::unique_ptr<TcpConnection>> idle;
+  constexpr size_t kSurplus = 20;
+  for (size_t count = 0; count < limits_here().address_count_max + kSurplus; ++count)
+    idle.push_back(std::make_unique<TcpConnection>(server->endpoint().port));
+  for (size_t index = 0; index < kSurplus; ++index) EXPECT_TRUE(idle[index]->wait_closed()) << index;
+  EXPECT_FALSE(idle.back()->is_closed());
+}
+
+TEST_F(StrangerGuardTest, NothingIsKeptOfStrangersWhoHaveGone) {
+  expect_served(*server_);
+  const size_t before = own_descriptor_count();
+  {
+    const Crowd crowd(port(), {.count = 2 * limits_here().stage_count_max});
+    crowd.wait_closed(2000);
+  }
+  const auto deadline = Clock::now() + kPatience;
+  size_t after = own_descriptor_count();
+  while (after > before && Clock::now() < deadline) {
+    std::this_thread::sleep_for(milliseconds(1));
+    after = own_descriptor_count();
+  }
+  EXPECT_LE(after, before);
+}
+
+TEST_F(StrangerGuardTest, PortIsFreeOnceItsServerHasGone) {
+  auto server = serve({.allowed_roles = {Role::kTrainer}});
+  const Endpoint endpoint = server->endpoint();
+  TcpConnection stranger(endpoint.port);
+  server.reset();
+  EXPECT_TRUE(stranger.wait_closed());
+  EXPECT_TRUE(serve_again(endpoint));
+}
+
+}  // namespace
+}  // namespace penstock::net
