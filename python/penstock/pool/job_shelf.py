@@ -42,7 +42,7 @@ class JobShelf:
         """The job that ``work`` is of. Waits for the trainer to send it, if need be.
 
         Raises JobRefused when it cannot run here, UnsupportedError when the trainer has it no more,
-        and ClosedError when nobody wants the batch any more.
+        and ClosedError when nobody wants the batch any more; else whatever the user's code raises.
         """
         if not work.blobs:
             raise JobRefused(
@@ -71,13 +71,13 @@ class JobShelf:
                     unpacked = unpack_job(blob, self._fetch, self._code_root)
                 del blob
                 job = RunningJob(self._server, unpacked, seeds_of(work))
+                job.begin_watch(time.monotonic() - began_at)
+                job.begin_epoch(work)
             except BaseException:
                 self._of_worker.put_back()
                 raise
             self._jobs[job_id] = job
             self._current = job_id
-            job.begin_watch(time.monotonic() - began_at)
-            job.begin_epoch(work)
         self._enter(job_id)
         self._jobs.move_to_end(job_id)
         return job

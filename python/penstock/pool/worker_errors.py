@@ -11,6 +11,8 @@ from __future__ import annotations
 import builtins
 import os
 import socket
+import sys
+import traceback
 
 import torch
 
@@ -41,6 +43,25 @@ def describe_error(error: BaseException) -> tuple[str, str]:
     place = f"{place_of_process()}\0"
     text = name_sample(wrapper.exc_msg, spoken_sample(error))
     return name, place + _end_of(text, TEXT_BYTES_MAX - len(os.fsencode(place)))
+
+
+def end_forked_child(worker_pid: int, error: BaseException) -> None:
+    """Ends this process as Python would after ``error``, if it is a child that the user's code has
+    forked: it is no worker, and must not answer for one. In the worker itself it does nothing."""
+    if os.getpid() == worker_pid:
+        return
+    status = 1
+    try:
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        elif error.code is None or isinstance(error.code, int):
+            status = error.code or 0
+        else:
+            print(error.code, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status & 0xFF)
 
 
 def place_of_process() -> str:

@@ -652,6 +652,20 @@ TEST_F(RegisteredWorker, OneWhoseControllerIsSilentEndsOnceItHasNothingToDo) {
   EXPECT_NE(error.message.find("has said nothing"), std::string::npos) << error.message;
 }
 
+// Two results of one piece of work ended the worker: a dataset's alarm had raised as the first was handed over.
+TEST_F(PoolServerTest, SecondResultOfOnePieceOfWorkIsDropped) {
+  start(options());
+  work_by([this](PoolServer& server, const PoolWork& work) {
+    answer(server, work);
+    EXPECT_TRUE(server.answer_error(work, {.type_name = "TimeoutError", .text = "too late"}, {}));
+  });
+  const auto trainer = train();
+  for (uint64_t sequence = 0; sequence < 3; ++sequence) {
+    trainer->ask(sequence, {.indices = {100}});
+    expect_counting(trainer->answer(sequence), 100, static_cast<int>(sequence));
+  }
+}
+
 TEST_F(PoolServerTest, AKeyOfAnotherRoleIsNotLetIn) {
   start(options());
   const auto client = connect(server_->endpoint(), keys_.pair(Role::kOperator), keys_.public_key(Role::kWorker));

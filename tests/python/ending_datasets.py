@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datasets, and what goes with them, that end in each way that a program can: for tests of a pool,
+which ship them to its workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset
+
+EXITS = {
+    "SystemExit": SystemExit,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "BaseException": BaseException,
+}
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, count: int = 6) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+class ExitingSample(Numbers):
+    """Raises at sample 3."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            raise EXITS[self.how](7)
+        return index
+
+
+class UnpickledBatch(Numbers):
+    """Batch 3 exits as it is pickled."""
+
+    def __getitem__(self, index: int) -> Any:
+        return ExitsWhenPickled() if index == 3 else index
+
+
+class ExitsWhenPickled:
+    def __reduce__(self) -> Any:
+        sys.exit("while it was pickled")
+
+
+class ExitsWhenUnpickled:
+    """Itself in one process, and an exit in the next."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, ("while it was unpickled",)
+
+
+class ExitingIndices:
+    """A sampler whose index 3 cannot be unpickled."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([0, 1, 2, ExitsWhenUnpickled(), 4, 5])
+
+
+class ExitingStream(IterableDataset[int]):
+    """Exits as its fourth number is asked for."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(3)
+        sys.exit()
+
+
+class HoldsAnExit(Numbers):
+    """Exits where it is unpickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exit = ExitsWhenUnpickled()
+
+
+def exiting_collate(samples: list[Any]) -> Any:
+    if 3 in samples:
+        sys.exit("in collate_fn")
+    return samples
+
+
+def exiting_init(_: int) -> None:
+    sys.exit("in worker_init_fn")
+
+
+class ForkingSample(Numbers):
+    """Has a child that exits as programs do; gives the child's exit code."""
+
+    def __getitem__(self, index: int) -> Any:
+        child = os.fork()
+        if child == 0:
+            sys.exit(40 + index)
+        _, status = os.waitpid(child, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
+class DeafToSigterm(Numbers):
+    """Has the process that makes it ignore the signals that end it, and blocks at sample 3 until
+    there is a file "go"."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = str(folder)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            Path(self.folder, "hangs").touch()
+            while not Path(self.folder, "go").exists():
+                time.sleep(0.01)
+        return index
