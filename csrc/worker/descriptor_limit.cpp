@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/descriptor_limit.h"
 
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 
 #include <algorithm>
+
+#include "base/file_descriptor.h"
 
 namespace penstock::worker {
 
@@ -14,6 +17,13 @@ DescriptorLimit raise_descriptor_limit() {
   limit.rlim_cur = std::max<rlim_t>(limit.rlim_cur, std::min<rlim_t>(limit.rlim_max, kDescriptorLimitMax));
   if (::setrlimit(RLIMIT_NOFILE, &limit) == 0) raised.now = limit.rlim_cur;
   return raised;
+}
+
+bool are_descriptors_short() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
+  const FileDescriptor lowest(::eventfd(0, EFD_CLOEXEC));  // all below it are in use
+  return !lowest || static_cast<rlim_t>(lowest.get()) >= limit.rlim_cur / 2;
 }
 
 }  // namespace penstock::worker

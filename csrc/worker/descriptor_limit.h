@@ -19,4 +19,7 @@ struct DescriptorLimit {
 // Raises this process's soft limit to its hard one, or to kDescriptorLimitMax. For worker processes only.
 DescriptorLimit raise_descriptor_limit();
 
+// Whether half of the files that this process may have open, or more, are open, or the system has no descriptor left.
+bool are_descriptors_short();
+
 }  // namespace penstock::worker

@@ -17,6 +17,7 @@
 #include "base/live_clock.h"
 #include "net/readiness.h"
 #include "worker/cpu_time.h"
+#include "worker/descriptor_limit.h"
 
 namespace penstock::worker {
 
@@ -108,9 +109,11 @@ Result<void> PoolServerIo::open_data_port() {
   return {};
 }
 
-void PoolServerIo::end_because(Fault reason) {
+void PoolServerIo::end_because(End end) {
   if (std::exchange(has_ended_, true)) return;
-  exchange_.close(std::move(reason));
+  // Before the main thread knows, which may then end the process.
+  if (end.word) write_exit_line(options_.exit_fd, *end.word, end.text);
+  exchange_.close(std::move(end.reason));
   outbox_.clear();
   held_.clear();
   if (registration_) registration_->say_farewell();
@@ -122,7 +125,7 @@ void PoolServerIo::end_because(Fault reason) {
   context_.reset();
 }
 
-void PoolServerIo::end() { end_because({Errc::kClosed, "this worker was stopped"}); }
+void PoolServerIo::end() { end_because({.reason = {Errc::kClosed, "this worker was stopped"}}); }
 
 Result<void> PoolServerIo::serve() {
   if (has_ended_) {
@@ -131,7 +134,12 @@ Result<void> PoolServerIo::serve() {
   }
   const Instant now = clock_now();
   if (auto received = receive(now); !received) {
-    end_because(received.error());
+    end_because({.reason = received.error()});
+    return {};
+  }
+  // A worker that the controller refuses is refused again.
+  if (auto heard = registration_ ? registration_->receive(session_, now) : Result<void>(); !heard) {
+    end_because({.reason = heard.error(), .word = ExitWord::kUseless});
     return {};
   }
   take_signals();
@@ -146,7 +154,7 @@ Result<void> PoolServerIo::serve() {
     registration_->report(session_, now);
     for (std::string& notice : registration_->take_notices()) exchange_.add_notice(std::move(notice));
   }
-  if (auto reason = end_reason(now)) end_because(*std::move(reason));
+  if (auto end = end_of(now)) end_because(*std::move(end));
   return {};
 }
 
@@ -175,8 +183,7 @@ Result<void> PoolServerIo::receive(Instant now) {
                     .text = request.error().message});
     }
   }
-  if (auto received = data_->receive(); !received) return received;
-  return registration_ ? registration_->receive(session_, now) : Result<void>();
+  return data_->receive();
 }
 
 void PoolServerIo::take_request(const wire::PoolRequest& request, const std::string& routing_id, Instant now) {
@@ -227,15 +234,22 @@ void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const s
 void PoolServerIo::serve_maker(Instant now) {
   auto asked = exchange_.take_asked();
   if (asked.is_to_drain && !session_.is_draining()) drain(now);
-  if (asked.result) take_result(*std::move(asked.result));
+  if (asked.result) take_result(*std::move(asked.result), now);
   finish_given_up();
   if (asked.wants_work) begin_work();
   fetch_blob(asked.blob, now);
   exchange_.set_wanted(session_.may_be_wanted());
 }
 
-void PoolServerIo::take_result(PoolResult result) {
+void PoolServerIo::take_result(PoolResult result, Instant now) {
   PENSTOCK_ASSERT(running_, "a result of no work");
+  if (result.kind == PoolResult::Kind::kHandedBack) {
+    if (!session_.is_draining()) shortage_ = std::move(result.text);
+    drain(now);
+    session_.hand_back();
+    running_.reset();
+    return;
+  }
   if (result.kind == PoolResult::Kind::kGivenUp) {
     is_given_up_ = true;
     return;
@@ -367,9 +381,10 @@ void PoolServerIo::note_standing() {
   Standing standing = standing_;
   standing.trainer_id = session_.trainer_id();
   if (session_.is_draining() && standing.drain_cause == Cause::kNone) {
-    standing.drain_cause = first_signal_ == SIGTERM  ? Cause::kSigterm
-                           : first_signal_ == SIGINT ? Cause::kSigint
-                                                     : Cause::kOrder;
+    standing.drain_cause = !shortage_.empty()         ? Cause::kShortage
+                           : first_signal_ == SIGTERM ? Cause::kSigterm
+                           : first_signal_ == SIGINT  ? Cause::kSigint
+                                                      : Cause::kOrder;
     standing.left_count = static_cast<uint32_t>(session_.held_count()) + (session_.is_busy() ? 1 : 0);
   }
   if (standing == standing_) return;
@@ -377,17 +392,29 @@ void PoolServerIo::note_standing() {
   exchange_.set_standing(standing_);
 }
 
-std::optional<Fault> PoolServerIo::end_reason(Instant now) {
-  if (failure_) return failure_;
-  if (is_orphan()) return Fault{Errc::kClosed, "the process that started this worker is gone"};
-  if (session_.is_draining() && session_.is_empty() && outbox_.is_empty())
-    return Fault{Errc::kClosed, "this worker was drained"};
+std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) {
+  if (failure_) return End{.reason = *failure_};
+  if (is_orphan()) return End{.reason = {Errc::kClosed, "the process that started this worker is gone"}};
+  // A trainer that has not read yet that its batch is handed back takes the end for a death by it.
+  const bool is_understood = shortage_.empty() || session_.trainer_id() == 0;
+  if (session_.is_draining() && session_.is_empty() && outbox_.is_empty() && is_understood) {
+    return End{.reason = {Errc::kClosed, "this worker was drained"},
+               .word = shortage_.empty() ? ExitWord::kDrained : ExitWord::kFailed,
+               .text = shortage_};
+  }
+  const bool is_idle = session_.trainer_id() == 0 && session_.is_empty();
   const auto silence = registration_ ? registration_->silence(now) : std::nullopt;
-  if (silence && *silence >= options_.patience && session_.trainer_id() == 0 && session_.is_empty()) {
-    return Fault{Errc::kFailed,
-                 "the controller at " + options_.controller->text() + " has said nothing for " +
-                     std::to_string(std::chrono::duration_cast<std::chrono::seconds>(*silence).count()) +
-                     " s, and there is nothing to do; start this worker again when there is a controller"};
+  if (silence && *silence >= options_.patience && is_idle) {
+    return End{.reason = {Errc::kFailed,
+                          "the controller at " + options_.controller->text() + " has said nothing for " +
+                              std::to_string(std::chrono::duration_cast<std::chrono::seconds>(*silence).count()) +
+                              " s, and there is nothing to do; start this worker again when there is a controller"},
+               .word = ExitWord::kUseless};
+  }
+  // What jobs have left open is not for the next one to pay for.
+  if (options_.exit_fd >= 0 && is_idle && tenancy_ > 0 && !session_.is_draining() && are_descriptors_short()) {
+    shortage_ = "half of the files that it may have open, or more, are open, as its jobs have left them";
+    drain(now);
   }
   return std::nullopt;
 }

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/event_loop.h"
+#include "base/exit_pipe.h"
 #include "base/file_descriptor.h"
 #include "base/instant.h"
 #include "base/numerics.h"
@@ -66,6 +67,9 @@ struct PoolServerOptions {
   std::string handover = {};
   // The powercap tree of this machine, which must tell its energy. Empty: where Linux has it, if it can be read.
   std::string powercap = {};
+  // The writing end of a supervisor's ExitPipe; -1 where none looks after this process. With one, a process that has
+  // few descriptors left ends, since another takes its place.
+  int exit_fd = -1;
 };
 
 // Confined to its loop's thread, except where a comment says otherwise. Once the loop has ended it only looks after its
@@ -103,7 +107,7 @@ class PoolServerIo final : public EventLoop::Handler {
   void take_request(const wire::PoolRequest& request, const std::string& routing_id, Instant now);
   void take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, Instant now);
   void serve_maker(Instant now);
-  void take_result(PoolResult result);
+  void take_result(PoolResult result, Instant now);
   void finish_given_up();
   void begin_work();
   void fetch_blob(const std::optional<wire::BlobId>& id, Instant now);
@@ -113,10 +117,15 @@ class PoolServerIo final : public EventLoop::Handler {
   void drain(Instant now);
   // Has the log know when it changes.
   void note_standing();
-  // Why this worker ends now, if it does.
-  std::optional<Fault> end_reason(Instant now);
+  // Why this worker ends now, if it does, and the word for its supervisor, if there is one.
+  struct End {
+    Fault reason;
+    std::optional<ExitWord> word{};
+    std::string text{};  // behind the word
+  };
+  std::optional<End> end_of(Instant now);
   // Lets everything go; next() says why.
-  void end_because(Fault reason);
+  void end_because(End end);
   bool is_orphan() const;
 
   const PoolServerOptions& options_;
@@ -143,6 +152,7 @@ class PoolServerIo final : public EventLoop::Handler {
   std::optional<BlobFetch> fetch_;
   uint32_t signal_count_ = 0;
   int first_signal_ = 0;
+  std::string shortage_;  // for which it leaves, if that is why
   Standing standing_;
   std::optional<Fault> failure_;  // of the system: no key could be made
   bool has_ended_ = false;

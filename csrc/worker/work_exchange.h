@@ -24,7 +24,7 @@ constexpr size_t kNoticeCountMax = 64;  // older ones are dropped
 
 // For whom a worker works, and why it leaves: its log says so when it changes.
 struct Standing {
-  enum class DrainCause : uint8_t { kNone, kSigterm, kSigint, kOrder };
+  enum class DrainCause : uint8_t { kNone, kSigterm, kSigint, kOrder, kShortage };
   uint64_t trainer_id = 0;  // that it works for; 0 for none
   DrainCause drain_cause = DrainCause::kNone;
   uint32_t left_count = 0;  // batches that it had begun and its trainer had not, when it began to drain

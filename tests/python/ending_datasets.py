@@ -4,8 +4,10 @@ which ship them to its workers."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -91,6 +93,20 @@ class HoldsAnExit(Numbers):
         self.exit = ExitsWhenUnpickled()
 
 
+class OpensManyFiles(Numbers):
+    """Opens more files as it is unpickled than a small limit has room for."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        opened: list[int] = []
+        try:
+            while len(opened) < 512:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+
 def exiting_collate(samples: list[Any]) -> Any:
     if 3 in samples:
         sys.exit("in collate_fn")
@@ -99,6 +115,52 @@ def exiting_collate(samples: list[Any]) -> Any:
 
 def exiting_init(_: int) -> None:
     sys.exit("in worker_init_fn")
+
+
+class Ending(Numbers):
+    """Ends its process at sample 3, the first time only if there is a folder to note that in."""
+
+    def __init__(self, code: int, once: Path | None = None) -> None:
+        super().__init__()
+        self.code = code
+        self.once = None if once is None else str(once / "ended")
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3 and (self.once is None or not os.path.exists(self.once)):
+            if self.once is not None:
+                Path(self.once).touch()
+            os._exit(self.code)
+        return index
+
+
+class EndingWithItsSupervisor(Numbers):
+    """Leaves nobody who would start another worker."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            os.kill(os.getppid(), signal.SIGKILL)
+            os._exit(0)
+        return index
+
+
+class LeavingAChild(Numbers):
+    """Ends its process once, which leaves a child that it has forked, with all that it had open."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = str(folder)
+
+    def __getitem__(self, index: int) -> Any:
+        left = Path(self.folder, "child")
+        if index == 3 and not left.exists():
+            child = os.fork()
+            if child == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                while True:
+                    signal.pause()
+            left.write_text(str(child))
+            os._exit(0)
+        return index
 
 
 class ForkingSample(Numbers):
@@ -110,6 +172,45 @@ class ForkingSample(Numbers):
             sys.exit(40 + index)
         _, status = os.waitpid(child, 0)
         return os.waitstatus_to_exitcode(status)
+
+
+class Leaky(Numbers):
+    """Leaves files open, until it can open no more."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            while True:
+                os.open(os.devnull, os.O_RDONLY)
+        return index
+
+
+class Opening(Numbers):
+    """Opens as many files as a small limit of them has room for, and closes them."""
+
+    def __getitem__(self, index: int) -> Any:
+        opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]
+        for descriptor in opened:
+            os.close(descriptor)
+        return index
+
+
+class InheritedPipes(Numbers):
+    """How many of this process's pipes a program that it starts has, beside the standard ones."""
+
+    def __getitem__(self, index: int) -> Any:
+        listing = "import os; print([os.readlink(f'/proc/self/fd/{fd}') for fd in range(3, 64) "
+        listing += "if os.path.exists(f'/proc/self/fd/{fd}')])"
+        done = subprocess.run(
+            [sys.executable, "-c", listing], close_fds=False, capture_output=True, check=True
+        )
+        own = [
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in range(3, 64)
+            if os.path.exists(f"/proc/self/fd/{fd}")
+        ]
+        pipes = [name for name in own if name.startswith("pipe:")]
+        assert pipes
+        return sum(name.encode() in done.stdout for name in pipes)
 
 
 class DeafToSigterm(Numbers):
@@ -132,3 +233,16 @@ class DeafToSigterm(Numbers):
             while not Path(self.folder, "go").exists():
                 time.sleep(0.01)
         return index
+
+
+class HangingExit(Numbers):
+    """Has the interpreter hang as it exits."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        atexit.register(_hang)
+
+
+def _hang() -> None:
+    while True:
+        signal.pause()

@@ -37,6 +37,7 @@ class JobShelf:
         self._states: dict[bytes, ProcessState] = {}  # in which jobs have left the process
         self._current: bytes | None = None  # the job in whose state the process is
         self._kept_blob: tuple[bytes, bytes] = (b"", b"")  # of the last job, with its id
+        self.has_had_jobs = False  # whether the code of one has run in this process
 
     def job_of(self, work: _C.PoolWork) -> RunningJob:
         """The job that ``work`` is of. Waits for the trainer to send it, if need be.
@@ -64,6 +65,7 @@ class JobShelf:
             began_at = time.monotonic()
             blob = self._blob_of(job_id)
             self._enter(None)
+            self.has_had_jobs = True
             try:
                 if is_of_cpp(blob):
                     unpacked = open_factory_job(blob, self._fetch)

@@ -21,7 +21,12 @@ from penstock._version import __version__
 from penstock.errors import ClosedError, PenstockError, UnsupportedError
 from penstock.pool.job_shelf import JobShelf
 from penstock.pool.pool_status import spoken_numerics
-from penstock.pool.worker_errors import describe_error, end_forked_child, place_of_process
+from penstock.pool.worker_errors import (
+    describe_error,
+    end_forked_child,
+    is_shortage,
+    place_of_process,
+)
 from penstock.pool.worker_journal import WorkerJournal
 from penstock.pool.worker_spec import PoolWorkerSpec
 from penstock.seams.iterators import set_thread_name, set_worker_signal_handlers
@@ -62,6 +67,7 @@ def run_worker(
         parent_pid=spec.parent_pid,
         handover=spec.handover,
         powercap=spec.powercap,
+        exit_fd=spec.exit_fd,
     )
     try:
         _set_up_process()
@@ -133,7 +139,7 @@ def _answer(
     server: _C.PoolServer, shelf: JobShelf, work: _C.PoolWork, journal: WorkerJournal
 ) -> None:
     """Raises ClosedError only when this worker has ended."""
-    pid = os.getpid()
+    pid, has_had_jobs = os.getpid(), shelf.has_had_jobs
     try:
         job = shelf.job_of(work)
         shelf.fetch_prefixes(work)
@@ -145,7 +151,7 @@ def _answer(
         return
     except BaseException as error:  # whatever the user's code raises
         end_forked_child(pid, error)
-        _refuse(server, work, journal, error)
+        _refuse(server, work, journal, error, may_be_others_fault=has_had_jobs)
         return
     _heed_signals(server)
     journal.note_batch(work.trainer_id, job.name)
@@ -153,13 +159,22 @@ def _answer(
 
 
 def _refuse(
-    server: _C.PoolServer, work: _C.PoolWork, journal: WorkerJournal, error: BaseException
+    server: _C.PoolServer,
+    work: _C.PoolWork,
+    journal: WorkerJournal,
+    error: BaseException,
+    *,
+    may_be_others_fault: bool,
 ) -> None:
-    """Says that the job cannot begin here."""
+    """Says that the job cannot begin here. Where memory or descriptors are short and jobs before it
+    may still have them, another process takes this one's place: the next job does not pay for what
+    another has leaked."""
     reason = str(error)
     if not isinstance(error, PenstockError):
         reason = f"on this worker ({place_of_process()}), {type(error).__name__}: {error}"
-    if isinstance(error, (PenstockError, OSError, MemoryError)):
+    if may_be_others_fault and is_shortage(error):
+        server.leave(f"it could not begin another job: {reason}")
+    elif isinstance(error, (PenstockError, OSError, MemoryError)):
         server.decline(reason)
         journal.note_refusal(work.trainer_id, reason)
     else:

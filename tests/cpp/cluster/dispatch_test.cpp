@@ -325,6 +325,21 @@ TEST_F(DispatchTest, DrainedWorkerFinishesWhatItBeganAndNothingElse) {
   EXPECT_EQ(asked(), (Asked{{2, 3}}));
 }
 
+TEST_F(DispatchTest, BatchThatALeavingWorkerHandsBackIsAskedOfAnother) {
+  join(1);
+  ask(0);
+  dispatch_.started(1, batch(0));
+  join(2);
+  asked();
+  dispatch_.drain_worker(1, now_);
+  collect();
+  EXPECT_EQ(asked(), (Asked{}));
+  dispatch_.handed_back(1, batch(0), now_);
+  collect();
+  EXPECT_EQ(asked(), (Asked{{2, 0}}));
+  EXPECT_EQ(count(Kind::kIdle), 1u);
+}
+
 class LaneTest : public DispatchTest {
  protected:
   LaneTest() {

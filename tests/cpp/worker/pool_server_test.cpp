@@ -11,6 +11,7 @@
 #include <csignal>
 #include <functional>
 #include <future>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -650,6 +651,60 @@ TEST_F(RegisteredWorker, OneWhoseControllerIsSilentEndsOnceItHasNothingToDo) {
   const Fault error = ended_.get();
   EXPECT_EQ(error.code, Errc::kFailed);
   EXPECT_NE(error.message.find("has said nothing"), std::string::npos) << error.message;
+}
+
+// ---- The supervisor
+
+class SupervisedWorker : public RegisteredWorker {
+ protected:
+  PoolServerOptions supervised() const {
+    auto supervised = registered();
+    supervised.exit_fd = pipe_.write_fd();
+    return supervised;
+  }
+
+  ExitPipe pipe_ = ExitPipe::open().value();
+};
+
+TEST_F(SupervisedWorker, SaysThatItServesAndThatItWasDrained) {
+  start(supervised());
+  serve_batches();
+  EXPECT_TRUE(pipe_.read());
+  EXPECT_TRUE(pipe_.has_served());
+  EXPECT_EQ(pipe_.end(), std::nullopt);
+  next_report();
+  say(wire::WorkerOrders{.incarnation = 1, .is_to_drain = true});
+  ended_.get();
+  EXPECT_TRUE(pipe_.read());
+  EXPECT_EQ(pipe_.end(), ExitWord::kDrained);
+  EXPECT_EQ(pipe_.text(), "");
+}
+
+TEST_F(SupervisedWorker, SaysThatAnotherWouldBeRefusedAsWell) {
+  start(supervised());
+  serve_batches();
+  next_report();
+  say(wire::Refusal{"another version"});
+  ended_.get();
+  EXPECT_TRUE(pipe_.read());
+  EXPECT_EQ(pipe_.end(), ExitWord::kUseless);
+}
+
+// A worker without a descriptor left was lost for good, and its trainer took it for one that its batch had killed.
+TEST_F(SupervisedWorker, OneThatCanMakeNothingMoreHandsItsBatchBackAndIsReplaced) {
+  start(supervised());
+  work_by([](PoolServer& server, const PoolWork&) { server.leave("no descriptor is left"); });
+  const auto trainer = train();
+  trainer->ask(0, {.indices = {100}});
+  ASSERT_TRUE(
+      trainer->serve_until([&] { return ended_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }));
+  EXPECT_EQ(ended_.get(), (Fault{Errc::kClosed, "this worker was drained"}));
+  EXPECT_EQ(server_->standing().drain_cause, Standing::DrainCause::kShortage);
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().dispatch().waiting_count() == 1; }));
+  EXPECT_TRUE(trainer->said.contains(ToTrainer::Kind::kHandedBack));
+  EXPECT_TRUE(pipe_.read());
+  EXPECT_EQ(pipe_.end(), ExitWord::kFailed);
+  EXPECT_EQ(pipe_.text(), "no descriptor is left");
 }
 
 // Two results of one piece of work ended the worker: a dataset's alarm had raised as the first was handed over.
