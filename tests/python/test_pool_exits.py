@@ -17,6 +17,7 @@ from ending_datasets import (
     EXITS,
     DeafToSigterm,
     Ending,
+    EndingWithItsSupervisor,
     ExitingIndices,
     ExitingSample,
     ExitingStream,
@@ -121,6 +122,19 @@ def test_a_batch_that_ends_each_worker_fails_whatever_the_exit_code(pool: PoolPr
         list(pooled(pool, Ending(0)))
     expect_served(pool)
     worker.wait_for_lines(lambda line: "exit code 0; another one starts" in line, 3)
+
+
+def test_a_batch_that_the_last_worker_died_of_is_named_where_nobody_is_left(
+    pool: PoolProcesses,
+) -> None:
+    """The user was told to start workers."""
+    pool.start_worker()
+    with pytest.raises(RuntimeError) as caught, pytest.warns(PoolWarning, match="1 worker died"):
+        list(pooled(pool, EndingWithItsSupervisor(), timeout=20))
+    deaths = (
+        r"1 worker died while it made batch 3 of epoch 1 \(samples 3\) \(at tcp://.*; since then "
+    )
+    assert re.search(deaths, str(caught.value)), str(caught.value)
 
 
 @pytest.mark.long

@@ -702,6 +702,7 @@ TEST_F(SupervisedWorker, OneThatCanMakeNothingMoreHandsItsBatchBackAndIsReplaced
   EXPECT_EQ(server_->standing().drain_cause, Standing::DrainCause::kShortage);
   ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().dispatch().waiting_count() == 1; }));
   EXPECT_TRUE(trainer->said.contains(ToTrainer::Kind::kHandedBack));
+  EXPECT_EQ(trainer->session().dispatch().deadliest(), std::nullopt);
   EXPECT_TRUE(pipe_.read());
   EXPECT_EQ(pipe_.end(), ExitWord::kFailed);
   EXPECT_EQ(pipe_.text(), "no descriptor is left");
