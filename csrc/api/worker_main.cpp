@@ -92,6 +92,7 @@ Result<std::unique_ptr<worker::PoolServer>> start_server(const WorkerOptions& op
   of_server.arena_bytes = arena.value();
   of_server.blob_bytes_max = job.value();
   of_server.patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.patience_s));
+  of_server.drain_grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.grace_s));
   of_server.parent_pid = options.parent_pid;
   of_server.handover = options.handover;
   of_server.exit_fd = options.exit_fd;

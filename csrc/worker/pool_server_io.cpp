@@ -31,6 +31,10 @@ namespace {
 constexpr auto kLookInterval = milliseconds(200);  // at the parent, and at how long the controller has been silent
 constexpr int kReceiveCountMax = 256;              // before other things are looked at
 
+std::string spoken_seconds(Duration time) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time).count()) + " s";
+}
+
 }  // namespace
 
 PoolServerIo::PoolServerIo(const PoolServerOptions& options, uint64_t worker_id, WorkExchange& exchange,
@@ -151,10 +155,11 @@ Result<void> PoolServerIo::serve() {
   const auto energy_uj = energy_ ? energy_->process_uj() : Result<uint64_t>(wire::kUnknownEnergy);
   outbox_.pump(*server_, *data_, handover_.get(), energy_uj ? energy_uj.value() : wire::kUnknownEnergy);
   if (registration_) {
-    registration_->report(session_, now);
+    registration_->report(session_, maker_.is_stuck() ? maker_.abandoned() : Duration(0), now);
     for (std::string& notice : registration_->take_notices()) exchange_.add_notice(std::move(notice));
   }
   if (auto end = end_of(now)) end_because(*std::move(end));
+  if (!has_ended_ && options_.exit_fd >= 0) end_lost_process(now);
   return {};
 }
 
@@ -238,7 +243,13 @@ void PoolServerIo::serve_maker(Instant now) {
   finish_given_up();
   if (asked.wants_work) begin_work();
   fetch_blob(asked.blob, now);
-  exchange_.set_wanted(session_.may_be_wanted());
+  const bool is_wanted = session_.may_be_wanted();
+  exchange_.set_wanted(is_wanted);
+  has_maker_ = has_maker_ || asked.wants_work;
+  if (asked.wants_work || !has_maker_)
+    maker_.note(MakerWatch::State::kWaiting, now);
+  else
+    maker_.note(running_ && is_wanted ? MakerWatch::State::kMaking : MakerWatch::State::kAbandoned, now);
 }
 
 void PoolServerIo::take_result(PoolResult result, Instant now) {
@@ -262,6 +273,7 @@ void PoolServerIo::take_result(PoolResult result, Instant now) {
       session_.decline();
     }
   } else {
+    maker_.note_made(std::chrono::steady_clock::now() - running_->begun_at);
     held_[running_->key] = std::make_shared<const PoolResult>(std::move(result));
   }
   const auto done = std::exchange(running_, nullptr);
@@ -288,7 +300,8 @@ void PoolServerIo::begin_work() {
   PENSTOCK_ASSERT(found != queued_.end(), "a request was queued without its bytes");
   PoolWork work = std::move(found->second);
   queued_.erase(found);
-  work.tenancy = tenancy_;
+  if (work_tenancy_ != tenancy_) maker_.begin_tenancy();
+  work_tenancy_ = work.tenancy = tenancy_;
   work.begun_at = std::chrono::steady_clock::now();
   work.cpu_begun_at = process_cpu_time();
   work.is_handed_over = handover_ && handover_->is_on();
@@ -407,8 +420,8 @@ std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) {
   if (silence && *silence >= options_.patience && is_idle) {
     return End{.reason = {Errc::kFailed,
                           "the controller at " + options_.controller->text() + " has said nothing for " +
-                              std::to_string(std::chrono::duration_cast<std::chrono::seconds>(*silence).count()) +
-                              " s, and there is nothing to do; start this worker again when there is a controller"},
+                              spoken_seconds(*silence) +
+                              ", and there is nothing to do; start this worker again when there is a controller"},
                .word = ExitWord::kUseless};
   }
   // What jobs have left open is not for the next one to pay for.
@@ -417,6 +430,25 @@ std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) {
     drain(now);
   }
   return std::nullopt;
+}
+
+void PoolServerIo::end_lost_process(Instant now) {
+  if (session_.is_draining() && !drained_at_) drained_at_ = now;
+  std::string text;
+  if (maker_.is_lost(options_.abandoned_grace)) {
+    const std::string batch = running_ ? to_text(running_->key) : "a batch that it had answered";
+    text = "it was at " + batch + " for " + spoken_seconds(maker_.abandoned()) +
+           " in which nobody wanted that: its dataset hangs, or took far longer than for other batches";
+  } else if (drained_at_ && now - *drained_at_ >= options_.drain_grace) {
+    text = spoken_seconds(now - *drained_at_) + " after it was told to leave " +
+           (running_ ? "it was still at " + to_text(running_->key) : "its trainer had not taken what it has made") +
+           ", which others make now; --grace gives it longer";
+  } else {
+    return;
+  }
+  const bool was_told = session_.is_draining() && shortage_.empty();
+  write_exit_line(options_.exit_fd, was_told ? ExitWord::kDrained : ExitWord::kFailed, text);
+  ::_exit(EXIT_FAILURE);
 }
 
 Result<bool> PoolServerIo::wait(int wake_fd, bool may_sleep) {

@@ -162,6 +162,7 @@ class PoolServer:
         handover: str,
         powercap: str,
         exit_fd: int,
+        grace_s: float,
     ) -> PoolServer: ...
     @property
     def worker_id(self) -> int: ...

@@ -5,6 +5,7 @@ which ship them to its workers."""
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import signal
 import subprocess
@@ -211,6 +212,25 @@ class InheritedPipes(Numbers):
         pipes = [name for name in own if name.startswith("pipe:")]
         assert pipes
         return sum(name.encode() in done.stdout for name in pipes)
+
+
+class Hanging(Numbers):
+    """Never comes back from sample 3, until there is a file "go" in the folder: ``how`` is "sleep"
+    for Python that lets others run, or "call" for a call in C that holds the interpreter's lock."""
+
+    def __init__(self, how: str, folder: Path) -> None:
+        super().__init__()
+        self.how = how
+        self.folder = str(folder)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            Path(self.folder, "hangs").touch()
+            while not Path(self.folder, "go").exists():
+                if self.how == "call":
+                    ctypes.PyDLL(None).pause()
+                time.sleep(0.01)
+        return index
 
 
 class DeafToSigterm(Numbers):

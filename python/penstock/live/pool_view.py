@@ -13,7 +13,7 @@ from penstock.live.step_parts import Ledger, ledger_of
 from penstock.pool.pool_status import name_of, software_of, text_of
 
 # What a worker does, in the order in which totals are listed.
-WORKER_STATES = ("serving", "free", "moving", "draining")
+WORKER_STATES = ("serving", "free", "moving", "stuck", "draining")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +186,8 @@ def _worker_view(worker: dict[str, Any]) -> WorkerView:
     works_for = worker["trainer"] or worker["assigned_to"]
     if worker["is_draining"]:
         state = "draining"
+    elif worker["stuck_s"] is not None:
+        state = "stuck"
     elif worker["is_withdrawn"]:
         state = "moving"
     else:

@@ -68,6 +68,7 @@ def run_worker(
         handover=spec.handover,
         powercap=spec.powercap,
         exit_fd=spec.exit_fd,
+        grace_s=spec.grace_s,
     )
     try:
         _set_up_process()

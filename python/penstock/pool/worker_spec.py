@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PATIENCE_S = 60.0
-DRAIN_GRACE_S = 30.0
+DRAIN_GRACE_S = 30.0  # worker::kDrainGrace
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,8 @@ TEST_F(ControllerTest, TellsATrainerOfItsWorkersAndAnOperatorOfAll) {
   EXPECT_NE(status.json.find("\"about\": \"a \\\"worker\\\"\\u000a\\u00ff\""), std::string::npos) << status.json;
   EXPECT_NE(status.json.find("\"assigned_to\": \"0000000000000009\""), std::string::npos) << status.json;
   EXPECT_NE(status.json.find("\"ready_batches\": 3"), std::string::npos) << status.json;
-  EXPECT_NE(status.json.find("\"unfit_for\": [], \"unfit_reason\": null"), std::string::npos) << status.json;
+  EXPECT_NE(status.json.find("\"stuck_s\": null, \"unfit_for\": [], \"unfit_reason\": null"), std::string::npos)
+      << status.json;
   EXPECT_NE(status.json.find("\"idle_s\": 0.000, \"batches_per_s\": "), std::string::npos) << status.json;
   EXPECT_EQ(std::get<wire::DrainAnswer>(exchange(*operator_client, wire::DrainRequest{.worker_id = 8})),
             (wire::DrainAnswer{.worker_id = 8, .is_known = false}));
@@ -406,6 +407,7 @@ TEST_F(ControllerTest, ReportWithOneWrongFieldLeavesOthersServed) {
       [](auto& r) { r.name = std::string(128, '\\'); },
       [](auto& r) { r.job_kinds = 0xff; },
       [](auto& r) { r.torch = 0xffff; },
+      [](auto& r) { r.stuck_ms = ~uint32_t{0}; },
   });
   static_assert(alterations.size() == field_count<wire::WorkerReport>(), "a field of a worker's report has no case");
   const auto worker_client = join(Role::kWorker);
