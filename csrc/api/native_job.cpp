@@ -84,6 +84,9 @@ Result<std::unique_ptr<NativeJob>> NativeJob::open(std::span<const std::byte> bl
     return std::make_unique<NativeJob>(std::move(text).value(), dataset, std::move(transform));
   } catch (const std::exception& error) {
     return Fault{Errc::kUnsupported, begin + "on this worker (" + place_of_process() + "), " + error.what()};
+  } catch (...) {
+    return Fault{Errc::kUnsupported,
+                 begin + "on this worker (" + place_of_process() + "), its dataset threw " + current_exception_name()};
   }
 }
 
@@ -132,7 +135,13 @@ Result<void> NativeJob::answer(PoolServer& server, const PoolWork& work) {
   const std::string sample = reader_.in_hand();
   failure.text =
       place_of_process() + std::string(1, '\0') + (sample.empty() ? "" : "  (" + sample + ")\n") + failure.text;
-  return server.answer_error(work, failure, reader_.is_iterable() ? state_of(shard_id) : std::vector<std::byte>());
+  std::vector<std::byte> state;
+  try {
+    if (reader_.is_iterable()) state = state_of(shard_id);
+  } catch (...) {
+    // Without it another worker reads the shard again. The first error is the one that is told.
+  }
+  return server.answer_error(work, failure, std::move(state));
 }
 
 std::optional<Value> NativeJob::make(PoolServer& server, const PoolWork& work) {

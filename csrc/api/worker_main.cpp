@@ -10,10 +10,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <iostream>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "api/memory_caps.h"
@@ -24,6 +26,7 @@
 #include "base/child_process.h"
 #include "base/descriptor_limit.h"
 #include "base/environment.h"
+#include "base/exit_pipe.h"
 #include "base/identity.h"
 #include "base/live_clock.h"
 #include "net/key_folder.h"
@@ -41,7 +44,6 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr int kUsageExitCode = 2;
-constexpr int kUselessExitCode = 78;  // sysexits.h's EX_CONFIG: another process would fare no better
 
 sigset_t ending_signals() {
   sigset_t set;
@@ -91,8 +93,10 @@ Result<std::unique_ptr<worker::PoolServer>> start_server(const WorkerOptions& op
   of_server.arena_bytes = arena.value();
   of_server.blob_bytes_max = job.value();
   of_server.patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.patience_s));
+  of_server.drain_grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.grace_s));
   of_server.parent_pid = options.parent_pid;
   of_server.handover = options.handover;
+  of_server.exit_fd = options.exit_fd;
   return worker::PoolServer::start(std::move(of_server));
 }
 
@@ -110,7 +114,8 @@ int serve(const WorkerOptions& options, ProcessLog& log) {
   auto server = start_server(options);
   if (!server) {
     log.tell(server.error().message);
-    return kUselessExitCode;
+    if (server.error().code != Errc::kNoMemory) write_exit_line(options.exit_fd, ExitWord::kUseless);
+    return EXIT_FAILURE;
   }
   worker::PoolServer& its = *server.value();
   const std::string id = spoken_id(its.worker_id());
@@ -142,31 +147,38 @@ int serve(const WorkerOptions& options, ProcessLog& log) {
   const auto served = api::serve_jobs(its, speech);
   if (served) return 0;
   log.tell(served.error().message);
-  return kUselessExitCode;
+  return EXIT_FAILURE;
 }
 
 // ---- Looking after several
 
 class Supervised {
  public:
-  Supervised(std::vector<std::string> command, ProcessLog& log) : command_(std::move(command)), log_(log) { start(); }
+  Supervised(std::string program, WorkerOptions options, ProcessLog& log)
+      : program_(std::move(program)), options_(std::move(options)), log_(log) {
+    start();
+  }
 
   bool is_due() const { return child_ || start_at_; }
+  // Has it leave. It is killed where it has not ended in time.
   void end() {
     start_at_.reset();
     if (child_) child_->signal(SIGTERM);
+    kill_at_ = steady_clock::now() +
+               std::chrono::duration_cast<milliseconds>(std::chrono::duration<double>(options_.grace_s)) + kExitMax;
+  }
+  void kill() {
+    if (child_) child_->signal(SIGKILL);
   }
 
-  // Starts it again after it died. True if another process would fare no better.
+  // Starts it again after it ended, unless it was told to leave. True if another process would fare no better.
   bool look_after(bool is_ending) {
     if (child_) {
-      const std::optional<ProcessEnd> end = child_->poll();
-      if (end) {
-        child_.reset();
-        if (!is_ending && end->has_exit_code(kUselessExitCode)) return true;
-        if (!is_ending && !end->has_exit_code(0)) start_later("a process " + end->spoken() + "; another one starts");
-      }
+      const bool has_ended = child_->poll().has_value();  // what it has told is in the pipe by then
+      static_cast<void>(pipe_->read());
+      if (has_ended && take_end(is_ending)) return true;
     }
+    if (child_) kill_if_late();
     if (start_at_ && *start_at_ <= steady_clock::now()) start();
     return false;
   }
@@ -175,15 +187,51 @@ class Supervised {
   static constexpr milliseconds kPause{100};  // before a process that died is started again; doubled each time
   static constexpr milliseconds kPauseMax{5000};
   static constexpr milliseconds kLivedLong{30000};  // then the next pause is a short one again
+  static constexpr milliseconds kExitMax{10000};    // for a process that has told why it ends
 
   void start() {
     start_at_.reset();
     started_at_ = steady_clock::now();
-    auto started = ChildProcess::start({.command = command_, .has_own_session = true});
-    if (started)
-      child_.emplace(std::move(started).value());
-    else
-      start_later(started.error().message + "; another try follows");
+    auto pipe = ExitPipe::open();
+    if (!pipe) return start_later(pipe.error().message + "; another try follows");
+    options_.exit_fd = pipe.value().write_fd();
+    std::vector<std::string> command = {program_};
+    for (std::string& argument : api::to_arguments(options_)) command.push_back(std::move(argument));
+    auto started =
+        ChildProcess::start({.command = std::move(command), .passed_fd = options_.exit_fd, .has_own_session = true});
+    if (!started) return start_later(started.error().message + "; another try follows");
+    pipe.value().close_write();
+    pipe_.emplace(std::move(pipe).value());
+    child_.emplace(std::move(started).value());
+  }
+
+  bool take_end(bool is_ending) {
+    const auto word = pipe_->end();
+    const bool has_told = !pipe_->text().empty();
+    const std::string how = "a process " + child_->poll()->spoken() + (has_told ? ": " + pipe_->text() : "");
+    // Where one has served before, it may be its port that is not free yet.
+    const bool is_of_no_use = word == ExitWord::kUseless && (pipe_->has_served() || !has_served_);
+    has_served_ = has_served_ || pipe_->has_served();
+    child_.reset();
+    pipe_.reset();
+    kill_at_.reset();
+    has_told_ = false;
+    if (is_ending || word == ExitWord::kDrained) {
+      if (has_told) log_.tell(how);
+      return false;
+    }
+    if (!is_of_no_use) start_later(how + "; another one starts");
+    return is_of_no_use;
+  }
+
+  void kill_if_late() {
+    const auto now = steady_clock::now();
+    if (pipe_->end() && !std::exchange(has_told_, true))
+      kill_at_ = std::min(now + kExitMax, kill_at_.value_or(now + kExitMax));
+    if (!kill_at_ || now < *kill_at_) return;
+    log_.say("process " + std::to_string(child_->pid()) + " was to end and has not; it is killed");
+    kill();
+    kill_at_.reset();
   }
 
   void start_later(const std::string& what) {
@@ -193,10 +241,15 @@ class Supervised {
     pause_ = std::min(2 * pause_, kPauseMax);
   }
 
-  std::vector<std::string> command_;
+  const std::string program_;
+  WorkerOptions options_;
   ProcessLog& log_;
   std::optional<ChildProcess> child_;
+  std::optional<ExitPipe> pipe_;  // of the child
+  bool has_served_ = false;       // one of those before the child, at least
   std::optional<steady_clock::time_point> start_at_;
+  std::optional<steady_clock::time_point> kill_at_;
+  bool has_told_ = false;  // the child, why it ends
   steady_clock::time_point started_at_{};
   milliseconds pause_ = kPause;
 };
@@ -205,17 +258,15 @@ int supervise(const WorkerOptions& options, ProcessLog& log) {
   const auto processes = api::options_of_processes(options);
   if (!processes) {
     log.tell(processes.error().message);
-    return processes.error().code == Errc::kMalformed ? kUsageExitCode : kUselessExitCode;
+    return processes.error().code == Errc::kMalformed ? kUsageExitCode : EXIT_FAILURE;
   }
   if (const std::string warning = net::warning_of_workers_keys(options.keys); !warning.empty()) log.tell(warning);
   std::array<char, PATH_MAX> program{};
-  if (::readlink("/proc/self/exe", program.data(), program.size() - 1) <= 0) return kUselessExitCode;
+  if (::readlink("/proc/self/exe", program.data(), program.size() - 1) <= 0) return EXIT_FAILURE;
   std::vector<std::unique_ptr<Supervised>> children;
   for (WorkerOptions one : processes.value()) {
     one.parent_pid = ::getpid();
-    std::vector<std::string> command = {program.data()};
-    for (std::string& argument : api::to_arguments(one)) command.push_back(std::move(argument));
-    children.push_back(std::make_unique<Supervised>(std::move(command), log));
+    children.push_back(std::make_unique<Supervised>(program.data(), std::move(one), log));
   }
   int signal_count = 0;
   bool has_failed = false;
@@ -227,7 +278,12 @@ int supervise(const WorkerOptions& options, ProcessLog& log) {
       log.say(signal_count == 1 ? "draining after SIG" + std::string(::sigabbrev_np(*number)) +
                                       "; a second signal ends the processes at once"
                                 : "ending the processes at once after a second signal");
-      for (const auto& child : children) child->end();
+      for (const auto& child : children) {
+        if (signal_count == 1)
+          child->end();
+        else
+          child->kill();
+      }
     }
     for (const auto& child : children) has_failed = child->look_after(signal_count > 0) || has_failed;
   }
@@ -256,11 +312,14 @@ int worker_main(int argument_count, char** arguments) {
     case WorkerOptions::Mode::kServe:
     case WorkerOptions::Mode::kOwn: break;
   }
+  const int exit_fd = options.value().exit_fd;
+  if (exit_fd >= 0) ::fcntl(exit_fd, F_SETFD, FD_CLOEXEC);  // it is not for what a plug-in starts
   try {
     api::check_torch({}, "penstock-worker");
   } catch (const Error& error) {
     log.tell(error.what());
-    return kUselessExitCode;
+    write_exit_line(exit_fd, ExitWord::kUseless);
+    return EXIT_FAILURE;
   }
   return serve(options.value(), log);
 }

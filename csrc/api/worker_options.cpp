@@ -88,8 +88,8 @@ std::string worker_usage() {
   return R"(usage: penstock-worker [--controller tcp://HOST:PORT] [--processes N] [OPTION ...]
 
 Runs worker processes of a pool on this host, which make batches of plug-ins for whichever trainer the controller gives
-them to. No Python is needed. A process that dies is started again. SIGTERM or Ctrl-C has them finish what they have
-begun and leave; a second one ends them at once.
+them to. No Python is needed. A process that ends is started again, unless it was told to leave. SIGTERM or Ctrl-C has
+them finish what they have begun and leave; a second one ends them at once.
 
   --controller ADDRESS      address of the pool's controller (default: PENSTOCK_POOL)
   --keys DIR                folder with the keys of the pool (default: PENSTOCK_KEYS, else the keys that this user's
@@ -102,6 +102,8 @@ begun and leave; a second one ends them at once.
                             port of the interface of --bind)
   --data-advertise ADDRESS  address that trainers are told for it (default: the host of --advertise)
   --patience SECONDS        time after which a worker without a trainer and a controller ends (default: 60)
+  --grace SECONDS           time that a worker has to finish its batch after SIGTERM, Ctrl-C or `penstock drain`; others
+                            make what it has not finished by then (default: 30)
   --version, --help
 
 example:
@@ -139,19 +141,21 @@ Result<WorkerOptions> parse_worker_options(const std::vector<std::string>& argum
     const auto text = std::find_if(texts.begin(), texts.end(), [&](const auto& one) { return option == one.first; });
     if (text != texts.end()) {
       options.*(text->second) = value;
-    } else if (option == "--processes" || option == "--report-fd" || option == "--parent") {
+    } else if (option == "--processes" || option == "--report-fd" || option == "--exit-fd" || option == "--parent") {
       const bool is_count = option == "--processes";
       const auto number = parse_integer(option, value, is_count ? 1 : 0, is_count ? kWorkerProcessesMax : INT32_MAX);
       if (!number) return number.error();
       const auto integer = static_cast<int>(number.value());
       if (is_count) options.processes = integer;
       if (option == "--report-fd") options.report_fd = integer;
+      if (option == "--exit-fd") options.exit_fd = integer;
       if (option == "--parent") options.parent_pid = integer;
-    } else if (option == "--patience") {
+    } else if (option == "--patience" || option == "--grace") {
+      double& seconds = option == "--patience" ? options.patience_s : options.grace_s;
       char* end = nullptr;
-      options.patience_s = std::strtod(value.c_str(), &end);
-      if (value.empty() || *end != '\0' || !(options.patience_s >= 1 && options.patience_s <= 1e9))
-        return misuse("--patience is '" + value + "'; a number of seconds, 1 or more, is expected");
+      seconds = std::strtod(value.c_str(), &end);
+      if (value.empty() || *end != '\0' || !(seconds >= 1 && seconds <= 1e9))
+        return misuse(option + " is '" + value + "'; a number of seconds, 1 or more, is expected");
     } else {
       return misuse("there is no option " + option);
     }
@@ -217,8 +221,10 @@ std::vector<std::string> to_arguments(const WorkerOptions& options) {
   add("--data-advertise", options.data_advertise);
   add("--handover", options.handover);
   add("--patience", std::to_string(options.patience_s));
+  add("--grace", std::to_string(options.grace_s));
   if (options.parent_pid != 0) add("--parent", std::to_string(options.parent_pid));
   if (options.report_fd >= 0) add("--report-fd", std::to_string(options.report_fd));
+  if (options.exit_fd >= 0) add("--exit-fd", std::to_string(options.exit_fd));
   return arguments;
 }
 

@@ -30,7 +30,9 @@ struct WorkerOptions {
   std::string data_advertise{};
   int processes = 1;
   double patience_s = 60;
+  double grace_s = 30;     // worker::kDrainGrace
   pid_t parent_pid = 0;    // with which it ends
+  int exit_fd = -1;        // of kServe: the supervisor's ExitPipe
   std::string handover{};  // of kOwn
   int report_fd = -1;      // of kOwn: where it says that it listens
 };

@@ -143,9 +143,10 @@ class Service {
     const worker::Standing standing = server_.standing();
     if (standing.drain_cause != Cause::kNone && !is_draining_) {
       is_draining_ = true;
-      const char* cause = standing.drain_cause == Cause::kSigterm  ? "SIGTERM"
-                          : standing.drain_cause == Cause::kSigint ? "SIGINT"
-                                                                   : "penstock drain";
+      const char* cause = standing.drain_cause == Cause::kSigterm    ? "SIGTERM"
+                          : standing.drain_cause == Cause::kSigint   ? "SIGINT"
+                          : standing.drain_cause == Cause::kShortage ? "a shortage"
+                                                                     : "penstock drain";
       speech_.say(std::string("draining after ") + cause + "; " + std::to_string(standing.left_count) +
                   (standing.left_count == 1 ? " batch" : " batches") + " left");
     }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/descriptor_limit.h"
 
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 
 #include <algorithm>
+
+#include "base/file_descriptor.h"
 
 namespace penstock {
 
@@ -19,6 +22,13 @@ DescriptorLimit raise_descriptor_limit() {
 uint64_t descriptor_limit() {
   rlimit limit{};
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
+}
+
+bool are_descriptors_short() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
+  const FileDescriptor lowest(::eventfd(0, EFD_CLOEXEC));  // all below it are in use
+  return !lowest || static_cast<rlim_t>(lowest.get()) >= limit.rlim_cur / 2;
 }
 
 }  // namespace penstock

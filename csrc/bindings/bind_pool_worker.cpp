@@ -42,7 +42,13 @@ struct Settings {
   pid_t parent_pid;
   std::string handover;
   std::string powercap;
+  int exit_fd;
+  double grace_s;
 };
+
+Duration duration_of(double seconds) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
 
 Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
   auto read = worker::options_at(settings.addresses);
@@ -53,10 +59,12 @@ Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
   options.torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR);
   options.arena_bytes = settings.arena_bytes;
   options.blob_bytes_max = settings.blob_bytes_max;
-  options.patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(settings.patience_s));
+  options.patience = duration_of(settings.patience_s);
   options.parent_pid = settings.parent_pid;
   options.handover = settings.handover;
   options.powercap = settings.powercap;
+  options.exit_fd = settings.exit_fd;
+  options.drain_grace = duration_of(settings.grace_s);
   return PoolServer::start(std::move(options));
 }
 
@@ -100,6 +108,7 @@ std::optional<std::string> spoken(worker::Standing::DrainCause cause) {
     case Cause::kSigterm: return "SIGTERM";
     case Cause::kSigint: return "SIGINT";
     case Cause::kOrder: return "penstock drain";
+    case Cause::kShortage: return "a shortage";
   }
   return std::nullopt;
 }
@@ -150,7 +159,7 @@ void bind_pool_worker(py::module_& module) {
              std::optional<std::string> data_advertised, std::optional<std::string> controller,
              std::optional<std::string> key_folder, const std::string& about, const std::string& name,
              uint64_t arena_bytes, uint64_t blob_bytes_max, double patience_s, pid_t parent_pid,
-             const std::string& handover, const std::string& powercap) {
+             const std::string& handover, const std::string& powercap, int exit_fd, double grace_s) {
             auto started = unwrap(without_gil([&] {
               return start({.addresses = {.bind = bind,
                                           .controller = std::move(controller),
@@ -165,14 +174,16 @@ void bind_pool_worker(py::module_& module) {
                             .patience_s = patience_s,
                             .parent_pid = parent_pid,
                             .handover = handover,
-                            .powercap = powercap});
+                            .powercap = powercap,
+                            .exit_fd = exit_fd,
+                            .grace_s = grace_s});
             }));
             return PoolServer::Handle(started.release());
           },
           py::kw_only(), py::arg("bind"), py::arg("advertised"), py::arg("data_bind"), py::arg("data_advertised"),
           py::arg("controller"), py::arg("key_folder"), py::arg("about"), py::arg("name"), py::arg("arena_bytes"),
           py::arg("blob_bytes_max"), py::arg("patience_s"), py::arg("parent_pid"), py::arg("handover"),
-          py::arg("powercap"))
+          py::arg("powercap"), py::arg("exit_fd"), py::arg("grace_s"))
       .def_property_readonly("worker_id", &PoolServer::worker_id)
       .def_property_readonly("endpoint", [](const PoolServer& self) { return self.endpoint().text(); })
       .def_property_readonly("advertised", [](const PoolServer& self) { return self.advertised(); })
@@ -229,6 +240,7 @@ void bind_pool_worker(py::module_& module) {
           py::arg("work"), py::arg("type_name"), py::arg("text"), py::arg("state"))
       .def("give_up", &PoolServer::give_up)
       .def("decline", &PoolServer::decline, py::arg("reason"))
+      .def("leave", &PoolServer::leave, py::arg("reason"))
       .def("drain", &PoolServer::drain)
       .def("close", [](PoolServer& self) { unwrap(without_gil([&] { return self.close(), Result<void>(); })); })
       .def(

@@ -60,6 +60,14 @@ std::optional<wire::BatchKey> Dispatch::running(WorkerSlot slot) const {
   return found == workers_.end() ? std::nullopt : found->second.running;
 }
 
+std::optional<std::pair<wire::BatchKey, uint32_t>> Dispatch::deadliest() const {
+  const auto most = std::max_element(requests_.begin(), requests_.end(), [](const auto& a, const auto& b) {
+    return a.second.death_count < b.second.death_count;
+  });
+  if (most == requests_.end() || most->second.death_count == 0) return std::nullopt;
+  return std::pair(most->first, most->second.death_count);
+}
+
 void Dispatch::drain_worker(WorkerSlot slot, Instant now) {
   const auto found = workers_.find(slot);
   if (found == workers_.end() || found->second.is_draining) return;

@@ -22,6 +22,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/instant.h"
@@ -148,6 +149,8 @@ class Dispatch {
   bool is_lane_start(wire::BatchKey key) const { return requests_.at(key).is_lane_start; }
   // The content of the request; null if it was answered, forgotten, or asked without a content.
   SharedContent content_of(wire::BatchKey key) const;
+  // The unanswered request over which most workers have died, and how many; none if none has.
+  std::optional<std::pair<wire::BatchKey, uint32_t>> deadliest() const;
   uint64_t hedge_count() const { return hedge_count_; }
   uint64_t reissue_count() const { return reissue_count_; }
 

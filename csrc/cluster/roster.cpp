@@ -65,7 +65,8 @@ wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Ins
   for (const uint64_t trainer_id : report.declined)
     if (!worker.report.has_declined(trainer_id)) note_change(trainer_id);
   const auto standing = [](const wire::WorkerReport& r) { return std::tie(r.is_draining, r.trainer_id, r.declined); };
-  if (standing(worker.report) != standing(report)) is_balanced_ = false;
+  if (standing(worker.report) != standing(report) || worker.report.is_stuck() != report.is_stuck())
+    is_balanced_ = false;
   worker.report = report;
   worker.reported_at = now;
   const bool is_to_go = worker.is_withdrawn || !is_fit(worker, worker.trainer_id);
@@ -208,7 +209,7 @@ std::vector<std::vector<uint64_t>> Roster::jobs() const {
 RankClaim Roster::rank_claim(uint64_t trainer_id) const {
   const JobScaler& scaler = trainers_.at(trainer_id).scaler;
   const auto able_count = std::count_if(workers_.begin(), workers_.end(), [&](const auto& item) {
-    return !item.second.is_leaving() && is_fit(item.second, trainer_id);
+    return item.second.is_of_use() && is_fit(item.second, trainer_id);
   });
   return {.worker_count = count_of_workers(trainer_id),
           .worker_count_max = std::min(scaler.demand(), static_cast<uint32_t>(able_count)),
@@ -232,7 +233,7 @@ JobClaim Roster::job_claim(std::span<const uint64_t> trainer_ids, std::span<cons
 
 std::map<uint64_t, uint32_t> Roster::allocate() {
   uint32_t pool_count = 0;
-  for (const auto& [worker_id, worker] : workers_) pool_count += worker.is_leaving() ? 0 : 1;
+  for (const auto& [worker_id, worker] : workers_) pool_count += worker.is_of_use() ? 1 : 0;
   AllocationOptions options{
       .floor_share = options_.floor_share, .move_cost_s = options_.move_cost_s, .horizon_s = options_.horizon_s};
   const std::vector<std::vector<uint64_t>> jobs = this->jobs();
@@ -269,7 +270,7 @@ void Roster::share_out_workers() {
   std::vector<Worker*> workers;
   std::vector<AssignedWorker> hands;
   for (auto& [worker_id, worker] : workers_) {
-    if (worker.is_leaving()) {
+    if (!worker.is_of_use()) {
       withdraw(worker);
       continue;
     }

@@ -10,7 +10,8 @@
 //   as
 //              soon as anything changes. A worker that is to go to another trainer is withdrawn first from the one that
 //              has it, and moves when it reports that it works for nobody. One that has declined a trainer goes to
-//              others, and so does one that runs no jobs of its kind.
+//              others, and so does one that runs no jobs of its kind. One that is stuck at a batch that nobody wants
+//              goes to nobody.
 //   settling   for kSettling after its start the controller only listens, and adopts what it hears of who works for
 //              whom.
 
@@ -129,6 +130,8 @@ class Roster {
     std::vector<uint64_t> unfit_for{};  // trainers that it has declined, or whose jobs it cannot run
 
     bool is_leaving() const { return is_to_drain || report.is_draining; }
+    // Whether it may be given to trainers.
+    bool is_of_use() const { return !is_leaving() && !report.is_stuck(); }
     AssignedWorker hand() const;  // valid until the worker changes
   };
   struct Trainer {

@@ -131,6 +131,13 @@ void WorkerSession::finished() {
   send(wire::ToTrainer::Kind::kAnswer, done.key);
 }
 
+void WorkerSession::hand_back() {
+  PENSTOCK_ASSERT(running_, "something was handed back that had not begun");
+  drain();
+  const Running begun = *std::exchange(running_, std::nullopt);
+  if (begun.is_wanted) send(wire::ToTrainer::Kind::kHandedBack, begun.key);
+}
+
 bool WorkerSession::may_be_wanted() const {
   if (!running_) return false;
   return running_->is_wanted || (tenant_ && tenant_->trainer_id == running_->trainer_id && tenant_->repeated_count > 0);

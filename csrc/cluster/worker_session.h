@@ -60,6 +60,8 @@ class WorkerSession {
   std::optional<Request> begin();
   // The work that was begun is done; the shell has its bytes.
   void finished();
+  // The work that was begun cannot be done here, and neither can any other: drains.
+  void hand_back();
   bool is_busy() const { return running_.has_value(); }
   // Whether anybody still wants the batch that is being made.
   bool is_wanted() const { return running_ && running_->is_wanted; }

@@ -28,7 +28,9 @@ std::string worker_json(const cluster::Roster::WorkerStatus& worker) {
   json += ", \"endpoint\": " + json_quoted(report.endpoint) + ", \"about\": " + json_quoted(report.about);
   json += ", \"trainer\": " + id_or_null(report.trainer_id) + ", \"assigned_to\": " + id_or_null(worker.assigned_to);
   json += std::string(", \"is_withdrawn\": ") + yes_or_no(worker.is_withdrawn);
-  json += std::string(", \"is_draining\": ") + yes_or_no(report.is_draining) + ", \"unfit_for\": [";
+  json += std::string(", \"is_draining\": ") + yes_or_no(report.is_draining);
+  json += ", \"stuck_s\": " + (report.is_stuck() ? seconds(std::chrono::milliseconds(report.stuck_ms)) : "null");
+  json += ", \"unfit_for\": [";
   for (size_t index = 0; index < report.declined.size(); ++index)
     json += (index == 0 ? "" : ", ") + json_quoted(spoken_id(report.declined[index]));
   json += "], \"unfit_reason\": " + (report.declined.empty() ? "null" : json_quoted(report.decline_reason));

@@ -92,18 +92,25 @@ std::unique_ptr<Batch> error_of_wrong_answers(wire::BatchKey key, const std::str
                             "is that of the trainer");
 }
 
+std::string spoken_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
+                          const std::string& lost_at) {
+  const std::string batch = wire::to_text(key) + spoken_samples(content.request.index_kind, content.indices);
+  std::string text = "1 worker died while it made " + batch;
+  if (death_count > 1) {
+    text = std::to_string(death_count) + " workers died one after the other while they made " + batch +
+           ", the last ones with nothing else to do";
+  }
+  if (!lost_at.empty()) text += std::string(death_count > 1 ? " (one of them at " : " (at ") + lost_at + ")";
+  return text +
+         "; look there for the cause (memory, a crash in native code, an exit): run it with num_workers=0 and "
+         "pool=\"\"";
+}
+
 std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
                                        const std::string& lost_at) {
-  const std::string samples = spoken_samples(content.request.index_kind, content.indices);
   return Batch::from_error(
       descriptor_of(key),
-      {.type_name = "RuntimeError",
-       .text = std::to_string(death_count) + " workers died one after the other while they made " + wire::to_text(key) +
-               samples + ", the last ones with nothing else to do" +
-               (lost_at.empty() ? "" : " (one of them at " + lost_at + ")") +
-               "; look there for the cause (memory, a crash in native code): run it with num_workers=0 "
-               "and pool=\"\"",
-       .worker = {}});
+      {.type_name = "RuntimeError", .text = spoken_deaths(key, content, death_count, lost_at), .worker = {}});
 }
 
 std::unique_ptr<Batch> error_of_indices(wire::BatchKey key, size_t index_bytes) {

@@ -45,8 +45,10 @@ std::unique_ptr<Batch> error_in_batch(wire::BatchKey key, const std::string& pla
 std::unique_ptr<Batch> error_of_wrong_answers(wire::BatchKey key, const std::string& place, const std::string& reason,
                                               uint32_t count);
 
-// The error in place of a batch that one worker after the other died of. `lost_at` is where one of them listened, or
-// empty.
+// That one worker after the other died of a batch. `lost_at` is where one of them listened, or empty.
+std::string spoken_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
+                          const std::string& lost_at);
+// The error in its place.
 std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
                                        const std::string& lost_at);
 

@@ -823,6 +823,7 @@ void PoolIo::note_standing(Instant now) {
   const size_t open_count = session_.open_count();
   const auto before = worker_count_.exchange(static_cast<uint32_t>(open_count));
   if (open_count > before) stages_.arrive({.kind = Arrival::Kind::kGrown, .batch = {}, .error = {}});
+  if (open_count == 0 || before == 0) standing_.note_deaths(open_count == 0 ? deaths_of_last_workers() : "");
   note_controller(now, open_count);
   if (now < silent_links_at_) return;
   silent_links_at_ = now + kSilenceLooked;
@@ -834,6 +835,13 @@ void PoolIo::note_standing(Instant now) {
     const std::string reason = spoken_missing_data(*links_->find(worker_id));
     if (standing_.note_refusal(worker_id, reason)) tell("worker " + spoken_id(worker_id) + " " + reason);
   }
+}
+
+std::string PoolIo::deaths_of_last_workers() const {
+  const auto deadliest = session_.dispatch().deadliest();
+  if (!deadliest || wrong_answers_.contains(deadliest->first)) return "";
+  const cluster::SharedContent content = session_.dispatch().content_of(deadliest->first);
+  return content ? spoken_deaths(deadliest->first, *content, deadliest->second, lost_at_) : "";
 }
 
 void PoolIo::note_controller(Instant now, size_t open_count) {

@@ -170,6 +170,7 @@ class PoolIo final : public EventLoop::Handler {
   // Its program does something else than to train.
   bool is_paused(const TrainerPace& pace, Instant now) const;
   void note_standing(Instant now);
+  std::string deaths_of_last_workers() const;
   void note_controller(Instant now, size_t open_count);
   static std::string spoken_silence(WorkerLink& link);
   static std::string spoken_missing_data(WorkerLink& link);

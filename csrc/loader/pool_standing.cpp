@@ -15,6 +15,11 @@ void PoolStanding::note(Controller controller, size_t known_count, size_t open_c
   open_count_ = open_count;
 }
 
+void PoolStanding::note_deaths(std::string deaths) {
+  MutexLock lock(mutex_);
+  deaths_ = std::move(deaths);
+}
+
 void PoolStanding::note_pool(size_t pool_count, size_t declined_count) {
   MutexLock lock(mutex_);
   pool_count_ = pool_count;
@@ -98,8 +103,10 @@ void PoolStanding::make_room_for(uint64_t worker_id) {
 
 std::string PoolStanding::describe(const std::string& where) const {
   MutexLock lock(mutex_);
+  // First: to start others is no remedy before that is known.
+  const std::string deaths = deaths_.empty() ? "" : deaths_ + "; since then ";
   if (where.empty()) {
-    return std::to_string(open_count_) + " of " + std::to_string(known_count_) +
+    return deaths + std::to_string(open_count_) + " of " + std::to_string(known_count_) +
            (known_count_ == 1 ? " worker" : " workers") + " of this process's own work for it" + spoken_refusals();
   }
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(controller_.silence).count();
@@ -124,7 +131,7 @@ std::string PoolStanding::describe(const std::string& where) const {
     text = std::to_string(open_count_) + (open_count_ == 1 ? " worker of " : " workers of ") +
            std::to_string(known_count_) + " that the controller at " + where + " has named work for this trainer";
   }
-  return text + spoken_refusals();
+  return deaths + text + spoken_refusals();
 }
 
 }  // namespace penstock::loader

@@ -34,6 +34,8 @@ class PoolStanding {
   explicit PoolStanding(wire::JobKind job_kind) : job_kind_(job_kind) {}
 
   void note(Controller controller, size_t known_count, size_t open_count);
+  // Which batch the last workers have died of, in words, while there is no worker; else empty.
+  void note_deaths(std::string deaths);
   // How many workers the pool has, and how many of them cannot run this trainer's job.
   void note_pool(size_t pool_count, size_t declined_count);
   // Why the worker does not work for this trainer. False if that is known already.
@@ -69,6 +71,7 @@ class PoolStanding {
   size_t pool_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   size_t declined_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   size_t open_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+  std::string deaths_ PENSTOCK_GUARDED_BY(mutex_);
   std::map<uint64_t, std::string> refusals_ PENSTOCK_GUARDED_BY(mutex_);
   std::map<uint64_t, std::pair<std::string, FamilySet>> apart_ PENSTOCK_GUARDED_BY(mutex_);
   bool is_apart_told_ PENSTOCK_GUARDED_BY(mutex_) = false;

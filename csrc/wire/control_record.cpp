@@ -34,6 +34,7 @@ void fields(Visitor& visit, WorkerReport& m) {
   visit(m.name, kWorkerNameBytesMax);
   visit(m.job_kinds);
   visit(m.torch);
+  visit(m.stuck_ms);
 }
 template <typename Visitor>
 void fields(Visitor& visit, WorkerOrders& m) {

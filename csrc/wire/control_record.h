@@ -17,7 +17,7 @@
 namespace penstock::wire {
 
 constexpr uint32_t kControlMagic = 0x31434e50;  // "PNC1"
-constexpr uint16_t kControlVersion = 5;
+constexpr uint16_t kControlVersion = 6;
 
 // Caps, checked before anything is allocated.
 constexpr size_t kControlNameBytesMax = 256;  // of an endpoint, or of a job's name

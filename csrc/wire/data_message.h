@@ -42,7 +42,7 @@ struct ToTrainer {
     kBroken,       // something on the link was lost, or the worker knows nothing of it: begin another
     kStarted,
     kAnswer,
-    kHandedBack,  // the worker leaves and will not begin this
+    kHandedBack,  // the worker leaves and will not make this
     kPong,
     kLeaving,   // the worker takes no more requests
     kDeclined,  // the worker cannot make the batches of this trainer

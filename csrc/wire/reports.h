@@ -48,7 +48,11 @@ struct WorkerReport {
   std::string name{};                // that the engine which started it knows it by; empty without an engine
   uint8_t job_kinds = kind_bit(JobKind::kPython);  // that it can run
   uint16_t torch = 0;                              // as torch_number()
+  // For how long it has been at a batch that nobody wants any more, once that is longer than its batches take; else 0.
+  // It makes nothing for anybody meanwhile.
+  uint32_t stuck_ms = 0;
 
+  bool is_stuck() const { return stuck_ms > 0; }
   bool has_declined(uint64_t id) const { return std::find(declined.begin(), declined.end(), id) != declined.end(); }
   // Whether `decline_reason` is about this trainer.
   bool has_declined_last(uint64_t id) const { return !declined.empty() && declined.back() == id; }

@@ -55,6 +55,7 @@ Result<std::unique_ptr<PoolServer>> PoolServer::start(PoolServerOptions options)
   if (options.numerics == Numerics{}) options.numerics = runtime::numeric_fingerprint();
   auto server = std::make_unique<PoolServer>(std::move(options), worker_id.value());
   if (auto started = server->loop_.start(); !started) return started.error();
+  write_exit_line(server->options_.exit_fd, ExitWord::kServing);
   return server;
 }
 
@@ -155,6 +156,12 @@ void PoolServer::decline(std::string reason) {
   PoolResult result{.kind = PoolResult::Kind::kDeclined};
   result.text = std::move(reason);
   result.text.resize(std::min(result.text.size(), wire::kPoolBodyBytesMax / 2));
+  exchange_.finish(std::move(result));
+}
+
+void PoolServer::leave(std::string reason) {
+  PoolResult result{.kind = PoolResult::Kind::kHandedBack};
+  result.text = std::move(reason);
   exchange_.finish(std::move(result));
 }
 

@@ -94,6 +94,8 @@ class PoolServer {
   void give_up();
   // This worker cannot make the batches that the trainer asks for.
   void decline(std::string reason);
+  // This process can make nothing any more, and another may: hands the work back, and drains.
+  void leave(std::string reason);
 
   // Takes no more work; next() ends once all that was begun has been taken.
   void drain() { exchange_.drain(); }

@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/descriptor_limit.h"
 #include "base/live_clock.h"
 #include "net/readiness.h"
 #include "worker/cpu_time.h"
@@ -29,6 +30,10 @@ namespace {
 
 constexpr auto kLookInterval = milliseconds(200);  // at the parent, and at how long the controller has been silent
 constexpr int kReceiveCountMax = 256;              // before other things are looked at
+
+std::string spoken_seconds(Duration time) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time).count()) + " s";
+}
 
 }  // namespace
 
@@ -108,9 +113,11 @@ Result<void> PoolServerIo::open_data_port() {
   return {};
 }
 
-void PoolServerIo::end_because(Fault reason) {
+void PoolServerIo::end_because(End end) {
   if (std::exchange(has_ended_, true)) return;
-  exchange_.close(std::move(reason));
+  // Before the main thread knows, which may then end the process.
+  if (end.word) write_exit_line(options_.exit_fd, *end.word, end.text);
+  exchange_.close(std::move(end.reason));
   outbox_.clear();
   held_.clear();
   if (registration_) registration_->say_farewell();
@@ -122,7 +129,7 @@ void PoolServerIo::end_because(Fault reason) {
   context_.reset();
 }
 
-void PoolServerIo::end() { end_because({Errc::kClosed, "this worker was stopped"}); }
+void PoolServerIo::end() { end_because({.reason = {Errc::kClosed, "this worker was stopped"}}); }
 
 Result<void> PoolServerIo::serve() {
   if (has_ended_) {
@@ -131,7 +138,12 @@ Result<void> PoolServerIo::serve() {
   }
   const Instant now = clock_now();
   if (auto received = receive(now); !received) {
-    end_because(received.error());
+    end_because({.reason = received.error()});
+    return {};
+  }
+  // A worker that the controller refuses is refused again.
+  if (auto heard = registration_ ? registration_->receive(session_, now) : Result<void>(); !heard) {
+    end_because({.reason = heard.error(), .word = ExitWord::kUseless});
     return {};
   }
   take_signals();
@@ -143,10 +155,11 @@ Result<void> PoolServerIo::serve() {
   const auto energy_uj = energy_ ? energy_->process_uj() : Result<uint64_t>(wire::kUnknownEnergy);
   outbox_.pump(*server_, *data_, handover_.get(), energy_uj ? energy_uj.value() : wire::kUnknownEnergy);
   if (registration_) {
-    registration_->report(session_, now);
+    registration_->report(session_, maker_.is_stuck() ? maker_.abandoned() : Duration(0), now);
     for (std::string& notice : registration_->take_notices()) exchange_.add_notice(std::move(notice));
   }
-  if (auto reason = end_reason(now)) end_because(*std::move(reason));
+  if (auto end = end_of(now)) end_because(*std::move(end));
+  if (!has_ended_ && options_.exit_fd >= 0) end_lost_process(now);
   return {};
 }
 
@@ -175,8 +188,7 @@ Result<void> PoolServerIo::receive(Instant now) {
                     .text = request.error().message});
     }
   }
-  if (auto received = data_->receive(); !received) return received;
-  return registration_ ? registration_->receive(session_, now) : Result<void>();
+  return data_->receive();
 }
 
 void PoolServerIo::take_request(const wire::PoolRequest& request, const std::string& routing_id, Instant now) {
@@ -227,15 +239,28 @@ void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const s
 void PoolServerIo::serve_maker(Instant now) {
   auto asked = exchange_.take_asked();
   if (asked.is_to_drain && !session_.is_draining()) drain(now);
-  if (asked.result) take_result(*std::move(asked.result));
+  if (asked.result) take_result(*std::move(asked.result), now);
   finish_given_up();
   if (asked.wants_work) begin_work();
   fetch_blob(asked.blob, now);
-  exchange_.set_wanted(session_.may_be_wanted());
+  const bool is_wanted = session_.may_be_wanted();
+  exchange_.set_wanted(is_wanted);
+  has_maker_ = has_maker_ || asked.wants_work;
+  if (asked.wants_work || !has_maker_)
+    maker_.note(MakerWatch::State::kWaiting, now);
+  else
+    maker_.note(running_ && is_wanted ? MakerWatch::State::kMaking : MakerWatch::State::kAbandoned, now);
 }
 
-void PoolServerIo::take_result(PoolResult result) {
+void PoolServerIo::take_result(PoolResult result, Instant now) {
   PENSTOCK_ASSERT(running_, "a result of no work");
+  if (result.kind == PoolResult::Kind::kHandedBack) {
+    if (!session_.is_draining()) shortage_ = std::move(result.text);
+    drain(now);
+    session_.hand_back();
+    running_.reset();
+    return;
+  }
   if (result.kind == PoolResult::Kind::kGivenUp) {
     is_given_up_ = true;
     return;
@@ -248,6 +273,7 @@ void PoolServerIo::take_result(PoolResult result) {
       session_.decline();
     }
   } else {
+    maker_.note_made(std::chrono::steady_clock::now() - running_->begun_at);
     held_[running_->key] = std::make_shared<const PoolResult>(std::move(result));
   }
   const auto done = std::exchange(running_, nullptr);
@@ -274,7 +300,8 @@ void PoolServerIo::begin_work() {
   PENSTOCK_ASSERT(found != queued_.end(), "a request was queued without its bytes");
   PoolWork work = std::move(found->second);
   queued_.erase(found);
-  work.tenancy = tenancy_;
+  if (work_tenancy_ != tenancy_) maker_.begin_tenancy();
+  work_tenancy_ = work.tenancy = tenancy_;
   work.begun_at = std::chrono::steady_clock::now();
   work.cpu_begun_at = process_cpu_time();
   work.is_handed_over = handover_ && handover_->is_on();
@@ -367,9 +394,10 @@ void PoolServerIo::note_standing() {
   Standing standing = standing_;
   standing.trainer_id = session_.trainer_id();
   if (session_.is_draining() && standing.drain_cause == Cause::kNone) {
-    standing.drain_cause = first_signal_ == SIGTERM  ? Cause::kSigterm
-                           : first_signal_ == SIGINT ? Cause::kSigint
-                                                     : Cause::kOrder;
+    standing.drain_cause = !shortage_.empty()         ? Cause::kShortage
+                           : first_signal_ == SIGTERM ? Cause::kSigterm
+                           : first_signal_ == SIGINT  ? Cause::kSigint
+                                                      : Cause::kOrder;
     standing.left_count = static_cast<uint32_t>(session_.held_count()) + (session_.is_busy() ? 1 : 0);
   }
   if (standing == standing_) return;
@@ -377,19 +405,50 @@ void PoolServerIo::note_standing() {
   exchange_.set_standing(standing_);
 }
 
-std::optional<Fault> PoolServerIo::end_reason(Instant now) {
-  if (failure_) return failure_;
-  if (is_orphan()) return Fault{Errc::kClosed, "the process that started this worker is gone"};
-  if (session_.is_draining() && session_.is_empty() && outbox_.is_empty())
-    return Fault{Errc::kClosed, "this worker was drained"};
+std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) {
+  if (failure_) return End{.reason = *failure_};
+  if (is_orphan()) return End{.reason = {Errc::kClosed, "the process that started this worker is gone"}};
+  // A trainer that has not read yet that its batch is handed back takes the end for a death by it.
+  const bool is_understood = shortage_.empty() || session_.trainer_id() == 0;
+  if (session_.is_draining() && session_.is_empty() && outbox_.is_empty() && is_understood) {
+    return End{.reason = {Errc::kClosed, "this worker was drained"},
+               .word = shortage_.empty() ? ExitWord::kDrained : ExitWord::kFailed,
+               .text = shortage_};
+  }
+  const bool is_idle = session_.trainer_id() == 0 && session_.is_empty();
   const auto silence = registration_ ? registration_->silence(now) : std::nullopt;
-  if (silence && *silence >= options_.patience && session_.trainer_id() == 0 && session_.is_empty()) {
-    return Fault{Errc::kFailed,
-                 "the controller at " + options_.controller->text() + " has said nothing for " +
-                     std::to_string(std::chrono::duration_cast<std::chrono::seconds>(*silence).count()) +
-                     " s, and there is nothing to do; start this worker again when there is a controller"};
+  if (silence && *silence >= options_.patience && is_idle) {
+    return End{.reason = {Errc::kFailed,
+                          "the controller at " + options_.controller->text() + " has said nothing for " +
+                              spoken_seconds(*silence) +
+                              ", and there is nothing to do; start this worker again when there is a controller"},
+               .word = ExitWord::kUseless};
+  }
+  // What jobs have left open is not for the next one to pay for.
+  if (options_.exit_fd >= 0 && is_idle && tenancy_ > 0 && !session_.is_draining() && are_descriptors_short()) {
+    shortage_ = "half of the files that it may have open, or more, are open, as its jobs have left them";
+    drain(now);
   }
   return std::nullopt;
+}
+
+void PoolServerIo::end_lost_process(Instant now) {
+  if (session_.is_draining() && !drained_at_) drained_at_ = now;
+  std::string text;
+  if (maker_.is_lost(options_.abandoned_grace)) {
+    const std::string batch = running_ ? to_text(running_->key) : "a batch that it had answered";
+    text = "it was at " + batch + " for " + spoken_seconds(maker_.abandoned()) +
+           " in which nobody wanted that: its dataset hangs, or took far longer than for other batches";
+  } else if (drained_at_ && now - *drained_at_ >= options_.drain_grace) {
+    text = spoken_seconds(now - *drained_at_) + " after it was told to leave " +
+           (running_ ? "it was still at " + to_text(running_->key) : "its trainer had not taken what it has made") +
+           ", which others make now; --grace gives it longer";
+  } else {
+    return;
+  }
+  const bool was_told = session_.is_draining() && shortage_.empty();
+  write_exit_line(options_.exit_fd, was_told ? ExitWord::kDrained : ExitWord::kFailed, text);
+  ::_exit(EXIT_FAILURE);
 }
 
 Result<bool> PoolServerIo::wait(int wake_fd, bool may_sleep) {

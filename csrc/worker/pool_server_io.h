@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/event_loop.h"
+#include "base/exit_pipe.h"
 #include "base/file_descriptor.h"
 #include "base/instant.h"
 #include "base/numerics.h"
@@ -29,6 +30,7 @@
 #include "worker/answer_outbox.h"
 #include "worker/blob_fetch.h"
 #include "worker/energy_meter.h"
+#include "worker/maker_watch.h"
 #include "worker/orphan_grace.h"
 #include "worker/pool_work.h"
 #include "worker/registration.h"
@@ -37,6 +39,9 @@
 #include "worker/work_exchange.h"
 
 namespace penstock::worker {
+
+// How long a worker that is to leave may take for what it has begun, if its supervisor gives it no other time.
+constexpr Duration kDrainGrace = std::chrono::seconds(30);
 
 struct PoolServerOptions {
   net::Endpoint bind;
@@ -66,6 +71,11 @@ struct PoolServerOptions {
   std::string handover = {};
   // The powercap tree of this machine, which must tell its energy. Empty: where Linux has it, if it can be read.
   std::string powercap = {};
+  // The writing end of a supervisor's ExitPipe; -1 where none looks after this process. With one, a process that makes
+  // nothing any more is ended, since another takes its place.
+  int exit_fd = -1;
+  Duration abandoned_grace = kAbandonedGrace;  // of MakerWatch::is_lost()
+  Duration drain_grace = kDrainGrace;
 };
 
 // Confined to its loop's thread, except where a comment says otherwise. Once the loop has ended it only looks after its
@@ -103,7 +113,7 @@ class PoolServerIo final : public EventLoop::Handler {
   void take_request(const wire::PoolRequest& request, const std::string& routing_id, Instant now);
   void take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, Instant now);
   void serve_maker(Instant now);
-  void take_result(PoolResult result);
+  void take_result(PoolResult result, Instant now);
   void finish_given_up();
   void begin_work();
   void fetch_blob(const std::optional<wire::BlobId>& id, Instant now);
@@ -113,10 +123,17 @@ class PoolServerIo final : public EventLoop::Handler {
   void drain(Instant now);
   // Has the log know when it changes.
   void note_standing();
-  // Why this worker ends now, if it does.
-  std::optional<Fault> end_reason(Instant now);
+  // Why this worker ends now, if it does, and the word for its supervisor, if there is one.
+  struct End {
+    Fault reason;
+    std::optional<ExitWord> word{};
+    std::string text{};  // behind the word
+  };
+  std::optional<End> end_of(Instant now);
   // Lets everything go; next() says why.
-  void end_because(Fault reason);
+  void end_because(End end);
+  // Ends the process where waiting for the thread that makes batches is of no use.
+  void end_lost_process(Instant now);
   bool is_orphan() const;
 
   const PoolServerOptions& options_;
@@ -141,8 +158,13 @@ class PoolServerIo final : public EventLoop::Handler {
   std::map<wire::BatchKey, std::shared_ptr<const PoolResult>> held_;  // shared with messages on their way
   std::map<uint64_t, std::string> declined_;                          // why, by trainer
   std::optional<BlobFetch> fetch_;
+  MakerWatch maker_;
+  bool has_maker_ = false;     // it has asked for work
+  uint64_t work_tenancy_ = 0;  // of the work that was begun last
   uint32_t signal_count_ = 0;
   int first_signal_ = 0;
+  std::optional<Instant> drained_at_;  // since when it is to leave
+  std::string shortage_;               // for which it leaves, if that is why
   Standing standing_;
   std::optional<Fault> failure_;  // of the system: no key could be made
   bool has_ended_ = false;

@@ -77,8 +77,9 @@ class HeldBatch {
 struct PoolResult {
   enum class Kind : uint8_t {
     kAnswer,
-    kGivenUp,   // nobody wanted it any more
-    kDeclined,  // nothing that this trainer asks for can be made here; `text` says why
+    kGivenUp,     // nobody wanted it any more
+    kDeclined,    // nothing that this trainer asks for can be made here; `text` says why
+    kHandedBack,  // nothing can be made in this process any more; `text` says why
   };
   Kind kind = Kind::kAnswer;
   wire::AnswerKind answer = wire::AnswerKind::kNone;

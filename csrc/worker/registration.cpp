@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/registration.h"
 
+#include <algorithm>
 #include <chrono>
+#include <limits>
 #include <utility>
 #include <variant>
 
@@ -82,7 +84,7 @@ void Registration::take_event(const ConnectionEvent& event, Instant now) {
   }
 }
 
-void Registration::report(const cluster::WorkerSession& session, Instant now) {
+void Registration::report(const cluster::WorkerSession& session, Duration stuck, Instant now) {
   if (!enrolment_.take(session, now) || !socket_->is_connected()) return;
   if (enrolment_.clock.take_renewal(now)) return socket_->renew();
   auto report = enrolment_.report(session);
@@ -92,6 +94,8 @@ void Registration::report(const cluster::WorkerSession& session, Instant now) {
   report.job_kinds = description_.job_kinds;
   report.torch = description_.torch;
   report.decline_reason = decline_reason_;
+  const auto stuck_ms = std::chrono::duration_cast<std::chrono::milliseconds>(stuck).count();
+  report.stuck_ms = static_cast<uint32_t>(std::min<int64_t>(stuck_ms, std::numeric_limits<uint32_t>::max()));
   // One that does not get through is made good by the next.
   static_cast<void>(socket_->send(wire::write_control(report)));
 }

@@ -43,8 +43,9 @@ class Registration {
   // Takes the messages that have come, and has `session` carry them out. kFailed with the reason if the controller
   // refuses this worker.
   Result<void> receive(cluster::WorkerSession& session, Instant now);
-  // Sends a report if one is due.
-  void report(const cluster::WorkerSession& session, Instant now);
+  // Sends a report if one is due. `stuck` is for how long the worker has been stuck, as MakerWatch has it; 0: it is
+  // not.
+  void report(const cluster::WorkerSession& session, Duration stuck, Instant now);
   // Why the latest trainer was declined; reports say it.
   void set_decline_reason(std::string_view reason);
   // Has one go out now.

@@ -16,14 +16,15 @@ Result<std::shared_ptr<const PoolWork>> WorkExchange::next(Deadline deadline) {
   }
   wants_work_ = false;
   // Work that was begun is finished, whatever ended meanwhile.
-  if (offered_) return std::exchange(offered_, nullptr);
-  return *reason_;
+  if (!offered_) return *reason_;
+  is_in_hand_ = true;
+  return std::exchange(offered_, nullptr);
 }
 
 void WorkExchange::finish(PoolResult result) {
   MutexLock lock(mutex_);
   wished_blob_.reset();
-  if (reason_) return;
+  if (!std::exchange(is_in_hand_, false) || reason_) return;
   PENSTOCK_ASSERT(!result_, "two results of one piece of work");
   result_ = std::move(result);
   wake();

@@ -24,7 +24,7 @@ constexpr size_t kNoticeCountMax = 64;  // older ones are dropped
 
 // For whom a worker works, and why it leaves: its log says so when it changes.
 struct Standing {
-  enum class DrainCause : uint8_t { kNone, kSigterm, kSigint, kOrder };
+  enum class DrainCause : uint8_t { kNone, kSigterm, kSigint, kOrder, kShortage };
   uint64_t trainer_id = 0;  // that it works for; 0 for none
   DrainCause drain_cause = DrainCause::kNone;
   uint32_t left_count = 0;  // batches that it had begun and its trainer had not, when it began to drain
@@ -44,7 +44,8 @@ class WorkExchange {
 
   // The next piece of work. kTimeout at the deadline; why the server ended once it has. Blocks.
   Result<std::shared_ptr<const PoolWork>> next(Deadline deadline);
-  // Hands over the result.
+  // Hands over the result of the work in hand. A second one is dropped: a dataset's signal handler may raise just
+  // behind the first.
   void finish(PoolResult result);
   // A blob that the work in hand is made with. kTimeout at the deadline, after which the same is asked for again;
   // kClosed when the work is not wanted any more. Blocks.
@@ -90,6 +91,7 @@ class WorkExchange {
   bool wants_work_ PENSTOCK_GUARDED_BY(mutex_) = false;
   bool is_wanted_ PENSTOCK_GUARDED_BY(mutex_) = false;
   bool is_to_drain_ PENSTOCK_GUARDED_BY(mutex_) = false;
+  bool is_in_hand_ PENSTOCK_GUARDED_BY(mutex_) = false;  // work that was given out
   std::optional<PoolResult> result_ PENSTOCK_GUARDED_BY(mutex_);
   std::optional<wire::BlobId> wished_blob_ PENSTOCK_GUARDED_BY(mutex_);
   std::optional<Result<std::vector<std::byte>>> blob_ PENSTOCK_GUARDED_BY(mutex_);

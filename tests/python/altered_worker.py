@@ -110,6 +110,7 @@ def have_little_memory(mebibytes: str) -> None:
 
     def then_set_limit(server: Any) -> None:
         heed_signals(server)
+        pool_worker._heed_signals = heed_signals  # which each batch asks for again
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + (int(mebibytes) << 20)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -37,6 +37,7 @@ def worker(number: int, **others: Any) -> dict[str, Any]:
         "assigned_to": None,
         "is_withdrawn": False,
         "is_draining": False,
+        "stuck_s": None,
         "unfit_for": [],
         "unfit_reason": None,
         "since_report_s": 0.25,
@@ -171,6 +172,7 @@ def test_why_a_worker_cannot_run_a_job_is_said_while_the_job_is_there() -> None:
     [
         ([], True, "the pool has none"),
         ([worker(1, is_draining=True)], True, "the pool has none"),
+        ([worker(1, stuck_s=4.2)], True, "all are stuck at batches that nobody wants, and are"),
         ([worker(1)], False, "the controller assigns nobody yet"),
         ([worker(1, trainer=SECOND)], True, "they work for other jobs, or are about to begin"),
     ],

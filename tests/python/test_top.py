@@ -273,7 +273,7 @@ def test_what_programs_get_has_jobs_with_ranks_and_the_totals() -> None:
     assert fields["jobs"][1]["ranks"] == [SECOND, "11a3000000000001"]
     assert fields["jobs"][1]["waited_share_max"] == 0.5
     assert fields["totals"]["workers_by_state"] == {
-        "serving": 2, "free": 1, "moving": 0, "draining": 1,
+        "serving": 2, "free": 1, "moving": 0, "stuck": 0, "draining": 1,
     }  # fmt: skip
     assert fields["trainers"][0]["ledger"]["seconds"]["compute"] == 3.0
     assert fields["trainers"][0]["bytes_per_s"] == pytest.approx(12.34e6)

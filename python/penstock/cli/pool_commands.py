@@ -127,7 +127,7 @@ def _run_controller(args: argparse.Namespace, start_dashboard: StartDashboard) -
 def _work(arguments: Sequence[str]) -> int:
     # Here, since the other commands do without.
     from penstock.pool.worker_addresses import worker_addresses
-    from penstock.pool.worker_spec import PATIENCE_S, PoolWorkerSpec
+    from penstock.pool.worker_spec import DRAIN_GRACE_S, PATIENCE_S, PoolWorkerSpec
     from penstock.pool.worker_supervisor import Supervisor
 
     parser = CommandParser(
@@ -135,8 +135,8 @@ def _work(arguments: Sequence[str]) -> int:
         f"worker [--controller {ADDRESS}] [--processes N] [OPTION ...]",
         """\
 Runs worker processes of a pool on this host, which make batches for whichever trainer the
-controller gives them to. One that dies is started again. SIGTERM or Ctrl-C has them finish what
-they have begun and leave; a second one ends them at once.""",
+controller gives them to. One that ends is started again, unless it was told to leave. SIGTERM or
+Ctrl-C has them finish what they have begun and leave; a second one ends them at once.""",
         """\
 examples:
   penstock worker --controller tcp://127.0.0.1:7000 --processes 4
@@ -184,6 +184,14 @@ examples:
         f"ends (default: {PATIENCE_S:g})",
     )
     parser.add_argument(
+        "--grace",
+        type=seconds(1),
+        default=DRAIN_GRACE_S,
+        metavar="SECONDS",
+        help="time that a worker has to finish its batch after SIGTERM, Ctrl-C or `penstock "
+        f"drain`; others make what it has not finished by then (default: {DRAIN_GRACE_S:g})",
+    )
+    parser.add_argument(
         "--powercap",
         metavar="DIR",
         help="folder of the powercap tree, from which the energy of this host is read; the worker "
@@ -218,6 +226,7 @@ examples:
                 parent_pid=os.getpid(),
                 name=os.environ.get(NAME_VARIABLE, ""),
                 powercap=args.powercap or "",
+                grace_s=args.grace,
             )
             for address in addresses
         ]

@@ -14,7 +14,7 @@ from penstock.pool.pool_log import short_id
 from penstock.pool.pool_status import name_of, software_of, text_of
 
 # What a worker does, in the order in which totals are listed.
-WORKER_STATES = ("serving", "free", "moving", "draining")
+WORKER_STATES = ("serving", "free", "moving", "stuck", "draining")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +214,8 @@ def _worker_view(worker: dict[str, Any]) -> WorkerView:
     works_for = worker["trainer"] or worker["assigned_to"]
     if worker["is_draining"]:
         state = "draining"
+    elif worker["stuck_s"] is not None:
+        state = "stuck"
     elif worker["is_withdrawn"]:
         state = "moving"
     else:

@@ -192,7 +192,7 @@ def _worker_row(worker: WorkerView, titles: Mapping[str, str], parent: str | Non
     if worker.works_for is not None:
         works_for = titles.get(worker.works_for, f"trainer {worker.works_for[:8]}, which is gone")
     unfit = [titles[one] for one in worker.unfit_for if one in titles]
-    tone = {"serving": "good", "free": ""}.get(worker.state, "warn")
+    tone = {"serving": "good", "free": "", "stuck": "bad"}.get(worker.state, "warn")
     detail = f"runs {worker.software or 'versions that are not known'}"
     if unfit:
         detail, tone = (
@@ -315,7 +315,7 @@ TABLES = (
         (
             Column("worker", "WORKER", "host and process"),
             Column("id", "ID", "how its id begins"),
-            Column("state", "STATE", "serving, free, moving to another job, or draining"),
+            Column("state", "STATE", "serving, free, moving to another job, stuck, or draining"),
             Column("job", "WORKS FOR", "the job, and the trainer's host and process"),
             Column("address", "REACHED AT", "where trainers connect to it"),
             Column("seen", "SEEN s", "since its last report", True),

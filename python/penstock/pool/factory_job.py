@@ -118,7 +118,7 @@ def _make(factory: str, arguments: Any, begin: str, worker: str) -> Any:
             function = getattr(function, part)
         made = function(**({} if arguments is None else arguments))  # type: ignore[operator]
         return made
-    except (Exception, SystemExit) as error:  # whatever the user's own modules raise
+    except BaseException as error:  # whatever the user's own modules raise
         raise JobRefused(
             f"{begin}: on this worker ({worker}, working directory {os.getcwd()}), the factory "
             f"{factory} failed with {type(error).__name__}: {error}; its module has to be "

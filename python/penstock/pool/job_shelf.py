@@ -37,12 +37,13 @@ class JobShelf:
         self._states: dict[bytes, ProcessState] = {}  # in which jobs have left the process
         self._current: bytes | None = None  # the job in whose state the process is
         self._kept_blob: tuple[bytes, bytes] = (b"", b"")  # of the last job, with its id
+        self.has_had_jobs = False  # whether the code of one has run in this process
 
     def job_of(self, work: _C.PoolWork) -> RunningJob:
         """The job that ``work`` is of. Waits for the trainer to send it, if need be.
 
         Raises JobRefused when it cannot run here, UnsupportedError when the trainer has it no more,
-        and ClosedError when nobody wants the batch any more.
+        and ClosedError when nobody wants the batch any more; else whatever the user's code raises.
         """
         if not work.blobs:
             raise JobRefused(
@@ -64,6 +65,7 @@ class JobShelf:
             began_at = time.monotonic()
             blob = self._blob_of(job_id)
             self._enter(None)
+            self.has_had_jobs = True
             try:
                 if is_of_cpp(blob):
                     unpacked = open_factory_job(blob, self._fetch)
@@ -71,13 +73,13 @@ class JobShelf:
                     unpacked = unpack_job(blob, self._fetch, self._code_root)
                 del blob
                 job = RunningJob(self._server, unpacked, seeds_of(work))
+                job.begin_watch(time.monotonic() - began_at)
+                job.begin_epoch(work)
             except BaseException:
                 self._of_worker.put_back()
                 raise
             self._jobs[job_id] = job
             self._current = job_id
-            job.begin_watch(time.monotonic() - began_at)
-            job.begin_epoch(work)
         self._enter(job_id)
         self._jobs.move_to_end(job_id)
         return job

@@ -15,7 +15,7 @@ from penstock import _C
 from penstock.errors import PenstockError
 from penstock.pool.code_folder import CodeFolder
 from penstock.pool.pool_worker import run_worker
-from penstock.pool.worker_spec import USELESS_EXIT_CODE, PoolWorkerSpec
+from penstock.pool.worker_spec import PoolWorkerSpec
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
         run_worker(spec, started, lambda text: print(text, file=sys.stderr))
     except (PenstockError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
-        return USELESS_EXIT_CODE
+        return 1
     finally:
         code.remove()
     return 0

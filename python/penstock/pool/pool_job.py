@@ -125,7 +125,7 @@ def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) 
     settings.apply()
     try:
         fetch, init_fn = pickle.loads(memoryview(blob)[: _header_span(blob).start])
-    except (Exception, SystemExit) as error:  # whatever the user's own modules and objects raise
+    except BaseException as error:  # whatever the user's own modules and objects raise
         raise JobRefused(f"{begin}: {_told(error, header, len(blob), worker)}") from error
     return Job(
         fetch, init_fn, header.shard_count, header.trust_workers, header.name, settings, folders

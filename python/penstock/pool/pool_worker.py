@@ -22,7 +22,12 @@ from penstock.errors import ClosedError, PenstockError, UnsupportedError
 from penstock.pool.descriptor_limit import raise_descriptor_limit
 from penstock.pool.job_shelf import JobShelf
 from penstock.pool.pool_status import spoken_numerics
-from penstock.pool.worker_errors import describe_error
+from penstock.pool.worker_errors import (
+    describe_error,
+    end_forked_child,
+    is_shortage,
+    place_of_process,
+)
 from penstock.pool.worker_journal import WorkerJournal
 from penstock.pool.worker_spec import PoolWorkerSpec
 from penstock.seams.iterators import set_thread_name, set_worker_signal_handlers
@@ -63,6 +68,8 @@ def run_worker(
         parent_pid=spec.parent_pid,
         handover=spec.handover,
         powercap=spec.powercap,
+        exit_fd=spec.exit_fd,
+        grace_s=spec.grace_s,
     )
     try:
         _set_up_process()
@@ -78,10 +85,16 @@ def run_worker(
 
 
 def _heed_signals(server: _C.PoolServer) -> None:
-    """The native thread drains the worker, whatever the dataset does at the moment."""
+    """The native thread drains the worker, whatever the dataset does at the moment. A job's modules
+    may have put handlers of their own in the place of these."""
     signal.set_wakeup_fd(server.signal_fd, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        if signal.getsignal(number) is not _leave_to_native_thread:
+            signal.signal(number, _leave_to_native_thread)
+
+
+def _leave_to_native_thread(*_: object) -> None:
+    pass
 
 
 def _set_up_process() -> None:
@@ -128,6 +141,7 @@ def _answer(
     server: _C.PoolServer, shelf: JobShelf, work: _C.PoolWork, journal: WorkerJournal
 ) -> None:
     """Raises ClosedError only when this worker has ended."""
+    pid, has_had_jobs = os.getpid(), shelf.has_had_jobs
     try:
         job = shelf.job_of(work)
         shelf.fetch_prefixes(work)
@@ -137,9 +151,33 @@ def _answer(
     except UnsupportedError as error:
         server.answer_error(work, *describe_error(error), None)
         return
-    except PenstockError as error:
-        server.decline(str(error))
-        journal.note_refusal(work.trainer_id, str(error))
+    except BaseException as error:  # whatever the user's code raises
+        end_forked_child(pid, error)
+        _refuse(server, work, journal, error, may_be_others_fault=has_had_jobs)
         return
+    _heed_signals(server)
     journal.note_batch(work.trainer_id, job.name)
     job.answer(work)
+
+
+def _refuse(
+    server: _C.PoolServer,
+    work: _C.PoolWork,
+    journal: WorkerJournal,
+    error: BaseException,
+    *,
+    may_be_others_fault: bool,
+) -> None:
+    """Says that the job cannot begin here. Where memory or descriptors are short and jobs before it
+    may still have them, another process takes this one's place: the next job does not pay for what
+    another has leaked."""
+    reason = str(error)
+    if not isinstance(error, PenstockError):
+        reason = f"on this worker ({place_of_process()}), {type(error).__name__}: {error}"
+    if may_be_others_fault and is_shortage(error):
+        server.leave(f"it could not begin another job: {reason}")
+    elif isinstance(error, (PenstockError, OSError, MemoryError)):
+        server.decline(reason)
+        journal.note_refusal(work.trainer_id, reason)
+    else:
+        server.answer_error(work, *describe_error(error), None)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import struct
@@ -19,7 +20,7 @@ from penstock import _C
 from penstock.errors import ClosedError, UnsupportedError
 from penstock.pool.pool_job import Job
 from penstock.pool.process_settings import ProcessState
-from penstock.pool.worker_errors import UNSENT_BATCH, describe_error
+from penstock.pool.worker_errors import UNSENT_BATCH, describe_error, end_forked_child
 from penstock.seams.iterators import DatasetKind, WorkerInfo, numpy_seed, set_worker_info
 from penstock.stream.batch_seeds import EpochSeeds
 from penstock.stream.shard_state import ShardStart, ShardStarts, StateFailure
@@ -46,6 +47,7 @@ class RunningJob:
         self.code_folders = job.code_folders
         self._server = server
         self._job = job
+        self._pid = os.getpid()
         self._fetch = collating_into(server, job.fetch)
         self._is_iterable = job.fetch.dataset_kind == DatasetKind.Iterable
         self._counted: _CountedCollate | None = None
@@ -76,9 +78,15 @@ class RunningJob:
         try:
             if init_fn is not None:
                 init_fn(0)
-        except Exception as error:
-            return describe_error(error)
+        except BaseException as error:
+            return self._describe_error(error)
         return None
+
+    def _describe_error(self, error: BaseException) -> tuple[str, str]:
+        """Describes whatever the user's code has raised: an exit or an interrupt, too, is an error
+        of its batch, and ends no worker."""
+        end_forked_child(self._pid, error)
+        return describe_error(error)
 
     def begin_watch(self, made_in_s: float) -> None:
         """To be called before the first batch; ``made_in_s`` is how long it took to get and unpack
@@ -129,9 +137,9 @@ class RunningJob:
             work, self._rows, len(self._rows[0]) if self._job.is_of_cpp else None
         ):
             return
-        epoch = self._epoch_of(work)
         shard_id = max(work.lane - 1, 0)
         raised: tuple[str, str] | None = None
+        epoch: _Epoch | None = None
         batch: Any = None
         indices: Any = None
         state: bytes | None = None
@@ -139,42 +147,48 @@ class RunningJob:
         # An error must not be kept in a variable: its traceback would keep this frame, and the
         # batch, alive.
         try:
+            epoch = self._epoch_of(work)
             if self._is_iterable:
                 epoch.find_lane(work, shard_id)
             place = BatchPlace(work.sequence, shard_id, work.first_place)
             indices, place = in_its_place(_indices_of(work), place)
             batch = epoch.fetch(indices, place)
-        except Exception as error:
+        except BaseException as error:
             if self._is_iterable and isinstance(error, StopIteration):
                 self._server.answer_end(work)
                 return
-            raised = describe_error(error)
+            raised = self._describe_error(error)
         try:
-            state = epoch.state(shard_id) if self._is_iterable else None
-        except Exception as error:
-            raised = describe_error(error)
-        if raised is None:
-            threads_drew = epoch.fetcher.threads_drew
-            sample_count = self._sample_count(indices)
+            state = epoch.state(shard_id) if self._is_iterable and epoch is not None else None
+        except BaseException as error:
+            raised = self._describe_error(error)
+        if raised is None and epoch is not None:
             try:
                 self._server.answer(
-                    work, batch, threads_drew, state, self._dumps, sample_count, self._told_size
+                    work,
+                    batch,
+                    epoch.fetcher.threads_drew,
+                    state,
+                    self._dumps,
+                    self._sample_count(indices),
+                    self._told_size,
                 )
                 return
             except ClosedError:
                 raise
             except UnsupportedError as error:
                 raised = (UNSENT_BATCH, describe_error(error)[1])
-            except Exception as error:
-                raised = describe_error(error)
+            except BaseException as error:
+                raised = self._describe_error(error)
+        assert raised is not None
         self._server.answer_error(work, *raised, state)
 
     def _describe(self, work: _C.PoolWork) -> None:
         """Says what the dataset is, to a trainer that cannot look at it."""
         try:
             size = None if self._is_iterable else len(self._job.fetch.dataset)
-        except Exception as error:
-            self._server.answer_error(work, *describe_error(error), None)
+        except BaseException as error:
+            self._server.answer_error(work, *self._describe_error(error), None)
             return
         self._server.begin()
         shape = {"iterable": self._is_iterable, "size": size}

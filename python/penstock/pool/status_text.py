@@ -96,6 +96,8 @@ class _Page:
     def _work_of(self, worker: dict[str, Any]) -> str:
         trainer_id = worker["trainer"] or worker["assigned_to"]
         work = "nobody" if trainer_id is None else self._job_of(trainer_id)
+        if worker["stuck_s"] is not None:
+            work = f"stuck for {worker['stuck_s']:.0f} s at a batch that nobody wants"
         if worker["is_draining"]:
             return f"{work}; draining"
         return f"{work}; moving to another" if worker["is_withdrawn"] else work
@@ -211,12 +213,15 @@ class _Page:
                 )
 
     def _why_none(self, trainer: dict[str, Any]) -> str:
-        able = [one for one in self._workers if not one["is_draining"]]
+        staying = [one for one in self._workers if not one["is_draining"]]
+        able = [one for one in staying if one["stuck_s"] is None]
         unfit = [one for one in able if trainer["id"] in one["unfit_for"]]
         if not self._controller["is_settled"]:
             return "the controller assigns nobody yet"
-        if not able:
+        if not staying:
             return "the pool has none"
+        if not able:
+            return "all are stuck at batches that nobody wants, and are about to be replaced"
         if len(unfit) == len(able):
             return "none of the pool can run it"
         return "they work for other jobs, or are about to begin"

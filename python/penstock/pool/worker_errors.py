@@ -9,18 +9,24 @@ and nothing unpickled for it.
 from __future__ import annotations
 
 import builtins
+import errno
 import os
 import socket
+import sys
+import traceback
 
 import torch
 
-from penstock.errors import PenstockError, UnsentBatchError, WorkerError
+from penstock.errors import PenstockError, SharedMemoryError, UnsentBatchError, WorkerError
 from penstock.seams.iterators import ExceptionWrapper
 from penstock.worker.failed_sample import name_sample, spoken_sample
 
 TEXT_BYTES_MAX = 64 * 1024
 # The name of the type of an error by which a worker refuses to send a batch.
 UNSENT_BATCH = f"{UnsentBatchError.__module__}.{UnsentBatchError.__qualname__}"
+
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_CAUSES_MAX = 8  # of an error that are looked at
 
 # A trainer that raises these from its iterator ends the epoch in silence.
 _ENDS_OF_ITERATION = (StopIteration, StopAsyncIteration)
@@ -41,6 +47,38 @@ def describe_error(error: BaseException) -> tuple[str, str]:
     place = f"{place_of_process()}\0"
     text = name_sample(wrapper.exc_msg, spoken_sample(error))
     return name, place + _end_of(text, TEXT_BYTES_MAX - len(os.fsencode(place)))
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether the system had no memory or no descriptor left, according to ``error`` or to what it
+    was raised from."""
+    found: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if isinstance(found, (MemoryError, SharedMemoryError)):
+            return True
+        if found is None or isinstance(found, OSError):
+            return found is not None and found.errno in _SHORTAGES
+        found = found.__cause__
+    return False
+
+
+def end_forked_child(worker_pid: int, error: BaseException) -> None:
+    """Ends this process as Python would after ``error``, if it is a child that the user's code has
+    forked: it is no worker, and must not answer for one. In the worker itself it does nothing."""
+    if os.getpid() == worker_pid:
+        return
+    status = 1
+    try:
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        elif error.code is None or isinstance(error.code, int):
+            status = error.code or 0
+        else:
+            print(error.code, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status & 0xFF)
 
 
 def place_of_process() -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The orders of a pool's worker process when it starts, and how it says that it cannot serve.
+"""The orders of a pool's worker process when it starts.
 
 The process that starts it has no torch, so this module has none either.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PATIENCE_S = 60.0
-USELESS_EXIT_CODE = 78  # sysexits.h's EX_CONFIG: another process would fare no better
+DRAIN_GRACE_S = 30.0  # worker::kDrainGrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,10 @@ class PoolWorkerSpec:
     powercap: str = ""
     # Whether its log has trouble only.
     is_quiet: bool = False
+    # How long it may take for what it has begun, once it is to leave.
+    grace_s: float = DRAIN_GRACE_S
+    # The writing end of its supervisor's ExitPipe; -1 where none looks after it.
+    exit_fd: int = -1
 
     @classmethod
     def of_trainer(

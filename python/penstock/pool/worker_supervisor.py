@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``penstock worker``: starts the worker processes of one host, and starts again those that die.
+"""``penstock worker``: starts the worker processes of one host, and starts again those that end
+without having been told to.
 
-The processes import torch. This one, which looks after them, does not.
+A process tells over a pipe why it ends (csrc/base/exit_pipe.h). Its exit code is only reported: the
+dataset that it runs may end it with any. The processes import torch. This one does not.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -14,15 +17,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
+from penstock import _pool
+from penstock.errors import SharedMemoryError
 from penstock.pool.code_folder import CodeFolder
 from penstock.pool.pool_log import PoolLog
-from penstock.pool.worker_spec import USELESS_EXIT_CODE, PoolWorkerSpec
+from penstock.pool.worker_spec import PoolWorkerSpec
 
-_PAUSE_S = 0.1  # before a process that died is started again; doubled each time
+_PAUSE_S = 0.1  # before a process that ended is started again; doubled each time
 _PAUSE_S_MAX = 5.0
 _LIVED_LONG_S = 30.0  # then the next pause is a short one again
+# For a process that has told why it ends, or has had its grace; then it is killed. What a dataset
+# has the interpreter do at its exit may hang.
+_EXIT_S_MAX = 10.0
 # As the parent was found, its process would find modules, whatever the folder it is in.
 _PROGRAM = """\
 import json, sys
@@ -45,8 +53,8 @@ class Supervisor:
     def run(self, end_fd: int | None = None, grace_s: float = 0.0) -> int:
         """Blocks until every process has left. Returns the exit code.
 
-        SIGTERM and SIGINT have the processes drain, and a second one ends them at once. When
-        ``end_fd`` can be read they drain, too, and those left ``grace_s`` later are killed.
+        SIGTERM and SIGINT have the processes drain, each within the grace of its spec, and a second
+        one ends them at once. When ``end_fd`` can be read they drain within ``grace_s``.
         """
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
@@ -57,13 +65,10 @@ class Supervisor:
         try:
             for child in self._children:
                 child.start()
-            kill_at: float | None = None
             while any(child.is_due for child in self._children):
-                if kill_at is not None and time.monotonic() >= kill_at:
-                    break
-                if self._wait(read_fd, end_fd, kill_at):
-                    self._end("the end of the program")
-                    end_fd, kill_at = None, time.monotonic() + grace_s
+                if self._wait(read_fd, end_fd):
+                    self._end("the end of the program", grace_s)
+                    end_fd = None
                 self._look_after_children()
         finally:
             for number, handler in handlers.items():
@@ -75,25 +80,32 @@ class Supervisor:
             os.close(write_fd)
         return int(self._has_failed)
 
-    def _wait(self, read_fd: int, end_fd: int | None, kill_at: float | None) -> bool:
+    def _wait(self, signal_fd: int, end_fd: int | None) -> bool:
         """Obeys signals. Returns whether ``end_fd`` can be read."""
-        due = [child.start_at for child in self._children if child.start_at is not None]
-        if kill_at is not None:
-            due.append(kill_at)
-        timeout = max(0.0, min(due) - time.monotonic()) if due else None
-        fds = [read_fd] if end_fd is None else [read_fd, end_fd]
-        readable, _, _ = select.select(fds, [], [], timeout)
-        if read_fd in readable:
-            for number in os.read(read_fd, 4096):
+        due = [at for child in self._children for at in child.due_at]
+        timeout_s = max(0.0, min(due) - time.monotonic()) if due else None
+        waiting = select.poll()  # select() takes no descriptor above 1,023
+        fds = [signal_fd, end_fd, *(child.pipe_fd for child in self._children)]
+        for fd in fds:
+            if fd is not None:
+                waiting.register(fd, select.POLLIN)
+        readable = {
+            fd for fd, _ in waiting.poll(None if timeout_s is None else math.ceil(timeout_s * 1e3))
+        }
+        if signal_fd in readable:
+            for number in os.read(signal_fd, 4096):
                 if number in (signal.SIGTERM, signal.SIGINT):
                     self._end(signal.Signals(number).name)
         return end_fd in readable
 
-    def _end(self, cause: str) -> None:
+    def _end(self, cause: str, grace_s: float | None = None) -> None:
         self._signal_count += 1
         self._say_end(cause)
         for child in self._children:
-            child.end()
+            if self._signal_count == 1:
+                child.end(grace_s)
+            else:
+                child.end_at_once()
 
     def _say_end(self, cause: str) -> None:
         count = sum(child.is_due for child in self._children)
@@ -106,14 +118,31 @@ class Supervisor:
 
     def _look_after_children(self) -> None:
         for child in self._children:
-            code = child.poll()
-            if code is not None and code != 0 and self._signal_count == 0:
-                if code == USELESS_EXIT_CODE:
-                    self._has_failed = True
-                else:
-                    child.schedule(code)
+            end = child.poll()
+            if end is not None:
+                self._take(child, end)
+            child.kill_if_late()
             if child.start_at is not None and child.start_at <= time.monotonic():
                 child.start()
+
+    def _take(self, child: _Child, end: _End) -> None:
+        if self._signal_count > 0 or end.is_as_told:
+            if end.has_reason:
+                self._log.tell(end.how)
+        elif end.is_final:
+            self._has_failed = True
+        else:
+            child.schedule(end.how)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a process has ended."""
+
+    how: str  # for people
+    has_reason: bool  # whether that has what the process itself has told
+    is_as_told: bool  # it was told to leave the pool
+    is_final: bool  # another process would fare no better
 
 
 class _Child:
@@ -121,9 +150,14 @@ class _Child:
         self._spec = spec
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: _pool.ExitPipe | None = None  # of the process
+        self._is_pipe_open = False
+        self._has_served = False  # one of the processes before it, at least
         self._started_at = 0.0
         self._pause_s = _PAUSE_S
         self._code: CodeFolder | None = None
+        self._has_told = False  # the process, why it ends
+        self._kill_at: float | None = None
         self.start_at: float | None = None
 
     @property
@@ -131,13 +165,23 @@ class _Child:
         """Whether it runs, or must be started."""
         return self._process is not None or self.start_at is not None
 
+    @property
+    def due_at(self) -> list[float]:
+        """When there is something to do."""
+        return [at for at in (self.start_at, self._kill_at) if at is not None]
+
+    @property
+    def pipe_fd(self) -> int | None:
+        """Readable when the process has told something."""
+        return self._pipe.read_fd if self._pipe is not None and self._is_pipe_open else None
+
     def start(self) -> None:
         """Starts the process; where the system refuses, says so and has it tried again."""
         self.start_at = None
         self._started_at = time.monotonic()
         try:
             self._launch()
-        except (OSError, MemoryError) as error:
+        except (OSError, MemoryError, SharedMemoryError) as error:
             self._forget()
             self._start_later(
                 f"a process could not be started ({error}); the system has to have memory, process "
@@ -146,32 +190,51 @@ class _Child:
 
     def _launch(self) -> None:
         self._code = CodeFolder()
-        spec = replace(self._spec, code_root=self._code.path)
+        self._pipe = _pool.ExitPipe.open()
+        self._is_pipe_open = True
+        exit_fd = self._pipe.write_fd
+        spec = replace(self._spec, code_root=self._code.path, exit_fd=exit_fd)
         # A session of its own: Ctrl-C at a terminal is for the parent, which tells it once.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), json.dumps(asdict(spec))],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=(exit_fd,),
         )
+        self._pipe.close_write()
 
-    def poll(self) -> int | None:
-        """The exit code of a process that has ended, once."""
-        if self._process is None:
+    def poll(self) -> _End | None:
+        """How the process ended, once it has, and once."""
+        if self._process is None or self._pipe is None:
             return None
-        code = self._process.poll()
-        if code is not None:
-            self._forget()
-        return code
+        code = self._process.poll()  # what it has told is in the pipe by then
+        # A process that its dataset has forked may live on and keep the pipe open.
+        self._is_pipe_open = self._pipe.read()
+        if code is None:
+            return None
+        word, text = self._pipe.end, self._pipe.text
+        has_served_itself = self._pipe.has_served
+        end = _End(
+            how=f"a process {_ending(code)}{': ' if text else ''}{text}",
+            has_reason=bool(text),
+            is_as_told=word == "drained",
+            # Where one has served before, it may be its port that is not free yet.
+            is_final=word == "useless" and (has_served_itself or not self._has_served),
+        )
+        self._has_served = self._has_served or has_served_itself
+        self._forget()
+        return end
 
     def _forget(self) -> None:
-        self._process = None
+        self._process = self._pipe = self._kill_at = None
+        self._has_told = False
         if self._code is not None:
             self._code.remove()
             self._code = None
 
-    def schedule(self, code: int) -> None:
+    def schedule(self, how: str) -> None:
         """Has it started again, after a pause."""
-        self._start_later(f"a process {_ending(code)}; another one starts")
+        self._start_later(f"{how}; another one starts")
 
     def _start_later(self, what: str) -> None:
         if time.monotonic() - self._started_at >= _LIVED_LONG_S:
@@ -180,10 +243,34 @@ class _Child:
         self._log.tell(f"{what} in {self._pause_s:g} s")
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
 
-    def end(self) -> None:
+    def end(self, grace_s: float | None = None) -> None:
+        """Has it leave within ``grace_s``, after which it is killed; None: within the grace of its
+        spec, and some time to end in."""
+        self.start_at = None
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        if grace_s is None:
+            grace_s = self._spec.grace_s + _EXIT_S_MAX
+        self._kill_at = time.monotonic() + grace_s
+
+    def end_at_once(self) -> None:
         self.start_at = None
         if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.kill()
+
+    def kill_if_late(self) -> None:
+        """Kills the process if it was to end and has not."""
+        if self._process is None or self._pipe is None:
+            return
+        now = time.monotonic()
+        if self._pipe.end is not None and not self._has_told:
+            self._has_told = True
+            self._kill_at = min(now + _EXIT_S_MAX, self._kill_at or math.inf)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._log.say(f"process {self._process.pid} was to end and has not; it is killed")
+            self._process.kill()
+            self._kill_at = None
 
     def kill(self) -> None:
         if self._process is not None:

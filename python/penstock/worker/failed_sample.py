@@ -34,7 +34,7 @@ class NamingMapFetcher(MapDatasetFetcher):
         walked: Any = _WalkedList(indices) if is_given_on else iter(indices)
         try:
             return super().fetch(walked)  # type: ignore[no-untyped-call]
-        except Exception:
+        except BaseException:
             if (place := _next_place(walked.walk if is_given_on else walked)) > 0:
                 failed_index = indices[place - 1]  # noqa: F841 - for spoken_sample()
             raise

@@ -4,6 +4,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
 
+#include <cstdlib>
 #include <stdexcept>
 #include <thread>
 #include <tuple>
@@ -34,6 +35,13 @@ PENSTOCK_DATASET(no_dataset, [](const penstock::Value&) { return std::shared_ptr
 PENSTOCK_DATASET(bad_sample, [](const penstock::Value&) {
   return penstock::make_dataset(20, [](int64_t index) {
     if (index == 6) throw std::out_of_range("no sample here");
+    return index;
+  });
+})
+PENSTOCK_DATASET(ending_sample, [](const penstock::Value& arguments) {
+  const auto code = static_cast<int>(arguments["code"].integer());
+  return penstock::make_dataset(20, [code](int64_t index) {
+    if (index == 6) std::_Exit(code);
     return index;
   });
 })

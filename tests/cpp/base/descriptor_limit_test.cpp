@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <string>
 
@@ -27,6 +28,23 @@ std::string limits_after(rlim_t soft, rlim_t hard) {
 TEST(DescriptorLimit, IsRaisedToTheHardOne) {
   EXPECT_EQ(limits_after(200, 400), "200 to 400, found 400 of 400");
   EXPECT_EQ(limits_after(400, 400), "400 to 400, found 400 of 400");
+}
+
+// A job left files open, and the next one, of somebody else, could open none.
+TEST(DescriptorLimit, HalfOfItIsShort) {
+  EXPECT_EQ(test::in_child([]() -> std::string {
+              const rlimit given{.rlim_cur = 64, .rlim_max = 64};
+              if (::setrlimit(RLIMIT_NOFILE, &given) != 0) return "the limit could not be set";
+              for (int fd = 3; fd < 64; ++fd) ::close(fd);
+              if (are_descriptors_short()) return "few are open";
+              while (::dup(0) < 32) {
+              }
+              if (!are_descriptors_short()) return "half of them are open";
+              while (::dup(0) >= 0) {
+              }
+              return are_descriptors_short() ? "" : "none is left";
+            }),
+            "");
 }
 
 }  // namespace

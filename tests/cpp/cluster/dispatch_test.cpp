@@ -278,6 +278,18 @@ TEST_F(PoisonTest, ThreeDeathsFailIt) {
   EXPECT_EQ(dispatch_.unanswered_count(), 1u);
 }
 
+TEST_F(PoisonTest, RequestThatMostDiedOfIsNamedUntilItIsAnswered) {
+  using Deaths = std::pair<wire::BatchKey, uint32_t>;
+  EXPECT_EQ(dispatch_.deadliest(), (Deaths{batch(1), 1}));
+  join(2);
+  dispatch_.started(2, batch(1));
+  lose(2);
+  EXPECT_EQ(dispatch_.deadliest(), (Deaths{batch(1), 2}));
+  join(3);
+  EXPECT_TRUE(answer(3, 1));
+  EXPECT_EQ(dispatch_.deadliest(), std::nullopt);
+}
+
 TEST_F(PoisonTest, DeathThatIsTakenBackDoesNotCount) {
   join(2);
   dispatch_.forgive(batch(0), now_);  // answered long ago
@@ -323,6 +335,23 @@ TEST_F(DispatchTest, DrainedWorkerFinishesWhatItBeganAndNothingElse) {
   EXPECT_EQ(count(Kind::kIdle), 1u);
   ask(3);
   EXPECT_EQ(asked(), (Asked{{2, 3}}));
+}
+
+TEST_F(DispatchTest, BatchThatALeavingWorkerHandsBackIsAskedOfAnother) {
+  join(1);
+  ask(0);
+  dispatch_.started(1, batch(0));
+  join(2);
+  asked();
+  dispatch_.drain_worker(1, now_);
+  collect();
+  EXPECT_EQ(asked(), (Asked{}));
+  dispatch_.handed_back(1, batch(0), now_);
+  collect();
+  EXPECT_EQ(asked(), (Asked{{2, 0}}));
+  EXPECT_EQ(count(Kind::kIdle), 1u);
+  lose(1);
+  EXPECT_EQ(dispatch_.deadliest(), std::nullopt);
 }
 
 class LaneTest : public DispatchTest {

@@ -182,6 +182,28 @@ TEST_F(RosterTest, DrainedWorkerIsWithdrawnAndToldSo) {
   EXPECT_FALSE(worker(1).is_fenced);
 }
 
+// The dataset of a job hung, the job had ended, and the status called its worker free: the next job was given it, and
+// never had a batch.
+TEST_F(RosterTest, StuckWorkerGoesToNobodyUntilItIsOfUseAgain) {
+  const auto stuck_worker = [this](uint64_t serves) {
+    roster_.worker_reported(
+        {.worker_id = 1, .incarnation = 1, .endpoint = "tcp://10.0.0.1:1", .trainer_id = serves, .stuck_ms = 2500},
+        now_);
+  };
+  settle();
+  worker(1);
+  worker(2);
+  EXPECT_EQ(trainer(100).size(), 2u);
+  stuck_worker(/*serves=*/100);
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{2}));
+  stuck_worker(/*serves=*/0);
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{2}));
+  EXPECT_EQ(last_.entries.size(), 1u);
+  EXPECT_EQ(last_.pool_count, 2u);
+  worker(1);
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{1, 2}));
+}
+
 TEST_F(RosterTest, WorkerThatDeclinedATrainerGoesToAnother) {
   settle();
   worker(1);

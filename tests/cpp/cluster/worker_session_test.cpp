@@ -275,6 +275,33 @@ TEST_F(WorkerSessionTest, DrainGivesBackWhatWasNotBegun) {
   EXPECT_EQ(last_.message.kind, Out::kRefused);
 }
 
+// A worker that had no descriptor left for another job ended, and its trainer took that for a death by its batch.
+TEST_F(WorkerSessionTest, WorkThatCannotBeDoneHereIsHandedBackWithTheRest) {
+  hello(1);
+  request(0);
+  request(1);
+  begin();
+  said();
+  session_.hand_back();
+  collect();
+  EXPECT_EQ(said(), (std::vector{Out::kLeaving, Out::kHandedBack, Out::kHandedBack}));
+  EXPECT_EQ(last_.message.key, batch(0));
+  EXPECT_TRUE(session_.is_draining());
+  EXPECT_TRUE(session_.is_empty());
+}
+
+TEST_F(WorkerSessionTest, WorkThatNobodyWantsIsHandedBackInSilence) {
+  hello(1);
+  request(0);
+  begin();
+  send({.kind = In::kCancel, .key = batch(0)});
+  said();
+  session_.hand_back();
+  collect();
+  EXPECT_EQ(said(), (std::vector{Out::kLeaving}));
+  EXPECT_TRUE(session_.is_empty());
+}
+
 class DecliningDesk : public WorkerSessionTest {
  protected:
   void decline() {

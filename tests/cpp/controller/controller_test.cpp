@@ -69,7 +69,8 @@ TEST_F(ControllerTest, TellsATrainerOfItsWorkersAndAnOperatorOfAll) {
   EXPECT_NE(status.json.find("\"about\": \"a \\\"worker\\\"\\u000a\\u00ff\""), std::string::npos) << status.json;
   EXPECT_NE(status.json.find("\"assigned_to\": \"0000000000000009\""), std::string::npos) << status.json;
   EXPECT_NE(status.json.find("\"ready_batches\": 3"), std::string::npos) << status.json;
-  EXPECT_NE(status.json.find("\"unfit_for\": [], \"unfit_reason\": null"), std::string::npos) << status.json;
+  EXPECT_NE(status.json.find("\"stuck_s\": null, \"unfit_for\": [], \"unfit_reason\": null"), std::string::npos)
+      << status.json;
   EXPECT_NE(status.json.find("\"idle_s\": 0.000, \"batches_per_s\": "), std::string::npos) << status.json;
   EXPECT_EQ(std::get<wire::DrainAnswer>(exchange(*operator_client, wire::DrainRequest{.worker_id = 8})),
             (wire::DrainAnswer{.worker_id = 8, .is_known = false}));

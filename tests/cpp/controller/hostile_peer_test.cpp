@@ -97,6 +97,7 @@ TEST_F(HostilePeerTest, WorkersReportWithOneWrongFieldLeavesOthersServed) {
       [](auto& r) { r.name = std::string(128, '\\'); },
       [](auto& r) { r.job_kinds = 0xff; },
       [](auto& r) { r.torch = 0xffff; },
+      [](auto& r) { r.stuck_ms = ~uint32_t{0}; },
   });
   static_assert(alterations.size() == field_count<wire::WorkerReport>(), "a field of a worker's report has no case");
   for (size_t index = 0; index < alterations.size(); ++index) {

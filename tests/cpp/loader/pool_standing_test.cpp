@@ -45,6 +45,21 @@ TEST(PoolStanding, ControllerThatAnsweredAndIsSilentIsNotTakenForOneThatNeverWas
   EXPECT_EQ(standing.describe(kWhere).find("penstock worker"), std::string::npos);
 }
 
+// The user was told to start workers, and not that the batch had ended all that there were.
+TEST(PoolStanding, BatchThatTheLastWorkersDiedOfIsNamedFirst) {
+  PoolStanding standing(wire::JobKind::kPython);
+  standing.note({.has_answered = true}, 0, 0);
+  standing.note_deaths("1 worker died while it made batch 9");
+  EXPECT_EQ(standing.describe(kWhere).rfind("1 worker died while it made batch 9; since then the controller at ", 0),
+            0u)
+      << standing.describe(kWhere);
+  expect_said(standing.describe(kWhere), "has no worker for this trainer: start some");
+  EXPECT_EQ(standing.describe("").rfind("1 worker died while it made batch 9; since then 0 of 0 workers", 0), 0u)
+      << standing.describe("");
+  standing.note_deaths("");
+  EXPECT_EQ(standing.describe(kWhere).rfind("the controller at ", 0), 0u) << standing.describe(kWhere);
+}
+
 TEST(PoolStanding, ControllerThatAnswersSaysHowManyWorkersThereAre) {
   PoolStanding standing(wire::JobKind::kPython);
   standing.note({.has_answered = true, .silence = seconds(1)}, 0, 0);

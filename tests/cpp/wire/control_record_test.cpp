@@ -21,7 +21,8 @@ std::vector<ControlMessage> one_of_each() {
                        .decline_reason = "no module named 'images'",
                        .name = "pool-3f2a-17",
                        .job_kinds = kJobKinds,
-                       .torch = torch_number(2, 11)},
+                       .torch = torch_number(2, 11),
+                       .stuck_ms = 4321},
           WorkerOrders{.incarnation = 3, .is_fenced = true, .is_to_drain = false},
           TrainerReport{.trainer_id = 5,
                         .job = "train.py",
@@ -123,7 +124,7 @@ TEST(ControlRecord, EveryMessageComesBack) {
 }
 
 TEST(ControlRecord, HasTheBytesOfTheSpecification) {
-  const std::vector<uint8_t> expected{0x50, 0x4e, 0x43, 0x31, 5, 0, 9, 0,  // PNC1, version 5, drain answer
+  const std::vector<uint8_t> expected{0x50, 0x4e, 0x43, 0x31, 6, 0, 9, 0,  // PNC1, version 6, drain answer
                                       7,    0,    0,    0,    0, 0, 0, 0,  // worker 7
                                       1};                                  // which is known
   const auto bytes = write_control(DrainAnswer{.worker_id = 7, .is_known = true});

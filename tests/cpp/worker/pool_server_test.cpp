@@ -11,7 +11,9 @@
 #include <csignal>
 #include <functional>
 #include <future>
+#include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -670,6 +672,163 @@ TEST_F(RegisteredWorker, OneWhoseControllerIsSilentEndsOnceItHasNothingToDo) {
   const Fault error = ended_.get();
   EXPECT_EQ(error.code, Errc::kFailed);
   EXPECT_NE(error.message.find("has said nothing"), std::string::npos) << error.message;
+}
+
+// ---- The supervisor
+
+class SupervisedWorker : public RegisteredWorker {
+ protected:
+  PoolServerOptions supervised() const {
+    auto supervised = registered();
+    supervised.exit_fd = pipe_.write_fd();
+    return supervised;
+  }
+
+  ExitPipe pipe_ = ExitPipe::open().value();
+};
+
+TEST_F(SupervisedWorker, SaysThatItServesAndThatItWasDrained) {
+  start(supervised());
+  serve_batches();
+  EXPECT_TRUE(pipe_.read());
+  EXPECT_TRUE(pipe_.has_served());
+  EXPECT_EQ(pipe_.end(), std::nullopt);
+  next_report();
+  say(wire::WorkerOrders{.incarnation = 1, .is_to_drain = true});
+  ended_.get();
+  EXPECT_TRUE(pipe_.read());
+  EXPECT_EQ(pipe_.end(), ExitWord::kDrained);
+  EXPECT_EQ(pipe_.text(), "");
+}
+
+TEST_F(SupervisedWorker, SaysThatAnotherWouldBeRefusedAsWell) {
+  start(supervised());
+  serve_batches();
+  next_report();
+  say(wire::Refusal{"another version"});
+  ended_.get();
+  EXPECT_TRUE(pipe_.read());
+  EXPECT_EQ(pipe_.end(), ExitWord::kUseless);
+}
+
+// A worker without a descriptor left was lost for good, and its trainer took it for one that its batch had killed.
+TEST_F(SupervisedWorker, OneThatCanMakeNothingMoreHandsItsBatchBackAndIsReplaced) {
+  start(supervised());
+  work_by([](PoolServer& server, const PoolWork&) { server.leave("no descriptor is left"); });
+  const auto trainer = train();
+  trainer->ask(0, {.indices = {100}});
+  ASSERT_TRUE(
+      trainer->serve_until([&] { return ended_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }));
+  EXPECT_EQ(ended_.get(), (Fault{Errc::kClosed, "this worker was drained"}));
+  EXPECT_EQ(server_->standing().drain_cause, Standing::DrainCause::kShortage);
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().dispatch().waiting_count() == 1; }));
+  EXPECT_TRUE(trainer->said.contains(ToTrainer::Kind::kHandedBack));
+  EXPECT_EQ(trainer->session().dispatch().deadliest(), std::nullopt);
+  EXPECT_TRUE(pipe_.read());
+  EXPECT_EQ(pipe_.end(), ExitWord::kFailed);
+  EXPECT_EQ(pipe_.text(), "no descriptor is left");
+}
+
+// Two results of one piece of work ended the worker: a dataset's alarm had raised as the first was handed over.
+TEST_F(PoolServerTest, SecondResultOfOnePieceOfWorkIsDropped) {
+  start(options());
+  work_by([this](PoolServer& server, const PoolWork& work) {
+    answer(server, work);
+    EXPECT_TRUE(server.answer_error(work, {.type_name = "TimeoutError", .text = "too late"}, {}));
+  });
+  const auto trainer = train();
+  for (uint64_t sequence = 0; sequence < 3; ++sequence) {
+    trainer->ask(sequence, {.indices = {100}});
+    expect_counting(trainer->answer(sequence), 100, static_cast<int>(sequence));
+  }
+}
+
+// A worker in a process of its own, which it may end, and its trainer, which has asked for a batch that hangs.
+class LoneWorker : net::PoolSockets {
+ public:
+  LoneWorker(const ExitPipe& pipe, Duration abandoned_grace, Duration drain_grace) {
+    PoolServerOptions options{
+        .bind = {.host = "127.0.0.1", .port = 0}, .keys = keys_.ring(Role::kWorker), .arena_bytes = kMegabyte};
+    options.numerics.fill(1);  // not computed in a process that was forked
+    options.exit_fd = pipe.write_fd();
+    options.abandoned_grace = abandoned_grace;
+    options.drain_grace = drain_grace;
+    server_ = PoolServer::start(std::move(options)).value();
+    std::thread([server = server_.get()] {
+      static_cast<void>(server->next(Clock::now() + kPatience));
+      for (;;) ::pause();
+    }).detach();
+    auto client = connect(server_->endpoint(), keys_.pair(Role::kTrainer), keys_.public_key(Role::kWorker));
+    expect_connected(*client);
+    trainer_ = std::make_unique<PoolTrainer>(context_, *resolver_, std::move(client), 7);
+    trainer_->begin(server_->worker_id());
+    trainer_->ask(0, {.indices = {100}});
+  }
+
+  PoolServer& server() { return *server_; }
+  PoolTrainer& trainer() { return *trainer_; }
+  bool has_begun() {
+    return trainer_->serve_until([this] { return trainer_->said.contains(ToTrainer::Kind::kStarted); });
+  }
+  // Serves until the process has ended; what is wrong if it has not.
+  std::string serve_to_the_end() {
+    static_cast<void>(trainer_->serve_until([] { return false; }));
+    return "the process lives on";
+  }
+
+ private:
+  std::unique_ptr<PoolServer> server_;
+  std::unique_ptr<PoolTrainer> trainer_;
+};
+
+constexpr Duration kShortGrace = std::chrono::milliseconds(100);
+constexpr Duration kLongGrace = std::chrono::hours(1);
+
+// Its job had ended, and the worker was called free and given to the next one, which waited for ever.
+TEST(LostWorker, EndsItsProcessAtABatchThatNobodyWants) {
+  ExitPipe pipe = ExitPipe::open().value();
+  test::ChildProcess child([&]() -> std::string {
+    auto& worker = *new LoneWorker(pipe, kShortGrace, kLongGrace);  // which ends with the process
+    if (!worker.has_begun()) return "nothing was begun";
+    worker.trainer().forget(0);
+    return worker.serve_to_the_end();
+  });
+  EXPECT_EQ(child.join(), "ended with status 1");
+  EXPECT_TRUE(pipe.read());
+  EXPECT_EQ(pipe.end(), ExitWord::kFailed);
+  EXPECT_EQ(pipe.text().rfind("it was at batch 0 of epoch 1 for ", 0), 0u) << pipe.text();
+  EXPECT_NE(pipe.text().find("in which nobody wanted that"), std::string::npos) << pipe.text();
+}
+
+TEST(LostWorker, EndsItsProcessWhereALeavingOneIsTooLate) {
+  ExitPipe pipe = ExitPipe::open().value();
+  test::ChildProcess child([&]() -> std::string {
+    auto& worker = *new LoneWorker(pipe, kLongGrace, kShortGrace);
+    if (!worker.has_begun()) return "nothing was begun";
+    worker.server().drain();
+    return worker.serve_to_the_end();
+  });
+  EXPECT_EQ(child.join(), "ended with status 1");
+  EXPECT_TRUE(pipe.read());
+  EXPECT_EQ(pipe.end(), ExitWord::kDrained) << "it was told to leave, and is not to be started again";
+  EXPECT_NE(pipe.text().find("it was still at batch 0 of epoch 1"), std::string::npos) << pipe.text();
+}
+
+TEST(LostWorker, IsNoneThatTakesLongForABatchThatIsWanted) {
+  const ExitPipe pipe = ExitPipe::open().value();
+  EXPECT_EQ(test::in_child([&]() -> std::string {
+              auto& worker = *new LoneWorker(pipe, kShortGrace, kShortGrace);
+              if (!worker.has_begun()) return "nothing was begun";
+              // Pongs come every half a second, which is several times as long.
+              std::set<ToTrainer::Kind>& said = worker.trainer().said;
+              for (int count = 0; count < 2; ++count) {
+                said.erase(ToTrainer::Kind::kPong);
+                if (!worker.trainer().serve_until([&] { return said.contains(ToTrainer::Kind::kPong); }))
+                  return "no pong came";
+              }
+              return "";
+            }),
+            "");
 }
 
 TEST_F(PoolServerTest, AKeyOfAnotherRoleIsNotLetIn) {

@@ -9,9 +9,10 @@ const STATES = [
   ["serving", "--s1"],
   ["free", "--rest"],
   ["moving", "--s4"],
+  ["stuck", "--s8"],
   ["draining", "--s2"],
 ];
-const TONES = { serving: "good", moving: "warn", draining: "warn" };
+const TONES = { serving: "good", moving: "warn", stuck: "bad", draining: "warn" };
 const SILENT_S = 5;
 
 export class WorkersView {

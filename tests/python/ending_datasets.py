@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datasets, and what goes with them, that end in each way that a program can: for tests of a pool,
+which ship them to its workers."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset
+
+EXITS = {
+    "SystemExit": SystemExit,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "BaseException": BaseException,
+}
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, count: int = 6) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+class ExitingSample(Numbers):
+    """Raises at sample 3."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            raise EXITS[self.how](7)
+        return index
+
+
+class UnpickledBatch(Numbers):
+    """Batch 3 exits as it is pickled."""
+
+    def __getitem__(self, index: int) -> Any:
+        return ExitsWhenPickled() if index == 3 else index
+
+
+class ExitsWhenPickled:
+    def __reduce__(self) -> Any:
+        sys.exit("while it was pickled")
+
+
+class ExitsWhenUnpickled:
+    """Itself in one process, and an exit in the next."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, ("while it was unpickled",)
+
+
+class ExitingIndices:
+    """A sampler whose index 3 cannot be unpickled."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([0, 1, 2, ExitsWhenUnpickled(), 4, 5])
+
+
+class ExitingStream(IterableDataset[int]):
+    """Exits as its fourth number is asked for."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(3)
+        sys.exit()
+
+
+class HoldsAnExit(Numbers):
+    """Exits where it is unpickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exit = ExitsWhenUnpickled()
+
+
+class OpensManyFiles(Numbers):
+    """Opens more files as it is unpickled than a small limit has room for."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        opened: list[int] = []
+        try:
+            while len(opened) < 512:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+
+def exiting_collate(samples: list[Any]) -> Any:
+    if 3 in samples:
+        sys.exit("in collate_fn")
+    return samples
+
+
+def exiting_init(_: int) -> None:
+    sys.exit("in worker_init_fn")
+
+
+class Ending(Numbers):
+    """Ends its process at sample 3, the first time only if there is a folder to note that in."""
+
+    def __init__(self, code: int, once: Path | None = None) -> None:
+        super().__init__()
+        self.code = code
+        self.once = None if once is None else str(once / "ended")
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3 and (self.once is None or not os.path.exists(self.once)):
+            if self.once is not None:
+                Path(self.once).touch()
+            os._exit(self.code)
+        return index
+
+
+class EndingWithItsSupervisor(Numbers):
+    """Leaves nobody who would start another worker."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            os.kill(os.getppid(), signal.SIGKILL)
+            os._exit(0)
+        return index
+
+
+class LeavingAChild(Numbers):
+    """Ends its process once, which leaves a child that it has forked, with all that it had open."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = str(folder)
+
+    def __getitem__(self, index: int) -> Any:
+        left = Path(self.folder, "child")
+        if index == 3 and not left.exists():
+            child = os.fork()
+            if child == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                while True:
+                    signal.pause()
+            left.write_text(str(child))
+            os._exit(0)
+        return index
+
+
+class ForkingSample(Numbers):
+    """Has a child that exits as programs do; gives the child's exit code."""
+
+    def __getitem__(self, index: int) -> Any:
+        child = os.fork()
+        if child == 0:
+            sys.exit(40 + index)
+        _, status = os.waitpid(child, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
+class Leaky(Numbers):
+    """Leaves files open, until it can open no more."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            while True:
+                os.open(os.devnull, os.O_RDONLY)
+        return index
+
+
+class Opening(Numbers):
+    """Opens as many files as a small limit of them has room for, and closes them."""
+
+    def __getitem__(self, index: int) -> Any:
+        opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]
+        for descriptor in opened:
+            os.close(descriptor)
+        return index
+
+
+class InheritedPipes(Numbers):
+    """How many of this process's pipes a program that it starts has, beside the standard ones."""
+
+    def __getitem__(self, index: int) -> Any:
+        listing = "import os; print([os.readlink(f'/proc/self/fd/{fd}') for fd in range(3, 64) "
+        listing += "if os.path.exists(f'/proc/self/fd/{fd}')])"
+        done = subprocess.run(
+            [sys.executable, "-c", listing], close_fds=False, capture_output=True, check=True
+        )
+        own = [
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in range(3, 64)
+            if os.path.exists(f"/proc/self/fd/{fd}")
+        ]
+        pipes = [name for name in own if name.startswith("pipe:")]
+        assert pipes
+        return sum(name.encode() in done.stdout for name in pipes)
+
+
+class Hanging(Numbers):
+    """Never comes back from sample 3, until there is a file "go" in the folder: ``how`` is "sleep"
+    for Python that lets others run, or "call" for a call in C that holds the interpreter's lock."""
+
+    def __init__(self, how: str, folder: Path) -> None:
+        super().__init__()
+        self.how = how
+        self.folder = str(folder)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            Path(self.folder, "hangs").touch()
+            while not Path(self.folder, "go").exists():
+                if self.how == "call":
+                    ctypes.PyDLL(None).pause()
+                time.sleep(0.01)
+        return index
+
+
+class DeafToSigterm(Numbers):
+    """Has the process that makes it ignore the signals that end it, and blocks at sample 3 until
+    there is a file "go"."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = str(folder)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            Path(self.folder, "hangs").touch()
+            while not Path(self.folder, "go").exists():
+                time.sleep(0.01)
+        return index
+
+
+class HangingExit(Numbers):
+    """Has the interpreter hang as it exits."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        atexit.register(_hang)
+
+
+def _hang() -> None:
+    while True:
+        signal.pause()

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the process of a pool's worker ends, and how that is told: a dataset's exit is an error of
+its batch, and an exit code that a dataset chooses means nothing to the supervisor."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ending_datasets import (
+    EXITS,
+    DeafToSigterm,
+    Ending,
+    EndingWithItsSupervisor,
+    ExitingIndices,
+    ExitingSample,
+    ExitingStream,
+    ForkingSample,
+    HangingExit,
+    HoldsAnExit,
+    InheritedPipes,
+    Leaky,
+    LeavingAChild,
+    Numbers,
+    Opening,
+    OpensManyFiles,
+    UnpickledBatch,
+    exiting_collate,
+    exiting_init,
+)
+from pool_datasets import CODE
+from pool_processes import PoolProcesses, Worker, pool_of
+from test_pool_worker import free_port, wait_until_draining
+
+from penstock import DataLoader
+from penstock.errors import PenstockError, PoolWarning, WorkerError
+
+pytestmark = pytest.mark.slow
+
+LIMITED = ("bash", "-c", 'ulimit -n 256; exec "$0" "$@"')  # to so many open files
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
+    given = {"batch_size": None, "timeout": 60, **options}
+    return DataLoader(dataset, pool=pool.endpoint, code_paths=[CODE], **given)
+
+
+def expect_served(pool: PoolProcesses, count: int = 6) -> None:
+    assert list(pooled(pool, Numbers(count))) == list(range(count))
+
+
+def test_an_exit_in_the_users_code_is_an_error_of_its_batch_and_ends_no_worker(
+    pool: PoolProcesses,
+) -> None:
+    """`sys.exit()` in a dataset ended one worker after the other, for good and without a line; the
+    trainer was told that there was no worker, and waited for ever."""
+    worker = pool.start_worker()
+    ways: list[tuple[str, DataLoader[Any]]] = [
+        *((f"^{how} in ", pooled(pool, ExitingSample(how))) for how in EXITS),
+        ("in collate_fn", pooled(pool, Numbers(), batch_size=1, collate_fn=exiting_collate)),
+        ("in worker_init_fn", pooled(pool, Numbers(), worker_init_fn=exiting_init)),
+        ("while it was pickled", pooled(pool, UnpickledBatch(), trust_workers=True)),
+        ("while it was unpickled", pooled(pool, Numbers(), sampler=ExitingIndices())),
+        ("^SystemExit in ", pooled(pool, ExitingStream(), shards=1)),
+    ]
+    for words, loader in ways:
+        with pytest.raises(WorkerError) as caught:
+            list(loader)
+        assert isinstance(caught.value, RuntimeError)
+        assert re.search(words, str(caught.value)), str(caught.value)
+        assert "Original Traceback (most recent call last)" in str(caught.value)
+    with (
+        pytest.raises(PenstockError, match="SystemExit: while it was unpickled"),
+        pytest.warns(PoolWarning, match="does not work for this trainer"),
+    ):
+        list(pooled(pool, HoldsAnExit()))
+    expect_served(pool)
+    assert len(worker.served(1)) == 1, worker.output
+    assert "another one starts" not in worker.output
+    assert worker.end() == 0
+
+
+def test_an_exit_names_its_sample(pool: PoolProcesses) -> None:
+    pool.start_worker()
+    batches = iter(pooled(pool, ExitingSample("SystemExit"), batch_size=2))
+    assert next(batches).tolist() == [0, 1]
+    with pytest.raises(WorkerError, match=r"SystemExit(?s:.)*sample 3 of the dataset"):
+        next(batches)
+    assert next(batches).tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("code", [0, 78, pytest.param(3, marks=pytest.mark.long)])
+def test_a_process_that_its_dataset_ends_is_told_of_and_started_again(
+    pool: PoolProcesses, tmp_path: Path, code: int
+) -> None:
+    """With the exit codes 0 and 78 the worker was gone for good, and nobody said so."""
+    worker = pool.start_worker()
+    assert list(pooled(pool, Ending(code, once=tmp_path))) == list(range(6))
+    worker.wait_for_lines(
+        lambda line: f"a process ended with exit code {code}; another one starts in 0.1 s" in line
+    )
+    assert len(worker.served(2)) == 2
+    expect_served(pool)
+    assert worker.end() == 0
+
+
+def test_a_batch_that_ends_each_worker_fails_whatever_the_exit_code(pool: PoolProcesses) -> None:
+    """It took away as many workers as there were, and then waited for others."""
+    worker = pool.start_worker(processes=2)
+    with pytest.raises(RuntimeError, match=r"^3 workers died .* while they made batch 3 of epoch"):
+        list(pooled(pool, Ending(0)))
+    expect_served(pool)
+    worker.wait_for_lines(lambda line: "exit code 0; another one starts" in line, 3)
+
+
+def test_a_batch_that_the_last_worker_died_of_is_named_where_nobody_is_left(
+    pool: PoolProcesses,
+) -> None:
+    """The user was told to start workers."""
+    pool.start_worker()
+    with pytest.raises(RuntimeError) as caught, pytest.warns(PoolWarning, match="1 worker died"):
+        list(pooled(pool, EndingWithItsSupervisor(), timeout=20))
+    deaths = (
+        r"1 worker died while it made batch 3 of epoch 1 \(samples 3\) \(at tcp://.*; since then "
+    )
+    assert re.search(deaths, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.long
+def test_a_child_that_a_dataset_leaves_behind_keeps_no_worker_away(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
+    """It has the worker's port and its supervisor's pipe open. The new worker found its port taken,
+    and was given up."""
+    worker = pool.start_worker("--bind", f"tcp://127.0.0.1:{free_port()}")
+    batches = iter(pooled(pool, LeavingAChild(tmp_path)))
+    assert [next(batches) for _ in range(3)] == [0, 1, 2]
+    worker.wait_for_lines(lambda line: "a process ended with exit code 0; another" in line)
+    try:
+        worker.wait_for_lines(lambda line: "Address already in use" in line)
+        worker.wait_for_lines(lambda line: "a process ended with exit code 1; another" in line)
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+    assert len(worker.served(2)) == 2
+    assert list(batches) == [3, 4, 5]
+
+
+@pytest.mark.long
+def test_a_child_that_a_dataset_forks_exits_as_programs_do(pool: PoolProcesses) -> None:
+    """It was caught as the batch's error, in a child that then went on as a worker."""
+    worker = pool.start_worker()
+    assert list(pooled(pool, ForkingSample())) == list(range(40, 46))
+    assert len(worker.pids) == 1
+
+
+@pytest.mark.long
+def test_a_program_that_a_dataset_starts_has_no_pipe_of_the_supervisor(
+    pool: PoolProcesses,
+) -> None:
+    pool.start_worker()
+    assert list(pooled(pool, InheritedPipes(1))) == [0]
+
+
+def test_a_job_that_leaks_descriptors_has_its_error_and_the_next_one_a_fresh_worker(
+    pool: PoolProcesses,
+) -> None:
+    """The worker ended with "Too many open files" as the next job began, and was given up."""
+    worker = pool.start_worker(within=LIMITED)
+    with pytest.raises(OSError, match="Too many open files"):
+        list(pooled(pool, Leaky()))
+    assert list(pooled(pool, Opening())) == list(range(6))
+    assert len(worker.served(2)) == 2
+    assert worker.end() == 0
+
+
+@pytest.mark.long
+def test_a_job_that_needs_more_descriptors_than_there_are_is_declined(pool: PoolProcesses) -> None:
+    """And not handed from one fresh worker to the next for ever."""
+    worker = pool.start_worker(within=LIMITED)
+    for count in (1, 2):  # of processes: the second one takes the place of one that had a job
+        with (
+            pytest.raises(PenstockError, match="could not unpickle its dataset .*Too many open"),
+            pytest.warns(PoolWarning, match="does not work for this trainer"),
+        ):
+            list(pooled(pool, OpensManyFiles()))
+        expect_served(pool)
+        assert len(worker.served(count)) == count, worker.output
+    worker.wait_for_lines(lambda line: "it could not begin another job" in line)
+    assert worker.end() == 0
+
+
+@pytest.mark.long
+def test_a_worker_drains_whatever_handlers_its_dataset_has_set(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
+    worker = pool.start_worker()
+    batches = iter(pooled(pool, DeafToSigterm(tmp_path)))
+    assert [next(batches) for _ in range(3)] == [0, 1, 2]
+    _wait_for(tmp_path / "hangs", worker)
+    worker.process.send_signal(signal.SIGTERM)
+    wait_until_draining(pool)
+    (tmp_path / "go").touch()
+    assert next(batches) == 3
+    assert worker.wait() == 0
+    pool.start_worker()
+    assert list(batches) == [4, 5]
+
+
+@pytest.mark.long
+def test_a_drained_process_that_hangs_at_its_exit_is_killed(pool: PoolProcesses) -> None:
+    worker = pool.start_worker()
+    assert list(pooled(pool, HangingExit())) == list(range(6))
+    assert worker.end(signal.SIGTERM) == 0
+    assert "was to end and has not; it is killed" in worker.output
+
+
+def _wait_for(path: Path, worker: Worker) -> None:
+    while not path.exists():
+        assert worker.process.poll() is None, worker.output
+        time.sleep(0.02)

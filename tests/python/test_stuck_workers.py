@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker that is alive and makes nothing: its dataset hangs in a batch that nobody wants any
+more, or that somebody wants while it is to leave."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ending_datasets import Hanging, Numbers
+from pool_datasets import CODE
+from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
+from test_pool_worker import reported
+
+from penstock import DataLoader, _pool
+from penstock.pool.pool_status import PoolStatus
+from penstock.pool.status_text import status_text
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def pooled(pool: PoolProcesses, dataset: Any, timeout: float = 60) -> DataLoader[Any]:
+    return DataLoader(
+        dataset, pool=pool.endpoint, code_paths=[CODE], batch_size=None, timeout=timeout
+    )
+
+
+def wait_until_stuck(pool: PoolProcesses) -> dict[str, Any]:
+    """The status in which the pool's only worker is shown as stuck."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while True:
+        status = pool.status()
+        if any(worker["stuck_s"] is not None for worker in status["workers"]):
+            return status
+        assert time.monotonic() < deadline, status
+
+
+def hang(pool: PoolProcesses, how: str, folder: Path) -> None:
+    """A job whose trainer gives up."""
+    batches = iter(pooled(pool, Hanging(how, folder), timeout=10))
+    assert [next(batches) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="timed out"):
+        next(batches)
+
+
+@pytest.mark.parametrize("how", ["sleep", pytest.param("call", marks=pytest.mark.long)])
+def test_a_worker_that_hangs_in_an_abandoned_batch_is_shown_and_replaced(
+    pool: PoolProcesses, tmp_path: Path, how: str
+) -> None:
+    """It was called free, and given to the next job, which waited for ever."""
+    worker = pool.start_worker()
+    hang(pool, how, tmp_path)
+    status = wait_until_stuck(pool)
+    (stuck,) = status["workers"]
+    assert stuck["assigned_to"] is None
+    assert "at a batch that nobody wants" in status_text(PoolStatus(status))
+    assert list(pooled(pool, Numbers())) == list(range(6))
+    (line,) = worker.wait_for_lines(lambda line: "another one starts" in line)
+    assert re.search(r"it was at batch 3 of epoch 1 for \d+ s in which nobody wanted that", line)
+    assert len(worker.served(2)) == 2
+    assert worker.end() == 0
+
+
+@pytest.mark.long
+def test_a_worker_that_comes_back_in_time_is_given_to_the_next_job(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
+    worker = pool.start_worker()
+    hang(pool, "sleep", tmp_path)
+    wait_until_stuck(pool)
+    (tmp_path / "go").touch()
+    assert list(pooled(pool, Numbers())) == list(range(6))
+    assert "another one starts" not in worker.output
+    assert worker.end() == 0
+
+
+def drain_by_signal(pool: PoolProcesses, worker: Worker) -> None:
+    worker.process.send_signal(signal.SIGTERM)
+
+
+def drain_by_order(pool: PoolProcesses, worker: Worker) -> None:
+    (one,) = reported(pool, 1)
+    assert _pool.drain_worker(pool.endpoint, None, int(one["id"], 16), SECONDS_MAX)
+
+
+@pytest.mark.parametrize(
+    "drain", [drain_by_signal, pytest.param(drain_by_order, marks=pytest.mark.long)]
+)
+def test_a_worker_that_is_to_leave_ends_after_its_grace_also_in_a_batch_that_hangs(
+    pool: PoolProcesses, tmp_path: Path, drain: Any
+) -> None:
+    """It stayed for as long as its dataset hung, after `penstock drain` as after SIGTERM."""
+    worker = pool.start_worker("--grace", "1")
+    batches = iter(pooled(pool, Hanging("call", tmp_path)))
+    assert [next(batches) for _ in range(3)] == [0, 1, 2]
+    while not (tmp_path / "hangs").exists():
+        assert worker.process.poll() is None, worker.output
+        time.sleep(0.02)
+    drain(pool, worker)
+    assert worker.wait() == 0
+    assert "after it was told to leave it was still at batch 3 of epoch 1" in worker.output
+    assert "another one starts" not in worker.output
+    (tmp_path / "go").touch()
+    pool.start_worker()
+    assert list(batches) == [3, 4, 5]
