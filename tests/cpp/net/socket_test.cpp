@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "../base/child_process.h"
-#include "shm/fd_channel.h"
 
 namespace penstock::net {
 namespace {
