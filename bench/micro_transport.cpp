@@ -1,25 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // What does a batch cost beside its bytes: its record, its nest, and the way of a slab from a worker to its trainer and
-// back? The hand-over runs between two processes over the sockets of a real pool; one iteration is a request, a
+// back? The hand-over runs between two processes over a channel, as with a local worker; one iteration is a request, a
 // descriptor and a release, with one slab, so it is a latency and not a rate.
 #include <benchmark/benchmark.h>
-#include <fcntl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
-#include "base/identity.h"
-#include "net/socket.h"
 #include "shm/arena.h"
-#include "shm/fd_channel.h"
+#include "shm/channel.h"
 #include "wire/frame.h"
 #include "wire/message.h"
 #include "wire/nest.h"
@@ -103,71 +99,63 @@ void BM_AcquireAndRelease(benchmark::State& state) {
 }
 BENCHMARK(BM_AcquireAndRelease);
 
-// Waits for the next message; false when the peer is silent for ten seconds.
-bool receive(net::Socket& socket, net::MessageParts& parts) {
-  net::Socket* const sockets[] = {&socket};
-  for (int tried = 0; tried < 100; ++tried) {
-    const auto received = socket.try_receive(parts);
-    if (!received) return false;
-    if (received.value()) return true;
-    if (!net::Socket::wait(sockets, {}, {}, std::chrono::milliseconds(100))) return false;
-  }
-  return false;
+steady_clock::time_point soon() { return steady_clock::now() + seconds(10); }
+
+template <typename Record>
+Result<void> send(shm::Channel& channel, const Record& record, std::span<const int> fds = {}) {
+  const auto bytes = std::as_bytes(std::span(&record, 1));
+  return channel.send({&bytes, 1}, fds);
 }
 
 // The worker's process: names its slab to the trainer whenever it is asked, until it is asked for the last time.
-[[noreturn]] void serve(shm::FdConnection connection, const std::string& name) {
-  net::SocketContext context;
-  const auto socket = net::Socket::connect(context, name).value();
+[[noreturn]] void serve(shm::Channel channel) {
   const auto arena = shm::Arena::create({.slab_bytes = 1 << 20, .slab_count = 1}, 0).value();
-  bool is_well = static_cast<bool>(connection.send({.kind = shm::kFdArena}, arena->fd()));
-  is_well = is_well && socket->wait_writable(seconds(10)) && socket->send(wire::write_message(wire::Descriptor{}));
-  net::MessageParts parts;
-  while (is_well && receive(*socket, parts)) {
-    const wire::Request request = wire::parse_request(parts.front()).value();
+  const int fd = arena->fd();
+  bool is_well = static_cast<bool>(send(channel, wire::Descriptor{}, {&fd, 1}));
+  while (is_well) {
+    const auto message = channel.receive(soon());
+    if (!message) break;
+    const wire::Request request = wire::parse_request(message.value().bytes).value();
     if (request.kind != wire::RequestKind::kFetch) ::_exit(EXIT_SUCCESS);
     auto slab_index = arena->try_acquire();
     while (!slab_index) {
       arena->wait_for_release(std::chrono::milliseconds(100));
       slab_index = arena->try_acquire();
     }
-    is_well =
-        static_cast<bool>(socket->send(wire::write_message(wire::Descriptor{.kind = wire::DescriptorKind::kSlab,
-                                                                            .sequence = request.sequence,
-                                                                            .slab_index = *slab_index,
-                                                                            .slab_generation = arena->generation(0)})));
+    is_well = static_cast<bool>(send(channel, wire::Descriptor{.kind = wire::DescriptorKind::kSlab,
+                                                               .sequence = request.sequence,
+                                                               .slab_index = *slab_index,
+                                                               .slab_generation = arena->generation(0)}));
   }
   ::_exit(EXIT_FAILURE);
 }
 
 void BM_SlabHandOver(benchmark::State& state) {
-  std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
-    return state.SkipWithError("socketpair");
-  const std::string name = make_endpoint_name();
-  const pid_t worker = ::fork();  // before the trainer's context, whose threads a child does not have
-  if (worker == 0) serve(shm::FdConnection(FileDescriptor(ends[1])), name);
-  ::close(ends[1]);
-  shm::FdConnection connection{FileDescriptor(ends[0])};
-  net::SocketContext context;
-  const auto socket = net::Socket::bind(context, name).value();
-  const auto passed = connection.receive(steady_clock::now() + seconds(10));
+  auto ends = shm::Channel::open_pair();
+  if (!ends) return state.SkipWithError("no socket");
+  const pid_t worker = ::fork();
+  if (worker == 0) {
+    ends.value().here.reset();
+    serve(shm::Channel(std::move(ends.value().there)));
+  }
+  ends.value().there.reset();
+  shm::Channel channel(std::move(ends.value().here));
+  const auto hello = channel.receive(soon());
   const auto view =
-      passed ? shm::ArenaView::map(passed.value().fd) : Result<std::shared_ptr<shm::ArenaView>>(passed.error());
-  net::MessageParts parts;
-  bool is_well = view && receive(*socket, parts);
+      hello ? shm::ArenaView::map(hello.value().fds.front()) : Result<std::shared_ptr<shm::ArenaView>>(hello.error());
+  bool is_well = static_cast<bool>(view);
   uint64_t sequence = 0;
   for (auto _ : state) {
-    is_well =
-        is_well && socket->send(wire::write_message(wire::Request{.sequence = sequence++})) && receive(*socket, parts);
-    if (!is_well) {
+    is_well = is_well && send(channel, wire::Request{.sequence = sequence++});
+    const auto answer = is_well ? channel.receive(soon()) : Result<shm::Channel::Message>(Fault{Errc::kClosed, ""});
+    if (!answer) {
       state.SkipWithError("the worker does not answer");
       break;
     }
-    const wire::Descriptor descriptor = wire::parse_descriptor(parts.front()).value();
+    const wire::Descriptor descriptor = wire::parse_descriptor(answer.value().bytes).value();
     view.value()->release(descriptor.slab_index, descriptor.slab_generation);
   }
-  static_cast<void>(socket->send(wire::write_message(wire::Request{.kind = wire::RequestKind::kEpoch})));
+  static_cast<void>(send(channel, wire::Request{.kind = wire::RequestKind::kEpoch}));
   int status = 0;
   ::waitpid(worker, &status, 0);
 }

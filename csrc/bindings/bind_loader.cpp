@@ -443,7 +443,17 @@ void bind_loader(py::module_& module) {
            py::kw_only(), py::arg("worker_count"), py::arg("prefetch_factor"), py::arg("prefetch_bytes"),
            py::arg("shard_count"), py::arg("slab_count"), py::arg("in_order"), py::arg("any_worker"),
            py::arg("keep_workers"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device"), py::arg("ahead"))
-      .def_property_readonly("endpoint", &Client::endpoint)
+      .def(
+          "open_channel",
+          [](Client& self, uint32_t worker_id) {
+            const int worker_fd = unwrap(self.open_channel(worker_id));
+            return std::pair(self.channel_fd(worker_id), worker_fd);
+          },
+          py::arg("worker_id"))
+      .def(
+          "note_started",
+          [](Client& self, uint32_t worker_id, pid_t pid) { unwrap(self.note_started(worker_id, pid)); },
+          py::arg("worker_id"), py::arg("pid"))
       .def("start", [](Client& self) { unwrap(self.start()); })
       .def("drop_epoch", [](Client& self) { self.begin_epoch(); })
       .def("awaited",

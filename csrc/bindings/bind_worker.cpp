@@ -32,11 +32,6 @@ using worker::Server;
 
 namespace {
 
-steady_clock::time_point in_seconds(double seconds) {
-  return steady_clock::now() +
-         std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(seconds));
-}
-
 std::span<const int64_t> integers(const Server::Received& request) {
   return {reinterpret_cast<const int64_t*>(request.body.data()), request.body.size() / sizeof(int64_t)};
 }
@@ -154,21 +149,20 @@ void bind_worker(py::module_& module) {
            [](const Server::Received& self) { return indices_to_python(self.request.index_kind, self.body); });
   py::class_<Server>(module, "WorkerServer")
       .def_static(
-          "connect",
-          [](const std::string& endpoint, uint32_t worker_id, uint32_t prefetch_factor, uint64_t arena_bytes,
-             bool waits_for_slabs, pid_t trainer_pid, double timeout_s) {
+          "open",
+          [](int channel_fd, uint32_t worker_id, uint32_t prefetch_factor, uint64_t arena_bytes, bool waits_for_slabs,
+             pid_t trainer_pid) {
             return unwrap(without_gil([&] {
-              return Server::connect({.endpoint = endpoint,
-                                      .worker_id = worker_id,
-                                      .prefetch_factor = prefetch_factor,
-                                      .arena_bytes = arena_bytes,
-                                      .waits_for_slabs = waits_for_slabs,
-                                      .trainer_pid = trainer_pid},
-                                     in_seconds(timeout_s));
+              return Server::open({.worker_id = worker_id,
+                                   .prefetch_factor = prefetch_factor,
+                                   .arena_bytes = arena_bytes,
+                                   .waits_for_slabs = waits_for_slabs,
+                                   .trainer_pid = trainer_pid},
+                                  FileDescriptor(channel_fd));
             }));
           },
-          py::kw_only(), py::arg("endpoint"), py::arg("worker_id"), py::arg("prefetch_factor"), py::arg("arena_bytes"),
-          py::arg("waits_for_slabs"), py::arg("trainer_pid"), py::arg("timeout_s"))
+          py::kw_only(), py::arg("channel_fd"), py::arg("worker_id"), py::arg("prefetch_factor"),
+          py::arg("arena_bytes"), py::arg("waits_for_slabs"), py::arg("trainer_pid"))
       .def("next", &next_request, py::arg("timeout_s"))
       .def("begin", [](Server& self) { self.writer().begin(); })
       .def(
@@ -185,13 +179,14 @@ void bind_worker(py::module_& module) {
       .def(
           "answer_end",
           [](Server& self, const Server::Received& request, const std::optional<std::string>& state) {
-            unwrap(self.answer_end(request, state ? std::as_bytes(std::span(*state)) : std::span<const std::byte>()));
+            const auto bytes = state ? std::as_bytes(std::span(*state)) : std::span<const std::byte>();
+            unwrap(without_gil([&] { return self.answer_end(request, bytes); }));
           },
           py::arg("request"), py::arg("state"))
       .def(
           "answer_states",
           [](Server& self, const Server::Received& request, const std::string& states) {
-            unwrap(self.answer_states(request, std::as_bytes(std::span(states))));
+            unwrap(without_gil([&] { return self.answer_states(request, std::as_bytes(std::span(states))); }));
           },
           py::arg("request"), py::arg("states"))
       .def("serve_rows", &serve_rows, py::arg("sources"))

@@ -76,10 +76,15 @@ class Client::Impl {
         .worker_count = options.worker_count,
         .arrival_count_max = 2 * options.worker_count * (std::max(options.prefetch_factor, options.slab_count) + 4),
         .any_worker_depth = options.any_worker ? options.prefetch_factor : 0});
-    const std::string endpoint = io->endpoint();
+    ClientIo* const local = io.get();
     auto impl = std::make_unique<Impl>(options, std::move(io));
-    impl->endpoint = endpoint;
+    impl->local = local;
     return impl;
+  }
+
+  ClientIo& local_workers() const {
+    PENSTOCK_ASSERT(local != nullptr, "this client has no local workers");
+    return *local;
   }
 
   uint32_t slab_count() const { return options.slab_count != 0 ? options.slab_count : options.prefetch_factor; }
@@ -290,8 +295,8 @@ class Client::Impl {
   }
 
   ClientOptions options;
-  std::string endpoint{};  // where workers of its own find it
   std::unique_ptr<BatchSource> source;
+  ClientIo* local = nullptr;  // the same, where it has local workers
   Inbox& inbox;
   StepLedger ledger{inbox.counters()};
   Epoch now;
@@ -436,7 +441,11 @@ Client::Client(const ClientOptions& options, std::unique_ptr<BatchSource> source
     : impl_(std::make_unique<Impl>(options, std::move(source))) {}
 Client::~Client() = default;
 
-const std::string& Client::endpoint() const { return impl_->endpoint; }
+Result<int> Client::open_channel(uint32_t worker_id) { return impl_->local_workers().open_channel(worker_id); }
+int Client::channel_fd(uint32_t worker_id) const { return impl_->local_workers().channel_fd(worker_id); }
+Result<void> Client::note_started(uint32_t worker_id, pid_t pid) {
+  return impl_->local_workers().note_started(worker_id, pid);
+}
 Result<void> Client::start() { return impl_->start(); }
 void Client::begin_epoch(std::span<const std::byte> seeds, const EpochStart& first) {
   impl_->begin_epoch(seeds, first);

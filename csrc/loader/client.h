@@ -8,13 +8,13 @@
 // leaves everything as it is, because the thread that owns it exists only in the parent.
 
 #include <c10/core/Device.h>
+#include <sys/types.h>
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -66,7 +66,7 @@ struct EpochStart {
 // Thread-compatible: the methods are for one trainer thread; retire_held() and the counters may be used from any.
 class Client {
  public:
-  // A client of local workers, which must be given endpoint().
+  // A client of local workers. Each is given its end of a channel.
   explicit Client(const ClientOptions& options);
   // A client of the workers that `source` has; `worker_count` is 1.
   Client(const ClientOptions& options, std::unique_ptr<BatchSource> source);
@@ -74,8 +74,10 @@ class Client {
   Client& operator=(const Client&) = delete;
   ~Client();
 
-  // The name that workers are given; it listens from the constructor on.
-  const std::string& endpoint() const;
+  // Of local workers, before start(), once for each: as ClientIo.
+  Result<int> open_channel(uint32_t worker_id);
+  int channel_fd(uint32_t worker_id) const;
+  Result<void> note_started(uint32_t worker_id, pid_t pid);
 
   // Starts the I/O thread. Call it after the last worker was forked.
   Result<void> start();

@@ -1,52 +1,74 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/client_io.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <string>
 #include <utility>
 
-#include "base/identity.h"
 #include "base/live_clock.h"
 
 namespace penstock::loader {
 
-using net::Socket;
-using shm::FdMessage;
+using shm::Channel;
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 using wire::Descriptor;
 using wire::DescriptorKind;
 
 namespace {
 
-constexpr auto kHandshakeTimeout = milliseconds(5000);
-constexpr auto kLossGrace = milliseconds(2000);  // for ZeroMQ to see the end of a worker that hung up
-constexpr auto kLossInterval = milliseconds(1);  // how often that is looked for
+std::vector<std::byte> copy_of(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.end()}; }
 
 }  // namespace
 
 ClientIo::ClientIo(const ClientIoOptions& options)
     : BatchSource(options.arrival_count_max),
       options_(options),
-      endpoint_(make_endpoint_name()),
-      channels_(options.worker_count),
       loop_("pk_client_io", "which receives batches of local workers", *this) {
+  workers_.reserve(options_.worker_count);
+  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id)
+    workers_.emplace_back(views_, inbox_.counters().arenas);
   if (options_.any_worker_depth > 0) dispatch_.emplace(options_.worker_count, options_.any_worker_depth);
-  auto listener = shm::FdListener::bind(endpoint_);
-  if (listener) {
-    listener_.emplace(std::move(listener).value());
-  } else {
-    listen_error_ = listener.error().message;
-  }
 }
 
 ClientIo::~ClientIo() { stop(); }
 
+Result<int> ClientIo::open_channel(uint32_t worker_id) {
+  Worker& worker = workers_.at(worker_id);
+  PENSTOCK_ASSERT(!worker.channel, "worker ", worker_id, " has a channel already");
+  auto ends = Channel::open_pair();
+  if (!ends) return ends.error();
+  worker.channel.emplace(std::move(ends.value().here));
+  worker.its_end = std::move(ends.value().there);
+  return worker.its_end.get();
+}
+
+int ClientIo::channel_fd(uint32_t worker_id) const {
+  const auto& channel = workers_.at(worker_id).channel;
+  return channel ? channel->fd() : -1;
+}
+
+Result<void> ClientIo::note_started(uint32_t worker_id, pid_t pid) {
+  Worker& worker = workers_.at(worker_id);
+  worker.its_end.reset();
+  if (pid == 0) return {};
+  worker.process = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (worker.process) return {};
+  const int error_number = errno;
+  worker.has_ended = error_number == ESRCH;
+  // A system that gives no handles is none to fail on: most workers' ends show on their channels.
+  if (error_number != EMFILE && error_number != ENFILE && error_number != ENOMEM) return {};
+  return Fault{Errc::kNoMemory, std::string("watching a worker's process failed: ") + std::strerror(error_number) +
+                                    "; raise the limit of open files (ulimit -n)"};
+}
+
 Result<void> ClientIo::start(Stages stages) {
-  if (!listener_) return Fault{Errc::kNoMemory, listen_error_};
   if (auto started = stages_.start(std::move(stages)); !started) return started;
-  auto context = net::SocketContext::open();
-  if (!context) return context.error();
-  context_ = std::move(context).value();
   return loop_.start();
 }
 
@@ -55,60 +77,75 @@ void ClientIo::stop() {
   stages_.close();
   loop_.stop();
   stages_.stop();
-  context_.reset();
-  if (listener_) listener_->shut_down();
-  listener_.reset();
+  end();  // of a loop that has never begun
 }
 
 void ClientIo::fetch(const std::shared_ptr<cluster::RequestContent>& content) {
-  const wire::Request& request = content->request;
-  if (options_.any_worker_depth == 0)
-    return send(worker_of(request.shard_id), wire::write_message(request, content->indices));
+  if (dispatch_) {
+    loop_.post([this, content] {
+      dispatch_->ask({.epoch = content->request.epoch, .sequence = content->request.sequence}, content, clock_now());
+      send_dispatched();
+    });
+    return;
+  }
   loop_.post([this, content] {
-    dispatch_->ask({.epoch = content->request.epoch, .sequence = content->request.sequence}, content, clock_now());
-    send_dispatched();
+    const std::span<const std::byte> parts[] = {std::as_bytes(std::span(&content->request, 1)), content->indices};
+    post(worker_of(content->request.shard_id), parts);
   });
 }
 
 void ClientIo::announce(const wire::Request& request, std::span<const std::byte> body) {
   auto message = wire::write_message(request, body);
   const bool is_epoch = request.kind == wire::RequestKind::kEpoch || request.kind == wire::RequestKind::kEarlyEpoch;
-  if (is_epoch && options_.any_worker_depth > 0) {
+  if (is_epoch && dispatch_) {
     loop_.post([this, kind = request.kind, epoch = request.epoch, message = std::move(message)]() mutable {
       dispatch_->announce(kind, epoch, std::move(message), clock_now());
       send_dispatched();
     });
     return;
   }
-  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) send(worker_id, message);
-}
-
-void ClientIo::send(uint32_t worker_id, std::vector<std::byte> message) {
-  loop_.post([this, worker_id, message = std::move(message)]() mutable { transmit(worker_id, std::move(message)); });
-}
-
-void ClientIo::dismiss(uint32_t worker_id) {
-  loop_.post([this, worker_id] {
-    Channel& channel = channels_[worker_id];
-    channel.is_dismissed = true;
-    if (channel.passed) channel.passed->connection().shut_down();
+  loop_.post([this, shared = std::make_shared<const std::vector<std::byte>>(std::move(message))] {
+    for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) post(worker_id, shared);
   });
 }
 
+void ClientIo::dismiss(uint32_t worker_id) {
+  loop_.post([this, worker_id] { leave(worker_id); });
+}
+
 Result<void> ClientIo::begin() {
-  for (Channel& channel : channels_) {
-    channel.name = make_endpoint_name();
-    auto socket = Socket::bind(*context_, channel.name);
-    if (!socket) return socket.error();
-    channel.socket = std::move(socket).value();
-    sockets_.push_back(channel.socket.get());
+  auto ready_set = net::ReadySet::open();
+  if (!ready_set) return ready_set.error();
+  ready_set_ = std::move(ready_set).value();
+  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) {
+    Worker& worker = workers_[worker_id];
+    if (!worker.channel) continue;
+    const auto channel_tag = ready_set_->add(worker.channel->fd());
+    if (!channel_tag) return channel_tag.error();
+    worker.channel_tag = channel_tag.value();
+    watched_.emplace(worker.channel_tag, Watched{.worker_id = worker_id, .is_process = false});
+    if (worker.has_ended) serve_process(worker_id);
+    if (!worker.process) continue;
+    const auto process_tag = ready_set_->add(worker.process.get());
+    if (!process_tag) return process_tag.error();
+    worker.process_tag = process_tag.value();
+    watched_.emplace(worker.process_tag, Watched{.worker_id = worker_id, .is_process = true});
   }
   return {};
 }
 
 Result<void> ClientIo::serve() {
-  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) receive_from(worker_id);
-  pending_count_ = report_losses();
+  for (const uint64_t tag : ready_) {
+    const auto found = watched_.find(tag);
+    if (found == watched_.end()) continue;  // its worker has gone in this turn
+    const Watched watched = found->second;
+    if (watched.is_process) {
+      serve_process(watched.worker_id);
+    } else {
+      serve_channel(watched.worker_id);
+    }
+  }
+  ready_.clear();
   if (dispatch_) {
     dispatch_->tick(clock_now());
     send_dispatched();
@@ -117,74 +154,41 @@ Result<void> ClientIo::serve() {
 }
 
 Result<bool> ClientIo::wait(int wake_fd, bool may_sleep) {
-  if (!may_sleep) return false;
-  fds_.assign({wake_fd, listener_->fd()});
-  for (const Channel& channel : channels_) fds_.push_back(is_watched(channel) ? channel.passed->fd() : -1);
-  for (const Newcomer& newcomer : newcomers_) fds_.push_back(newcomer.connection.fd());
-  if (fds_.size() > readable_count_) {
-    readable_count_ = fds_.size();
-    is_readable_ = std::make_unique<bool[]>(readable_count_);
+  if (wake_tag_ == 0) {
+    const auto tag = ready_set_->add(wake_fd);
+    if (!tag) return tag.error();
+    wake_tag_ = tag.value();
   }
-  const std::span<bool> readable(is_readable_.get(), fds_.size());
-  // The end of a lost worker is looked for often, and that of a silent newcomer less often.
-  auto timeout = newcomers_.empty() ? milliseconds(-1) : milliseconds(kHandshakeTimeout);
-  if (const auto next = dispatch_ ? dispatch_->next_tick() : std::nullopt) {
-    const auto until = std::max(milliseconds(1), std::chrono::ceil<milliseconds>(*next - clock_now()));
-    timeout = timeout < milliseconds(0) ? until : std::min(timeout, until);
+  auto timeout = milliseconds(-1);
+  if (const auto next = dispatch_ ? dispatch_->next_tick() : std::nullopt)
+    timeout = std::max(milliseconds(1), wait_time(next, clock_now()));
+  if (!may_sleep) timeout = milliseconds(0);  // what has come is looked for all the same
+  const auto ready = ready_set_->wait(timeout);
+  if (!ready) return ready.error();
+  bool is_woken = false;
+  for (const uint64_t tag : ready.value()) {
+    is_woken = is_woken || tag == wake_tag_;
+    if (tag != wake_tag_) ready_.push_back(tag);
   }
-  if (pending_count_ > 0) timeout = kLossInterval;
-  if (const auto waited = Socket::wait(sockets_, fds_, readable, timeout); !waited) return waited.error();
-  if (readable[1]) accept_workers();
-  if (!newcomers_.empty()) greet_newcomers();
-  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) {
-    if (readable[2 + worker_id]) check_connection(worker_id);
-  }
-  return static_cast<bool>(readable[0]);
+  return is_woken;
 }
 
 void ClientIo::end() {
-  for (Channel& channel : channels_) {
-    if (channel.passed) channel.passed->connection().shut_down();
+  watched_.clear();
+  ready_set_.reset();
+  for (Worker& worker : workers_) {
+    if (worker.channel) worker.channel->shut_down();
+    worker.channel.reset();
+    worker.its_end.reset();
+    worker.process.reset();
   }
-  sockets_.clear();
-  newcomers_.clear();
-  channels_.clear();  // sockets die on the thread that made them
-}
-
-void ClientIo::accept_workers() {
-  for (;;) {
-    auto connection = listener_->accept();
-    if (!connection) {
-      if (connection.error().code != Errc::kTimeout) stages_.fail(0, connection.error());
-      return;
-    }
-    newcomers_.push_back(
-        {.connection = std::move(connection).value(), .deadline = steady_clock::now() + kHandshakeTimeout});
-  }
-}
-
-void ClientIo::greet_newcomers() {
-  std::erase_if(newcomers_, [&](Newcomer& newcomer) {
-    const auto hello = newcomer.connection.receive(steady_clock::now());
-    if (!hello && hello.error().code == Errc::kTimeout) return steady_clock::now() >= newcomer.deadline;
-    if (hello && hello.value().message.kind == shm::kFdHello)
-      welcome(hello.value().message.worker_id, std::move(newcomer.connection));
-    return true;  // it is a worker's now, or it is none of our workers
-  });
-}
-
-void ClientIo::welcome(uint32_t worker_id, shm::FdConnection connection) {
-  if (worker_id >= options_.worker_count || channels_[worker_id].passed) return;
-  Channel& channel = channels_[worker_id];
-  channel.passed.emplace(std::move(connection), views_, inbox_.counters().arenas,
-                         wire::kSharedFileCountMax * options_.arrival_count_max);
-  FdMessage start{.kind = shm::kFdStart, .worker_id = worker_id};
-  channel.name.copy(start.text, sizeof start.text - 1);
-  if (auto sent = channel.passed->connection().send(start); !sent) stages_.fail(worker_id, sent.error());
 }
 
 void ClientIo::send_dispatched() {
-  for (auto& send : dispatch_->take_sends()) transmit(send.worker_id, std::move(send.message));
+  for (const auto& send : dispatch_->take_sends()) {
+    const std::span<const std::byte> parts[] = {send.message};
+    post(send.worker_id, parts);
+  }
   for (const auto& failure : dispatch_->take_failures()) {
     const std::string text = std::to_string(failure.death_count) +
                              " workers died one after the other while they made " + wire::to_text(failure.key) +
@@ -199,30 +203,69 @@ void ClientIo::send_dispatched() {
   }
 }
 
-void ClientIo::transmit(uint32_t worker_id, std::vector<std::byte> message) {
-  Channel& channel = channels_[worker_id];
-  if (channel.is_dismissed || channel.is_lost) return;
-  if (!channel.is_ready) {
-    channel.waiting.push_back(std::move(message));
-    return;
-  }
-  // The loss of a peer shows on its connection, where the batches that it still owed are reported.
-  static_cast<void>(channel.socket->send(message));
+void ClientIo::post(uint32_t worker_id, Channel::Parts parts) {
+  auto& channel = workers_[worker_id].channel;
+  if (channel) note_posted(worker_id, channel->post(parts));
 }
 
-void ClientIo::receive_from(uint32_t worker_id) {
-  net::MessageParts parts;
+void ClientIo::post(uint32_t worker_id, const Message& message) {
+  auto& channel = workers_[worker_id].channel;
+  if (channel) note_posted(worker_id, channel->post(message));
+}
+
+void ClientIo::note_posted(uint32_t worker_id, const Result<void>& posted) {
+  // A peer that is gone shows where its answers are received, behind the last of them.
+  if (!posted && posted.error().code != Errc::kClosed)
+    return stages_.fail(worker_id,
+                        {posted.error().code, "worker " + std::to_string(worker_id) + ": " + posted.error().message});
+  watch_output(worker_id);
+}
+
+void ClientIo::watch_output(uint32_t worker_id) {
+  Worker& worker = workers_[worker_id];
+  const bool has_unsent = worker.channel->has_unsent();
+  if (std::exchange(worker.is_output_watched, has_unsent) == has_unsent) return;
+  if (auto watched = ready_set_->watch_output(worker.channel_tag, has_unsent); !watched)
+    stages_.fail(worker_id, watched.error());
+}
+
+void ClientIo::serve_channel(uint32_t worker_id) {
+  Channel& channel = *workers_[worker_id].channel;
+  if (channel.has_unsent()) note_posted(worker_id, channel.flush());
+  static_cast<void>(receive(worker_id));
+}
+
+void ClientIo::serve_process(uint32_t worker_id) {
+  while (receive(worker_id)) {
+  }
+  if (workers_[worker_id].channel) lose(worker_id);
+}
+
+bool ClientIo::receive(uint32_t worker_id) {
+  auto& channel = workers_[worker_id].channel;
+  const auto filled = channel->fill();
+  if (!filled && filled.error().code == Errc::kClosed) {
+    lose(worker_id);
+    return false;
+  }
+  if (!filled) return give_up(worker_id, filled.error());
+  if (!filled.value()) return false;
   for (;;) {
-    auto received = channels_[worker_id].socket->try_receive(parts);
-    if (!received) return stages_.fail(worker_id, received.error());
-    if (!received.value()) return;
-    receive_descriptor(worker_id, parts);
+    const auto message = channel->next();
+    if (!message) return give_up(worker_id, message.error());
+    if (!message.value()) return true;
+    receive_message(worker_id, *message.value());
   }
 }
 
-void ClientIo::receive_descriptor(uint32_t worker_id, net::MessageParts& parts) {
-  Channel& channel = channels_[worker_id];
-  auto parsed = wire::parse_descriptor(parts.front());
+bool ClientIo::give_up(uint32_t worker_id, const Fault& fault) {
+  leave(worker_id);
+  stages_.fail(worker_id, fault);
+  return false;
+}
+
+void ClientIo::receive_message(uint32_t worker_id, const Channel::Message& message) {
+  const auto parsed = wire::parse_descriptor(message.bytes);
   if (!parsed) return stages_.fail(worker_id, parsed.error());
   const Descriptor& descriptor = parsed.value();
   const bool is_of_other_epoch = descriptor.kind != DescriptorKind::kHello && inbox_.is_stale(descriptor.epoch);
@@ -233,9 +276,6 @@ void ClientIo::receive_descriptor(uint32_t worker_id, net::MessageParts& parts) 
   }
   switch (descriptor.kind) {
     case DescriptorKind::kHello:
-      channel.is_ready = true;
-      for (const auto& message : channel.waiting) static_cast<void>(channel.socket->send(message));
-      channel.waiting.clear();
       if (dispatch_) {
         dispatch_->worker_came(worker_id, clock_now());
         send_dispatched();
@@ -247,15 +287,14 @@ void ClientIo::receive_descriptor(uint32_t worker_id, net::MessageParts& parts) 
                              .worker_id = worker_id,
                              .epoch = descriptor.epoch,
                              .sequence = descriptor.sequence,
-                             .state = parts.size() == 2 ? std::move(parts[1]) : std::vector<std::byte>(),
+                             .state = copy_of(message.bytes.subspan(sizeof descriptor)),
                              .batch = {},
                              .error = {}});
-    case DescriptorKind::kStates:
-      return inbox_.arrive_states(parts.size() == 2 ? std::move(parts[1]) : std::vector<std::byte>());
+    case DescriptorKind::kStates: return inbox_.arrive_states(copy_of(message.bytes.subspan(sizeof descriptor)));
     case DescriptorKind::kSlab:
     case DescriptorKind::kInline: break;
   }
-  auto batch = make_batch(channel, descriptor, parts);
+  auto batch = make_batch(workers_[worker_id], descriptor, message);
   if (!batch) return stages_.fail(worker_id, batch.error());
   bool counts = true;
   if (dispatch_) {
@@ -276,75 +315,58 @@ void ClientIo::receive_descriptor(uint32_t worker_id, net::MessageParts& parts) 
                   .error = {}});
 }
 
-Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Descriptor& descriptor,
-                                                    net::MessageParts& parts) {
+Result<std::unique_ptr<Batch>> ClientIo::make_batch(Worker& worker, const Descriptor& descriptor,
+                                                    const Channel::Message& message) {
   constexpr bool kAllowPickle = true;  // local workers are this process's own children
+  std::span<FileDescriptor> files = message.fds;
+  Result<std::unique_ptr<Batch>> batch = std::unique_ptr<Batch>();
   if (descriptor.kind == DescriptorKind::kInline) {
-    if (parts.size() != 2) return Fault{Errc::kMalformed, "an inline batch did not come in two parts"};
     inbox_.counters().inline_batches.add(1);
-    std::vector<std::byte> record(parts[0].begin() + sizeof descriptor, parts[0].end());
-    auto batch = Batch::from_parts(descriptor, std::move(record), std::move(parts[1]), kAllowPickle);
-    if (batch && batch.value()->is_narrow())
-      return Fault{Errc::kMalformed, "a batch of this machine has tensors that are written for a link"};
-    if (!channel.passed) return Fault{Errc::kMalformed, "a worker named memory before it connected"};
-    return with_files(*channel.passed, std::move(batch));
-  }
-  if (!channel.passed) return Fault{Errc::kMalformed, "a worker named memory before it connected"};
-  auto lease = channel.passed->lease({.arena_id = descriptor.arena_id,
+    const auto body = message.bytes.subspan(sizeof descriptor);
+    batch = Batch::from_parts(descriptor, copy_of(body.first(descriptor.record_bytes)),
+                              copy_of(body.subspan(descriptor.record_bytes)), kAllowPickle);
+  } else {
+    if ((descriptor.flags & wire::kDescriptorNewArena) != 0) {
+      if (files.empty()) return Fault{Errc::kMalformed, "a worker named a new arena without its file descriptor"};
+      if (auto taken = worker.memory.take_arena(descriptor.arena_id, files.front()); !taken) return taken.error();
+      files = files.subspan(1);
+    }
+    auto lease = worker.memory.lease({.arena_id = descriptor.arena_id,
                                       .slab_index = descriptor.slab_index,
                                       .generation = descriptor.slab_generation,
                                       .is_transient = (descriptor.flags & wire::kDescriptorTransient) != 0,
                                       .slab_bytes = descriptor.slab_bytes});
-  if (!lease) return lease.error();
-  auto batch = Batch::from_slab(descriptor, std::move(lease).value(), kAllowPickle);
-  if (batch && batch.value()->is_narrow())
-    return Fault{Errc::kMalformed, "a batch in shared memory has tensors that are written for a link"};
-  return with_files(*channel.passed, std::move(batch));
-}
-
-Result<std::unique_ptr<Batch>> ClientIo::with_files(PassedMemory& passed, Result<std::unique_ptr<Batch>> batch) {
-  const uint32_t file_count = batch ? batch.value()->frame().shared_file_count() : 0;
+    if (!lease) return lease.error();
+    batch = Batch::from_slab(descriptor, std::move(lease).value(), kAllowPickle);
+  }
+  if (!batch) return batch;
+  if (batch.value()->is_narrow())
+    return Fault{Errc::kMalformed, "a batch of this machine has tensors that are written for a link"};
+  const uint32_t file_count = batch.value()->frame().shared_file_count();
+  if (file_count != files.size())
+    return Fault{Errc::kMalformed, "a worker passed " + std::to_string(files.size()) +
+                                       " files with a batch whose tensors lie in " + std::to_string(file_count)};
   if (file_count == 0) return batch;
-  auto files = passed.take_files(file_count);
-  if (!files) return files.error();
-  if (auto set = batch.value()->set_shared_files(std::move(files).value()); !set) return set.error();
+  std::vector<FileDescriptor> owned(std::make_move_iterator(files.begin()), std::make_move_iterator(files.end()));
+  if (auto set = batch.value()->set_shared_files(std::move(owned)); !set) return set.error();
   return batch;
 }
 
-void ClientIo::check_connection(uint32_t worker_id) {
-  Channel& channel = channels_[worker_id];
-  if (!is_watched(channel)) return;
-  const auto received = channel.passed->receive();
-  if (received || received.error().code == Errc::kTimeout) return;
-  if (received.error().code != Errc::kClosed) return stages_.fail(worker_id, received.error());
-  channel.hung_up_at = steady_clock::now();
-}
-
-bool ClientIo::is_watched(const Channel& channel) {
-  return channel.passed && !channel.hung_up_at && !channel.is_dismissed;
-}
-
-// The batches of a worker that died travel on another socket than the news of its death, and are worth having: it
-// counts as lost when ZeroMQ has seen the end of it too. Returns how many workers are still between the two.
-size_t ClientIo::report_losses() {
-  size_t pending_count = 0;
-  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) {
-    Channel& channel = channels_[worker_id];
-    if (!channel.hung_up_at || channel.is_lost || channel.is_dismissed) continue;
-    const bool may_send = channel.socket->has_peer() || !channel.is_ready;  // or ZeroMQ has not seen it arrive yet
-    if (may_send && steady_clock::now() - *channel.hung_up_at < kLossGrace) {
-      ++pending_count;
-      continue;
-    }
-    receive_from(worker_id);
-    channel.is_lost = true;
-    if (channel.passed) channel.passed->drop_files();
-    lose(worker_id);
+// Nothing more is sent to it, received of it or heard of its process.
+void ClientIo::leave(uint32_t worker_id) {
+  Worker& worker = workers_[worker_id];
+  if (!worker.channel) return;
+  for (const uint64_t tag : {worker.channel_tag, worker.process_tag}) {
+    ready_set_->remove(tag);
+    watched_.erase(tag);
   }
-  return pending_count;
+  worker.channel->shut_down();
+  worker.channel.reset();
+  worker.process.reset();
 }
 
 void ClientIo::lose(uint32_t worker_id) {
+  leave(worker_id);
   auto kind = Arrival::Kind::kLost;
   if (dispatch_) {
     dispatch_->worker_died(worker_id, clock_now());

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The I/O thread of a client of local workers: it alone uses the sockets. Requests come to it through a queue, arrivals
-// leave it through the stages; it maps the arenas that workers pass, and takes the files of shared tensors.
+// The I/O thread of a client of local workers: it alone uses their channels once it runs. Requests come to it through a
+// queue, arrivals leave it through the stages; it maps the arenas that workers pass, and takes the files of shared
+// tensors.
+//
+// A worker is lost when its channel has ended, or its process has and the channel is empty: a process that the dataset
+// has forked may keep the worker's end open. Either way all that the worker had sent arrives before the news.
 
-#include <chrono>
+#include <sys/types.h>
+
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
+#include <span>
 #include <vector>
 
 #include "base/event_loop.h"
@@ -17,8 +21,8 @@
 #include "loader/batch_source.h"
 #include "loader/local_dispatch.h"
 #include "loader/passed_memory.h"
-#include "net/socket.h"
-#include "shm/fd_channel.h"
+#include "net/ready_set.h"
+#include "shm/channel.h"
 
 namespace penstock::loader {
 
@@ -34,7 +38,14 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   explicit ClientIo(const ClientIoOptions& options);
   ~ClientIo() override;
 
-  const std::string& endpoint() const { return endpoint_; }
+  // Before start(), once for each worker: makes its channel and returns the worker's end, which is to be had by its
+  // process (worker::Server::open), and is closed here by note_started() or stop(). kNoMemory.
+  Result<int> open_channel(uint32_t worker_id);
+  // The trainer's end, which a forked worker closes in its process: it would not see the trainer's end otherwise.
+  int channel_fd(uint32_t worker_id) const;
+  // Before start(): the worker's process has its end. 0: it is in this process. kNoMemory.
+  Result<void> note_started(uint32_t worker_id, pid_t pid);
+
   Result<void> start(Stages stages) override;
   void stop() override;
 
@@ -52,22 +63,19 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
 
  private:
   // A worker as the I/O thread sees it.
-  struct Channel {
-    std::string name;
-    std::unique_ptr<net::Socket> socket;
-    std::optional<PassedMemory> passed;
-    bool is_ready = false;      // its ZeroMQ hello has come
-    bool is_dismissed = false;  // we hung up
-    bool is_lost = false;
-    // Lost once all that it had sent has been received.
-    std::optional<std::chrono::steady_clock::time_point> hung_up_at;
-    std::vector<std::vector<std::byte>> waiting;  // requests made before it was ready
+  struct Worker {
+    Worker(ArenaViews& views, Counter& arenas) : memory(views, arenas) {}
+
+    std::optional<shm::Channel> channel;  // none once the worker is gone, or was dismissed
+    FileDescriptor its_end;               // until it is started
+    FileDescriptor process;               // a handle (pidfd); none before Linux 5.3, or of one that has ended
+    bool has_ended = false;               // its process, before there was a handle
+    PassedMemory memory;
+    uint64_t channel_tag = 0;  // in the set that waits; 0: not in it
+    uint64_t process_tag = 0;
+    bool is_output_watched = false;
   };
-  // A connection of which nobody knows yet whose it is. One that stays silent keeps nobody else waiting.
-  struct Newcomer {
-    shm::FdConnection connection;
-    std::chrono::steady_clock::time_point deadline;
-  };
+  using Message = std::shared_ptr<const std::vector<std::byte>>;
 
   Result<void> begin() override;
   Result<void> serve() override;
@@ -75,37 +83,35 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   void end() override;
   void failed(Fault error) override { stages_.fail(0, error); }
 
-  void accept_workers();
-  void greet_newcomers();
-  void welcome(uint32_t worker_id, shm::FdConnection connection);
   void send_dispatched();
-  void transmit(uint32_t worker_id, std::vector<std::byte> message);
+  void post(uint32_t worker_id, shm::Channel::Parts parts);
+  void post(uint32_t worker_id, const Message& message);
+  void note_posted(uint32_t worker_id, const Result<void>& posted);
+  void watch_output(uint32_t worker_id);
+  void serve_channel(uint32_t worker_id);
+  void serve_process(uint32_t worker_id);
+  // Takes in what has come. False where nothing had, or the channel has ended.
+  bool receive(uint32_t worker_id);
+  bool give_up(uint32_t worker_id, const Fault& fault);
+  void receive_message(uint32_t worker_id, const shm::Channel::Message& message);
+  Result<std::unique_ptr<Batch>> make_batch(Worker& worker, const wire::Descriptor& descriptor,
+                                            const shm::Channel::Message& message);
+  void leave(uint32_t worker_id);
   void lose(uint32_t worker_id);
-  void receive_from(uint32_t worker_id);
-  void receive_descriptor(uint32_t worker_id, net::MessageParts& parts);
-  Result<std::unique_ptr<Batch>> make_batch(Channel& channel, const wire::Descriptor& descriptor,
-                                            net::MessageParts& parts);
-  static Result<std::unique_ptr<Batch>> with_files(PassedMemory& passed, Result<std::unique_ptr<Batch>> batch);
-  void check_connection(uint32_t worker_id);
-  static bool is_watched(const Channel& channel);
-  size_t report_losses();
-  void send(uint32_t worker_id, std::vector<std::byte> message);
 
   ClientIoOptions options_;
-  std::string endpoint_;
-  std::optional<shm::FdListener> listener_;
-  std::string listen_error_;
   ArenaViews views_;
-  std::unique_ptr<net::SocketContext> context_;
 
   // Used by the I/O thread alone, once it runs.
-  std::vector<Channel> channels_;
-  std::vector<net::Socket*> sockets_;
-  std::vector<int> fds_;
-  std::unique_ptr<bool[]> is_readable_;  // readable_count_ of them
-  size_t readable_count_ = 0;
-  std::vector<Newcomer> newcomers_;
-  size_t pending_count_ = 0;  // losses that have to be looked at again soon
+  std::vector<Worker> workers_;
+  std::unique_ptr<net::ReadySet> ready_set_;
+  uint64_t wake_tag_ = 0;  // 0: the loop's descriptor is not in the set yet
+  struct Watched {
+    uint32_t worker_id;
+    bool is_process;
+  };
+  std::map<uint64_t, Watched> watched_;  // by tag
+  std::vector<uint64_t> ready_;          // tags, for the next turn
   std::optional<LocalDispatch> dispatch_;
 
   EventLoop loop_;

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The memory that a worker of this machine passes to its trainer, by descriptors over a Unix socket: arenas whose slabs
-// hold its batches, and files in which tensors of a batch lie. The worker passes memory before it names it in a message
-// on another socket, and a descriptor that was passed can be received at once, so nothing here waits.
+// The memory that a worker of this machine passes to its trainer, by descriptors over a channel: arenas whose slabs
+// hold its batches.
 
-#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "base/file_descriptor.h"
 #include "base/result.h"
@@ -18,7 +14,7 @@
 #include "loader/counters.h"
 #include "loader/slab_lease.h"
 #include "shm/arena.h"
-#include "shm/fd_channel.h"
+#include "shm/channel.h"
 #include "wire/slab_place.h"
 
 namespace penstock::loader {
@@ -26,34 +22,38 @@ namespace penstock::loader {
 // Confined to the I/O thread.
 class PassedMemory {
  public:
-  // `views` and the counter of `arenas` outlive this, and are told of every arena. `file_count_max` bounds the files
-  // that no batch has named yet.
-  PassedMemory(shm::FdConnection connection, ArenaViews& views, Counter& arenas, size_t file_count_max)
-      : connection_(std::move(connection)), views_(views), arena_count_(arenas), file_count_max_(file_count_max) {}
+  // `views` and the counter of `arenas` outlive this, and are told of every arena.
+  PassedMemory(ArenaViews& views, Counter& arenas) : views_(views), arena_count_(arenas) {}
 
-  shm::FdConnection& connection() { return connection_; }
-  int fd() const { return connection_.fd(); }
-
-  // Takes one thing that the worker has passed. kTimeout when nothing has come, kClosed when the worker hung up,
-  // kMalformed for what no worker passes.
-  Result<void> receive();
+  // Maps an arena. kMalformed for what is none, kNoMemory.
+  Result<void> take_arena(uint32_t arena_id, const FileDescriptor& fd);
+  bool has_arena(uint32_t arena_id) const { return arenas_.contains(arena_id); }
 
   // The right to read the slab in which a batch lies. kMalformed if there is none.
   Result<c10::intrusive_ptr<SlabLease>> lease(const wire::SlabPlace& place);
-  // The files of a batch, in the order in which they were passed.
-  Result<std::vector<FileDescriptor>> take_files(size_t count);
-  // What was passed for batches that will not come.
-  void drop_files() { files_.clear(); }
 
  private:
-  Result<std::shared_ptr<shm::ArenaView>> find_arena(const wire::SlabPlace& place);
-
-  shm::FdConnection connection_;
   ArenaViews& views_;
   Counter& arena_count_;
-  const size_t file_count_max_;
   std::map<uint32_t, std::shared_ptr<shm::ArenaView>> arenas_;  // shared with the leases on their slabs
-  std::deque<FileDescriptor> files_;
+};
+
+// The same of a worker whose batches are named in messages on another connection (worker/slab_handover.h). It passes an
+// arena before it names it, and a descriptor that was passed can be received at once, so nothing here waits. Confined
+// to the I/O thread.
+class HandedOverMemory {
+ public:
+  HandedOverMemory(shm::Channel channel, ArenaViews& views, Counter& arenas)
+      : channel_(std::move(channel)), memory_(views, arenas) {}
+
+  // As PassedMemory::lease. kClosed when the worker hung up.
+  Result<c10::intrusive_ptr<SlabLease>> lease(const wire::SlabPlace& place);
+
+ private:
+  Result<void> receive_arena();
+
+  shm::Channel channel_;
+  PassedMemory memory_;
 };
 
 }  // namespace penstock::loader

@@ -585,14 +585,16 @@ void PoolIo::begin_link(uint64_t worker_id, uint32_t number, wire::SealOffer& of
 void PoolIo::connect_handover(uint64_t worker_id, WorkerLink& link, uint32_t number) {
   const auto place = directory_.find(worker_id);
   if (!place || place->handover.empty() || link.is_handover_given_up) return;
-  auto connection = shm::FdConnection::connect(place->handover);
-  const auto sent = connection ? connection.value().send(shm::link_message(trainer_id_, number)) : connection.error();
+  auto channel = shm::Channel::connect(place->handover);
+  const wire::HandoverHello hello{.trainer_id = trainer_id_, .link = number};
+  const auto bytes = std::as_bytes(std::span(&hello, 1));
+  const auto sent = channel ? channel.value().send({&bytes, 1}) : channel.error();
   if (!sent && sent.error().code == Errc::kClosed) return;  // the worker has died, which its other socket tells
   if (!sent) {
     link.is_handover_given_up = true;
     return tell("worker " + spoken_place(worker_id) + " sends its batches over a socket: " + sent.error().message);
   }
-  link.passed().emplace(std::move(connection).value(), passed_views_, inbox_.counters().arenas, size_t{0});
+  link.passed().emplace(std::move(channel).value(), passed_views_, inbox_.counters().arenas);
 }
 
 Result<IncomingBatch> PoolIo::take_slab(WorkerLink& link, const wire::PoolAnswer& answer) {

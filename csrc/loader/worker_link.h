@@ -45,7 +45,7 @@ class WorkerLink {
   // Of the link in force; nothing while there is none.
   std::optional<DataLink>& data() { return data_; }
   // The memory that the worker passes on the link in force, if it hands batches over as slabs.
-  std::optional<PassedMemory>& passed() { return passed_; }
+  std::optional<HandedOverMemory>& passed() { return passed_; }
 
   // Messages of the link wait behind an answer whose pieces are not there yet, so that everything is taken in the order
   // in which the worker sent it.
@@ -75,7 +75,7 @@ class WorkerLink {
   const uint64_t tag_;
   const Instant opened_at_;
   std::optional<DataLink> data_;
-  std::optional<PassedMemory> passed_;
+  std::optional<HandedOverMemory> passed_;
   std::deque<net::ReceivedPart> waiting_;
 };
 

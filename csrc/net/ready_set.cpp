@@ -59,6 +59,17 @@ Result<uint64_t> ReadySet::add(Member member) {
   return tag;
 }
 
+Result<void> ReadySet::watch_output(uint64_t tag, bool is_watched) {
+  const Member& member = members_.at(tag);
+  PENSTOCK_ASSERT(member.sockets.empty());
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = tag}};
+  if (is_watched) event.events |= EPOLLOUT;
+  for (const int fd : member.fds)
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0)
+      return Fault{Errc::kFailed, std::string("epoll_ctl failed: ") + std::strerror(errno)};
+  return {};
+}
+
 void ReadySet::remove(uint64_t tag) {
   const auto found = members_.find(tag);
   if (found == members_.end()) return;

@@ -41,6 +41,9 @@ class ReadySet {
   Result<uint64_t> add(std::span<const Waitable> sockets);
   Result<uint64_t> add(int fd);
 
+  // Whether `wait` tells of this descriptor of another kind when it can be written to, too.
+  Result<void> watch_output(uint64_t tag, bool is_watched);
+
   // Before the first of them is closed: the number of a descriptor that was closed is soon another's. Closing does not
   // take it out, as libzmq closes it later, and a forked child may have a copy.
   void remove(uint64_t tag);

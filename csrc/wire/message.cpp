@@ -63,7 +63,9 @@ Result<Descriptor> parse_descriptor(std::span<const std::byte> bytes) {
   }
   if ((descriptor.flags & ~kDescriptorFlags) != 0) return malformed("a descriptor", "unknown flags");
   const size_t body = bytes.size() - sizeof descriptor;
-  if (body != (descriptor.kind == DescriptorKind::kInline ? descriptor.record_bytes : 0)) {
+  const size_t record = descriptor.kind == DescriptorKind::kInline ? descriptor.record_bytes : 0;
+  const bool is_alone = descriptor.kind == DescriptorKind::kHello || descriptor.kind == DescriptorKind::kSlab;
+  if (body < record || (is_alone && body > 0)) {
     return malformed("a descriptor", "its body does not have the length it claims");
   }
   return descriptor;

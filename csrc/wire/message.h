@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The two fixed records that a trainer and its workers exchange: a request goes to a worker, a descriptor comes back.
-// A request has 64 bytes and a descriptor 72, little-endian. They are followed in the same ZeroMQ part by their
-// variable bytes, if any. PROTOCOL.md is the specification.
+// A request has 64 bytes and a descriptor 72, little-endian. Their variable bytes, if any, follow in the same message
+// of the channel (shm/channel.h). PROTOCOL.md is the specification.
 
 #include <chrono>
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace penstock::wire {
 
 constexpr uint32_t kRequestMagic = 0x31524e50;     // "PNR1"
 constexpr uint32_t kDescriptorMagic = 0x31444e50;  // "PND1"
-constexpr uint16_t kMessageVersion = 3;
+constexpr uint16_t kMessageVersion = 4;
 constexpr uint64_t kRequestBodyBytesMax = uint64_t{1} << 32;
 
 enum class RequestKind : uint8_t {
@@ -54,11 +54,11 @@ struct Request {
 static_assert(sizeof(Request) == 64);
 
 enum class DescriptorKind : uint8_t {
-  kHello = 1,   // the first message of a worker
+  kHello = 1,   // the first message of a worker: it can take requests
   kSlab = 2,    // a batch in a slab
-  kInline = 3,  // a batch whose record follows this descriptor and whose payload is the message's second part
-  kEnd = 4,     // this worker's share of an iterable dataset is exhausted
-  kStates = 5,  // the states of the worker's shards, in the second part: the answer to a request of that name
+  kInline = 3,  // a batch whose record and then its payload follow this descriptor
+  kEnd = 4,     // this worker's share of an iterable dataset is exhausted; the state of its dataset follows, if any
+  kStates = 5,  // the states of the worker's shards follow: the answer to a request of that name
 };
 
 constexpr uint8_t kDescriptorRaises = 1;       // flag: the batch is an ExceptionWrapper to be raised in its place
@@ -69,8 +69,11 @@ constexpr uint8_t kDescriptorCompiled = 16;    // flag: compiled code made bound
 // Flag: as far as a look can tell, the batches that the worker made so far have left its dataset as it was. Another
 // worker may make the same batch once more, and nobody will see it.
 constexpr uint8_t kDescriptorDatasetStays = 32;
+// Flag: the arena is new to the trainer, and its file descriptor comes along, before those of shared files.
+constexpr uint8_t kDescriptorNewArena = 64;
 constexpr uint8_t kDescriptorFlags = kDescriptorRaises | kDescriptorTransient | kDescriptorThreadsDrew |
-                                     kDescriptorHasState | kDescriptorCompiled | kDescriptorDatasetStays;
+                                     kDescriptorHasState | kDescriptorCompiled | kDescriptorDatasetStays |
+                                     kDescriptorNewArena;
 
 // The unit of the times in a descriptor. Their 32 bits end at 429 s.
 constexpr std::chrono::nanoseconds kTimeUnit{100};
@@ -107,7 +110,7 @@ struct Descriptor {
 };
 static_assert(sizeof(Descriptor) == 72);
 
-// Reads the record at the head of `bytes`, checking magic, version, kind and reserved bytes.
+// Reads what `bytes` begin with, checking magic, version, kind and reserved bytes, and the length of what follows.
 Result<Request> parse_request(std::span<const std::byte> bytes);
 Result<Descriptor> parse_descriptor(std::span<const std::byte> bytes);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where the bytes of a batch lie in memory that its worker has passed to the trainer.
+// Where the bytes of a batch lie in memory that its worker has passed to the trainer, and the two messages that cross on
+// the channel over which a pool's worker passes such memory (worker/slab_handover.h).
 
 #include <cstdint>
 
@@ -15,5 +16,21 @@ struct SlabPlace {
 
   friend bool operator==(const SlabPlace&, const SlabPlace&) = default;
 };
+
+// The trainer's first and only message: the link on which it is about to greet the worker.
+struct HandoverHello {
+  uint64_t trainer_id = 0;
+  uint32_t link = 0;
+  uint32_t reserved = 0;
+
+  friend bool operator==(const HandoverHello&, const HandoverHello&) = default;
+};
+static_assert(sizeof(HandoverHello) == 16);
+
+// The worker's message about an arena, whose file descriptor comes along.
+struct HandoverArena {
+  uint32_t arena_id = 0;
+};
+static_assert(sizeof(HandoverArena) == 4);
 
 }  // namespace penstock::wire

@@ -6,19 +6,16 @@
 
 #include <sys/types.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
+#include "base/file_descriptor.h"
 #include "base/process_bound.h"
 #include "base/result.h"
-#include "net/socket.h"
-#include "shm/fd_channel.h"
+#include "shm/channel.h"
 #include "wire/message.h"
 #include "worker/batch_maker.h"
 #include "worker/slab_writer.h"
@@ -27,12 +24,11 @@
 namespace penstock::worker {
 
 struct ServerOptions {
-  std::string endpoint;  // the trainer's name, from its Client
   uint32_t worker_id = 0;
   uint32_t prefetch_factor = 2;
   uint64_t arena_bytes = 0;
   bool waits_for_slabs = true;  // as SlabPoolOptions::waits
-  // The trainer's process; 0: the parent when this one connects. Without it, a trainer that died before that would go
+  // The trainer's process; 0: the parent when this one begins. Without it, a trainer that died before that would go
   // unnoticed.
   pid_t trainer_pid = 0;
 };
@@ -40,11 +36,11 @@ struct ServerOptions {
 // Confined to the thread that serves requests, but for writer()'s thread-safe calls.
 class Server {
  public:
-  // Connects to the trainer and says hello. Blocks until the trainer has started its client or `deadline` passes.
-  static Result<std::unique_ptr<Server>> connect(const ServerOptions& options,
-                                                 std::chrono::steady_clock::time_point deadline);
+  // Takes over the worker's end of its channel, and tells the trainer that it can take requests. Requests that were
+  // sent before wait in the channel. kClosed when the trainer is gone.
+  static Result<std::unique_ptr<Server>> open(const ServerOptions& options, FileDescriptor channel);
 
-  Server(const ServerOptions& options, shm::FdConnection connection);
+  Server(const ServerOptions& options, shm::Channel channel);
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
@@ -59,7 +55,8 @@ class Server {
 
   SlabWriter& writer() { return maker_.writer(); }
 
-  // Runs the prefixes on a batch, seals it and names it to the trainer. `flags` are of wire::Descriptor.
+  // Runs the prefixes on a batch, seals it and names it to the trainer. `flags` are of wire::Descriptor. Blocks while
+  // the trainer does not read.
   Result<void> answer(const Received& request, BatchContent content, uint8_t flags);
   // Tells the trainer that a shard of an iterable dataset is exhausted, and the state of its dataset then, if it has
   // one.
@@ -68,18 +65,13 @@ class Server {
   Result<void> answer_states(const Received& request, std::span<const std::byte> states);
 
  private:
-  Result<void> open_socket(const std::string& name, std::chrono::steady_clock::time_point deadline);
-  Result<void> pass_files(std::span<const c10::Storage> storages);
-  Result<void> send_descriptor(const wire::Descriptor& descriptor);
+  Result<void> send(const wire::Descriptor& descriptor, std::span<const std::byte> body = {});
   wire::Descriptor describe(const Received& request, wire::DescriptorKind kind, uint8_t flags) const;
 
   ServerOptions options_;
-  shm::FdConnection connection_;
+  shm::Channel channel_;
   ProcessBound<Watchdog> watchdog_;
   BatchMaker maker_;
-  net::MessageParts parts_;
-  ProcessBound<net::SocketContext> context_;
-  std::optional<ProcessBound<net::Socket>> socket_;
 };
 
 }  // namespace penstock::worker

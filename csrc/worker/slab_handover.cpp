@@ -16,7 +16,7 @@ constexpr uint32_t kCopyIds = 1u << 31;  // arenas of copies are numbered from h
 }  // namespace
 
 Result<std::unique_ptr<SlabHandover>> SlabHandover::listen(const std::string& name, shm::SlabPool& slabs) {
-  auto listener = shm::FdListener::bind(name);
+  auto listener = shm::ChannelListener::bind(name);
   if (!listener) return listener.error();
   return std::make_unique<SlabHandover>(std::move(listener).value(), slabs);
 }
@@ -25,30 +25,30 @@ void SlabHandover::begin(uint64_t trainer_id, uint32_t link) {
   end();
   while (auto accepted = listener_.accept()) {
     // Its first message was sent before the greeting that this follows.
-    const auto hello = accepted.value().receive(std::chrono::steady_clock::now());
+    const auto message = accepted.value().receive(std::chrono::steady_clock::now());
+    const auto hello = message ? message.value().as<wire::HandoverHello>() : std::nullopt;
     if (!hello) continue;
     if (newcomers_.size() >= kNewcomerCountMax) newcomers_.pop_front();
-    newcomers_.push_back({.hello = hello.value().message, .connection = std::move(accepted).value()});
+    newcomers_.push_back({.hello = *hello, .channel = std::move(accepted).value()});
   }
   // Those for later links stay: a trainer may have greeted again before this worker came to its first greeting.
-  const shm::FdMessage expected = shm::link_message(trainer_id, link);
-  const auto found = std::find_if(newcomers_.begin(), newcomers_.end(), [&](const Newcomer& newcomer) {
-    return std::memcmp(&newcomer.hello, &expected, sizeof expected) == 0;
-  });
+  const wire::HandoverHello expected{.trainer_id = trainer_id, .link = link};
+  const auto found = std::find_if(newcomers_.begin(), newcomers_.end(),
+                                  [&](const Newcomer& newcomer) { return newcomer.hello == expected; });
   if (found == newcomers_.end()) return;
-  connection_.emplace(std::move(found->connection));
+  channel_.emplace(std::move(found->channel));
   newcomers_.erase(newcomers_.begin(), found + 1);
 }
 
 void SlabHandover::end() {
-  if (!connection_) return;
-  connection_.reset();
+  if (!channel_) return;
+  channel_.reset();
   if (std::exchange(passed_arena_id_, std::nullopt)) slabs_.renew();
 }
 
 std::optional<wire::SlabPlace> SlabHandover::hand_over(HeldBatch& batch) {
   const shm::SlabRegion* region = batch.region();
-  if (!connection_ || region == nullptr) return std::nullopt;
+  if (!channel_ || region == nullptr) return std::nullopt;
   if (batch.is_handed_over()) return hand_copy_over(batch);
   const auto place = name(*region);
   if (place) batch.note_handed_over();
@@ -69,7 +69,10 @@ std::optional<wire::SlabPlace> SlabHandover::hand_copy_over(const HeldBatch& bat
 std::optional<wire::SlabPlace> SlabHandover::name(const shm::SlabRegion& region) {
   const shm::Arena& arena = *region.arena;
   if (region.is_transient || passed_arena_id_ != arena.id()) {
-    if (!connection_->send({.kind = shm::kFdArena, .arena_id = arena.id()}, arena.fd())) {
+    const wire::HandoverArena passed{.arena_id = arena.id()};
+    const auto bytes = std::as_bytes(std::span(&passed, 1));
+    const int fd = arena.fd();
+    if (!channel_->send({&bytes, 1}, {&fd, 1})) {
       end();
       return std::nullopt;
     }

@@ -2,6 +2,7 @@
 #include "worker/watchdog.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <chrono>
 #include <iterator>
@@ -28,7 +29,8 @@ Result<void> Watchdog::health() const {
 
 Result<void> Watchdog::serve() {
   const bool is_orphan = trainer_.is_gone();
-  if (has_hung_up_ || is_orphan) is_closing_.store(true);
+  if (has_hung_up_) is_closing_.store(true);
+  if (is_orphan && !has_hung_up_) hang_up();
   grace_.note(is_orphan);
   return {};
 }
@@ -47,7 +49,13 @@ void Watchdog::failed(Fault error) {
     MutexLock lock(mutex_);
     failure_ = std::move(error);
   }
+  hang_up();
+}
+
+void Watchdog::hang_up() {
   is_closing_.store(true);
+  ::shutdown(connection_fd_, SHUT_RDWR);
+  has_hung_up_ = true;
 }
 
 }  // namespace penstock::worker

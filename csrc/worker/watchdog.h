@@ -19,8 +19,9 @@ namespace penstock::worker {
 // Thread-safe.
 class Watchdog final : private EventLoop::Handler {
  public:
-  // Looks at the connection to the trainer, and at whether the trainer's process is there. `trainer_pid` is as for
-  // WatchedProcess.
+  // Looks at the connection to the trainer, and at whether the trainer's process is there. Once it is not, or this
+  // fails, the connection is shut down, so that whoever waits for the trainer goes on: another process may hold the
+  // trainer's end. `trainer_pid` is as for WatchedProcess.
   Watchdog(int connection_fd, pid_t trainer_pid);
   ~Watchdog() override { loop_.stop(); }
 
@@ -36,6 +37,7 @@ class Watchdog final : private EventLoop::Handler {
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
   void failed(Fault error) override;
+  void hang_up();
 
   const int connection_fd_;
   const WatchedProcess trainer_;

@@ -77,16 +77,16 @@ class SampleRows:
 
 class WorkerServer:
     @staticmethod
-    def connect(
+    def open(
         *,
-        endpoint: str,
+        channel_fd: int,
         worker_id: int,
         prefetch_factor: int,
         arena_bytes: int,
         waits_for_slabs: bool,
         trainer_pid: int,
-        timeout_s: float,
-    ) -> WorkerServer: ...
+    ) -> WorkerServer:
+        """Takes ``channel_fd`` over."""
     def next(self, timeout_s: float) -> WorkerRequest | None: ...
     def begin(self) -> None: ...
     def fetch_clock(self) -> FetchClock: ...
@@ -415,8 +415,12 @@ class Client:
         device: str | None,
         ahead: AheadWishes | None,
     ) -> None: ...
-    @property
-    def endpoint(self) -> str: ...
+    def open_channel(self, worker_id: int) -> tuple[int, int]:
+        """The descriptors of the trainer's and of the worker's end. They stay the client's."""
+
+    def note_started(self, worker_id: int, pid: int) -> None:
+        """The worker has its end, which is closed here."""
+
     def start(self) -> None: ...
     def drop_epoch(self) -> None: ...
     def awaited(self) -> tuple[int, int, Any, bool] | None: ...

@@ -103,6 +103,41 @@ def test_what_a_worker_owed_that_died_is_made_by_the_others(tmp_path: Path) -> N
     assert {one.filename for one in caught if one.category is PoolWarning} == {__file__}
 
 
+class LeavingAChild(Drawing):
+    """A sample's worker forks a process, which lives while a pipe is open, and dies."""
+
+    def __init__(self, count: int, deadly: dict[int, str], pipe: tuple[int, int]) -> None:
+        super().__init__(count)
+        self.victims = deadly
+        self.reader, self.writer = pipe
+        self.fetched_count = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.fetched_count += 1  # which nobody may do twice, so no other worker is asked ahead
+        name = self.victims.get(index)
+        is_victim = name is not None and self.victim_of(Path(name)) == os.getpid()
+        if is_victim and get_worker_info() is not None:
+            if os.fork() == 0:
+                os.close(self.writer)
+                os.read(self.reader, 1)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_worker_that_died_is_replaced_though_its_child_lives_on(tmp_path: Path) -> None:
+    """The trainer waited for ever: the child held the worker's end of the connection open."""
+    reader, writer = os.pipe()
+    dataset = LeavingAChild(60, {30: str(tmp_path / "victim")}, (reader, writer))
+    try:
+        with pytest.warns(PoolWarning, match="was killed by SIGKILL.*are 2 now"):
+            batches = list(loader_of(dataset, timeout=20))
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert_same(batches, 60)
+
+
 def test_a_death_that_no_batch_waits_for_is_told_at_the_end_of_the_epoch() -> None:
     loader = loader_of(Drawing(40), persistent_workers=True)
     iterator = iter(loader)

@@ -100,6 +100,17 @@ def test_few_descriptors_in_the_worker_are_no_obstacle() -> None:
     assert [int(batch[0, 0]) for batch in kept] == list(range(0, 300, 2))
 
 
+def test_forked_workers_have_no_end_of_another_workers_channel() -> None:
+    """A worker does not see its trainer die while another holds the trainer's end."""
+
+    def count(index: int = 0) -> int:
+        return sum("socket:" in descriptor for descriptor in process_traces.descriptors())
+
+    before = count()
+    counts = [int(batch) for batch in DataLoader(Computed(6, count), num_workers=3)]
+    assert counts == [before + 1] * 6
+
+
 def test_no_descriptors_left_in_the_trainer_is_a_clear_error_and_leaves_nothing() -> None:
     list(DataLoader([1], num_workers=1))
     before = process_traces.take()

@@ -18,8 +18,13 @@ SECURITY = (ROOT / "csrc" / "net" / "SECURITY.md").read_text(encoding="utf-8")
 PROTOCOL = (ROOT / "csrc" / "wire" / "PROTOCOL.md").read_text(encoding="utf-8")
 
 # As SECURITY.md abbreviates them.
-FILES = {"P": "test_pool_security.py", "U": "test_no_unpickling.py", "K": "test_pool_skews.py"}
-NAMED = re.compile(r"(?:^|(?<=[ ;]))([PUK])(?= `)|`([^`]+)`")
+FILES = {
+    "D": "test_dashboard_server.py",
+    "K": "test_pool_skews.py",
+    "P": "test_pool_security.py",
+    "U": "test_no_unpickling.py",
+}
+NAMED = re.compile(r"(?:^|(?<=[ ;]))([DPUK])(?= `)|`([^`]+)`")
 TEST = re.compile(r"^def (test_\w+)|^TEST(?:_[FP])?\(\w+, (\w+)\)", re.MULTILINE)
 
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "s": 1000, "ms": 1}

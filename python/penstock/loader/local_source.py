@@ -70,7 +70,6 @@ class LocalSource:
         self.native_thread = NativeThread()
         self.recaller: Recaller | None = None
         spec = WorkerSpec(
-            self._client.endpoint,
             slab_count,
             arena_bytes(),
             self._any_worker,
@@ -86,7 +85,9 @@ class LocalSource:
         self._timeout_s = float(loader.timeout)  # 0: without a bound
         self._state_interval = progress.state_interval
         try:
-            self._workers.start(worker_count, base_seed, fetch, loader.worker_init_fn, spec)
+            self._workers.start(
+                worker_count, base_seed, fetch, loader.worker_init_fn, spec, self._client
+            )
             self._client.start()  # native threads start after the last fork
         except BaseException:
             self.close()

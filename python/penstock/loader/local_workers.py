@@ -12,6 +12,7 @@ from multiprocessing import connection
 from pickle import PicklingError
 from typing import Any, NoReturn
 
+from penstock import _C
 from penstock.errors import add_note
 from penstock.loader.fork_turn import fork_turn
 from penstock.loader.out_of_memory import explain, explain_later_kills
@@ -29,7 +30,7 @@ from penstock.worker.fetching import FetchSpec
 from penstock.worker.held_interrupt import HeldInterrupt
 from penstock.worker.pickled_once import PickledOnce
 from penstock.worker.start_turns import StartTurns
-from penstock.worker.worker_main import WorkerSpec, worker_loop
+from penstock.worker.worker_main import WorkerChannel, WorkerSpec, worker_loop
 
 # How long processes have that are to end, and the system to end one that was killed.
 _TERMINATED_S_MAX = 1.0
@@ -50,29 +51,40 @@ class LocalWorkers:
         self._roots: dict[str, Any] = {}  # the parts of the user's that workers get
 
     def start(
-        self, count: int, base_seed: int, fetch: FetchSpec, init_fn: Any, spec: WorkerSpec
+        self,
+        count: int,
+        base_seed: int,
+        fetch: FetchSpec,
+        init_fn: Any,
+        spec: WorkerSpec,
+        client: _C.Client,
     ) -> None:
-        """Raises the exceptions of the system and of pickle; the processes made until then are
-        there."""
+        """Starts the workers of ``client``. Raises the exceptions of the system and of pickle; the
+        processes made until then are there."""
         is_fresh = self._context.get_start_method() in ("spawn", "forkserver")
         parts = PickledOnce((fetch, init_fn, spec))
         self._roots = {
             "dataset": fetch.dataset, "collate_fn": fetch.collate_fn, "worker_init_fn": init_fn
         }  # fmt: skip
         turns = StartTurns(count, len(os.sched_getaffinity(0)) if is_fresh else count)
+        trainer_fds: list[int] = []
         try:
             for worker_id in range(count):
+                trainer_fd, worker_fd = client.open_channel(worker_id)
+                trainer_fds.append(trainer_fd)
+                channel = WorkerChannel(worker_fd, trainer_fds)
                 turn = turns.next_turn()
                 process = self._context.Process(
-                    target=worker_loop, args=(turn, parts, base_seed, worker_id, count)
+                    target=worker_loop, args=(turn, parts, channel, base_seed, worker_id, count)
                 )
                 turn.begin_with_name(process)
                 process.daemon = True
                 if is_fresh:
                     self._start(process)
-                    continue
-                with fork_turn(), HeldInterrupt():
-                    self._start(process)
+                else:
+                    with fork_turn(), HeldInterrupt():
+                        self._start(process)
+                client.note_started(worker_id, process.pid)
         finally:
             turns.close()
             parts.close()

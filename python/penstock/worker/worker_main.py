@@ -9,13 +9,15 @@ trainer maps once.
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import reduction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,16 +66,36 @@ from penstock.worker.start_turns import StartTurn
 from penstock.worker.stuck_worker import offer_stack
 from penstock.worker.threaded_fetch import FetchPool, make_pool
 
-_CONNECT_TIMEOUT_S = (
-    300.0  # the trainer starts its client when its last worker is started, which spawn makes slow
-)
+
+class WorkerChannel:
+    """A worker's end of its channel to the trainer, as an argument of its process.
+
+    A forked process has the trainer's ends of the channels that there were, too. It closes them:
+    while any process holds one, the worker at its other end does not see the trainer die.
+    """
+
+    def __init__(self, fd: int, trainer_fds: Iterable[int] = ()) -> None:
+        self._fd = fd
+        self._trainer_fds = tuple(trainer_fds)
+
+    def take(self) -> int:
+        """In the worker, once: the descriptor, which is the caller's to close."""
+        for fd in self._trainer_fds:
+            os.close(fd)
+        return self._fd
+
+    def __reduce__(self) -> Any:
+        return _received_channel, (reduction.DupFd(self._fd),)
+
+
+def _received_channel(fd: Any) -> WorkerChannel:
+    return WorkerChannel(fd.detach())
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The arguments of a worker beside torch's own. Picklable."""
+    """The arguments of all workers beside torch's own. Picklable."""
 
-    endpoint: str
     slab_count: int  # that it has to answer with
     arena_bytes: int
     any_worker: bool  # any worker may be asked for any batch
@@ -89,11 +111,12 @@ class WorkerSpec:
 def worker_loop(
     turn: StartTurn,
     parts: PickledOnce,
+    channel: WorkerChannel,
     base_seed: int,
     worker_id: int,
     num_workers: int,
 ) -> None:
-    """Serves one trainer until it hangs up or dies.
+    """Serves one trainer, at the other end of ``channel``, until it hangs up or dies.
 
     ``parts`` go to all workers: a FetchSpec, the worker_init_fn, and a WorkerSpec.
     """
@@ -102,7 +125,7 @@ def worker_loop(
             release_in_child()
             fetch, init_fn, spec = parts.value
             del turn, parts
-            _work(fetch, init_fn, spec, base_seed, worker_id, num_workers)
+            _work(fetch, init_fn, spec, channel, base_seed, worker_id, num_workers)
         finally:
             # An interrupt that is pending is raised here, where it is caught, and a later one
             # nowhere: this process ends.
@@ -117,6 +140,7 @@ def _work(
     fetch: FetchSpec,
     init_fn: Callable[[int], None] | None,
     spec: WorkerSpec,
+    channel: WorkerChannel,
     base_seed: int,
     worker_id: int,
     num_workers: int,
@@ -128,14 +152,13 @@ def _work(
         )
     )
     try:
-        server = _C.WorkerServer.connect(
-            endpoint=spec.endpoint,
+        server = _C.WorkerServer.open(
+            channel_fd=channel.take(),
             worker_id=worker_id,
             prefetch_factor=spec.slab_count,
             arena_bytes=spec.arena_bytes,
             waits_for_slabs=not spec.any_worker,
             trainer_pid=spec.trainer_pid,
-            timeout_s=_CONNECT_TIMEOUT_S,
         )
     except ClosedError:
         return  # the trainer went away while this process started

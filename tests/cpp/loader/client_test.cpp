@@ -229,9 +229,9 @@ TEST_F(ClientTest, WaitingTimesAndBytesAreCounted) {
   EXPECT_GE(client_->counters().batch_bytes.value(), 20u * 16'000) << "4000 floats a batch";
 }
 
-TEST_F(ClientTest, AClientThatIsNeverStartedIsDroppedWithItsWorkersStillConnecting) {
+TEST_F(ClientTest, ClientThatIsNeverStartedIsDroppedWithItsWorkersStillStarting) {
   client_ = std::make_shared<Client>(ClientOptions{.worker_count = 1});
-  worker_pids_.push_back(test::spawn_worker({.endpoint = client_->endpoint()}));
+  worker_pids_.push_back(test::start_worker(*client_, {}));
   ASSERT_GT(worker_pids_.back(), 0);
 }
 

@@ -20,7 +20,7 @@
 #include "net/data_server.h"
 #include "net/server_socket.h"
 #include "shm/arena.h"
-#include "shm/fd_channel.h"
+#include "shm/channel.h"
 #include "wire/frame.h"
 #include "wire/nest.h"
 #include "wire/pool_record.h"
@@ -145,17 +145,20 @@ class HandWorkerOf {
   // The trainer has connected for the link that it greets on, unless it has given up slabs. It may have connected for
   // later ones, too, where this worker comes late to its first greeting.
   void open_handover(const wire::ToWorker& hello) {
-    connection_.reset();
+    channel_.reset();
     while (auto accepted = listener_->accept()) {
       const auto named = accepted.value().receive(std::chrono::steady_clock::now() + std::chrono::seconds(30));
-      if (named) newcomers_.insert_or_assign(named.value().message.text, std::move(accepted).value());
+      const auto link = named ? named.value().as<wire::HandoverHello>() : std::nullopt;
+      if (link) newcomers_.insert_or_assign({link->trainer_id, link->link}, std::move(accepted).value());
     }
-    auto newcomer = newcomers_.extract(shm::link_message(hello.trainer_id, hello.link).text);
+    auto newcomer = newcomers_.extract({hello.trainer_id, hello.link});
     if (!newcomer) return;
-    connection_.emplace(std::move(newcomer.mapped()));
+    channel_.emplace(std::move(newcomer.mapped()));
     arena_ = shm::Arena::create({.slab_bytes = 1 << 16, .slab_count = 8}, hello.link).value();
-    const auto passed = connection_->send({.kind = shm::kFdArena, .arena_id = hello.link}, arena_->fd());
-    if (!passed) connection_.reset();  // the trainer has gone on to another link meanwhile
+    const wire::HandoverArena passed{.arena_id = hello.link};
+    const auto bytes = std::as_bytes(std::span(&passed, 1));
+    const int fd = arena_->fd();
+    if (!channel_->send({&bytes, 1}, {&fd, 1})) channel_.reset();  // the trainer is at another link already
   }
 
   void wish() {
@@ -217,7 +220,7 @@ class HandWorkerOf {
     answer.record_bytes = made->record_bytes;
     answer.dataset_size = options_.dataset_size;
     answer.state = std::as_bytes(std::span(kState));
-    if (connection_) {
+    if (channel_) {
       const uint32_t slab_index = arena_->try_acquire().value();
       EXPECT_TRUE(arena_->reserve(slab_index, arena_->slab_bytes()));
       std::memcpy(arena_->slab(slab_index), made->payload.data(), size);
@@ -268,10 +271,10 @@ class HandWorkerOf {
   wire::SealOffer offer_;
   std::deque<Piece> pieces_;
   cluster::WorkerSession desk_;
-  std::optional<shm::FdListener> listener_ =
-      options_.handover.empty() ? std::nullopt : std::optional(shm::FdListener::bind(options_.handover).value());
-  std::map<std::string, shm::FdConnection> newcomers_;  // by the name of their link
-  std::optional<shm::FdConnection> connection_;         // of the link in force, where it hands slabs over
+  std::optional<shm::ChannelListener> listener_ =
+      options_.handover.empty() ? std::nullopt : std::optional(shm::ChannelListener::bind(options_.handover).value());
+  std::map<std::pair<uint64_t, uint32_t>, shm::Channel> newcomers_;  // by their trainer and link
+  std::optional<shm::Channel> channel_;                              // of the link in force, where it hands slabs over
   std::shared_ptr<shm::Arena> arena_;
   bool was_pinged_ = false;
   std::string peer_;

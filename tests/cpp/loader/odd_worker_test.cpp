@@ -2,30 +2,31 @@
 // The client against a worker that does not keep to the protocol. The test plays the worker, on real sockets.
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../wire/record_samples.h"
 #include "../wire/wrong_field.h"
 #include "../worker/shared_tensor.h"
 #include "loader/client.h"
-#include "net/socket.h"
 #include "shm/arena.h"
-#include "shm/fd_channel.h"
+#include "shm/channel.h"
 #include "wire/message.h"
 
 namespace penstock::loader {
 namespace {
 
-using std::chrono::minutes;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 using wire::are_all;
@@ -39,29 +40,27 @@ using Event = Client::Event;
 // A worker that says whatever it is told to.
 class OddWorker {
  public:
-  explicit OddWorker(const std::string& endpoint, uint32_t worker_id = 0)
-      : worker_id_(worker_id), connection_(shm::FdConnection::connect(endpoint).value()) {
-    EXPECT_TRUE(connection_.send({.kind = shm::kFdHello, .worker_id = worker_id}));
-  }
-
-  // Takes the trainer's answer and opens the ZeroMQ side. False when the trainer hung up instead.
-  bool open() {
-    const auto start = connection_.receive(steady_clock::now() + seconds(30));
-    if (!start) return false;
-    socket_ = net::Socket::connect(context_, start.value().message.text).value();
-    EXPECT_TRUE(socket_->wait_writable(seconds(30)));
+  explicit OddWorker(FileDescriptor channel, uint32_t worker_id = 0)
+      : worker_id_(worker_id), channel_(std::move(channel)) {
     send({.kind = DescriptorKind::kHello, .worker_id = worker_id_});
-    return true;
   }
 
-  void send(const Descriptor& descriptor) { send_bytes(wire::write_message(descriptor)); }
-  void send_bytes(std::span<const std::byte> bytes) { EXPECT_TRUE(socket_->send(bytes)); }
-  void send_parts(std::span<const std::span<const std::byte>> parts) { EXPECT_TRUE(socket_->send(parts)); }
+  // The descriptor and, with it, the arena's file if it says so, and other files.
+  void send(const Descriptor& descriptor, std::span<const int> files = {}) {
+    send_bytes(wire::write_message(descriptor), files);
+  }
+  void send_bytes(std::span<const std::byte> bytes, std::span<const int> files = {}) {
+    const bool has_arena = bytes.size() >= sizeof(Descriptor) &&
+                           (static_cast<uint8_t>(bytes[offsetof(Descriptor, flags)]) & wire::kDescriptorNewArena) != 0;
+    std::vector<int> fds(files.begin(), files.end());
+    if (has_arena && arena_) fds.insert(fds.begin(), arena_->fd());
+    EXPECT_TRUE(channel_.send({&bytes, 1}, fds));
+  }
 
-  // Makes an arena of two slabs and passes it.
-  void pass_arena(uint32_t arena_id = 0) {
+  // Makes an arena of two slabs, which the next descriptor passes.
+  void make_arena(uint32_t arena_id = 0) {
     arena_ = shm::Arena::create({.slab_bytes = 1 << 16, .slab_count = 2}, arena_id).value();
-    EXPECT_TRUE(connection_.send({.kind = shm::kFdArena, .arena_id = arena_id}, arena_->fd()));
+    is_arena_new_ = true;
   }
 
   // Writes a batch of one tensor of eight bytes into a free slab and returns the descriptor that names it.
@@ -74,6 +73,7 @@ class OddWorker {
     std::memcpy(arena_->slab(slab_index), &sequence, sizeof sequence);
     std::memcpy(arena_->slab(slab_index) + 64, record.data(), record.size());
     return {.kind = DescriptorKind::kSlab,
+            .flags = std::exchange(is_arena_new_, false) ? wire::kDescriptorNewArena : uint8_t{0},
             .sequence = sequence,
             .epoch = epoch,
             .worker_id = worker_id_,
@@ -86,23 +86,22 @@ class OddWorker {
   }
 
   shm::Arena& arena() { return *arena_; }
-  shm::FdConnection& connection() { return connection_; }
+  shm::Channel& channel() { return channel_; }
 
  private:
   uint32_t worker_id_;
-  shm::FdConnection connection_;
-  net::SocketContext context_;
-  std::unique_ptr<net::Socket> socket_;
+  shm::Channel channel_;
   std::shared_ptr<shm::Arena> arena_;
+  bool is_arena_new_ = false;
 };
 
 // A client that has asked a worker for four batches.
 struct ServedClient {
   ServedClient() {
+    worker = std::make_unique<OddWorker>(FileDescriptor(::dup(client.open_channel(0).value())));
+    EXPECT_TRUE(client.note_started(0, /*pid=*/0));
     EXPECT_TRUE(client.start());
     client.begin_epoch();
-    worker = std::make_unique<OddWorker>(client.endpoint());
-    EXPECT_TRUE(worker->open());
     for (int request = 0; request < 4; ++request) EXPECT_TRUE(client.submit({}));
   }
 
@@ -145,25 +144,11 @@ class OddWorkerTest : public testing::Test {
 };
 
 TEST_F(OddWorkerTest, OneThatKeepsToTheProtocolIsServed) {
-  worker_->pass_arena();
+  worker_->make_arena();
   worker_->send(worker_->write_batch(0));
   worker_->send(worker_->write_batch(1));
   expect_batch(0);
   expect_batch(1);
-}
-
-// Such connections once held the I/O thread for 5 s each, one after the other.
-TEST(ClientConnections, ThoseThatStaySilentKeepNobodyWaiting) {
-  Client client({.worker_count = 1});
-  ASSERT_TRUE(client.start());
-  client.begin_epoch();
-  std::vector<shm::FdConnection> silent;
-  for (int count = 0; count < 30; ++count) silent.push_back(shm::FdConnection::connect(client.endpoint()).value());
-  const auto begin = steady_clock::now();
-  OddWorker worker(client.endpoint());
-  EXPECT_TRUE(worker.open());
-  EXPECT_LT(steady_clock::now() - begin, minutes(1));
-  client.stop();
 }
 
 TEST_F(OddWorkerTest, BytesThatAreNoDescriptorAreAFailureWithAReason) {
@@ -179,7 +164,7 @@ TEST_F(OddWorkerTest, AnAnswerInAnothersNameIsAFailure) {
 }
 
 TEST_F(OddWorkerTest, ASlabThatIsNotThereIsAFailure) {
-  worker_->pass_arena();
+  worker_->make_arena();
   auto descriptor = worker_->write_batch(0);
   descriptor.slab_index = 2;
   worker_->send(descriptor);
@@ -187,18 +172,19 @@ TEST_F(OddWorkerTest, ASlabThatIsNotThereIsAFailure) {
 }
 
 TEST_F(OddWorkerTest, ARecordOutsideItsSlabIsAFailureAndTheSlabGoesBack) {
-  worker_->pass_arena();
+  worker_->make_arena();
   auto descriptor = worker_->write_batch(0);
   for (const uint64_t offset : {uint64_t{1 << 16}, ~uint64_t{0}, uint64_t{1 << 16} - 8}) {
     descriptor.record_offset = offset;
     worker_->send(descriptor);
+    descriptor.flags = 0;
     expect_failure("outside its slab");
   }
   expect_released(0);
 }
 
 TEST_F(OddWorkerTest, APayloadThatReachesIntoTheRecordIsAFailure) {
-  worker_->pass_arena();
+  worker_->make_arena();
   auto descriptor = worker_->write_batch(0);
   std::memmove(worker_->arena().slab(0), worker_->arena().slab(0) + 64, descriptor.record_bytes);
   descriptor.record_offset = 0;
@@ -207,7 +193,7 @@ TEST_F(OddWorkerTest, APayloadThatReachesIntoTheRecordIsAFailure) {
 }
 
 TEST_F(OddWorkerTest, ARecordThatIsDamagedIsAFailureAndTheSlabGoesBack) {
-  worker_->pass_arena();
+  worker_->make_arena();
   const auto descriptor = worker_->write_batch(0);
   worker_->arena().slab(0)[64] ^= std::byte{1};
   worker_->send(descriptor);
@@ -215,57 +201,84 @@ TEST_F(OddWorkerTest, ARecordThatIsDamagedIsAFailureAndTheSlabGoesBack) {
   expect_released(0);
 }
 
-TEST_F(OddWorkerTest, AnInlineBatchInOnePartIsAFailure) {
-  const auto record = wire::sample_records().front();
-  const Descriptor descriptor{
+TEST_F(OddWorkerTest, InlineBatchHasItsRecordAndThenItsPayload) {
+  const auto record = wire::make_record({wire::make_entry(4, {1})}, wire::nest_of_tensors(1));
+  const uint64_t value = 42;
+  Descriptor descriptor{
       .kind = DescriptorKind::kInline, .epoch = 1, .record_bytes = static_cast<uint32_t>(record.size())};
-  const auto head = wire::write_message(descriptor, record);
-  worker_->send_bytes(head);
-  expect_failure("two parts");
-  const std::vector<std::byte> payload;
-  const std::span<const std::byte> parts[] = {head, payload};
-  worker_->send_parts(parts);
-  EXPECT_EQ(next().kind, Event::Kind::kBatch);
+  auto body = record;
+  body.resize(record.size() + 64);
+  std::memcpy(body.data() + record.size(), &value, sizeof value);
+  descriptor.record_bytes = static_cast<uint32_t>(body.size() + 1);
+  worker_->send_bytes(wire::write_message(descriptor, body));
+  expect_failure("does not have the length");
+  descriptor.record_bytes = static_cast<uint32_t>(record.size());
+  worker_->send_bytes(wire::write_message(descriptor, body));
+  const Event event = next();
+  ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
+  EXPECT_EQ(*event.batch->tensors().at(0).const_data_ptr<int64_t>(), 42);
 }
 
 TEST_F(OddWorkerTest, AnArenaThatIsNotSealedIsAFailure) {
-  const FileDescriptor file(::dup(STDOUT_FILENO));
-  EXPECT_TRUE(worker_->connection().send({.kind = shm::kFdArena}, file.get()));
+  const int file = STDOUT_FILENO;
+  worker_->send({.kind = DescriptorKind::kSlab, .flags = wire::kDescriptorNewArena, .epoch = 1}, {&file, 1});
   expect_failure("not sealed");
 }
 
-TEST_F(OddWorkerTest, SomethingElseThanAnArenaOnItsSocketIsAFailure) {
-  EXPECT_TRUE(worker_->connection().send({.kind = shm::kFdHello}));
-  expect_failure("other than memory");
+TEST_F(OddWorkerTest, NewArenaWithoutItsFileIsAFailure) {
+  worker_->send({.kind = DescriptorKind::kSlab, .flags = wire::kDescriptorNewArena, .epoch = 1});
+  expect_failure("without its file descriptor");
+}
+
+TEST_F(OddWorkerTest, ArenaThatWasNotPassedIsAFailure) {
+  worker_->send({.kind = DescriptorKind::kSlab, .epoch = 1, .arena_id = 5});
+  expect_failure("arena 5, which it has not passed");
 }
 
 TEST_F(OddWorkerTest, FilesThatWerePassedGoToTheBatchesThatReferToThem) {
   const at::Tensor first = worker::in_shared_memory(100);
   const at::Tensor second = worker::in_shared_memory(200);
-  worker_->pass_arena();
-  for (const at::Tensor& tensor : {first, second})
-    EXPECT_TRUE(worker_->connection().send({.kind = shm::kFdFile}, worker::file_of(tensor)));
-  worker_->send(worker_->write_record(0, wire::make_record({wire::shared_entry(0, 0)}, wire::nest_of_tensors(1))));
-  worker_->send(worker_->write_record(1, wire::make_record({wire::shared_entry(0, 600)}, wire::nest_of_tensors(1))));
+  const int files[] = {worker::file_of(first), worker::file_of(second)};
+  worker_->make_arena();
+  worker_->send(worker_->write_record(0, wire::make_record({wire::shared_entry(0, 0)}, wire::nest_of_tensors(1))),
+                {&files[0], 1});
+  worker_->send(worker_->write_record(1, wire::make_record({wire::shared_entry(0, 600)}, wire::nest_of_tensors(1))),
+                {&files[1], 1});
   EXPECT_TRUE(next().batch->tensors().at(0).equal(first.slice(0, 0, 3)));
   EXPECT_TRUE(next().batch->tensors().at(0).equal(second.slice(0, 150, 153)));
 }
 
 TEST_F(OddWorkerTest, ABatchInAFileThatIsTooShortIsAFailure) {
-  worker_->pass_arena();
+  worker_->make_arena();
   const at::Tensor tensor = worker::in_shared_memory(2);
-  EXPECT_TRUE(worker_->connection().send({.kind = shm::kFdFile}, worker::file_of(tensor)));
-  worker_->send(worker_->write_record(0, wire::make_record({wire::shared_entry(0, 0)}, wire::nest_of_tensors(1))));
+  const int file = worker::file_of(tensor);
+  worker_->send(worker_->write_record(0, wire::make_record({wire::shared_entry(0, 0)}, wire::nest_of_tensors(1))),
+                {&file, 1});
   expect_failure("beyond the end of its file");
 }
 
-TEST_F(OddWorkerTest, AFileWithoutADescriptorIsAFailure) {
-  EXPECT_TRUE(worker_->connection().send({.kind = shm::kFdFile}));
-  expect_failure("without its descriptor");
+TEST_F(OddWorkerTest, BatchWithMoreOrFewerFilesThanItRefersToIsAFailure) {
+  worker_->make_arena();
+  const int file = STDOUT_FILENO;
+  worker_->send(worker_->write_record(0, wire::make_record({wire::shared_entry(0, 0)}, wire::nest_of_tensors(1))));
+  expect_failure("passed 0 files with a batch whose tensors lie in 1");
+  worker_->send(worker_->write_batch(0), {&file, 1});
+  expect_failure("passed 1 files with a batch whose tensors lie in 0");
+}
+
+TEST_F(OddWorkerTest, BytesThatAreNoMessageEndTheChannelWithAReason) {
+  const std::vector<std::byte> bytes(sizeof(shm::MessageHead));
+  ASSERT_EQ(::send(worker_->channel().fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(bytes.size()));
+  expect_failure("PNM1");
+  for (auto message = worker_->channel().receive(steady_clock::now() + seconds(30)); message;
+       message = worker_->channel().receive(steady_clock::now() + seconds(30))) {
+  }  // the requests
+  EXPECT_EQ(worker_->channel().receive(steady_clock::now() + seconds(30)).error().code, Errc::kClosed);
 }
 
 TEST_F(OddWorkerTest, AnswersOfAnEarlierEpochAreDroppedAndTheirSlabsGoBack) {
-  worker_->pass_arena();
+  worker_->make_arena();
   client_.begin_epoch();
   EXPECT_TRUE(client_.submit({}));
   const auto stale = worker_->write_batch(0, /*epoch=*/1);
@@ -279,34 +292,46 @@ TEST_F(OddWorkerTest, AnswersOfAnEarlierEpochAreDroppedAndTheirSlabsGoBack) {
   EXPECT_EQ(worker_->arena().try_acquire(), 0u) << "the slab of the dropped batch";
 }
 
-TEST_F(OddWorkerTest, ASecondWorkerOfTheSameIdIsTurnedAwayAndTheFirstServesOn) {
-  OddWorker second(client_.endpoint());
-  EXPECT_FALSE(second.open());
-  OddWorker unknown(client_.endpoint(), /*worker_id=*/9);
-  EXPECT_FALSE(unknown.open());
-  worker_->pass_arena();
-  worker_->send(worker_->write_batch(0));
-  expect_batch(0);
+// They wait in the channel, and in the client beyond that.
+TEST_F(OddWorkerTest, RequestsToAWorkerThatDoesNotReadComeInTheirOrder) {
+  const std::vector<std::byte> large(100'000);
+  for (int count = 0; count < 50; ++count) client_.broadcast(wire::RequestKind::kPrefix, large);
+  uint64_t next_sequence = 0;
+  int prefix_count = 0;
+  while (prefix_count < 50) {
+    const auto message = worker_->channel().receive(steady_clock::now() + seconds(30));
+    ASSERT_TRUE(message) << message.error().message;
+    const auto request = wire::parse_request(message.value().bytes);
+    ASSERT_TRUE(request) << request.error().message;
+    if (request.value().kind == wire::RequestKind::kFetch) {
+      EXPECT_EQ(request.value().sequence, next_sequence++);
+      EXPECT_EQ(prefix_count, 0) << "they were asked for before";
+    } else {
+      EXPECT_EQ(message.value().bytes.size(), sizeof(wire::Request) + large.size());
+      ++prefix_count;
+    }
+  }
+  EXPECT_EQ(next_sequence, 4u);
 }
 
 TEST_F(OddWorkerTest, WhatALostWorkerHadSentComesBeforeTheNewsOfItsLoss) {
-  worker_->pass_arena();
+  worker_->make_arena();
   worker_->send(worker_->write_batch(0));
   worker_->send(worker_->write_batch(1));
-  worker_->connection().shut_down();
+  worker_->channel().shut_down();
   expect_batch(0);
   expect_batch(1);
   EXPECT_EQ(next().kind, Event::Kind::kWorkerLost);
 }
 
 TEST_F(OddWorkerTest, ABatchThatWasNotAskedForIsAFailure) {
-  worker_->pass_arena();
+  worker_->make_arena();
   worker_->send(worker_->write_batch(99));
   expect_failure("worker 0 answered batch 99 of epoch 1, which it was not asked for");
 }
 
 TEST_F(OddWorkerTest, ABatchThatComesTwiceIsAFailure) {
-  worker_->pass_arena();
+  worker_->make_arena();
   worker_->send(worker_->write_batch(0));
   expect_batch(0);
   worker_->send(worker_->write_batch(0));
@@ -324,6 +349,7 @@ constexpr WrongField kDescriptorFields[] = {
     {"kind: unknown", 6, 1, 99},
     {"flags: raises", 7, 1, wire::kDescriptorRaises},
     {"flags: has state", 7, 1, wire::kDescriptorHasState},
+    {"flags: no new arena", 7, 1, 0},
     {"flags: unknown", 7, 1, 0x80},
     {"sequence", 8, 8, 99},
     {"epoch", 16, 4, 99},
@@ -347,11 +373,11 @@ static_assert(are_all(kDescriptorFields, sizeof(Descriptor)), "a field of the de
 TEST(OddDescriptors, AreABatchOrAFailure) {
   run_fields(kDescriptorFields, [](const WrongField& field) {
     ServedClient served;
-    served.worker->pass_arena();
+    served.worker->make_arena();
     auto bytes = wire::write_message(served.worker->write_batch(0));
     write_field(bytes, field);
     served.worker->send_bytes(bytes);
-    served.worker->connection().shut_down();
+    served.worker->channel().shut_down();
     const Event event = served.next();
     if (event.kind == Event::Kind::kBatch) {
       EXPECT_EQ(event.batch->descriptor().sequence, 0u);

@@ -52,15 +52,8 @@ class StagedClientTest : public StreamTest {
         ClientIoOptions{.worker_count = options.worker_count,
                         .any_worker_depth = options.any_worker ? options.prefetch_factor : 0},
         gpu_, staged_bytes_max);
-    test::WorkerArguments arguments{};
-    arguments.endpoint = source->endpoint();
-    arguments.prefetch_factor = options.prefetch_factor;
+    start_workers(*source);
     client_ = std::make_shared<Client>(options, std::move(source));
-    for (uint32_t worker_id = 0; worker_id < options.worker_count; ++worker_id) {
-      arguments.worker_id = worker_id;
-      worker_pids_.push_back(test::spawn_worker(arguments));
-      ASSERT_GT(worker_pids_.back(), 0);
-    }
     const auto started = client_->start();
     ASSERT_TRUE(started) << started.error().message;
   }

@@ -14,11 +14,12 @@
 
 namespace penstock::test {
 
-constexpr int64_t kEnd = -1;           // the worker's share is exhausted
-constexpr int64_t kDie = -2;           // the worker kills itself
-constexpr int64_t kStall = -3;         // the worker answers, and never comes back from its dataset
-constexpr int64_t kRaise = -4;         // the batch is an exception
-constexpr int64_t kLarge = 1'000'000;  // from here on a batch has 6 MB, which is above half the arena
+constexpr int64_t kEnd = -1;            // the worker's share is exhausted
+constexpr int64_t kDie = -2;            // the worker kills itself
+constexpr int64_t kStall = -3;          // the worker answers, and never comes back from its dataset
+constexpr int64_t kRaise = -4;          // the batch is an exception
+constexpr int64_t kDieWithAChild = -5;  // the same as kDie, and a child of the worker lives on
+constexpr int64_t kLarge = 1'000'000;   // from here on a batch has 6 MB, which is above half the arena
 
 using MakeTensor = std::function<at::Tensor(std::vector<int64_t> sizes, at::ScalarType type)>;
 

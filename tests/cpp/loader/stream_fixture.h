@@ -56,18 +56,23 @@ class StreamTest : public test::SeededTest {
     expect_workers_end();
   }
 
-  void start(const ClientOptions& options, test::WorkerArguments arguments = {}) {
+  void start(const ClientOptions& options, const test::WorkerArguments& arguments = {}) {
     options_ = options;
     client_ = std::make_shared<Client>(options);
-    arguments.endpoint = client_->endpoint();
-    arguments.prefetch_factor = options.prefetch_factor;
-    for (uint32_t worker_id = 0; worker_id < options.worker_count; ++worker_id) {
-      arguments.worker_id = worker_id;
-      worker_pids_.push_back(test::spawn_worker(arguments));
-      ASSERT_GT(worker_pids_.back(), 0);
-    }
+    start_workers(*client_, arguments);
     const auto started = client_->start();
     ASSERT_TRUE(started) << started.error().message;
+  }
+
+  // Of a client, or of its source, that is started next.
+  template <typename Source>
+  void start_workers(Source& source, test::WorkerArguments arguments = {}) {
+    arguments.prefetch_factor = options_.prefetch_factor;
+    for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) {
+      arguments.worker_id = worker_id;
+      worker_pids_.push_back(test::start_worker(source, arguments));
+      ASSERT_GT(worker_pids_.back(), 0);
+    }
   }
 
   // Begins an epoch of these batches and asks for as many as may be outstanding.

@@ -41,7 +41,7 @@ int run() {
   Client client({.worker_count = 2});
   std::string report;
   for (uint32_t worker_id = 0; worker_id < 2; ++worker_id) {
-    report += std::to_string(spawn_worker({.endpoint = client.endpoint(), .worker_id = worker_id})) + "\n";
+    report += std::to_string(start_worker(client, {.worker_id = worker_id})) + "\n";
   }
   if (!client.start()) return 2;
   client.begin_epoch();

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A worker process without Python: serves the batches of stream_batches.h until its trainer hangs up.
 //
-// usage: stream_worker_main ENDPOINT WORKER_ID PREFETCH_FACTOR ARENA_BYTES FILE_BYTES_MAX
+// usage: stream_worker_main CHANNEL_FD WORKER_ID PREFETCH_FACTOR ARENA_BYTES FILE_BYTES_MAX
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -58,8 +59,16 @@ Result<void> answer(Server& server, const Server::Received& received, const std:
                        raises ? wire::kDescriptorRaises : uint8_t{0});
 }
 
+// Dies, while a child that the dataset has forked holds the channel open until the trainer hangs up.
+void leave_to_child(int channel_fd) {
+  if (::fork() != 0) ::raise(SIGKILL);
+  pollfd item{.fd = channel_fd, .events = POLLRDHUP, .revents = 0};
+  ::poll(&item, 1, -1);
+  ::_exit(EXIT_SUCCESS);
+}
+
 // Returns the process's exit status.
-int serve(Server& server) {
+int serve(Server& server, int channel_fd) {
   std::set<uint32_t> ended_shards;
   for (;;) {
     const auto received = server.next(std::chrono::steady_clock::now() + std::chrono::hours(1));
@@ -73,6 +82,7 @@ int serve(Server& server) {
     const auto indices = indices_of(received.value());
     const int64_t first = indices.empty() ? 0 : indices.front();
     if (first == kDie) ::raise(SIGKILL);
+    if (first == kDieWithAChild) leave_to_child(channel_fd);
     if (first == kEnd) ended_shards.insert(shard_id);
     const std::string state = "shard " + std::to_string(shard_id) + " has ended";
     const auto answered = first == kEnd ? server.answer_end(received.value(), std::as_bytes(std::span(state)))
@@ -87,17 +97,17 @@ int run(char** arguments) {
   at::set_num_threads(1);
   const auto file_bytes_max = std::strtoull(arguments[5], nullptr, 10);
   if (file_bytes_max > 0) limit_file_size(file_bytes_max);
-  auto server = Server::connect({.endpoint = arguments[1],
-                                 .worker_id = static_cast<uint32_t>(std::strtoul(arguments[2], nullptr, 10)),
-                                 .prefetch_factor = static_cast<uint32_t>(std::strtoul(arguments[3], nullptr, 10)),
-                                 .arena_bytes = std::strtoull(arguments[4], nullptr, 10)},
-                                std::chrono::steady_clock::now() + std::chrono::minutes(1));
+  const int channel_fd = std::atoi(arguments[1]);
+  auto server = Server::open({.worker_id = static_cast<uint32_t>(std::strtoul(arguments[2], nullptr, 10)),
+                              .prefetch_factor = static_cast<uint32_t>(std::strtoul(arguments[3], nullptr, 10)),
+                              .arena_bytes = std::strtoull(arguments[4], nullptr, 10)},
+                             FileDescriptor(channel_fd));
   if (!server && server.error().code == Errc::kClosed) return EXIT_SUCCESS;
   if (!server) {
     std::cerr << "stream_worker_main: " << server.error().message << '\n';
     return 2;
   }
-  return serve(*server.value());
+  return serve(*server.value(), channel_fd);
 }
 
 }  // namespace

@@ -19,15 +19,17 @@
 namespace penstock::test {
 
 struct WorkerArguments {
-  std::string endpoint = {};
+  int channel_fd = -1;  // of this process; the worker has it under the same number
   uint32_t worker_id = 0;
   uint32_t prefetch_factor = 2;
   uint64_t arena_bytes = 8 << 20;
   uint64_t file_bytes_max = 0;  // no file of the worker may grow beyond this; 0: no limit
 };
 
-// Starts a program that lies beside the tests, with `output_fd` as its standard output. Returns its process id.
-inline pid_t spawn_program(const std::string& name, std::vector<std::string> arguments, int output_fd = STDOUT_FILENO) {
+// Starts a program that lies beside the tests, with `output_fd` as its standard output and `passed_fd`, if there is
+// one, under its own number. Returns its process id.
+inline pid_t spawn_program(const std::string& name, std::vector<std::string> arguments, int output_fd = STDOUT_FILENO,
+                           int passed_fd = -1) {
   const std::string path = std::string(PENSTOCK_TEST_BINARY_DIR) + "/" + name;
   arguments.insert(arguments.begin(), path);
   std::vector<char*> pointers;
@@ -36,6 +38,8 @@ inline pid_t spawn_program(const std::string& name, std::vector<std::string> arg
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, output_fd, STDOUT_FILENO);
+  // Onto itself: which drops the mark that closes it.
+  if (passed_fd >= 0) ::posix_spawn_file_actions_adddup2(&actions, passed_fd, passed_fd);
   pid_t pid = -1;
   const int failure = ::posix_spawn(&pid, path.c_str(), &actions, nullptr, pointers.data(), environ);
   ::posix_spawn_file_actions_destroy(&actions);
@@ -43,10 +47,21 @@ inline pid_t spawn_program(const std::string& name, std::vector<std::string> arg
 }
 
 inline pid_t spawn_worker(const WorkerArguments& arguments) {
-  return spawn_program(
-      "stream_worker_main",
-      {arguments.endpoint, std::to_string(arguments.worker_id), std::to_string(arguments.prefetch_factor),
-       std::to_string(arguments.arena_bytes), std::to_string(arguments.file_bytes_max)});
+  return spawn_program("stream_worker_main",
+                       {std::to_string(arguments.channel_fd), std::to_string(arguments.worker_id),
+                        std::to_string(arguments.prefetch_factor), std::to_string(arguments.arena_bytes),
+                        std::to_string(arguments.file_bytes_max)},
+                       STDOUT_FILENO, arguments.channel_fd);
+}
+
+// Starts worker `arguments.worker_id` of a client, or of a source of one, which has not started yet.
+template <typename Client>
+pid_t start_worker(Client& client, WorkerArguments arguments) {
+  const auto channel_fd = client.open_channel(arguments.worker_id);
+  if (!channel_fd) return -1;
+  arguments.channel_fd = channel_fd.value();
+  const pid_t pid = spawn_worker(arguments);
+  return pid > 0 && client.note_started(arguments.worker_id, pid) ? pid : -1;
 }
 
 // The wait status of a child (or an orphan that came to this process) that ends within `patience`. Blocks.

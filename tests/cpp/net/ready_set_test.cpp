@@ -2,6 +2,7 @@
 #include "net/ready_set.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -286,6 +287,22 @@ TEST_F(ReadySetTest, NoMessageIsLostWhateverItMeets) {
     }
   }
   for (const auto& [tag, count] : owed) EXPECT_EQ(count, 0);
+}
+
+TEST_F(ReadySetTest, DescriptorIsToldWhenItCanBeWrittenToWhileThatIsWatched) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
+  const FileDescriptor here(ends[0]);
+  const FileDescriptor there(ends[1]);
+  const uint64_t tag = set_->add(here.get()).value();
+  EXPECT_TRUE(told().empty());
+  ASSERT_TRUE(set_->watch_output(tag, true));
+  EXPECT_EQ(told(), std::set<uint64_t>{tag});
+  EXPECT_EQ(told(), std::set<uint64_t>{tag}) << "for as long as it can";
+  ASSERT_TRUE(set_->watch_output(tag, false));
+  EXPECT_TRUE(told().empty());
+  ASSERT_EQ(::write(there.get(), "x", 1), 1);
+  EXPECT_EQ(told(), std::set<uint64_t>{tag});
 }
 
 }  // namespace

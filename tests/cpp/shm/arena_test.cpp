@@ -12,7 +12,6 @@
 #include "../base/child_process.h"
 #include "arena_fixture.h"
 #include "base/bounded_queue.h"
-#include "shm/fd_channel.h"
 
 namespace penstock::shm {
 namespace {

@@ -2,17 +2,17 @@
 // The arenas that the trainer accepts, and its view of one that another process made.
 #include <fcntl.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 
-#include <array>
 #include <chrono>
 #include <cstring>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "../base/child_process.h"
 #include "arena_fixture.h"
 #include "shm/arena.h"
-#include "shm/fd_channel.h"
+#include "shm/channel.h"
 
 namespace penstock::shm {
 namespace {
@@ -184,14 +184,18 @@ TEST_F(ArenaViewTest, PopulatingBeyondTheSlabDoesNothing) {
 }
 
 TEST_F(ArenaViewTest, TheTrainerSeesWhatAWorkerProcessWroteAndTheWorkerSeesTheRelease) {
-  std::array<int, 2> ends{};
-  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()), 0);
-  FdConnection trainer{FileDescriptor(ends[0])};
+  auto ends = Channel::open_pair().value();
+  Channel trainer(std::move(ends.here));
   constexpr uint32_t kRoundCount = 50;
   test::ChildProcess worker([&]() -> std::string {
-    FdConnection connection{FileDescriptor(ends[1])};
+    Channel channel(std::move(ends.there));
+    const auto say = [&](uint32_t number, std::span<const int> fds = {}) {
+      const auto bytes = std::as_bytes(std::span(&number, 1));
+      return static_cast<bool>(channel.send({&bytes, 1}, fds));
+    };
     const auto arena = Arena::create({.slab_bytes = 1 << 20, .slab_count = 1}, 3).value();
-    if (!connection.send({.kind = kFdArena, .arena_id = 3}, arena->fd())) return "the arena could not be passed";
+    const int fd = arena->fd();
+    if (!say(0, {&fd, 1})) return "the arena could not be passed";
     for (uint32_t round = 1; round <= kRoundCount; ++round) {
       auto slab_index = arena->try_acquire();
       while (!slab_index) {
@@ -200,20 +204,21 @@ TEST_F(ArenaViewTest, TheTrainerSeesWhatAWorkerProcessWroteAndTheWorkerSeesTheRe
       }
       if (!arena->reserve(0, arena->slab_bytes())) return "no memory";
       std::memset(arena->slab(0), static_cast<int>(round), arena->slab_bytes());
-      if (!connection.send({.kind = kFdHello, .arena_id = round})) return "the trainer is gone";
+      if (!say(round)) return "the trainer is gone";
     }
     return "";
   });
-  ::close(ends[1]);
+  ends.there.reset();
   const auto deadline = steady_clock::now() + minutes(1);
   const auto passed = trainer.receive(deadline);
   ASSERT_TRUE(passed) << passed.error().message;
-  const auto view = ArenaView::map(passed.value().fd);
+  ASSERT_EQ(passed.value().fds.size(), 1u);
+  const auto view = ArenaView::map(passed.value().fds.front());
   ASSERT_TRUE(view) << view.error().message;
   for (uint32_t round = 1; round <= kRoundCount; ++round) {
     const auto received = trainer.receive(deadline);
     ASSERT_TRUE(received) << received.error().message;
-    ASSERT_EQ(received.value().message.arena_id, round);
+    ASSERT_EQ(received.value().as<uint32_t>(), round);
     EXPECT_EQ(view.value()->slab(0)[0], std::byte(round));
     EXPECT_EQ(view.value()->slab(0)[(1 << 20) - 1], std::byte(round));
     view.value()->release(0, round);

@@ -145,15 +145,28 @@ TEST(Message, IndicesThatAreNotEightBytesEachAreMalformed) {
   EXPECT_EQ(parse_request(request_bytes(request)).error().code, Errc::kMalformed);
 }
 
-TEST(Message, OnlyAnInlineDescriptorHasABody) {
+TEST(Message, ABodyFollowsOnlyWhereTheKindHasOne) {
   Descriptor descriptor = some_descriptor();
   descriptor.record_bytes = 3;
-  const std::vector<std::byte> body(3);
-  EXPECT_EQ(parse_descriptor(write_message(descriptor, body)).error().code, Errc::kMalformed);
+  const std::vector<std::byte> body(5);
+  for (const auto kind : {DescriptorKind::kHello, DescriptorKind::kSlab}) {
+    descriptor.kind = kind;
+    EXPECT_EQ(parse_descriptor(write_message(descriptor, body)).error().code, Errc::kMalformed);
+  }
+  for (const auto kind : {DescriptorKind::kEnd, DescriptorKind::kStates}) {
+    descriptor.kind = kind;
+    EXPECT_TRUE(parse_descriptor(write_message(descriptor, body)));
+    EXPECT_TRUE(parse_descriptor(write_message(descriptor)));
+  }
+}
+
+TEST(Message, AnInlineDescriptorHasItsRecordAndAnyPayloadBehindIt) {
+  Descriptor descriptor = some_descriptor();
   descriptor.kind = DescriptorKind::kInline;
-  EXPECT_TRUE(parse_descriptor(write_message(descriptor, body)));
-  descriptor.record_bytes = 4;
-  EXPECT_EQ(parse_descriptor(write_message(descriptor, body)).error().code, Errc::kMalformed);
+  descriptor.record_bytes = 3;
+  for (const size_t size : {size_t{3}, size_t{10}})
+    EXPECT_TRUE(parse_descriptor(write_message(descriptor, std::vector<std::byte>(size)))) << size;
+  EXPECT_EQ(parse_descriptor(write_message(descriptor, std::vector<std::byte>(2))).error().code, Errc::kMalformed);
 }
 
 }  // namespace

@@ -10,13 +10,15 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/identity.h"
 #include "shm/arena.h"
-#include "shm/fd_channel.h"
+#include "shm/channel.h"
 
 namespace penstock::worker {
 namespace {
@@ -27,14 +29,15 @@ constexpr uint64_t kBatchBytes = 4096;
 // What the trainer does: it maps the arenas that are passed, reads slabs and releases them.
 class Trainer {
  public:
-  explicit Trainer(shm::FdConnection connection) : connection_(std::move(connection)) {}
+  explicit Trainer(shm::Channel channel) : channel_(std::move(channel)) {}
 
   // The bytes of the batch that lies there.
   const std::byte* read(const wire::SlabPlace& place) {
     while (!arenas_.contains(place.arena_id)) {
-      auto received = connection_.receive(std::chrono::steady_clock::now());
-      if (!received || received.value().message.kind != shm::kFdArena) return nullptr;
-      arenas_[received.value().message.arena_id] = shm::ArenaView::map(received.value().fd).value();
+      const auto received = channel_.receive(std::chrono::steady_clock::now());
+      const auto arena = received ? received.value().as<wire::HandoverArena>() : std::nullopt;
+      if (!arena || received.value().fds.size() != 1) return nullptr;
+      arenas_[arena->arena_id] = shm::ArenaView::map(received.value().fds.front()).value();
     }
     return arenas_[place.arena_id]->slab(place.slab_index);
   }
@@ -42,7 +45,7 @@ class Trainer {
   size_t arena_count() const { return arenas_.size(); }
 
  private:
-  shm::FdConnection connection_;
+  shm::Channel channel_;
   std::map<uint32_t, std::shared_ptr<shm::ArenaView>> arenas_;
 };
 
@@ -61,10 +64,12 @@ class SlabHandoverTest : public ::testing::Test {
 
   // What a trainer does before it greets the worker on a new link.
   Trainer connect(uint32_t link, uint64_t trainer_id = kTrainer) {
-    auto connection = shm::FdConnection::connect(name_);
-    EXPECT_TRUE(connection) << connection.error().message;
-    EXPECT_TRUE(connection.value().send(shm::link_message(trainer_id, link)));
-    return Trainer(std::move(connection).value());
+    auto channel = shm::Channel::connect(name_);
+    EXPECT_TRUE(channel) << channel.error().message;
+    const wire::HandoverHello hello{.trainer_id = trainer_id, .link = link};
+    const auto bytes = std::as_bytes(std::span(&hello, 1));
+    EXPECT_TRUE(channel.value().send({&bytes, 1}));
+    return Trainer(std::move(channel).value());
   }
 
   static bool is_full_of(const std::byte* bytes, int value) {
@@ -181,7 +186,7 @@ TEST_F(SlabHandoverTest, OnlyTheTrainerOfTheLinkIsTakenIn) {
   handover_->begin(kTrainer, 1);
   EXPECT_FALSE(handover_->is_on()) << "nobody has connected";
   const auto other_trainer = connect(3, kTrainer + 1);
-  const auto silent = shm::FdConnection::connect(name_).value();
+  const auto silent = shm::Channel::connect(name_).value();
   handover_->begin(kTrainer, 3);
   EXPECT_FALSE(handover_->is_on());
   const auto trainer = connect(4);
