@@ -411,9 +411,10 @@ std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) {
   // A trainer that has not read yet that its batch is handed back takes the end for a death by it.
   const bool is_understood = shortage_.empty() || session_.trainer_id() == 0;
   if (session_.is_draining() && session_.is_empty() && outbox_.is_empty() && is_understood) {
-    return End{.reason = {Errc::kClosed, "this worker was drained"},
-               .word = shortage_.empty() ? ExitWord::kDrained : ExitWord::kFailed,
-               .text = shortage_};
+    End end{.reason = {Errc::kClosed, "this worker was drained"}};
+    end.word = shortage_.empty() ? ExitWord::kDrained : ExitWord::kFailed;
+    end.text = shortage_;
+    return end;
   }
   const bool is_idle = session_.trainer_id() == 0 && session_.is_empty();
   const auto silence = registration_ ? registration_->silence(now) : std::nullopt;
