@@ -126,7 +126,10 @@ def _key(keys: Path, name: str) -> bytes:
     return (keys / name).read_text().strip().encode() + b"\0"
 
 
-def control(kind: int, *fields: bytes, version: int = 5) -> bytes:
+CONTROL_VERSION = 6
+
+
+def control(kind: int, *fields: bytes, version: int = CONTROL_VERSION) -> bytes:
     return struct.pack("<IHBB", 0x31434E50, version, kind, 0) + b"".join(fields)
 
 
@@ -138,9 +141,10 @@ def _text(text: str) -> bytes:
 _OF_PYTHON = struct.pack("<BH", 1, 0)
 
 
-def worker_report(worker_id: int, endpoint: str, version: int = 5) -> bytes:
+def worker_report(worker_id: int, endpoint: str, version: int = CONTROL_VERSION) -> bytes:
     head = struct.pack("<QIBQ", worker_id, 1, 0, 0)
-    fields = (_text(endpoint), _text("by hand"), bytes(4), _text(""), _text(""), _OF_PYTHON)
+    texts = (_text(endpoint), _text("by hand"), bytes(4), _text(""), _text(""))
+    fields = (*texts, _OF_PYTHON, bytes(4))  # stuck at nothing
     return control(1, head, *fields, version=version)
 
 

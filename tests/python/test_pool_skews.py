@@ -22,6 +22,7 @@ import torch
 from pool_datasets import CODE, Augmented
 from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
 from raw_zeromq import (
+    CONTROL_VERSION,
     DEALER,
     REFUSAL,
     ROUTER,
@@ -137,7 +138,7 @@ def test_another_protocol_is_told_by_the_controller(pool: PoolProcesses) -> None
         worker.send(worker_report(7, "tcp://127.0.0.1:9", version=1))
         (answer,) = worker.receive()
     assert answer[6] == REFUSAL
-    assert b"version 1, and this process speaks version 5" in answer
+    assert f"version 1, and this process speaks version {CONTROL_VERSION}".encode() in answer
 
 
 # ---- What the workers cannot have
