@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Their seconds are made up: what they test is a function of numbers.
 PURE = {"test_advice.py", "test_simulate.py", "test_step_model.py", "test_worker_choice.py"}
+PURE_ROOMS = {"cluster", "graph", "sampling", "simulator"}  # of tests/cpp
 
 MEASURED = re.compile(r"(^|_)(s|ms|us|ns|seconds|share|elapsed|duration)$")
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "process_time", "thread_time", "time_ns"}
@@ -28,6 +29,9 @@ HANG_LIMIT = re.compile(r"_MAX$")
 PLAIN_NUMBERS = {0, 1, 60, 3600, 1000, 1e6, 1e9, 1e-3, 1e-6, 1e-9}
 CPP_TIMED = re.compile(r"(EXPECT|ASSERT)_(LT|LE|GT|GE)\(.*\b(now|clock_now)\(\)")
 CPP_HANG_LIMIT = re.compile(r"deadline|minutes\(|hours\(")
+# One measured time against another.
+CPP_SIDE = r"[^,()]*(?:\([^()]*\)[^,()]*)*_(?:s|ms|us|ns)\b[^,()]*"
+CPP_COMPARED = re.compile(rf"(EXPECT|ASSERT)_(LT|LE|GT|GE)\({CPP_SIDE},{CPP_SIDE}\)")
 RERUN = re.compile(r"mark\.flaky|\breruns\b|rerunfailures")
 
 
@@ -100,9 +104,11 @@ def timed_cpp_assertions(root: Path) -> Iterator[str]:
     for path in sorted((root / "tests").rglob("*")):
         if path.suffix in (".h", ".cpp"):
             for number, line in enumerate(path.read_text().splitlines(), 1):
+                name = path.relative_to(root)
                 if CPP_TIMED.search(line) and not CPP_HANG_LIMIT.search(line):
-                    name = path.relative_to(root)
                     yield f"{name}:{number}: {line.strip()} holds a time to a number"
+                elif CPP_COMPARED.search(line) and path.parent.name not in PURE_ROOMS:
+                    yield f"{name}:{number}: {line.strip()} holds a time to another"
 
 
 def reruns(root: Path) -> Iterator[str]:
@@ -155,6 +161,33 @@ def test_a_timed_assertion_in_cpp_is_found(tmp_path: Path) -> None:
     assert len(faults_of(tmp_path, "tests/cpp/x_test.cpp", timed)) == 1
     limit = "ASSERT_LT(Clock::now(), deadline);"
     assert faults_of(tmp_path, "tests/cpp/x_test.cpp", limit) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "EXPECT_GT(calibration.value().node_s[1], calibration.value().node_s[0]);",
+        "ASSERT_LE(first_ms, times(2).second_ms) << 2;",
+    ],
+)
+def test_times_in_cpp_that_are_compared_with_one_another_are_found(
+    tmp_path: Path, line: str
+) -> None:
+    assert len(faults_of(tmp_path, "tests/cpp/x/x_test.cpp", line)) == 1
+    assert faults_of(tmp_path, "tests/cpp/cluster/x_test.cpp", line) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "EXPECT_GT(calibration.value().node_s[1], 0);",
+        "EXPECT_LT(calibration.value().node_s.at(0), 1000);",
+        "EXPECT_EQ(last.cpu_ns, first.cpu_ns);",
+        "EXPECT_GT(rows_count, elements);",
+    ],
+)
+def test_other_comparisons_in_cpp_are_not(tmp_path: Path, line: str) -> None:
+    assert faults_of(tmp_path, "tests/cpp/x/x_test.cpp", line) == []
 
 
 @pytest.mark.parametrize("line", ["x = pytest.mark.flaky()", "mark(reruns=3)"])

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <tuple>
 
@@ -21,12 +22,12 @@ namespace penstock::runtime {
 namespace {
 
 using graph::ValueId;
-using Clock = std::chrono::steady_clock;
+using Clock = std::function<Instant()>;
 
 constexpr int kDeviceRounds = 3;
 constexpr double kLeastOfTime = 0.1;  // that is not page faults
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_between(Instant start, Instant end) { return std::chrono::duration<double>(end - start).count(); }
 
 // The time that this thread has lost to page faults. A trainer's heap gives large blocks back to the kernel and gets
 // new pages for the next, which is two thirds of the time of elementwise operators on 74 MB; a worker keeps its blocks
@@ -52,9 +53,9 @@ class FaultClock {
     if (memory == MAP_FAILED) return 0;
     const auto page_bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
     const int64_t faults_before = count();
-    const auto start = Clock::now();
+    const Instant start = clock_now();
     for (size_t i = 0; i < kTouchedBytes; i += page_bytes) static_cast<volatile char*>(memory)[i] = 1;
-    const double seconds = seconds_since(start);
+    const double seconds = seconds_between(start, clock_now());
     const int64_t faults = count() - faults_before;
     ::munmap(memory, kTouchedBytes);
     return faults > 0 ? seconds / static_cast<double>(faults) : 0;
@@ -119,8 +120,8 @@ class Calibrator {
  public:
   using Times = std::vector<std::vector<double>>;  // by node of the movable part, then by round
 
-  Calibrator(const graph::Graph& graph, std::span<const graph::Verdict> verdicts)
-      : graph_(graph), part_(movable_part(graph, verdicts)), last_uses_(last_uses(part_)) {}
+  Calibrator(const graph::Graph& graph, std::span<const graph::Verdict> verdicts, const Clock& clock)
+      : graph_(graph), part_(movable_part(graph, verdicts)), clock_(clock), last_uses_(last_uses(part_)) {}
 
   // Resolves the operators and fills the frame that every round starts from.
   Result<void> prepare(std::span<const at::Tensor> leaves, std::span<const std::optional<at::Tensor>> constants) {
@@ -173,9 +174,9 @@ class Calibrator {
     c10::Stack stack;
     for (size_t i = 0; i < calls_.size(); ++i) {
       const double lost_before = faults_.seconds();
-      const auto start = Clock::now();
+      const Instant start = clock_();
       if (auto ran = calls_[i].run(frame, stack); !ran) return ran;
-      const double seconds = seconds_since(start);
+      const double seconds = seconds_between(start, clock_());
       times[i].push_back(seconds);
       const double lost = faults_.seconds() - lost_before;
       if (kept != nullptr) (*kept)[i].push_back(std::max(seconds - lost, seconds * kLeastOfTime));
@@ -200,6 +201,7 @@ class Calibrator {
  private:
   const graph::Graph& graph_;
   const graph::Graph part_;
+  const Clock& clock_;
   Frame start_;
   const FaultClock faults_;
   std::vector<OperatorCall> calls_;                    // by node of part_
@@ -215,11 +217,11 @@ Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const 
   if (verdicts.size() != graph.nodes.size())
     return Fault{Errc::kMismatch, "calibration was given " + std::to_string(verdicts.size()) + " verdicts for " +
                                       std::to_string(graph.nodes.size()) + " nodes; pass those of this very graph"};
-  Calibrator calibrator(graph, verdicts);
+  Calibrator calibrator(graph, verdicts, options.clock);
   if (auto prepared = calibrator.prepare(leaves, constants); !prepared) return prepared.error();
   const ExecutionGuard execution;
   const GeneratorGuard generator;
-  const auto start = Clock::now();
+  const Instant start = options.clock();
   graph::Calibration calibration;
   const int trainer_threads = at::get_num_threads();
   const auto measure = [&](int threads, Calibrator::Times& times, Calibrator::Times* kept) {
@@ -238,7 +240,7 @@ Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const 
   }
   // In turns, so that other load of the machine falls on both alike.
   for (int round = 0; round < std::max(1, options.round_count); ++round) {
-    if (round > 0 && seconds_since(start) > options.seconds_max) break;
+    if (round > 0 && seconds_between(start, options.clock()) > options.seconds_max) break;
     if (auto measured = measure(1, on_one_thread, &worker_times); !measured) return measured.error();
     if (trainer_threads == 1) continue;
     if (auto measured = measure(trainer_threads, trainer_times, nullptr); !measured) return measured.error();

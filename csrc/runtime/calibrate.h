@@ -5,10 +5,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "base/instant.h"
+#include "base/live_clock.h"
 #include "base/result.h"
 #include "graph/effects.h"
 #include "graph/ir.h"
@@ -19,6 +22,7 @@ namespace penstock::runtime {
 struct CalibrateOptions {
   int round_count = 7;       // medians are taken over these, after one round that does not count
   double seconds_max = 2.0;  // no further round is started after this long
+  std::function<Instant()> clock = clock_now;
 };
 
 // `constants` are the tensors of the graph's const and state inputs, in order; those of state may be left out, since

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <ctime>
 #include <string>
 #include <thread>
 #include <utility>
@@ -27,30 +27,36 @@ using std::chrono::steady_clock;
 
 std::atomic<int> alarm_count{0};
 
-// SIGALRM each millisecond, on the thread that has it, as a profiler's timer has SIGPROF.
+// Of the timers that a program may have: its alarms, and a profiler that samples wall-clock time.
+constexpr int kTimerSignals[] = {SIGALRM, SIGPROF};
+
+// One of these signals each millisecond, on a thread that lets it through.
 class Alarms {
  public:
-  Alarms() {
+  explicit Alarms(int number) : number_(number) {
     struct sigaction action {};
     action.sa_handler = [](int) { alarm_count.fetch_add(1); };  // and no SA_RESTART
-    ::sigaction(SIGALRM, &action, &before_);
+    ::sigaction(number_, &action, &before_);
     alarm_count = 0;
-    set(milliseconds(1));
+    sigevent event{};
+    event.sigev_notify = SIGEV_SIGNAL;
+    event.sigev_signo = number_;
+    EXPECT_EQ(::timer_create(CLOCK_MONOTONIC, &event, &timer_), 0);
+    const timespec each{.tv_sec = 0, .tv_nsec = 1'000'000};
+    const itimerspec times{.it_interval = each, .it_value = each};
+    EXPECT_EQ(::timer_settime(timer_, 0, &times, nullptr), 0);
   }
   Alarms(const Alarms&) = delete;
   Alarms& operator=(const Alarms&) = delete;
   ~Alarms() {
-    set(milliseconds(0));
-    ::sigaction(SIGALRM, &before_, nullptr);
+    ::timer_delete(timer_);
+    ::signal(number_, SIG_IGN);  // which drops one that waits
+    ::sigaction(number_, &before_, nullptr);
   }
 
  private:
-  static void set(milliseconds interval) {
-    const timeval each{.tv_sec = 0, .tv_usec = 1000 * interval.count()};
-    const itimerval timer{.it_interval = each, .it_value = each};
-    ::setitimer(ITIMER_REAL, &timer, nullptr);
-  }
-
+  const int number_;
+  timer_t timer_{};
   struct sigaction before_ {};
 };
 
@@ -122,29 +128,35 @@ TEST(ChildProcess, ThatTheProgramHasWaitedForItselfIsSentNoSignal) {
 
 TEST(ChildProcess, WaitsUntilItsDeadlineHoweverManySignalsCome) {
   auto child = started({"sleep", "600"});
-  const Alarms alarms;
-  const auto deadline = steady_clock::now() + milliseconds(50);
-  EXPECT_FALSE(child.wait_until(deadline));
-  EXPECT_GE(steady_clock::now(), deadline);
-  EXPECT_GT(alarm_count.load(), 0);
+  for (const int number : kTimerSignals) {
+    SCOPED_TRACE(::sigabbrev_np(number));
+    const Alarms alarms(number);
+    const auto deadline = steady_clock::now() + milliseconds(50);
+    EXPECT_FALSE(child.wait_until(deadline));
+    EXPECT_GE(steady_clock::now(), deadline);
+    EXPECT_GT(alarm_count.load(), 0);
+  }
 }
 
 // The first signal while a worker started was the end of the program: the worker "did not come to listen".
 TEST(ReadLine, GoesOnHoweverManySignalsCome) {
-  const Pipe pipe;
-  sigset_t alarm;
-  ::sigemptyset(&alarm);
-  ::sigaddset(&alarm, SIGALRM);
-  ::pthread_sigmask(SIG_BLOCK, &alarm, nullptr);
-  const Alarms alarms;
-  const std::jthread writer([&] {  // which has the mask, so that the signals come to the reader
-    while (alarm_count.load() < 20) std::this_thread::yield();
-    pipe.write("5 tcp://127.0.0.1:7000\nmore");
-  });
-  ::pthread_sigmask(SIG_UNBLOCK, &alarm, nullptr);
-  const auto line = read_line_until(pipe.read_end(), steady_clock::now() + seconds(30));
-  ASSERT_TRUE(line) << line.error().message;
-  EXPECT_EQ(line.value(), "5 tcp://127.0.0.1:7000");
+  for (const int number : kTimerSignals) {
+    SCOPED_TRACE(::sigabbrev_np(number));
+    const Pipe pipe;
+    sigset_t alarm;
+    ::sigemptyset(&alarm);
+    ::sigaddset(&alarm, number);
+    ::pthread_sigmask(SIG_BLOCK, &alarm, nullptr);
+    const Alarms alarms(number);
+    const std::jthread writer([&] {  // which has the mask, so that the signals come to the reader
+      while (alarm_count.load() < 20) std::this_thread::yield();
+      pipe.write("5 tcp://127.0.0.1:7000\nmore");
+    });
+    ::pthread_sigmask(SIG_UNBLOCK, &alarm, nullptr);
+    const auto line = read_line_until(pipe.read_end(), steady_clock::now() + seconds(30));
+    ASSERT_TRUE(line) << line.error().message;
+    EXPECT_EQ(line.value(), "5 tcp://127.0.0.1:7000");
+  }
 }
 
 // A child that hung as it started hung the program for ever.
