@@ -139,6 +139,7 @@ class EndingWithItsSupervisor(Numbers):
 
     def __getitem__(self, index: int) -> Any:
         if index == 3:
+            time.sleep(2)  # by then the worker has told its trainer which batch it makes
             os.kill(os.getppid(), signal.SIGKILL)
             os._exit(0)
         return index
