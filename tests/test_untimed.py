@@ -173,8 +173,8 @@ def test_a_timed_assertion_in_cpp_is_found(tmp_path: Path) -> None:
 def test_times_in_cpp_that_are_compared_with_one_another_are_found(
     tmp_path: Path, line: str
 ) -> None:
-    assert len(faults_of(tmp_path, "tests/cpp/x/x_test.cpp", line)) == 1
-    assert faults_of(tmp_path, "tests/cpp/cluster/x_test.cpp", line) == []
+    assert len(faults_of(tmp_path / "measured", "tests/cpp/x/x_test.cpp", line)) == 1
+    assert faults_of(tmp_path / "pure", "tests/cpp/cluster/x_test.cpp", line) == []
 
 
 @pytest.mark.parametrize(
@@ -197,6 +197,7 @@ def test_a_rerun_is_found(tmp_path: Path, line: str) -> None:
 
 def faults_of(root: Path, name: str, line: str) -> list[str]:
     """Of a tree with one file of one line."""
+    root.mkdir(exist_ok=True)
     (root / "pyproject.toml").touch()
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
