@@ -30,7 +30,15 @@ import cut_table
 import shaped_link
 from cut_training import KINDS, choose_cores
 from cut_workloads import OVERHEAD_MODELS, WORKLOADS
-from figures import MeasurementError, Record, add_report_options, median_interval, report, summary
+from figures import (
+    MeasurementError,
+    Record,
+    add_report_options,
+    median_interval,
+    report,
+    show_progress,
+    summary,
+)
 from pool_host import PoolError, PoolHost
 
 HERE = Path(__file__).resolve().parent
@@ -159,12 +167,16 @@ def measure_workload(workload: str, args: argparse.Namespace, place: Place) -> l
         trainings: dict[str, Training] = {}
         try:
             for kind in kinds_in_turn(session):
-                say(f"{workload}: session {session + 1} of {args.sessions}, starting {kind}")
+                show_progress(
+                    f"{workload}: session {session + 1} of {args.sessions}, starting {kind}"
+                )
                 trainings[kind] = Training(workload, kind, *arguments, prefix=place.prefix)
             start = trainings["auto"].start
             check_losses(workload, {kind: trainings[kind].start["losses"] for kind in KINDS})
             for round_index in range(args.rounds):
-                say(f"{workload}: session {session + 1}, round {round_index + 1} of {args.rounds}")
+                show_progress(
+                    f"{workload}: session {session + 1}, round {round_index + 1} of {args.rounds}"
+                )
                 for kind in kinds_in_turn(round_index):
                     slices[kind].append(trainings[kind].run(args.seconds))
             for kind, measured in plans.items():
@@ -244,7 +256,7 @@ def rate_records(
 def measure_overhead(model: str, args: argparse.Namespace) -> list[Record]:
     measured = []
     for round_index in range(args.rounds):
-        say(f"overhead/{model}: process {round_index + 1} of {args.rounds}")
+        show_progress(f"overhead/{model}: process {round_index + 1} of {args.rounds}")
         arguments = ("--steps", str(args.steps), "--seed", str(round_index))
         measured.append(_run("cut_overhead.py", model, *arguments))
     differences = [
@@ -275,13 +287,6 @@ def measure_overhead(model: str, args: argparse.Namespace) -> list[Record]:
     percent = summary(f"{name}/overhead_percent", own, [value / step_us * 100 for value in pooled])
     percent["interval"] = [round(value / step_us * 100, 4) for value in record["interval"]]
     return [*result, percent]
-
-
-def say(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-    else:
-        print(text, file=sys.stderr, flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -340,7 +345,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
             raise MeasurementError(f"--link: {error}; run it as root") from error
         except PoolError as error:
             raise MeasurementError(str(error)) from error
-    say("")
+    show_progress("")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from figures import MeasurementError, Record, add_report_options, report, summary
+from figures import MeasurementError, Record, add_report_options, report, say, summary
 from table import aligned, number
 from workloads import WORKLOADS
 
@@ -141,10 +141,6 @@ def render(found: list[Record]) -> str:
 
 def _spoken(options: Options) -> str:
     return "/".join(str(options[name]) for name in ONES)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _run(command: list[str], what: str, limit_s: float) -> str:

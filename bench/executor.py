@@ -19,7 +19,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from figures import MeasurementError, Record, add_report_options, median_interval, report, summary
+from figures import (
+    MeasurementError,
+    Record,
+    add_report_options,
+    median_interval,
+    report,
+    say,
+    summary,
+)
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 600.0  # of one process; AOTInductor compiles C++
@@ -122,10 +130,6 @@ def table(everything: list[Record]) -> str:
         cells.append(f"{metrics['all']['foreign_cores']['median']:.2f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:

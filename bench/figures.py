@@ -48,6 +48,19 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     add("--read", type=Path, metavar="FILE", help="tables of a file of JSON lines; measure nothing")
 
 
+def say(text: str) -> None:
+    """A line on how far a bench has come."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show_progress(text: str) -> None:
+    """How far a bench has come: on a terminal, in the place of what was shown before."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    else:
+        say(text)
+
+
 def report(
     bench: str,
     args: argparse.Namespace,

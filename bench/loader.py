@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import table
-from figures import MeasurementError, Record, Rounds, add_report_options, records, report
+from figures import (
+    MeasurementError,
+    Record,
+    Rounds,
+    add_report_options,
+    records,
+    report,
+    show_progress,
+)
 from workloads import WORKLOADS, load
 
 HERE = Path(__file__).resolve().parent
@@ -81,7 +89,7 @@ def measure_case(case: str, args: argparse.Namespace) -> list[Record]:
     for round_index in range(args.rounds):
         order = loaders if round_index % 2 == 0 else loaders[::-1]
         for kind in order + bounds:
-            say(f"{case}: round {round_index + 1} of {args.rounds}, {kind}")
+            show_progress(f"{case}: round {round_index + 1} of {args.rounds}, {kind}")
             rounds[kind].append(_run(workload, question, kind, round_index, args))
     parameters: dict[str, Any] = {
         "num_workers": min(WORKER_COUNTS.get(question, WORKER_COUNT), 2 if args.quick else 8),
@@ -96,13 +104,6 @@ def measure_case(case: str, args: argparse.Namespace) -> list[Record]:
     elif question in ("first_batch", "next_epoch", "one_batch"):
         parameters["repeats"] = args.repeats
     return records(f"loader/{case}", question, rounds, parameters)
-
-
-def say(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-    else:
-        print(text, file=sys.stderr, flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -150,10 +151,10 @@ def main() -> int:
 def measure_all(args: argparse.Namespace) -> Iterator[Record]:
     for case in args.only or CASES:
         if set(args.kinds) == {"torch", "penstock"}:
-            say(f"{case}: comparing the two streams")
+            show_progress(f"{case}: comparing the two streams")
             check_streams(case, args)
         yield from measure_case(case, args)
-    say("")
+    show_progress("")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import one_process
 import pool_samples
 import process_tree
 import torch
-from figures import MeasurementError, Record, add_report_options, report, summary
+from figures import MeasurementError, Record, add_report_options, report, say, summary
 from growth_picture import draw
 from pool_host import PoolError, PoolHost, StartedWorker
 
@@ -263,10 +263,6 @@ def table(everything: list[Record]) -> str:
             cells.append(cell)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:

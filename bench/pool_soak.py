@@ -24,7 +24,7 @@ import one_process
 import pool_samples
 import process_tree
 import torch
-from figures import MeasurementError, Record, add_report_options, report, summary
+from figures import MeasurementError, Record, add_report_options, report, say, summary
 from pool_host import PoolError, PoolHost
 
 SAMPLES_PER_BATCH = 4
@@ -180,10 +180,6 @@ def table(everything: list[Record]) -> str:
                 f"{parameters['left_workers']} workers left, half of them killed."
             )
     return "\n".join(lines)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:

@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import shaped_link
-from figures import MeasurementError, Record, add_report_options, median_interval, report, summary
+from figures import (
+    MeasurementError,
+    Record,
+    add_report_options,
+    median_interval,
+    report,
+    say,
+    summary,
+)
 from pool_host import PoolError, PoolHost
 
 HERE = Path(__file__).resolve().parent
@@ -232,10 +240,6 @@ def _ratio_row(case: str, record: Record) -> str:
         f"| {case} | {parameters['kind']} / {parameters['over']} | {of} | {record['median']:.2f} "
         f"| {low:.2f}..{high:.2f} | {wanted} | {verdict} |"
     )
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:

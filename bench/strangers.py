@@ -33,6 +33,7 @@ from figures import (
     add_report_options,
     median_interval,
     report,
+    say,
     summary,
 )
 from pool_host import PoolError, PoolHost
@@ -246,10 +247,6 @@ def table(everything: list[Record]) -> str:
             cells.append(f"{form.format(record['median'] * scale)} ({low_text}..{high_text})")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:
