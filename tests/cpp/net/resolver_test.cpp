@@ -8,40 +8,15 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <cstdlib>
 #include <future>
 #include <map>
 #include <memory>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "../base/watched_new.h"
 #include "base/live_clock.h"
-
-namespace {
-
-thread_local bool is_memory_used_up = false;  // nothing more is allocated on this thread
-
-void* try_allocate(size_t bytes) noexcept {
-  return is_memory_used_up ? nullptr : std::malloc(std::max<size_t>(bytes, 1));
-}
-
-void* allocate(size_t bytes) {
-  if (void* memory = try_allocate(bytes); memory != nullptr) return memory;
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-void* operator new(size_t bytes) { return allocate(bytes); }
-void* operator new[](size_t bytes) { return allocate(bytes); }
-void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return try_allocate(bytes); }
-void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return try_allocate(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 
 namespace penstock::net {
 namespace {
@@ -180,7 +155,7 @@ TEST(Resolver, AnswerIsNotedWhereTheThreadHasNoMemory) {
   const std::string host = "a-worker-with-a-long-name.example";
   const auto resolver = Resolver::open([&address](const std::string&) {
                           Result<HostAddress> found(address);
-                          is_memory_used_up = true;
+                          test::is_memory_used_up = true;
                           return found;
                         }).value();
   EXPECT_FALSE(resolver->try_resolve(host, clock_now()));
@@ -192,7 +167,7 @@ TEST(Resolver, FailureIsNotedWhereTheThreadHasNoMemoryForItsWords) {
   const std::string host = "a-worker-with-a-long-name.example";
   const auto resolver = Resolver::open([](const std::string&) -> Result<HostAddress> {
                           const std::runtime_error failure("these words are more than fit a string without memory");
-                          is_memory_used_up = true;
+                          test::is_memory_used_up = true;
                           throw failure;
                         }).value();
   EXPECT_FALSE(resolver->try_resolve(host, clock_now()));

@@ -7,37 +7,12 @@
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
-#include <new>
 #include <span>
 #include <vector>
 
 #include "../base/seeded_test.h"
+#include "../base/watched_new.h"
 #include "record_samples.h"
-
-namespace {
-
-thread_local size_t largest_allocation_bytes = 0;
-
-void* try_allocate(size_t bytes) noexcept {
-  largest_allocation_bytes = std::max(largest_allocation_bytes, bytes);
-  return std::malloc(std::max<size_t>(bytes, 1));
-}
-
-void* allocate(size_t bytes) {
-  if (void* memory = try_allocate(bytes); memory != nullptr) return memory;
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-void* operator new(size_t bytes) { return allocate(bytes); }
-void* operator new[](size_t bytes) { return allocate(bytes); }
-void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return try_allocate(bytes); }
-void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return try_allocate(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 
 namespace penstock::wire {
 namespace {
@@ -66,9 +41,9 @@ class DamagedRecord : public test::SeededTest {
   // Reads bytes as a record and checks the result for the properties that a reader relies on. Returns whether they were
   // accepted.
   static bool is_accepted(std::span<const std::byte> bytes) {
-    largest_allocation_bytes = 0;
+    test::largest_allocation_bytes = 0;
     const auto frame = parse_frame(bytes);
-    EXPECT_LE(largest_allocation_bytes, bytes.size() * sizeof(TensorEntry) / 24 + kMessageBytesMax);
+    EXPECT_LE(test::largest_allocation_bytes, bytes.size() * sizeof(TensorEntry) / 24 + kMessageBytesMax);
     if (!frame) {
       EXPECT_FALSE(frame.error().message.empty());
       return false;
@@ -111,9 +86,9 @@ class DamagedRecord : public test::SeededTest {
 
   // A nest that passed its check can be walked to the end, and every tensor that it names is there.
   static void expect_nest_safe(std::span<const std::byte> nest, uint32_t tensor_count) {
-    largest_allocation_bytes = 0;
+    test::largest_allocation_bytes = 0;
     const auto checked = check_nest(nest, tensor_count, /*allow_pickle=*/true);
-    EXPECT_LE(largest_allocation_bytes, 2 * kNestDepthMax * sizeof(uint64_t) + kMessageBytesMax);
+    EXPECT_LE(test::largest_allocation_bytes, 2 * kNestDepthMax * sizeof(uint64_t) + kMessageBytesMax);
     if (!checked) return;
     NestReader reader(nest);
     while (!reader.at_end()) {
