@@ -17,7 +17,7 @@ from penstock import _pool
 from penstock.engines import adapter as adapter_module
 from penstock.engines.adapter import Adapter, AdapterLimits
 from penstock.engines.bounded_call import BoundedCalls
-from penstock.engines.engine import EngineRefusal, EngineTrouble, WorkerState
+from penstock.engines.engine import EngineRefusal, EngineTrouble, WorkerCommand, WorkerState
 from penstock.engines.journal import Journal
 from penstock.engines.worker_keys import WorkerKeys
 from penstock.errors import PenstockError
@@ -82,6 +82,13 @@ def test_what_an_engine_does_not_grant_is_told_and_asked_for_later(pool: PoolPro
             break
         threading.Event().wait(0.1)
     assert len(engine.spawned) == 4, "none was started twice"
+
+
+@pytest.mark.parametrize(("grace_s", "told"), [(120.0, "120"), (0.0, "1")])
+def test_workers_have_the_grace_of_the_pool(grace_s: float, told: str) -> None:
+    """Whatever the pool gave them, they ended themselves after 30 s."""
+    arguments = WorkerCommand("tcp://127.0.0.1:9", None, 60.0, grace_s).arguments()
+    assert arguments[arguments.index("--grace") + 1] == told
 
 
 class ShortLived(Scripted):

@@ -44,7 +44,7 @@ from penstock.engines.worker_keys import WorkerKeys
 from penstock.errors import PenstockError
 from penstock.pool.descriptor_limit import raise_descriptor_limit
 from penstock.pool.pool_log import PoolLog
-from penstock.pool.worker_spec import PATIENCE_S
+from penstock.pool.worker_spec import DRAIN_GRACE_S, PATIENCE_S
 
 _ENGINES = ("local", "ray", "slurm")
 _COUNT_MAX = 4096
@@ -116,7 +116,7 @@ examples:
     parser.add_argument(
         "--grace",
         type=seconds(0),
-        default=30.0,
+        default=DRAIN_GRACE_S,
         metavar="SECONDS",
         help="time that a worker has to finish its batches before it is ended (default: 30)",
     )
@@ -216,7 +216,7 @@ class _Elastic:
             own = (state / "worker-keys").absolute()
             self._worker_keys = WorkerKeys(Path(args.keys).absolute(), own)
             key_folder = str(own)
-        command = WorkerCommand(endpoint, key_folder, PATIENCE_S)
+        command = WorkerCommand(endpoint, key_folder, PATIENCE_S, args.grace)
         limits = AdapterLimits(
             worker_count_min=args.min,
             worker_count_max=args.max,

@@ -23,6 +23,7 @@ from penstock.engines.engine import Engine, EngineRefusal, EngineTrouble, Worker
 from penstock.engines.journal import Journal
 from penstock.engines.worker_keys import WorkerKeys
 from penstock.errors import PenstockError
+from penstock.pool.worker_spec import DRAIN_GRACE_S
 
 TURN_S = 1.0
 _CALL_LIMIT_S = 15.0
@@ -41,7 +42,7 @@ class AdapterLimits:
     worker_count_max: int = 64
     idle_s: float = 60.0
     start_allowance_s: float = 120.0
-    grace_s: float = 30.0  # that a worker has to finish its batches before it is ended
+    grace_s: float = DRAIN_GRACE_S  # that a worker has to finish its batches before it is ended
     price_per_hour: float | None = None  # of one worker, in the budget's unit
     budget: float | None = None
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from penstock.pool.worker_spec import DRAIN_GRACE_S
+
 NAME_VARIABLE = "PENSTOCK_WORKER_NAME"  # tells a worker the name that its engine knows it by
 WORKER_NAME = re.compile(r"pk-[0-9a-f]+-[0-9]+")  # of the pool and the worker's number
 
@@ -48,12 +50,14 @@ class WorkerCommand:
     controller: str
     key_folder: str | None
     patience_s: float
+    grace_s: float = DRAIN_GRACE_S  # to finish its batches in, once it is to leave
 
     def arguments(self) -> list[str]:
         keys = [] if self.key_folder is None else ["--keys", self.key_folder]
+        grace_s = max(1.0, self.grace_s)  # the engine ends it, where it is to have none
         return [
             sys.executable, "-m", "penstock", "worker", "--controller", self.controller,
-            "--patience", f"{self.patience_s:g}", *keys,
+            "--patience", f"{self.patience_s:g}", "--grace", f"{grace_s:g}", *keys,
         ]  # fmt: skip
 
 

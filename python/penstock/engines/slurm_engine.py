@@ -24,6 +24,7 @@ from penstock.engines.engine import (
     last_line,
     make_log_folder,
 )
+from penstock.pool.worker_spec import DRAIN_GRACE_S
 from penstock.secret_names import looks_secret
 
 _CALL_LIMIT_S = 10.0
@@ -66,7 +67,7 @@ class SlurmEngine:
         account: str | None = None,
         cpus: int = 1,
         memory_mb: int | None = None,
-        grace_s: float = 30.0,
+        grace_s: float = DRAIN_GRACE_S,
         variables: Collection[str] = (),
     ) -> None:
         self._command = command.arguments()
