@@ -45,8 +45,8 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-bool may_be_key(NestTag tag) {
-  switch (tag) {
+bool may_be_key(const NestToken& token) {
+  switch (token.tag) {
     case NestTag::kList:
     case NestTag::kDict:
     case NestTag::kTensor:
@@ -54,6 +54,7 @@ bool may_be_key(NestTag tag) {
     // Its class would be asked for its hash, and the sender chooses the class.
     case NestTag::kNamedTuple:
     case NestTag::kPickle: return false;
+    case NestTag::kScalar: return token.dtype[1] != 'V';  // numpy makes one that can be written to
     default: return true;
   }
 }
@@ -207,7 +208,7 @@ Result<void> check_python_values(std::span<const std::byte> bytes, std::span<con
     const bool is_key = innermost.is_key || (innermost.is_dict && innermost.left % 2 == 0);
     --innermost.left;
     const NestToken token = reader.next().value();  // which was checked
-    if (is_key && !may_be_key(token.tag)) return malformed_nest("a key of a dictionary has no hash");
+    if (is_key && !may_be_key(token)) return malformed_nest("a key of a dictionary has no hash");
     switch (token.tag) {
       case NestTag::kText:
         if (!is_utf8(token.text)) return malformed_nest("a text is not UTF-8");

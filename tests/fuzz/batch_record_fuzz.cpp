@@ -97,6 +97,7 @@ void copy_value(wire::NestReader& reader, wire::NestWriter& writer, std::span<co
       return;
     case wire::NestTag::kScalar:
       expect(wire::array_item_bytes(value.dtype) == value.text.size(), "a scalar has the bytes of one element");
+      if (is_key && value.dtype[1] == 'V') findings.is_pythons = false;
       writer.scalar(value.dtype, value.text);
       return;
     case wire::NestTag::kList: writer.list(value.count); break;

@@ -318,6 +318,7 @@ TEST_F(PythonValues, KeysHaveAHash) {
   EXPECT_FALSE(is_key([&] { nest_.tensor(0); }));
   EXPECT_FALSE(is_key([&] { nest_.array(0, ""); }));
   EXPECT_FALSE(is_key([&] { nest_.named_tuple("m:A", 0); }));
+  EXPECT_FALSE(is_key([&] { nest_.scalar("|V3", "abc"); }));
   EXPECT_FALSE(is_key([&] { nest_.tuple(2), nest_.integer(1), nest_.tuple(1), nest_.tensor(0); }));
   nest_.clear(), nest_.list(2), nest_.tensor(0), nest_.dict(2);
   for (const char* key : {"a", "b"}) nest_.text(key), nest_.tuple(1), nest_.dict(0);
