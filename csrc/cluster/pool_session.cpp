@@ -318,8 +318,7 @@ bool PoolSession::distrust(uint64_t worker_id, std::optional<wire::BatchKey> ask
   const auto found = peers_.find(worker_id);
   if (found == peers_.end() || found->second.state == State::kApart) return false;
   const bool is_to_blame = wrong == Wrong::kByWorker || ++found->second.doubt_count > kDoubtCountMax;
-  const bool is_dismissed = is_to_blame && has_other(worker_id, now);
-  end_for(worker_id, found->second, asked, std::move(reason), is_dismissed, now);
+  const bool is_dismissed = end_for(worker_id, found->second, asked, std::move(reason), is_to_blame, now);
   carry_out(now);
   return is_dismissed;
 }
@@ -335,9 +334,10 @@ bool PoolSession::has_other(uint64_t worker_id, Instant now) const {
 }
 
 // The request that it was at counts a death only where nobody else can make it.
-void PoolSession::end_for(uint64_t worker_id, Peer& peer, std::optional<wire::BatchKey> asked, std::string reason,
-                          bool is_dismissed, Instant now) {
+bool PoolSession::end_for(uint64_t worker_id, Peer& peer, std::optional<wire::BatchKey> asked, std::string reason,
+                          bool is_to_blame, Instant now) {
   const bool is_alone = !has_other(worker_id, now);
+  const bool is_dismissed = is_to_blame && !is_alone;
   if (peer.slot && is_alone) {
     const auto outstanding = dispatch_.outstanding(*peer.slot);
     if (!asked) asked = dispatch_.running(*peer.slot);
@@ -353,10 +353,11 @@ void PoolSession::end_for(uint64_t worker_id, Peer& peer, std::optional<wire::Ba
                        .is_dismissed = is_dismissed});
   const Instant greeted_at = is_alone ? now + kDiedPause : std::max(now + kDiedPause, peer.remaking.take(now));
   lose(peer, is_alone ? Loss::kDied : Loss::kSilent, greeted_at, now);
-  if (!is_dismissed) return;
+  if (!is_dismissed) return false;
   if (dismissed_.size() >= kDismissedCountMax) dismissed_.erase(dismissed_.begin());
   dismissed_.insert(worker_id);
   part_from(worker_id);
+  return true;
 }
 
 void PoolSession::died(uint64_t worker_id, Instant now) {

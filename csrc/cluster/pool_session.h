@@ -162,8 +162,8 @@ class PoolSession {
   static bool is_in_force(const Peer& peer, uint32_t link);
   void greet(uint64_t worker_id, Peer& peer, Instant now);
   void make_anew(uint64_t worker_id, Peer& peer, Instant now);
-  void end_for(uint64_t worker_id, Peer& peer, std::optional<wire::BatchKey> asked, std::string reason,
-               bool is_dismissed, Instant now);
+  bool end_for(uint64_t worker_id, Peer& peer, std::optional<wire::BatchKey> asked, std::string reason,
+               bool is_to_blame, Instant now);
   bool has_other(uint64_t worker_id, Instant now) const;
   void welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now);
   void lose(Peer& peer, Loss loss, Instant retry_at, Instant now);

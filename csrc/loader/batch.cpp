@@ -88,7 +88,6 @@ at::Tensor widen_to_own_memory(const TensorEntry& entry, std::span<const std::by
   const std::span target(static_cast<std::byte*>(data.get()), own_bytes);
   const auto widened = wire::widen(entry, narrow, target);
   PENSTOCK_ASSERT(widened, widened.error().message);
-  if (entry.dtype == wire::kDTypeBool) wire::make_bools(target);
   return make_tensor(entry, std::move(data));
 }
 
@@ -361,7 +360,7 @@ Result<void> Batch::widen(BatchMemory& memory) {
     offset += align_up(own_bytes, wire::kPayloadAlignment);
     const std::span target(static_cast<std::byte*>(data.get()), own_bytes);
     if (auto widened = wire::widen(entry, bytes_of(entry), target); !widened) return widened;
-    if (entry.dtype == wire::kDTypeBool) wire::make_bools(target);
+    if (entry.dtype == wire::kDTypeBool && entry.encoding != wire::Encoding::kBits) wire::make_bools(target);
     wide_[index] = make_tensor(entry, std::move(data));
   }
   return {};
