@@ -101,17 +101,11 @@ BENCHMARK(BM_AcquireAndRelease);
 
 steady_clock::time_point soon() { return steady_clock::now() + seconds(10); }
 
-template <typename Record>
-Result<void> send(shm::Channel& channel, const Record& record, std::span<const int> fds = {}) {
-  const auto bytes = std::as_bytes(std::span(&record, 1));
-  return channel.send({&bytes, 1}, fds);
-}
-
 // The worker's process: names its slab to the trainer whenever it is asked, until it is asked for the last time.
 [[noreturn]] void serve(shm::Channel channel) {
   const auto arena = shm::Arena::create({.slab_bytes = 1 << 20, .slab_count = 1}, 0).value();
   const int fd = arena->fd();
-  bool is_well = static_cast<bool>(send(channel, wire::Descriptor{}, {&fd, 1}));
+  bool is_well = static_cast<bool>(channel.send_record(wire::Descriptor{}, {&fd, 1}));
   while (is_well) {
     const auto message = channel.receive(soon());
     if (!message) break;
@@ -122,10 +116,10 @@ Result<void> send(shm::Channel& channel, const Record& record, std::span<const i
       arena->wait_for_release(std::chrono::milliseconds(100));
       slab_index = arena->try_acquire();
     }
-    is_well = static_cast<bool>(send(channel, wire::Descriptor{.kind = wire::DescriptorKind::kSlab,
-                                                               .sequence = request.sequence,
-                                                               .slab_index = *slab_index,
-                                                               .slab_generation = arena->generation(0)}));
+    is_well = static_cast<bool>(channel.send_record(wire::Descriptor{.kind = wire::DescriptorKind::kSlab,
+                                                                     .sequence = request.sequence,
+                                                                     .slab_index = *slab_index,
+                                                                     .slab_generation = arena->generation(0)}));
   }
   ::_exit(EXIT_FAILURE);
 }
@@ -146,7 +140,7 @@ void BM_SlabHandOver(benchmark::State& state) {
   bool is_well = static_cast<bool>(view);
   uint64_t sequence = 0;
   for (auto _ : state) {
-    is_well = is_well && send(channel, wire::Request{.sequence = sequence++});
+    is_well = is_well && channel.send_record(wire::Request{.sequence = sequence++});
     const auto answer = is_well ? channel.receive(soon()) : Result<shm::Channel::Message>(Fault{Errc::kClosed, ""});
     if (!answer) {
       state.SkipWithError("the worker does not answer");
@@ -155,7 +149,7 @@ void BM_SlabHandOver(benchmark::State& state) {
     const wire::Descriptor descriptor = wire::parse_descriptor(answer.value().bytes).value();
     view.value()->release(descriptor.slab_index, descriptor.slab_generation);
   }
-  static_cast<void>(send(channel, wire::Request{.kind = wire::RequestKind::kEpoch}));
+  static_cast<void>(channel.send_record(wire::Request{.kind = wire::RequestKind::kEpoch}));
   int status = 0;
   ::waitpid(worker, &status, 0);
 }

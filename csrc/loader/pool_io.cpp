@@ -587,8 +587,7 @@ void PoolIo::connect_handover(uint64_t worker_id, WorkerLink& link, uint32_t num
   if (!place || place->handover.empty() || link.is_handover_given_up) return;
   auto channel = shm::Channel::connect(place->handover);
   const wire::HandoverHello hello{.trainer_id = trainer_id_, .link = number};
-  const auto bytes = std::as_bytes(std::span(&hello, 1));
-  const auto sent = channel ? channel.value().send({&bytes, 1}) : channel.error();
+  const auto sent = channel ? channel.value().send_record(hello) : channel.error();
   if (!sent && sent.error().code == Errc::kClosed) return;  // the worker has died, which its other socket tells
   if (!sent) {
     link.is_handover_given_up = true;

@@ -103,13 +103,13 @@ class Outgoing {
     return {};
   }
 
-  // A copy of what is left.
-  std::vector<std::byte> rest() const {
+  // A copy of the next `count` bytes, of which so many are left.
+  std::vector<std::byte> copy_of_next(size_t count) const {
     std::vector<std::byte> bytes;
-    bytes.reserve(left_);
-    for (size_t index = first_; index < count_; ++index) {
+    bytes.reserve(count);
+    for (size_t index = first_; bytes.size() < count; ++index) {
       const auto* begin = static_cast<const std::byte*>(parts_[index].iov_base);
-      bytes.insert(bytes.end(), begin, begin + parts_[index].iov_len);
+      bytes.insert(bytes.end(), begin, begin + std::min(parts_[index].iov_len, count - bytes.size()));
     }
     return bytes;
   }
@@ -196,20 +196,14 @@ Result<void> Channel::send(Parts parts, std::span<const int> fds) {
   return Outgoing(head.value(), parts).send(fd(), fds, 0);
 }
 
-Result<void> Channel::post(Parts parts) {
-  const auto head = make_head(parts, 0);
-  if (!head) return head.error();
-  if (auto checked = check_unsent(); !checked) return checked;
-  Outgoing outgoing(head.value(), parts);
-  if (!has_unsent()) {
-    if (auto sent = outgoing.send(fd(), {}, MSG_DONTWAIT); !sent) return sent;
-  }
-  if (outgoing.left() > 0) keep(std::make_shared<const std::vector<std::byte>>(outgoing.rest()), 0);
-  return {};
-}
+Result<void> Channel::post(Parts parts) { return post(parts, nullptr); }
 
 Result<void> Channel::post(std::shared_ptr<const std::vector<std::byte>> bytes) {
   const std::span<const std::byte> parts[] = {*bytes};
+  return post(parts, std::move(bytes));
+}
+
+Result<void> Channel::post(Parts parts, std::shared_ptr<const std::vector<std::byte>> shared) {
   const auto head = make_head(parts, 0);
   if (!head) return head.error();
   if (auto checked = check_unsent(); !checked) return checked;
@@ -217,13 +211,13 @@ Result<void> Channel::post(std::shared_ptr<const std::vector<std::byte>> bytes) 
   if (!has_unsent()) {
     if (auto sent = outgoing.send(fd(), {}, MSG_DONTWAIT); !sent) return sent;
   }
-  const size_t size = bytes->size();
-  if (outgoing.left() > size) {  // of the head, too
-    const auto whole = std::as_bytes(std::span(&head.value(), 1));
-    keep(std::make_shared<const std::vector<std::byte>>(whole.begin(), whole.end()),
-         whole.size() - (outgoing.left() - size));
+  const size_t shared_left = shared ? std::min(outgoing.left(), shared->size()) : 0;
+  if (const size_t own_left = outgoing.left() - shared_left; own_left > 0)
+    keep(std::make_shared<const std::vector<std::byte>>(outgoing.copy_of_next(own_left)), 0);
+  if (shared_left > 0) {
+    const size_t begin = shared->size() - shared_left;
+    keep(std::move(shared), begin);
   }
-  if (outgoing.left() > 0) keep(std::move(bytes), size - std::min(outgoing.left(), size));
   return {};
 }
 
@@ -235,7 +229,6 @@ Result<void> Channel::check_unsent() const {
 }
 
 void Channel::keep(std::shared_ptr<const std::vector<std::byte>> bytes, size_t begin) {
-  if (begin == bytes->size()) return;
   unsent_bytes_ += bytes->size() - begin;
   unsent_.push_back({.bytes = std::move(bytes), .begin = begin});
 }

@@ -65,6 +65,12 @@ class Channel {
 
   // Sends a message. kClosed when the peer is gone, kTooLarge for one above the limit. Blocks until the socket has it.
   Result<void> send(Parts parts, std::span<const int> fds = {});
+  // The same, of a record of fixed size.
+  template <typename Record>
+  Result<void> send_record(const Record& record, std::span<const int> fds = {}) {
+    const auto bytes = std::as_bytes(std::span(&record, 1));
+    return send({&bytes, 1}, fds);
+  }
 
   // Sends a message without descriptors and without blocking: bytes that the socket does not take now are kept for
   // flush(). kTooLarge when kUnsentBytesMax are kept already.
@@ -108,6 +114,8 @@ class Channel {
   };
 
   Result<bool> fill(bool may_block);
+  // `shared`, where it is not null, has the bytes of the last part.
+  Result<void> post(Parts parts, std::shared_ptr<const std::vector<std::byte>> shared);
   Result<void> check_unsent() const;
   void keep(std::shared_ptr<const std::vector<std::byte>> bytes, size_t begin);
   void make_room();

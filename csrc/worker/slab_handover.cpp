@@ -70,9 +70,8 @@ std::optional<wire::SlabPlace> SlabHandover::name(const shm::SlabRegion& region)
   const shm::Arena& arena = *region.arena;
   if (region.is_transient || passed_arena_id_ != arena.id()) {
     const wire::HandoverArena passed{.arena_id = arena.id()};
-    const auto bytes = std::as_bytes(std::span(&passed, 1));
     const int fd = arena.fd();
-    if (!channel_->send({&bytes, 1}, {&fd, 1})) {
+    if (!channel_->send_record(passed, {&fd, 1})) {
       end();
       return std::nullopt;
     }

@@ -156,9 +156,8 @@ class HandWorkerOf {
     channel_.emplace(std::move(newcomer.mapped()));
     arena_ = shm::Arena::create({.slab_bytes = 1 << 16, .slab_count = 8}, hello.link).value();
     const wire::HandoverArena passed{.arena_id = hello.link};
-    const auto bytes = std::as_bytes(std::span(&passed, 1));
     const int fd = arena_->fd();
-    if (!channel_->send({&bytes, 1}, {&fd, 1})) channel_.reset();  // the trainer is at another link already
+    if (!channel_->send_record(passed, {&fd, 1})) channel_.reset();  // the trainer is at another link already
   }
 
   void wish() {

@@ -190,8 +190,7 @@ TEST_F(ArenaViewTest, TheTrainerSeesWhatAWorkerProcessWroteAndTheWorkerSeesTheRe
   test::ChildProcess worker([&]() -> std::string {
     Channel channel(std::move(ends.there));
     const auto say = [&](uint32_t number, std::span<const int> fds = {}) {
-      const auto bytes = std::as_bytes(std::span(&number, 1));
-      return static_cast<bool>(channel.send({&bytes, 1}, fds));
+      return static_cast<bool>(channel.send_record(number, fds));
     };
     const auto arena = Arena::create({.slab_bytes = 1 << 20, .slab_count = 1}, 3).value();
     const int fd = arena->fd();

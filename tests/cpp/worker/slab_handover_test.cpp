@@ -67,8 +67,7 @@ class SlabHandoverTest : public ::testing::Test {
     auto channel = shm::Channel::connect(name_);
     EXPECT_TRUE(channel) << channel.error().message;
     const wire::HandoverHello hello{.trainer_id = trainer_id, .link = link};
-    const auto bytes = std::as_bytes(std::span(&hello, 1));
-    EXPECT_TRUE(channel.value().send({&bytes, 1}));
+    EXPECT_TRUE(channel.value().send_record(hello));
     return Trainer(std::move(channel).value());
   }
 
