@@ -28,6 +28,7 @@
 #include "base/environment.h"
 #include "base/exit_pipe.h"
 #include "base/identity.h"
+#include "base/instant.h"
 #include "base/live_clock.h"
 #include "net/key_folder.h"
 #include "penstock/error.h"
@@ -92,8 +93,8 @@ Result<std::unique_ptr<worker::PoolServer>> start_server(const WorkerOptions& op
   of_server.torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR);
   of_server.arena_bytes = arena.value();
   of_server.blob_bytes_max = job.value();
-  of_server.patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.patience_s));
-  of_server.drain_grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.grace_s));
+  of_server.patience = duration_of(options.patience_s);
+  of_server.drain_grace = duration_of(options.grace_s);
   of_server.parent_pid = options.parent_pid;
   of_server.handover = options.handover;
   of_server.exit_fd = options.exit_fd;
@@ -138,12 +139,7 @@ int serve(const WorkerOptions& options, ProcessLog& log) {
                                  .tell = [&](const std::string& text) { log.tell(text); }};
   speech.say("listens at " + its.advertised() + " and for batches at " + its.data_advertised() + " for " +
              options.controller + ", id " + id + ", process " + std::to_string(::getpid()));
-  if (limit.now != limit.before)
-    speech.say("may have " + std::to_string(limit.now) + " files open; its limit was " + std::to_string(limit.before));
-  if (limit.now < kDescriptorLimitLeast)
-    speech.say("may have " + std::to_string(limit.now) + " files open, and " + std::to_string(kDescriptorLimitLeast) +
-               " or more are recommended for connections and datasets; raise the hard limit (ulimit -Hn, LimitNOFILE "
-               "of a systemd unit)");
+  for (const std::string& line : spoken(limit)) speech.say(line);
   const auto served = api::serve_jobs(its, speech);
   if (served) return 0;
   log.tell(served.error().message);
@@ -164,8 +160,7 @@ class Supervised {
   void end() {
     start_at_.reset();
     if (child_) child_->signal(SIGTERM);
-    kill_at_ = steady_clock::now() +
-               std::chrono::duration_cast<milliseconds>(std::chrono::duration<double>(options_.grace_s)) + kExitMax;
+    kill_within(duration_of(options_.grace_s) + kExitMax);
   }
   void kill() {
     if (child_) child_->signal(SIGKILL);
@@ -175,7 +170,9 @@ class Supervised {
   bool look_after(bool is_ending) {
     if (child_) {
       const bool has_ended = child_->poll().has_value();  // what it has told is in the pipe by then
+      const bool had_told = pipe_->end().has_value();
       static_cast<void>(pipe_->read());
+      if (pipe_->end() && !had_told) kill_within(kExitMax);
       if (has_ended && take_end(is_ending)) return true;
     }
     if (child_) kill_if_late();
@@ -215,7 +212,6 @@ class Supervised {
     child_.reset();
     pipe_.reset();
     kill_at_.reset();
-    has_told_ = false;
     if (is_ending || word == ExitWord::kDrained) {
       if (has_told) log_.tell(how);
       return false;
@@ -224,11 +220,14 @@ class Supervised {
     return is_of_no_use;
   }
 
+  // An earlier kill stays.
+  void kill_within(Duration time) {
+    const auto at = steady_clock::now() + time;
+    kill_at_ = std::min(at, kill_at_.value_or(at));
+  }
+
   void kill_if_late() {
-    const auto now = steady_clock::now();
-    if (pipe_->end() && !std::exchange(has_told_, true))
-      kill_at_ = std::min(now + kExitMax, kill_at_.value_or(now + kExitMax));
-    if (!kill_at_ || now < *kill_at_) return;
+    if (!kill_at_ || steady_clock::now() < *kill_at_) return;
     log_.say("process " + std::to_string(child_->pid()) + " was to end and has not; it is killed");
     kill();
     kill_at_.reset();
@@ -249,7 +248,6 @@ class Supervised {
   bool has_served_ = false;       // one of those before the child, at least
   std::optional<steady_clock::time_point> start_at_;
   std::optional<steady_clock::time_point> kill_at_;
-  bool has_told_ = false;  // the child, why it ends
   steady_clock::time_point started_at_{};
   milliseconds pause_ = kPause;
 };

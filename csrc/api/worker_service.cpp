@@ -139,16 +139,11 @@ class Service {
   }
 
   void note_standing() {
-    using Cause = worker::Standing::DrainCause;
     const worker::Standing standing = server_.standing();
-    if (standing.drain_cause != Cause::kNone && !is_draining_) {
+    if (standing.drain_cause != worker::Standing::DrainCause::kNone && !is_draining_) {
       is_draining_ = true;
-      const char* cause = standing.drain_cause == Cause::kSigterm    ? "SIGTERM"
-                          : standing.drain_cause == Cause::kSigint   ? "SIGINT"
-                          : standing.drain_cause == Cause::kShortage ? "a shortage"
-                                                                     : "penstock drain";
-      speech_.say(std::string("draining after ") + cause + "; " + std::to_string(standing.left_count) +
-                  (standing.left_count == 1 ? " batch" : " batches") + " left");
+      speech_.say("draining after " + std::string(worker::name_of(standing.drain_cause)) + "; " +
+                  std::to_string(standing.left_count) + (standing.left_count == 1 ? " batch" : " batches") + " left");
     }
     if (trainer_id_ != 0 && standing.trainer_id != trainer_id_) finish_service();
   }

@@ -46,8 +46,6 @@ bool wait_readable_until(int fd, steady_clock::time_point deadline) {
 
 }  // namespace
 
-bool ProcessEnd::has_exit_code(int code) const { return status && WIFEXITED(*status) && WEXITSTATUS(*status) == code; }
-
 std::string ProcessEnd::spoken() const {
   if (!status) return "ended (how is not known: this program ignores SIGCHLD, or waits for its children itself)";
   if (WIFEXITED(*status)) return "ended with exit code " + std::to_string(WEXITSTATUS(*status));
@@ -86,9 +84,12 @@ Result<ChildProcess> ChildProcess::start(const Settings& settings) {
   return ChildProcess(pid);
 }
 
+FileDescriptor open_process_handle(pid_t pid) {
+  return FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
+
 // Its number is its own for as long as the handle takes to be made: numbers are given out in turn.
-ChildProcess::ChildProcess(pid_t pid)
-    : pid_(pid), owner_pid_(::getpid()), handle_(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))) {}
+ChildProcess::ChildProcess(pid_t pid) : pid_(pid), owner_pid_(::getpid()), handle_(open_process_handle(pid)) {}
 ChildProcess::ChildProcess(ChildProcess&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
       owner_pid_(other.owner_pid_),

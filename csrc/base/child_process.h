@@ -21,12 +21,15 @@ struct ProcessEnd {
   // As waitpid() has it; none where this process has taken it elsewhere, or ignores SIGCHLD.
   std::optional<int> status{};
 
-  bool has_exit_code(int code) const;
   // In words that follow the name of a process: "ended with exit code 1", "was ended by SIGKILL, ...".
   std::string spoken() const;
 };
 
 // Thread-compatible. Destroying it ends a process that still runs, by SIGKILL.
+// A handle on a process, of which the system tells when the process has ended. None where it is gone, or the system
+// gives none, as errno says.
+FileDescriptor open_process_handle(pid_t pid);
+
 class ChildProcess {
  public:
   using Deadline = std::chrono::steady_clock::time_point;

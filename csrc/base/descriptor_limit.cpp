@@ -19,16 +19,27 @@ DescriptorLimit raise_descriptor_limit() {
   return raised;
 }
 
+std::vector<std::string> spoken(const DescriptorLimit& limit) {
+  std::vector<std::string> lines;
+  const std::string has = "may have " + std::to_string(limit.now) + " files open";
+  if (limit.now != limit.before) lines.push_back(has + "; its limit was " + std::to_string(limit.before));
+  if (limit.now < kDescriptorLimitLeast)
+    lines.push_back(has + ", and " + std::to_string(kDescriptorLimitLeast) +
+                    " or more are recommended for connections and datasets; raise the hard limit (ulimit -Hn, "
+                    "LimitNOFILE of a systemd unit)");
+  return lines;
+}
+
 uint64_t descriptor_limit() {
   rlimit limit{};
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
 }
 
 bool are_descriptors_short() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
+  const uint64_t limit = descriptor_limit();
+  if (limit == 0) return false;
   const FileDescriptor lowest(::eventfd(0, EFD_CLOEXEC));  // all below it are in use
-  return !lowest || static_cast<rlim_t>(lowest.get()) >= limit.rlim_cur / 2;
+  return !lowest || static_cast<uint64_t>(lowest.get()) >= limit / 2;
 }
 
 }  // namespace penstock

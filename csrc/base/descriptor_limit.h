@@ -5,6 +5,8 @@
 // for programs that call select(); the hard limit is what the machine has.
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace penstock {
 
@@ -22,6 +24,8 @@ struct DescriptorLimit {
 // Raises this process's soft limit to its hard one, or to kDescriptorLimitMax. For processes of penstock's own that
 // serve: a program that trains keeps what it was given.
 DescriptorLimit raise_descriptor_limit();
+// For a log: that the limit has changed, and that it is too low all the same.
+std::vector<std::string> spoken(const DescriptorLimit& limit);
 
 // The soft limit of this process; 0 if the system does not tell.
 uint64_t descriptor_limit();

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "base/exception_name.h"
 
 namespace penstock {
 namespace {
@@ -62,10 +63,8 @@ void EventLoop::run(const std::stop_token& stop, std::promise<Result<void>>& beg
   const auto guarded = [this](auto call) -> Result<void> {
     try {
       return call();
-    } catch (const std::exception& error) {
-      return thrown(error.what());
     } catch (...) {
-      return thrown("something that is no std::exception");
+      return thrown(current_exception_text());
     }
   };
   auto result = guarded([&] { return handler_.begin(); });
@@ -100,7 +99,7 @@ Result<void> EventLoop::turn(const std::stop_token& stop) {
   return {};
 }
 
-Fault EventLoop::thrown(const char* what) const {
+Fault EventLoop::thrown(const std::string& what) const {
   return {Errc::kFailed, "the thread " + name_ + ", " + purpose_ + ", failed: " + what};
 }
 

@@ -68,7 +68,7 @@ class EventLoop {
  private:
   void run(const std::stop_token& stop, std::promise<Result<void>>& begun);
   Result<void> turn(const std::stop_token& stop);
-  Fault thrown(const char* what) const;
+  Fault thrown(const std::string& what) const;
 
   const std::string name_;
   const std::string purpose_;

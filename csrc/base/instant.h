@@ -12,6 +12,10 @@ namespace penstock {
 using Duration = std::chrono::nanoseconds;
 using Instant = std::chrono::time_point<std::chrono::steady_clock, Duration>;
 
+inline Duration duration_of(double seconds) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
 // The earlier one of two times at which something may be due.
 inline std::optional<Instant> earlier(std::optional<Instant> a, std::optional<Instant> b) {
   if (!a || !b) return a ? a : b;

@@ -12,6 +12,7 @@
 
 #include "base/descriptor_limit.h"
 #include "base/identity.h"
+#include "base/instant.h"
 #include "bindings/raise.h"
 #include "controller/controller.h"
 #include "controller/operator_request.h"
@@ -59,9 +60,8 @@ Result<wire::ControlMessage> ask(const std::string& endpoint, const std::optiona
   if (!parsed) return parsed.error();
   auto keys = net::load_keys(folder, Role::kOperator);
   if (!keys) return keys.error();
-  const auto timeout =
-      std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(timeout_s));
-  return controller::ask_controller(parsed.value(), keys.value(), question, std::chrono::steady_clock::now() + timeout);
+  return controller::ask_controller(parsed.value(), keys.value(), question,
+                                    std::chrono::steady_clock::now() + duration_of(timeout_s));
 }
 
 void bind_scaling(py::module_& module) {
@@ -128,10 +128,7 @@ void bind_controller(py::module_& module) {
       py::arg("folder"), py::arg("user"), py::arg("user_folder"));
   module.def("warning_of_workers_keys", &net::warning_of_workers_keys, py::arg("folder"));
   module.def("shared_key_folder", [] { return unwrap(without_gil([] { return net::shared_key_folder(); })); });
-  module.def("raise_descriptor_limit", [] {
-    const DescriptorLimit limit = raise_descriptor_limit();
-    return std::pair(limit.before, limit.now);
-  });
+  module.def("raise_descriptor_limit", [] { return spoken(raise_descriptor_limit()); });
   module.attr("DESCRIPTOR_LIMIT_LEAST") = kDescriptorLimitLeast;
 
   py::class_<Controller>(module, "Controller")

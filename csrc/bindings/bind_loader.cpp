@@ -9,6 +9,7 @@
 #include <csignal>
 #include <limits>
 
+#include "base/instant.h"
 #include "base/live_clock.h"
 #include "bindings/profiler_range.h"
 #include "bindings/python_indices.h"
@@ -342,8 +343,7 @@ py::tuple load_counters_of(Stream& stream) {
 // The leaves and boundary tensors of a batch that was recalled, as describe_leaves() has them; None where it did not
 // come in time. Raises the dataset's error if the batch could not be made again.
 py::object recalled(Client& client, const Batch::Origin& origin, double timeout_s) {
-  const auto deadline = steady_clock::now() +
-                        std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(timeout_s));
+  const auto deadline = steady_clock::now() + duration_of(timeout_s);
   for (;;) {
     const auto slice = std::min(deadline, steady_clock::now() + kWaitSlice);
     auto taken = without_gil([&] {
@@ -368,8 +368,7 @@ py::object recalled(Client& client, const Batch::Origin& origin, double timeout_
 
 // The states that one worker sent, or None where none has come in time.
 py::object worker_states(Client& client, double timeout_s) {
-  const auto deadline = steady_clock::now() +
-                        std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(timeout_s));
+  const auto deadline = steady_clock::now() + duration_of(timeout_s);
   auto states = without_gil([&] {
     auto taken = client.worker_states(deadline);
     stay_if_python_exits();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/instant.h"
 #include "bindings/plain_nest.h"
 #include "bindings/python_blob_id.h"
 #include "bindings/python_collate.h"
@@ -45,10 +46,6 @@ struct Settings {
   int exit_fd;
   double grace_s;
 };
-
-Duration duration_of(double seconds) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
-}
 
 Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
   auto read = worker::options_at(settings.addresses);
@@ -101,18 +98,6 @@ void answer(PoolServer& server, const PoolWork& work, const py::object& batch, b
   unwrap(without_gil([&] { return server.answer(work, std::move(content), std::move(marks)); }));
 }
 
-std::optional<std::string> spoken(worker::Standing::DrainCause cause) {
-  using Cause = worker::Standing::DrainCause;
-  switch (cause) {
-    case Cause::kNone: return std::nullopt;
-    case Cause::kSigterm: return "SIGTERM";
-    case Cause::kSigint: return "SIGINT";
-    case Cause::kOrder: return "penstock drain";
-    case Cause::kShortage: return "a shortage";
-  }
-  return std::nullopt;
-}
-
 // A batch of a TensorDataset. False when the request's indices are not plain rows.
 Result<bool> answer_rows(PoolServer& server, const PoolWork& work, const std::vector<at::Tensor>& sources,
                          const std::optional<int64_t>& dataset_size) {
@@ -150,7 +135,11 @@ void bind_pool_worker(py::module_& module) {
       });
   py::class_<worker::Standing>(module, "PoolStanding")
       .def_readonly("trainer_id", &worker::Standing::trainer_id)
-      .def_property_readonly("drain_cause", [](const worker::Standing& self) { return spoken(self.drain_cause); })
+      .def_property_readonly("drain_cause",
+                             [](const worker::Standing& self) -> std::optional<std::string_view> {
+                               if (self.drain_cause == worker::Standing::DrainCause::kNone) return std::nullopt;
+                               return worker::name_of(self.drain_cause);
+                             })
       .def_readonly("left_count", &worker::Standing::left_count);
   py::class_<PoolServer, PoolServer::Handle>(module, "PoolServer")
       .def_static(

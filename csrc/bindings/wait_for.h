@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/instant.h"
 #include "bindings/raise.h"
 
 namespace penstock::bindings {
@@ -23,8 +24,7 @@ template <typename Ask>
 auto wait_for(double timeout_s, void (*raise)(const Fault&), Ask ask)
     -> std::optional<std::decay_t<decltype(ask(std::chrono::steady_clock::now()).value())>> {
   using std::chrono::steady_clock;
-  const auto deadline = steady_clock::now() +
-                        std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(timeout_s));
+  const auto deadline = steady_clock::now() + duration_of(timeout_s);
   for (;;) {
     auto result = without_gil([&] { return ask(std::min(deadline, steady_clock::now() + kSignalInterval)); });
     if (result) return std::move(result).value();

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/client_io.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -11,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/child_process.h"
 #include "base/live_clock.h"
 
 namespace penstock::loader {
@@ -57,7 +55,7 @@ Result<void> ClientIo::note_started(uint32_t worker_id, pid_t pid) {
   Worker& worker = workers_.at(worker_id);
   worker.its_end.reset();
   if (pid == 0) return {};
-  worker.process = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  worker.process = open_process_handle(pid);
   if (worker.process) return {};
   const int error_number = errno;
   worker.has_ended = error_number == ESRCH;

@@ -78,16 +78,11 @@ void ThreadSource::run(uint32_t worker_id, std::latch& begun) {
   at::set_num_threads(1);
   begun.count_down();
   Queue& queue = queue_of(worker_id);
-  const auto fail = [&](const char* what) {
-    stages_.fail(worker_id,
-                 {Errc::kFailed, std::string("the thread pk_data_worker, which makes batches, failed: ") + what});
-  };
   try {
     while (auto work = queue.pop_until(steady_clock::time_point::max())) carry_out(worker_id, *work);
-  } catch (const std::exception& error) {
-    fail(error.what());
   } catch (...) {
-    fail("something that is no std::exception");
+    stages_.fail(worker_id, {Errc::kFailed,
+                             "the thread pk_data_worker, which makes batches, failed: " + current_exception_text()});
   }
 }
 

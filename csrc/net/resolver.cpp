@@ -18,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/exception_name.h"
 #include "base/file_descriptor.h"
 #include "base/live_clock.h"
 #include "base/mutex.h"
@@ -57,10 +58,8 @@ Result<HostAddress> guarded_lookup(const Resolver::Lookup& lookup, const std::st
   try {
     try {
       return lookup(host);
-    } catch (const std::exception& error) {
-      failure.message = error.what();
     } catch (...) {
-      failure.message = "something that is no std::exception";
+      failure.message = current_exception_text();
     }
   } catch (const std::bad_alloc&) {
     failure.message = "no memory";  // so short that it needs none

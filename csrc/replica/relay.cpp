@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "base/environment.h"
+#include "base/exception_name.h"
 #include "base/live_clock.h"
 
 namespace penstock::replica {
@@ -161,15 +162,13 @@ void Relay::run(size_t follower) {
   ::pthread_setname_np(::pthread_self(), "pk_relay");
   try {
     serve(follower);
-  } catch (const std::exception& error) {
-    fail(follower, error.what());
   } catch (...) {
-    fail(follower, "something that is no std::exception");
+    fail(follower, current_exception_text());
   }
 }
 
 // The leader's program ends by it, and its followers' as their worker dies.
-void Relay::fail(size_t follower, const char* what) {
+void Relay::fail(size_t follower, const std::string& what) {
   failure_.set(Fault{Errc::kFailed, "the thread pk_relay, which hands batches on to " +
                                         options_.followers[follower].name + ", failed: " + what});
   store_.stop();

@@ -85,7 +85,7 @@ class Relay final : public loader::ArrivalTap {
   Result<void> open_follower(const FollowerSeat& seat);
   void run(size_t follower);
   void serve(size_t follower);
-  void fail(size_t follower, const char* what);
+  void fail(size_t follower, const std::string& what);
   void answer(size_t follower, const worker::PoolWork& work);
 
   const RelayOptions options_;

@@ -280,7 +280,7 @@ class Run {
   // The trainer reports. Returns whether the pool is to be shared out anew.
   bool report(RunningJob& it) {
     meter(it);
-    const Instant now{std::chrono::duration_cast<Duration>(std::chrono::duration<double>(now_s_))};
+    const Instant now{duration_of(now_s_)};
     const bool is_news = it.rule->note(it.meter.report(cluster_.cpu_count()), it.count, now);
     if (is_news) it.noise = noise();
     const auto soon = it.rule->wants_report_in();

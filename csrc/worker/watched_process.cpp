@@ -2,16 +2,17 @@
 #include "worker/watched_process.h"
 
 #include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
 
+#include "base/child_process.h"
+
 namespace penstock::worker {
 
 WatchedProcess::WatchedProcess(pid_t pid) : pid_(pid != 0 ? pid : ::getppid()), is_parent_(pid_ == ::getppid()) {
-  if (!is_parent_) handle_ = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+  if (!is_parent_) handle_ = open_process_handle(pid_);
 }
 
 bool WatchedProcess::is_gone() const {

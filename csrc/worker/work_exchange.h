@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/mutex.h"
@@ -31,6 +32,18 @@ struct Standing {
 
   friend bool operator==(const Standing&, const Standing&) = default;
 };
+
+// For people; empty for none.
+constexpr std::string_view name_of(Standing::DrainCause cause) {
+  switch (cause) {
+    case Standing::DrainCause::kNone: break;
+    case Standing::DrainCause::kSigterm: return "SIGTERM";
+    case Standing::DrainCause::kSigint: return "SIGINT";
+    case Standing::DrainCause::kOrder: return "penstock drain";
+    case Standing::DrainCause::kShortage: return "a shortage";
+  }
+  return {};
+}
 
 // Thread-safe.
 class WorkExchange {

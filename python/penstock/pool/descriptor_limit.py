@@ -16,13 +16,4 @@ def raise_descriptor_limit() -> list[str]:
     """
     from penstock import _pool
 
-    before, now = _pool.raise_descriptor_limit()
-    lines = []
-    if now != before:
-        lines.append(f"may have {now} files open; its limit was {before}")
-    if now < LEAST:
-        lines.append(
-            f"may have {now} files open, and {LEAST} or more are recommended for connections and "
-            f"datasets; raise the hard limit (ulimit -Hn, LimitNOFILE of a systemd unit)"
-        )
-    return lines
+    return _pool.raise_descriptor_limit()

@@ -93,7 +93,7 @@ std::string end_of(ChildProcess& child) {
 TEST(ChildProcess, TellsHowItEnded) {
   auto child = started({"sh", "-c", "exit 7"});
   EXPECT_EQ(end_of(child), "ended with exit code 7");
-  EXPECT_TRUE(child.poll()->has_exit_code(7));
+  EXPECT_EQ(child.poll()->spoken(), "ended with exit code 7");
   child = started({"sleep", "600"});
   EXPECT_FALSE(child.poll());
   EXPECT_FALSE(child.wait_until(steady_clock::now() + milliseconds(20)));
