@@ -80,7 +80,9 @@ void ReadySet::remove(uint64_t tag) {
 
 void ReadySet::mark_used(uint64_t tag) {
   const auto found = members_.find(tag);
-  if (found == members_.end() || std::exchange(found->second.is_used, true)) return;
+  if (found == members_.end() || found->second.sockets.empty())
+    return;  // epoll itself tells of plain descriptors again
+  if (std::exchange(found->second.is_used, true)) return;
   used_.push_back(tag);
 }
 
