@@ -45,6 +45,10 @@ Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const
   for (;;) {
     static_cast<void>(resolver.value()->take_done());
     while (const auto event = client.try_event()) {
+      if (event->kind == ConnectionEvent::Kind::kConnected) {
+        refusal.clear();
+        refusal_count = 0;
+      }
       if (event->kind == ConnectionEvent::Kind::kRefused) {
         refusal = event->reason;
         if (event->is_final || ++refusal_count == kRefusalsMax) return Fault{Errc::kClosed, refusal};
@@ -58,8 +62,8 @@ Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const
       if (receipt.parts.size() != 1) return Fault{Errc::kMalformed, "the controller's answer is not in one part"};
       auto answer = wire::parse_control(receipt.parts.front().bytes());
       if (!answer) return answer.error();
-      if (auto* refusal = std::get_if<wire::Refusal>(&answer.value()))
-        return Fault{Errc::kFailed, "the controller at " + endpoint.text() + " refused: " + refusal->reason};
+      if (auto* refused = std::get_if<wire::Refusal>(&answer.value()))
+        return Fault{Errc::kFailed, "the controller at " + endpoint.text() + " refused: " + refused->reason};
       return answer;
     }
     const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());

@@ -256,8 +256,8 @@ void PoolServerIo::take_result(PoolResult result, Instant now) {
   PENSTOCK_ASSERT(running_, "a result of no work");
   if (result.kind == PoolResult::Kind::kHandedBack) {
     if (!session_.is_draining()) shortage_ = std::move(result.text);
-    drain(now);
     session_.hand_back();
+    if (registration_) registration_->hurry(now);
     running_.reset();
     return;
   }
@@ -441,9 +441,12 @@ void PoolServerIo::end_lost_process(Instant now) {
     text = "it was at " + batch + " for " + spoken_seconds(maker_.abandoned()) +
            " in which nobody wanted that: its dataset hangs, or took far longer than for other batches";
   } else if (drained_at_ && now - *drained_at_ >= options_.drain_grace) {
-    text = spoken_seconds(now - *drained_at_) + " after it was told to leave " +
-           (running_ ? "it was still at " + to_text(running_->key) : "its trainer had not taken what it has made") +
-           ", which others make now; --grace gives it longer";
+    const std::string left =
+        (running_ ? "it was still at " + to_text(running_->key) : "its trainer had not taken what it has made") +
+        ", which others make now";
+    const std::string time = spoken_seconds(now - *drained_at_);
+    text = shortage_.empty() ? time + " after it was told to leave " + left + "; --grace gives it longer"
+                             : shortage_ + "; " + time + " after that " + left;
   } else {
     return;
   }

@@ -156,7 +156,6 @@ class _Child:
         self._started_at = 0.0
         self._pause_s = _PAUSE_S
         self._code: CodeFolder | None = None
-        self._has_told = False  # the process, why it ends
         self._kill_at: float | None = None
         self.start_at: float | None = None
 
@@ -208,8 +207,11 @@ class _Child:
         if self._process is None or self._pipe is None:
             return None
         code = self._process.poll()  # what it has told is in the pipe by then
+        had_told = self._pipe.end is not None
         # A process that its dataset has forked may live on and keep the pipe open.
         self._is_pipe_open = self._pipe.read()
+        if self._pipe.end is not None and not had_told:
+            self._kill_within(_EXIT_S_MAX)
         if code is None:
             return None
         word, text = self._pipe.end, self._pipe.text
@@ -227,7 +229,6 @@ class _Child:
 
     def _forget(self) -> None:
         self._process = self._pipe = self._kill_at = None
-        self._has_told = False
         if self._code is not None:
             self._code.remove()
             self._code = None
@@ -252,7 +253,11 @@ class _Child:
         self._process.send_signal(signal.SIGTERM)
         if grace_s is None:
             grace_s = self._spec.grace_s + _EXIT_S_MAX
-        self._kill_at = time.monotonic() + grace_s
+        self._kill_within(grace_s)
+
+    def _kill_within(self, seconds: float) -> None:
+        """An earlier kill stays."""
+        self._kill_at = min(time.monotonic() + seconds, self._kill_at or math.inf)
 
     def end_at_once(self) -> None:
         self.start_at = None
@@ -261,13 +266,9 @@ class _Child:
 
     def kill_if_late(self) -> None:
         """Kills the process if it was to end and has not."""
-        if self._process is None or self._pipe is None:
+        if self._process is None or self._kill_at is None:
             return
-        now = time.monotonic()
-        if self._pipe.end is not None and not self._has_told:
-            self._has_told = True
-            self._kill_at = min(now + _EXIT_S_MAX, self._kill_at or math.inf)
-        if self._kill_at is not None and now >= self._kill_at:
+        if time.monotonic() >= self._kill_at:
             self._log.say(f"process {self._process.pid} was to end and has not; it is killed")
             self._process.kill()
             self._kill_at = None
