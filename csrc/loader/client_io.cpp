@@ -257,8 +257,8 @@ bool ClientIo::receive(uint32_t worker_id) {
 }
 
 bool ClientIo::give_up(uint32_t worker_id, const Fault& fault) {
-  leave(worker_id);
   stages_.fail(worker_id, fault);
+  lose(worker_id);
   return false;
 }
 

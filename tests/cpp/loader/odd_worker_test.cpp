@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -95,11 +96,14 @@ class OddWorker {
   bool is_arena_new_ = false;
 };
 
-// A client that has asked a worker for four batches.
+// A client that has asked its workers, of which there are one or two, for four batches.
 struct ServedClient {
-  ServedClient() {
-    worker = std::make_unique<OddWorker>(FileDescriptor(::dup(client.open_channel(0).value())));
-    EXPECT_TRUE(client.note_started(0, /*pid=*/0));
+  explicit ServedClient(const ClientOptions& options = {.worker_count = 1, .prefetch_factor = 4}) : client(options) {
+    for (uint32_t worker_id = 0; worker_id < options.worker_count; ++worker_id) {
+      auto& made = worker_id == 0 ? worker : other;
+      made = std::make_unique<OddWorker>(FileDescriptor(::dup(client.open_channel(worker_id).value())), worker_id);
+      EXPECT_TRUE(client.note_started(worker_id, /*pid=*/0));
+    }
     EXPECT_TRUE(client.start());
     client.begin_epoch();
     for (int request = 0; request < 4; ++request) EXPECT_TRUE(client.submit({}));
@@ -114,8 +118,9 @@ struct ServedClient {
     }
   }
 
-  Client client{ClientOptions{.worker_count = 1, .prefetch_factor = 4}};
+  Client client;
   std::unique_ptr<OddWorker> worker;
+  std::unique_ptr<OddWorker> other;  // where there are two
 };
 
 class OddWorkerTest : public testing::Test {
@@ -275,6 +280,31 @@ TEST_F(OddWorkerTest, BytesThatAreNoMessageEndTheChannelWithAReason) {
        message = worker_->channel().receive(steady_clock::now() + seconds(30))) {
   }  // the requests
   EXPECT_EQ(worker_->channel().receive(steady_clock::now() + seconds(30)).error().code, Errc::kClosed);
+}
+
+// Its batches were waited for until the loader's timeout, and without one for ever.
+TEST(OddWorkers, OthersMakeWhatOneOwesWhoseChannelFails) {
+  ServedClient served({.worker_count = 2, .prefetch_factor = 4, .in_order = false, .any_worker = true});
+  const std::vector<std::byte> bytes(sizeof(shm::MessageHead));
+  ASSERT_EQ(::send(served.worker->channel().fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(bytes.size()));
+  EXPECT_EQ(served.next().kind, Event::Kind::kFailed);
+  const Event gone = served.next();
+  EXPECT_EQ(gone.kind, Event::Kind::kWorkerGone);
+  EXPECT_EQ(gone.worker_id, 0u);
+  served.other->make_arena();
+  std::set<uint64_t> made;
+  while (made.size() < 4) {
+    const auto message = served.other->channel().receive(steady_clock::now() + seconds(30));
+    ASSERT_TRUE(message) << message.error().message;
+    const auto request = wire::parse_request(message.value().bytes);
+    ASSERT_TRUE(request) << request.error().message;
+    if (request.value().kind != wire::RequestKind::kFetch) continue;
+    served.other->send(served.other->write_batch(request.value().sequence));
+    const Event event = served.next();
+    ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
+    EXPECT_TRUE(made.insert(event.batch->descriptor().sequence).second);
+  }
 }
 
 TEST_F(OddWorkerTest, AnswersOfAnEarlierEpochAreDroppedAndTheirSlabsGoBack) {
