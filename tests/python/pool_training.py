@@ -85,12 +85,16 @@ def expected(
     return losses_of(loader, step, is_offloaded=False, make_model=make_model)
 
 
+def is_withheld(leaf: Any) -> bool:
+    """Whether the leaf stayed with its worker, and nobody has read it."""
+    return isinstance(leaf, LazyTensor) and leaf._value is not None and leaf._value.is_withheld
+
+
 def first_withheld(loader: DataLoader[Any], model: Any) -> tuple[Any, dict[str, Any]]:
     """An iterator, and the first batch of it whose image stayed with its worker."""
     iterator = iter(loader)
     for batch in iterator:
-        image = batch["image"]
-        if isinstance(image, LazyTensor) and image._value is not None and image._value.is_withheld:
+        if is_withheld(batch["image"]):
             return iterator, batch
         plain_step(model, batch).backward()  # type: ignore[no-untyped-call]
     raise AssertionError("no batch came without its image")
