@@ -91,7 +91,7 @@ def test_a_leaf_that_is_read_now_and_then_is_right(pool: PoolProcesses) -> None:
     step_count = 0
     assert losses == expected(400, step)
     stats = loader.stats()
-    assert stats.recalled_batches == len(read_at) > 0
+    assert stats.recalled_batches == len(read_at) > 0, (stats.recalled_batches, read_at)
     assert stats.withheld_bytes > 0
 
 
