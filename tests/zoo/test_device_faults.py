@@ -141,11 +141,11 @@ def test_what_a_program_copies_is_copied_ahead_once() -> None:
         ]
 
     plain = min(bytes_in for bytes_in, _ in by_epoch("torch", 3))
-    # Planning copies, too, whenever that is over; and the thread that copies waits for none.
-    epochs = by_epoch("auto", 8)
-    assert any(
-        bytes_in < 1.2 * plain and late > SAMPLES // BATCH // 2 for bytes_in, late in epochs
-    ), (plain, epochs)
+    # Planning copies, too, and batches that came before the program's ways were known.
+    steady = by_epoch("auto", 8)[-2:]
+    # The thread that copies waits for none.
+    assert sum(late for _, late in steady) > SAMPLES // BATCH
+    assert sum(bytes_in for bytes_in, _ in steady) < 1.2 * 2 * plain
 
 
 @on_simgpu
