@@ -125,15 +125,14 @@ TEST_F(StagedClientTest, ADeviceThatIsLostInMidEpochIsAnErrorInPlaceOfEachBatchA
   for (int count = 10; count < 100; ++count) {
     const Event event = next();
     if (event.kind == Event::Kind::kFailed) {  // a batch that was copied before
+      submit();                                // all that are outstanding may be such, and then nothing else is asked for
       ++error_count;
-      continue;
+    } else if (event.kind == Event::Kind::kBatch && event.batch->remote_error()) {
+      ++error_count;
     }
-    ASSERT_EQ(event.kind, Event::Kind::kBatch);
-    ASSERT_TRUE(event.batch->remote_error());
-    ++error_count;
   }
-  EXPECT_EQ(error_count, 90);
   gpu_.let_go();
+  EXPECT_EQ(error_count, 90);
 }
 
 TEST_F(StagedClientTest, AForkedChildLeavesTheStagesOfItsParentAlone) {
