@@ -168,10 +168,12 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
                                         .keep_indices = false,
                                         .pin_memory = options_.pin_memory && !device,
                                         .device = device};
+  net::KeyRing keys = load_keys(folder);
+  const net::RunId run = net::draw_run_id(keys.own().public_key());
   auto source = std::make_unique<PoolSource>(
       loader::PoolIoOptions{
           .controller = controller_,
-          .keys = load_keys(folder),
+          .keys = std::move(keys),
           .job = job_.name,
           .about = host_name() + ", process " + std::to_string(::getpid()) + ", C++",
           .worker_count_max = is_iterable ? shard_count : kWorkersOfUseMax,
@@ -186,7 +188,7 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
           .job_rank = loader::job_rank(loader::identity_of_launched_job(), job_.name, static_cast<uint32_t>(place.rank),
                                        static_cast<uint32_t>(place.world_size)),
           .numerics = runtime::numeric_fingerprint()},
-      value_or_raise(draw_identity()), std::move(own_keys), std::move(own_workers));
+      run, std::move(own_keys), std::move(own_workers));
   PoolSource& pool = *source;
   auto client = std::make_shared<PoolClient>(of_client, pool, std::move(source));
   client->put_blob(job_id_, job_blob_);

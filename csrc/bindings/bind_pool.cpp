@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/identity.h"
 #include "bindings/python_blob_id.h"
 #include "bindings/raise.h"
 #include "bindings/replica_keys.h"
@@ -91,8 +90,7 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
     if (!shared) return shared.error();
     own_keys.emplace(std::move(shared).value());
   }
-  const auto id = draw_identity();
-  if (!id) return id.error();
+  const net::RunId run = net::draw_run_id(keys.value().own().public_key());
   // A variable: g++ 12 finds a string of a temporary that may be uninitialized.
   loader::PoolIoOptions io{.controller = std::move(controller),
                            .keys = std::move(keys).value(),
@@ -109,7 +107,7 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
                            .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
                            .job_rank = settings.job_rank};
   io.numerics = runtime::numeric_fingerprint();
-  return std::make_unique<PoolSource>(std::move(io), id.value(), std::move(own_keys), std::move(own_workers));
+  return std::make_unique<PoolSource>(std::move(io), run, std::move(own_keys), std::move(own_workers));
 }
 
 std::shared_ptr<PoolClient> make_client(const PoolSettings& settings, const ClientOptions& options) {

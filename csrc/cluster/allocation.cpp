@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <map>
+#include <string_view>
 
 namespace penstock::cluster {
 namespace {
@@ -53,20 +55,36 @@ class Room {
   std::vector<uint32_t> left_;
 };
 
-// Gives one worker after another to the job that has least of those below their bound.
-std::vector<uint32_t> fill_evenly(std::span<const JobClaim> claims, std::span<const uint32_t> bounds, Room room) {
+// Whose jobs they are: by job, the user's number from 0.
+std::vector<size_t> users_of(std::span<const JobClaim> claims) {
+  std::map<std::string_view, size_t> numbers;
+  std::vector<size_t> users;
+  for (const JobClaim& claim : claims) users.push_back(numbers.try_emplace(claim.user, numbers.size()).first->second);
+  return users;
+}
+
+// Gives one worker after another to the user that has least, and there to the job that has least, of those below their
+// bounds.
+std::vector<uint32_t> fill_evenly(std::span<const JobClaim> claims, std::span<const uint32_t> bounds, Room room,
+                                  uint32_t user_bound = std::numeric_limits<uint32_t>::max()) {
+  const std::vector<size_t> users = users_of(claims);
   std::vector<uint32_t> counts(claims.size(), 0);
+  std::vector<uint32_t> user_counts(claims.size(), 0);
+  const auto is_poorer = [&](size_t a, size_t b) {
+    if (user_counts[users[a]] != user_counts[users[b]]) return user_counts[users[a]] < user_counts[users[b]];
+    if (counts[a] != counts[b]) return counts[a] < counts[b];
+    return claims[a].worker_count > claims[b].worker_count;
+  };
   while (true) {
     size_t poorest = kNoJob;
     for (size_t job = 0; job < claims.size(); ++job) {
-      if (counts[job] >= bounds[job] || !room.has_for(job)) continue;
-      if (poorest == kNoJob || counts[job] < counts[poorest] ||
-          (counts[job] == counts[poorest] && claims[job].worker_count > claims[poorest].worker_count))
-        poorest = job;
+      if (counts[job] >= bounds[job] || user_counts[users[job]] >= user_bound || !room.has_for(job)) continue;
+      if (poorest == kNoJob || is_poorer(job, poorest)) poorest = job;
     }
     if (poorest == kNoJob) return counts;
     room.take(poorest);
     ++counts[poorest];
+    ++user_counts[users[poorest]];
   }
 }
 
@@ -201,13 +219,24 @@ std::vector<double> concave_hull(std::span<const double> curve) {
 
 std::vector<uint32_t> floor_counts(std::span<const JobClaim> claims, uint32_t worker_count,
                                    const AllocationOptions& options) {
-  const auto job_count =
-      std::count_if(claims.begin(), claims.end(), [](const auto& c) { return c.demand_count() > 0; });
-  const double even = job_count == 0 ? 0.0 : static_cast<double>(worker_count) / static_cast<double>(job_count);
-  const auto floor = static_cast<uint32_t>(std::max(0.0, std::min(1.0, options.floor_share) * even));
+  const std::vector<size_t> users = users_of(claims);
+  std::vector<uint32_t> job_counts(claims.size(), 0);  // by user: of jobs that have use for workers
+  for (size_t job = 0; job < claims.size(); ++job)
+    if (claims[job].demand_count() > 0) ++job_counts[users[job]];
+  const auto user_count = std::count_if(job_counts.begin(), job_counts.end(), [](uint32_t count) { return count > 0; });
+  const double shared = std::clamp(options.floor_share, 0.0, 1.0) * worker_count;
+  const auto part = [&](double count) { return count == 0 ? 0 : static_cast<uint32_t>(shared / count); };
   std::vector<uint32_t> bounds;
-  for (const JobClaim& claim : claims) bounds.push_back(std::min({claim.demand_count(), claim.floor_max, floor}));
-  return fill_evenly(claims, bounds, Room(claims, worker_count, options));
+  for (size_t job = 0; job < claims.size(); ++job) {
+    const JobClaim& claim = claims[job];
+    uint32_t floor = part(static_cast<double>(user_count) * job_counts[users[job]]);
+    if (claim.keeps_one && claim.worker_count > 0) floor = std::max(floor, 1U);
+    bounds.push_back(std::min({claim.demand_count(), claim.floor_max, floor}));
+  }
+  // Of a user with more jobs that are served than its share has workers, those keep one that have most; where there are
+  // more users than workers, one of each user's may.
+  const uint32_t user_bound = shared > 0 ? std::max(1U, part(static_cast<double>(user_count))) : 0;
+  return fill_evenly(claims, bounds, Room(claims, worker_count, options), user_bound);
 }
 
 std::vector<uint32_t> gpu_progress(std::span<const JobClaim> claims, uint32_t worker_count,

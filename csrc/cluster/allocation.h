@@ -9,7 +9,7 @@
 //
 //   gain * (horizon - moving cost) > loss * horizon
 //
-// `max_min` gives each job as many as any other, up to what it can use.
+// `max_min` gives each user as many as any other, and so each job of a user, up to what they can use.
 
 #include <cstdint>
 #include <limits>
@@ -32,6 +32,10 @@ struct JobClaim {
   double gpus = 1;
   double priority = 1;
   std::vector<std::string> owners{};  // whose quotas it counts towards
+  std::string user{};                 // users share evenly, and so do the jobs of each
+  // While its user's even share is less than one worker for each job, a job that has workers keeps one: jobs that come
+  // later do not stop it.
+  bool keeps_one = false;
 
   // The fewest workers with which it is as fast as it gets.
   uint32_t demand_count() const;
@@ -45,7 +49,7 @@ constexpr double kPoolHorizonS = 60;
 
 struct AllocationOptions {
   // No job has less than min(its demand, its floor_max, floor_share * an even share), unless an owner's quota forbids
-  // it. Jobs that have use for workers share evenly.
+  // it. Users whose jobs have use for workers share evenly, and then such jobs of a user.
   double floor_share = 0;
   double move_cost_s = 0;  // for which a moved worker serves nobody
   double horizon_s = 60;   // over which a gain is counted

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
+#include <tuple>
 
 #include "cluster/worker_session.h"
 
@@ -38,8 +40,8 @@ auto earliest_reported(Map& map) {
 
 }  // namespace
 
-void CostLedger::reported(const wire::TrainerReport& report, Instant now) {
-  Key key(report.job, report.about);
+void CostLedger::reported(const wire::TrainerReport& report, Instant now, const std::string& user) {
+  Key key{.user = user, .name = report.job, .about = report.about};
   if (const auto before = job_of_.find(report.trainer_id); before != job_of_.end() && before->second != key)
     left(report.trainer_id);
   if (!jobs_.contains(key) && jobs_.size() >= kLedgerJobCountMax) make_room();
@@ -68,17 +70,33 @@ void CostLedger::close(Entry& entry, std::map<uint64_t, Open>::iterator trainer)
   entry.open.erase(trainer);
 }
 
+// A job that goes on reports its totals again, so a running one loses nothing. Of jobs that have cost the same, the one
+// of which nothing was heard for longest goes.
 void CostLedger::make_room() {
-  const auto earliest = earliest_reported(jobs_);
-  for (const auto& [trainer_id, open] : earliest->second.open) job_of_.erase(trainer_id);
-  jobs_.erase(earliest);
+  std::map<std::string_view, size_t> counts;
+  for (const auto& [key, entry] : jobs_) ++counts[key.user];
+  const auto most =
+      std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto worth = [&](const auto& item) {
+    uint64_t served_ns = item.second.ended.served_ns;
+    for (const auto& [trainer_id, open] : item.second.open) served_ns = sum(served_ns, open.costs.served_ns);
+    return std::tuple(item.first.user != most->first, served_ns, item.second.reported_at);
+  };
+  const auto least =
+      std::min_element(jobs_.begin(), jobs_.end(), [&](const auto& a, const auto& b) { return worth(a) < worth(b); });
+  for (const auto& [trainer_id, open] : least->second.open) job_of_.erase(trainer_id);
+  jobs_.erase(least);
   ++forgotten_count_;
 }
 
 std::vector<CostLedger::Job> CostLedger::jobs(Instant now) const {
   std::vector<Job> result;
   for (const auto& [key, entry] : jobs_) {
-    Job job{.name = key.first, .about = key.second, .costs = entry.ended, .since_report = now - entry.reported_at};
+    Job job{.user = key.user,
+            .name = key.name,
+            .about = key.about,
+            .costs = entry.ended,
+            .since_report = now - entry.reported_at};
     std::optional<wire::GpuMeter> gpu = entry.ended_gpu;
     for (const auto& [trainer_id, open] : entry.open) {
       job.costs = sum(job.costs, open.costs);

@@ -4,12 +4,12 @@
 // controller that starts again knows what the jobs that run have cost. A program's clients of one dataset, as those of
 // one epoch after the other, are one job. Pure.
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/instant.h"
@@ -17,17 +17,19 @@
 
 namespace penstock::cluster {
 
-constexpr size_t kLedgerJobCountMax = 1024;    // then those of which nothing was heard for longest are forgotten
+constexpr size_t kLedgerJobCountMax = 1024;    // then the user with most of them loses the one that has cost least
 constexpr size_t kLedgerTrainerCountMax = 64;  // of a job that have not said goodbye
 
 // Thread-compatible.
 class CostLedger {
  public:
-  void reported(const wire::TrainerReport& report, Instant now);
+  // `user` is the one whose key the trainer shows; empty for the role's key. Jobs of two users are two jobs.
+  void reported(const wire::TrainerReport& report, Instant now, const std::string& user = {});
   // It said goodbye, so nothing more comes of it.
   void left(uint64_t trainer_id);
 
   struct Job {
+    std::string user{};
     std::string name{};
     std::string about{};  // its process, for people
     wire::JobCosts costs{};
@@ -41,7 +43,13 @@ class CostLedger {
   uint64_t forgotten_count() const { return forgotten_count_; }
 
  private:
-  using Key = std::pair<std::string, std::string>;  // name and about
+  struct Key {
+    std::string user;
+    std::string name;
+    std::string about;
+
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
   struct Open {
     wire::JobCosts costs{};
     wire::GpuMeter gpu{};

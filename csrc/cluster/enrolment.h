@@ -13,6 +13,10 @@
 
 namespace penstock::cluster {
 
+// For how long a worker goes by the last orders of a controller that is silent. Who it serves, and who it was given to,
+// may come all the same; a trainer that was given a worker by a controller that died before the worker knew may not.
+constexpr Duration kOrdersGoodFor = std::chrono::seconds(10);
+
 // When a report is due. A value type.
 class ReportClock {
  public:
@@ -83,6 +87,15 @@ class WorkerEnrolment {
       clock.hurry(now);
     }
     if (orders.is_to_drain) session.drain();
+    const bool is_older = orders.controller_id == controller_id_ && orders.view < view_;
+    if (!orders.is_settled || is_older) return;
+    controller_id_ = orders.controller_id;
+    view_ = orders.view;
+    session.assign(orders.trainer_id, orders.is_to_part);
+  }
+
+  void tick(WorkerSession& session, Instant now) const {
+    if (clock.silence(now) >= kOrdersGoodFor) session.serve_anyone();
   }
 
   uint64_t worker_id() const { return worker_id_; }
@@ -93,6 +106,8 @@ class WorkerEnrolment {
  private:
   uint64_t worker_id_;
   uint32_t incarnation_ = 1;
+  uint64_t controller_id_ = 0;  // of the orders in force
+  uint64_t view_ = 0;
   uint64_t reported_trainer_id_ = 0;
 };
 

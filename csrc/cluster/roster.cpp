@@ -59,8 +59,10 @@ wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Ins
     }
     drop_worker(known);
   }
-  if (!workers_.contains(report.worker_id)) is_balanced_ = false;
+  const bool is_new = !workers_.contains(report.worker_id);
+  if (is_new) is_balanced_ = false;
   Worker& worker = workers_[report.worker_id];
+  if (is_new) worker.view = ++view_count_;  // more than any before, as it may have been here and lost its lease
   const bool has_moved = worker.report.endpoint != report.endpoint;
   for (const uint64_t trainer_id : report.declined)
     if (!worker.report.has_declined(trainer_id)) note_change(trainer_id);
@@ -69,8 +71,9 @@ wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Ins
     is_balanced_ = false;
   worker.report = report;
   worker.reported_at = now;
+  if (report.trainer_id == 0) worker.is_to_part = false;
   const bool is_to_go = worker.is_withdrawn || !is_fit(worker, worker.trainer_id);
-  if (worker.trainer_id == 0 && trainers_.contains(report.trainer_id)) {
+  if (worker.trainer_id == 0 && trainers_.contains(report.trainer_id) && !worker.is_to_part) {
     assign(worker, report.trainer_id);
   } else if (is_to_go && report.trainer_id != worker.trainer_id) {
     release(worker);
@@ -78,8 +81,8 @@ wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Ins
     note_change(worker.trainer_id);
   }
   balance(now);
-  orders.is_to_drain = worker.is_to_drain;
-  return orders;
+  ordered_.erase(report.worker_id);
+  return orders_for(worker);
 }
 
 wire::TrainerRoster Roster::trainer_reported(const wire::TrainerReport& report, Instant now, const std::string& user) {
@@ -96,8 +99,10 @@ wire::TrainerRoster Roster::trainer_reported(const wire::TrainerReport& report, 
   if (trainer.scaler.measurement_count() != measurements_before) is_balanced_ = false;
   if (is_new) {
     trainer.view = ++view_count_;  // more than any before, as it may have been here and lost its lease
+    trainer.arrival = ++arrival_count_;
     for (auto& [worker_id, worker] : workers_)
-      if (worker.trainer_id == 0 && worker.report.trainer_id == report.trainer_id) assign(worker, report.trainer_id);
+      if (worker.trainer_id == 0 && worker.report.trainer_id == report.trainer_id && !worker.is_to_part)
+        assign(worker, report.trainer_id);
   }
   balance(now);
   return roster_of(report.trainer_id);
@@ -116,10 +121,29 @@ void Roster::trainer_left(uint64_t trainer_id, Instant now) {
   balance(now);
 }
 
+bool Roster::make_room_for_trainer(const std::string& user, Instant now) {
+  if (trainers_.size() < kPoolCountMax) return true;
+  std::map<std::string, size_t> counts;
+  for (const auto& [trainer_id, trainer] : trainers_) ++counts[trainer.user];
+  const auto most =
+      std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (counts[user] >= most->second) return false;
+  std::set<uint64_t> served;
+  for (const auto& [worker_id, worker] : workers_) served.insert(worker.trainer_id);
+  const auto worth = [&](const auto& item) {  // the less, the sooner it goes
+    return std::tuple(item.second.user != most->first, served.contains(item.first), ~item.second.arrival);
+  };
+  const auto least = std::min_element(trainers_.begin(), trainers_.end(),
+                                      [&](const auto& a, const auto& b) { return worth(a) < worth(b); });
+  trainer_left(least->first, now);
+  return true;
+}
+
 bool Roster::drain(uint64_t worker_id, Instant now) {
   const auto found = workers_.find(worker_id);
   if (found == workers_.end()) return false;
   found->second.is_to_drain = true;
+  note_orders(found->second);
   is_balanced_ = false;
   balance(now);
   return true;
@@ -134,6 +158,7 @@ void Roster::tick(Instant now) {
     fence(worker->first, worker->second.report.incarnation);
     drop_worker(worker);
   }
+  for (auto& [worker_id, worker] : workers_) end_overstay(worker, now);
   if (std::erase_if(trainers_, [&](const auto& item) { return now - item.second.reported_at >= kLease; }) > 0)
     is_balanced_ = false;
   balance(now);
@@ -157,6 +182,7 @@ void Roster::balance(Instant now) {
   if (!was_settled_) {
     was_settled_ = true;
     for (auto& [trainer_id, trainer] : trainers_) note_change(trainer_id);
+    for (auto& [worker_id, worker] : workers_) note_orders(worker);
   }
 
   share_out_workers();
@@ -219,6 +245,8 @@ RankClaim Roster::rank_claim(uint64_t trainer_id) const {
 JobClaim Roster::job_claim(std::span<const uint64_t> trainer_ids, std::span<const RankClaim> ranks,
                            uint32_t worker_count_max, AllocationOptions& options) const {
   JobClaim claim{.job_id = trainer_ids.front(), .floor_max = 0};
+  claim.user = trainers_.at(trainer_ids.front()).user;
+  claim.keeps_one = true;
   double busy_rank_count = 0;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     claim.worker_count += ranks[rank].worker_count;
@@ -264,16 +292,16 @@ std::map<uint64_t, uint32_t> Roster::allocate() {
 }
 
 void Roster::share_out_workers() {
+  // First: a job keeps a worker that it has, and one that is of no use is none.
+  for (auto& [worker_id, worker] : workers_)
+    if (!worker.is_of_use()) withdraw(worker);
   std::vector<Demand> demands;
   for (const auto& [trainer_id, count] : allocate())
     demands.push_back({.trainer_id = trainer_id, .worker_count_max = count});
   std::vector<Worker*> workers;
   std::vector<AssignedWorker> hands;
   for (auto& [worker_id, worker] : workers_) {
-    if (!worker.is_of_use()) {
-      withdraw(worker);
-      continue;
-    }
+    if (!worker.is_of_use()) continue;
     worker.unfit_for.clear();
     for (const auto& [trainer_id, trainer] : trainers_)
       if (!is_fit(worker, trainer_id)) worker.unfit_for.push_back(trainer_id);
@@ -292,9 +320,10 @@ AssignedWorker Roster::Worker::hand() const {
   using State = AssignedWorker::State;
   const bool is_free = trainer_id == 0 && report.trainer_id == 0;
   const bool is_held = trainer_id != 0 && !is_withdrawn;
-  return {.state = is_free   ? State::kFree
-                   : is_held ? State::kHeld
-                             : State::kMoving,
+  return {.state = is_free                       ? State::kFree
+                   : is_held                     ? State::kHeld
+                   : trainer_id == 0 && is_stray ? State::kStray
+                                                 : State::kMoving,
           .trainer_id = trainer_id,
           .given_order = assigned_order,
           .declined = unfit_for};
@@ -306,6 +335,7 @@ void Roster::assign(Worker& worker, uint64_t trainer_id) {
   worker.is_withdrawn = false;
   worker.assigned_order = ++assigned_count_;
   note_change(trainer_id);
+  note_orders(worker);
 }
 
 void Roster::withdraw(Worker& worker) {
@@ -319,12 +349,57 @@ void Roster::release(Worker& worker) {
   note_change(worker.trainer_id);
   worker.trainer_id = 0;
   worker.is_withdrawn = false;
+  note_orders(worker);
 }
 
 void Roster::drop_worker(std::map<uint64_t, Worker>::iterator worker) {
   is_balanced_ = false;
   note_change(worker->second.trainer_id);
+  ordered_.erase(worker->first);
   workers_.erase(worker);
+}
+
+void Roster::end_overstay(Worker& worker, Instant now) {
+  const uint64_t served_id = worker.report.trainer_id;
+  // One that drains is of no use to others, and ends what it has begun.
+  const bool is_to_leave = worker.is_withdrawn || served_id != worker.trainer_id;
+  const bool overstays = served_id != 0 && is_to_leave && !worker.is_leaving();
+  if (!overstays) {
+    worker.overstayed_at.reset();
+    worker.is_stray = false;
+    return;
+  }
+  if (!worker.overstayed_at) worker.overstayed_at = now;
+  if (now - *worker.overstayed_at < kLeaveTime) return;
+  if (worker.is_withdrawn) {
+    worker.is_to_part = true;
+    release(worker);
+  } else if (!worker.is_stray) {
+    worker.is_stray = true;
+    is_balanced_ = false;
+  }
+}
+
+void Roster::note_orders(Worker& worker) {
+  worker.view = ++view_count_;
+  ordered_.insert(worker.report.worker_id);
+}
+
+wire::WorkerOrders Roster::orders_for(const Worker& worker) const {
+  return {.incarnation = worker.report.incarnation,
+          .is_to_drain = worker.is_to_drain,
+          .controller_id = controller_id_,
+          .view = worker.view,
+          .is_settled = was_settled_,
+          .trainer_id = worker.trainer_id,
+          .is_to_part = worker.is_to_part || worker.trainer_id != 0};
+}
+
+std::map<uint64_t, wire::WorkerOrders> Roster::take_orders() {
+  std::map<uint64_t, wire::WorkerOrders> orders;
+  for (const uint64_t worker_id : std::exchange(ordered_, {}))
+    orders.emplace(worker_id, orders_for(workers_.at(worker_id)));
+  return orders;
 }
 
 void Roster::note_change(uint64_t trainer_id) {

@@ -12,6 +12,10 @@
 //              has it, and moves when it reports that it works for nobody. One that has declined a trainer goes to
 //              others, and so does one that runs no jobs of its kind. One that is stuck at a batch that nobody wants
 //              goes to nobody.
+//   orders     tell each worker whom it may serve, so that shares and quotas are kept also by trainers that would not
+//              keep them. A trainer that does not leave a withdrawn worker within kLeaveTime is parted from it. One
+//              that does not report keeps its workers for so long, and after that until others have use for them.
+//   bounds     of kPoolCountMax trainers no more than that; the user with most of them makes room for others
 //   settling   for kSettling after its start the controller only listens, and adopts what it hears of who works for
 //              whom.
 
@@ -38,6 +42,8 @@ namespace penstock::cluster {
 constexpr Duration kSettling = std::chrono::seconds(2);
 constexpr size_t kFencedCountMax = 4096;  // incarnations that are remembered
 constexpr size_t kPoolCountMax = 4096;    // workers of a pool, and trainers: a roster names no more
+// For what a withdrawn worker has begun, which an honest trainer waits for.
+constexpr Duration kLeaveTime = std::chrono::seconds(60);
 
 // What an operator lays down for the jobs of one name, or for one user.
 struct JobTerms {
@@ -59,13 +65,11 @@ class Roster {
  public:
   Roster(uint64_t controller_id, Instant now, RosterOptions options = {});
 
-  // Whether it is known, or there is room for one more. Others must not report.
-  bool may_report_worker(uint64_t worker_id) const {
-    return workers_.size() < kPoolCountMax || workers_.contains(worker_id);
-  }
-  bool may_report_trainer(uint64_t trainer_id) const {
-    return trainers_.size() < kPoolCountMax || trainers_.contains(trainer_id);
-  }
+  // Whether there is room for one more that is not known. Where there is none, it must not report.
+  bool has_room_for_worker() const { return workers_.size() < kPoolCountMax; }
+  // The same for a trainer of this user. If need be, another user gives way who has more of them: the one that came
+  // last of those without a worker, or else of all, is forgotten.
+  bool make_room_for_trainer(const std::string& user, Instant now);
   size_t count() const { return workers_.size() + trainers_.size(); }
   bool has_worker(uint64_t worker_id) const { return workers_.contains(worker_id); }
   bool has_trainer(uint64_t trainer_id) const { return trainers_.contains(trainer_id); }
@@ -85,6 +89,8 @@ class Roster {
   // Trainers whose roster has changed since it was last asked for.
   std::vector<uint64_t> changed_trainers() const;
   wire::TrainerRoster roster_of(uint64_t trainer_id);
+  // By worker, the orders that have changed and that no answer to its reports has told it.
+  std::map<uint64_t, wire::WorkerOrders> take_orders();
 
   struct WorkerStatus {
     wire::WorkerReport report;
@@ -127,7 +133,11 @@ class Roster {
     uint64_t assigned_order = 0;
     bool is_withdrawn = false;
     bool is_to_drain = false;
-    std::vector<uint64_t> unfit_for{};  // trainers that it has declined, or whose jobs it cannot run
+    uint64_t view = 0;                       // of its orders
+    bool is_to_part = false;                 // from the trainer that it serves and that did not leave it
+    bool is_stray = false;                   // it serves one that it was not given to, for kLeaveTime now
+    std::optional<Instant> overstayed_at{};  // since when it serves one that is to leave it
+    std::vector<uint64_t> unfit_for{};       // trainers that it has declined, or whose jobs it cannot run
 
     bool is_leaving() const { return is_to_drain || report.is_draining; }
     // Whether it may be given to trainers.
@@ -138,7 +148,8 @@ class Roster {
     wire::TrainerReport report;
     std::string user{};
     Instant reported_at{};
-    Instant wanted_at{};  // when it last had a use for workers
+    Instant wanted_at{};   // when it last had a use for workers
+    uint64_t arrival = 0;  // ever rising
     RecentRates rates{};
     JobScaler scaler{std::numeric_limits<uint32_t>::max()};  // who there is may as well be used
     uint64_t view = 0;
@@ -167,6 +178,10 @@ class Roster {
   void withdraw(Worker& worker);
   void release(Worker& worker);
   void note_change(uint64_t trainer_id);
+  void note_orders(Worker& worker);
+  wire::WorkerOrders orders_for(const Worker& worker) const;
+  // Sees to a trainer that stays with the worker although it is to leave it.
+  void end_overstay(Worker& worker, Instant now);
   void fence(uint64_t worker_id, uint32_t incarnation);
   void drop_worker(std::map<uint64_t, Worker>::iterator worker);
 
@@ -182,7 +197,9 @@ class Roster {
   uint64_t fenced_total_ = 0;
   uint64_t assigned_count_ = 0;
   uint64_t view_count_ = 0;
-  bool is_balanced_ = false;  // nothing has changed since that was last seen to
+  uint64_t arrival_count_ = 0;
+  std::set<uint64_t> ordered_;  // workers whose orders have changed
+  bool is_balanced_ = false;    // nothing has changed since that was last seen to
 };
 
 }  // namespace penstock::cluster

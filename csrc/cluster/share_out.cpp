@@ -32,8 +32,9 @@ class Plan {
     std::vector<Move> moves;
     for (size_t hand = 0; hand < hands_.size(); ++hand) {
       const uint64_t planned = owners_[hand] == kNobody ? 0 : demands_[owners_[hand]].trainer_id;
-      if (hands_[hand].state == AssignedWorker::State::kFree && planned != 0)
-        moves.push_back({.hand = hand, .trainer_id = planned});
+      const bool can_be_given =
+          hands_[hand].state == AssignedWorker::State::kFree || hands_[hand].state == AssignedWorker::State::kStray;
+      if (can_be_given && planned != 0) moves.push_back({.hand = hand, .trainer_id = planned});
       if (hands_[hand].state == AssignedWorker::State::kHeld && planned != hands_[hand].trainer_id)
         moves.push_back({.hand = hand});
     }
@@ -109,13 +110,15 @@ class Plan {
     ++counts_[poor];
   }
 
-  // Workers that can be given now come before those that are on their way.
+  // Workers that can be given now come before those that are on their way, and strays last.
   std::optional<size_t> find_unowned(size_t trainer) const {
     std::optional<size_t> found;
     for (size_t hand = 0; hand < hands_.size(); ++hand) {
       if (owners_[hand] != kNobody || !is_fit(hands_[hand], demands_[trainer])) continue;
       if (hands_[hand].state == AssignedWorker::State::kFree) return hand;
-      if (!found) found = hand;
+      const bool is_better = found && hands_[*found].state == AssignedWorker::State::kStray &&
+                             hands_[hand].state != AssignedWorker::State::kStray;
+      if (!found || is_better) found = hand;
     }
     return found;
   }

@@ -28,6 +28,7 @@ struct AssignedWorker {
     kFree,    // can be given to a trainer now
     kHeld,    // works for `trainer_id`
     kMoving,  // was taken from a trainer that it has not left yet
+    kStray,   // works for somebody whom it was not given to, and can be given to a trainer that finds no other
   };
   State state = State::kFree;
   uint64_t trainer_id = 0;  // of kHeld, one of the demands

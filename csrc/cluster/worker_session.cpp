@@ -43,7 +43,9 @@ void WorkerSession::greet(const wire::ToWorker& hello, Instant now) {
   if (is_declined(hello.trainer_id)) return answer_stranger(hello, wire::ToTrainer::Kind::kDeclined);
   const bool is_known = tenant_ && tenant_->trainer_id == hello.trainer_id;
   if (is_past(hello)) return;
-  if (!is_known && (is_draining_ || tenant_)) return answer_stranger(hello, wire::ToTrainer::Kind::kRefused);
+  const bool is_assigned = assigned_id_.value_or(hello.trainer_id) == hello.trainer_id;
+  if (!is_known && (is_draining_ || tenant_ || !is_assigned))
+    return answer_stranger(hello, wire::ToTrainer::Kind::kRefused);
   // A hello that continues a link may mean one from before this worker forgot, whose welcome after that was lost.
   const bool is_fresh = !is_known || tenant_->is_fresh || !hello.is_continued;
   if (is_fresh) abandon();
@@ -157,6 +159,16 @@ void WorkerSession::drain() {
   if (!tenant_) return;
   send(wire::ToTrainer::Kind::kLeaving);
   for (const Request& request : std::exchange(queue_, {})) send(wire::ToTrainer::Kind::kHandedBack, request.key);
+}
+
+void WorkerSession::assign(uint64_t trainer_id, bool is_to_part) {
+  assigned_id_ = trainer_id;
+  if (!is_to_part || !tenant_ || tenant_->trainer_id == trainer_id) return;
+  // It asks others for what it was owed as soon as it knows.
+  commands_.push_back({.kind = Command::Kind::kSend,
+                       .trainer_id = tenant_->trainer_id,
+                       .message = {.kind = wire::ToTrainer::Kind::kBroken, .link = tenant_->link.number()}});
+  abandon();
 }
 
 void WorkerSession::abandon() {

@@ -5,6 +5,7 @@
 // the sockets, the dataset and the bytes of requests and answers.
 //
 // A worker works for one trainer at a time: another is refused until the first says goodbye or was silent for a lease.
+// In a pool it begins only for the trainer that the controller has given it to.
 // It makes one batch at a time, in the order of the requests. An answer is held until it is acknowledged, and sent
 // again if the trainer asks for it on another link.
 
@@ -73,6 +74,12 @@ class WorkerSession {
   bool is_draining() const { return is_draining_; }
   // Nothing is being made, held or waited for any more.
   bool is_empty() const { return queue_.empty() && !running_ && held_.empty(); }
+  // The trainer that may be served from now on, by the controller's orders; 0: none. One that is served already may go
+  // on, also with further links, unless `is_to_part`: then it is told that its link is broken, and given up if it is
+  // another.
+  void assign(uint64_t trainer_id, bool is_to_part);
+  // Whoever comes may be served, as at first: no controller has spoken for long, or there is none.
+  void serve_anyone() { assigned_id_.reset(); }
   // Gives up the trainer and all that it asked for: this worker's lease is lost.
   void abandon();
   // Gives the trainer up and ignores it from now on: its batches cannot be made here.
@@ -115,6 +122,7 @@ class WorkerSession {
   void drop_unclaimed();
 
   std::optional<Tenant> tenant_;
+  std::optional<uint64_t> assigned_id_;  // the trainer that may come; 0: none may; nothing: any may
   std::deque<Request> queue_;
   std::optional<Running> running_;
   std::map<wire::BatchKey, bool> held_;  // made and not acknowledged; whether the trainer asked for it on this link

@@ -16,6 +16,13 @@
 #include "net/readiness.h"
 
 namespace penstock::controller {
+namespace {
+
+std::string name_of_key(const net::Peer& peer) {
+  return peer.user.empty() ? "the role " + std::string(net::role_name(peer.identity.role)) : "the user " + peer.user;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpoint, const net::KeyRing& keys,
                                                       cluster::RosterOptions shares) {
@@ -31,17 +38,16 @@ Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpo
   auto server = net::ServerSocket::bind(*context.value(), *authenticator.value(), endpoint, keys, options);
   if (!server) return server.error();
   return std::make_unique<Controller>(std::move(context).value(), std::move(authenticator).value(),
-                                      std::move(server).value(), keys.users(), id.value(), std::move(shares));
+                                      std::move(server).value(), id.value(), std::move(shares));
 }
 
 Controller::Controller(std::unique_ptr<net::SocketContext> context, std::unique_ptr<net::Authenticator> authenticator,
-                       std::unique_ptr<net::ServerSocket> server, net::UserKeys users, uint64_t controller_id,
-                       cluster::RosterOptions shares)
+                       std::unique_ptr<net::ServerSocket> server, uint64_t controller_id, cluster::RosterOptions shares)
     : context_(std::move(context)),
       authenticator_(std::move(authenticator)),
       server_(std::move(server)),
-      users_(std::move(users)),
-      roster_(controller_id, clock_now(), std::move(shares)) {}
+      roster_(controller_id, clock_now(), std::move(shares)),
+      standing_{.endpoint = server_->endpoint().text()} {}
 
 Result<void> Controller::run(int stop_fd) {
   const std::array<net::Waitable, 1> sockets{server_->waitable()};
@@ -65,6 +71,7 @@ Result<bool> Controller::serve() {
     if (has_more) receive(receipt_, clock_now());
   }
   roster_.tick(clock_now());
+  push_orders();
   push_rosters();
   return has_more;
 }
@@ -86,49 +93,73 @@ void Controller::receive(const net::ServerReceipt& receipt, Instant now) {
 void Controller::take(const net::Peer& peer, const wire::ControlMessage& message, Instant now) {
   const Role role = peer.identity.role;
   if (const auto* worker = std::get_if<wire::WorkerReport>(&message); worker != nullptr && role == Role::kWorker) {
-    if (!may_report(peer, "worker", worker->worker_id, roster_.may_report_worker(worker->worker_id))) return;
+    if (!is_own_run(peer, worker->worker_id, worker->secret, now)) return;
+    if (!may_report(peer, worker->worker_id, now)) return;
     return send(peer.routing_id, roster_.worker_reported(*worker, now));
   }
   if (const auto* trainer = std::get_if<wire::TrainerReport>(&message); trainer != nullptr && role == Role::kTrainer) {
-    if (!may_report(peer, "trainer", trainer->trainer_id, roster_.may_report_trainer(trainer->trainer_id))) return;
+    if (!is_own_run(peer, trainer->trainer_id, trainer->secret, now)) return;
+    if (!may_report(peer, trainer->trainer_id, now)) return;
     trainers_[trainer->trainer_id] = peer.routing_id;
-    costs_.reported(*trainer, now);
-    const auto user = users_.find(peer.identity.key);
-    return send(peer.routing_id,
-                roster_.trainer_reported(*trainer, now, user == users_.end() ? std::string() : user->second));
+    costs_.reported(*trainer, now, peer.user);
+    const auto roster = roster_.trainer_reported(*trainer, now, peer.user);
+    push_orders();  // so that its workers expect it when it comes
+    return send(peer.routing_id, roster);
   }
   if (const auto* plan = std::get_if<wire::PlanReport>(&message); plan != nullptr && role == Role::kTrainer) {
+    if (!is_own_run(peer, plan->trainer_id, plan->secret, now)) return;
     if (!trainers_.contains(plan->trainer_id)) return;  // it reports itself first, and its plan again
     plans_[plan->trainer_id] = {.json = plan->json, .change_count = plan->change_count};
     return;
   }
-  if (const auto* farewell = std::get_if<wire::Farewell>(&message)) {
-    if (farewell->is_worker && role == Role::kWorker) return roster_.worker_left(farewell->id, now);
-    if (!farewell->is_worker && role == Role::kTrainer) {
-      costs_.left(farewell->id);
-      plans_.erase(farewell->id);
-      return roster_.trainer_left(farewell->id, now);
-    }
+  const auto* farewell = std::get_if<wire::Farewell>(&message);
+  if (farewell != nullptr && role == (farewell->is_worker ? Role::kWorker : Role::kTrainer)) {
+    if (!is_own_run(peer, farewell->id, farewell->secret, now)) return;
+    if (farewell->is_worker) return roster_.worker_left(farewell->id, now);
+    costs_.left(farewell->id);
+    plans_.erase(farewell->id);
+    return roster_.trainer_left(farewell->id, now);
   }
   if (role == Role::kOperator) return take_of_operator(peer, message, now);
   refuse_role(peer);
 }
 
+// The id alone is known to many: status and dashboards show it.
+bool Controller::is_own_run(const net::Peer& peer, uint64_t id, const wire::RunSecret& secret, Instant now) {
+  if (net::run_id_of(peer.identity.key, secret) == id) return true;
+  const std::string what(net::role_name(peer.identity.role));
+  note_offence(peer, "claimed to be " + what + " " + spoken_id(id) + " and is not", now);
+  refuse(peer, what + " " + spoken_id(id) + " is a run of another key or process; a process reports its own run alone");
+  return false;
+}
+
+void Controller::note_offence(const net::Peer& peer, const std::string& deed, Instant now) {
+  const std::string name = name_of_key(peer);
+  Offences& offences = standing_.offences;
+  if (offences.size() >= kOffendersMax && !offences.contains(name)) {
+    offences.erase(std::min_element(offences.begin(), offences.end(),
+                                    [](const auto& a, const auto& b) { return a.second.at < b.second.at; }));
+  }
+  Offence& offence = offences[name];
+  offence.text = "a process with the key of " + name + " " + deed;
+  offence.at = now;
+  ++offence.count;
+}
+
 // A connection is that of one process, so that one key cannot fill the pool with workers, or with trainers, that are
 // not there.
-bool Controller::may_report(const net::Peer& peer, const std::string& what, uint64_t id, bool has_room) {
-  const Reporter reporter{peer.identity.role, id};
+bool Controller::may_report(const net::Peer& peer, uint64_t id, Instant now) {
+  const Role role = peer.identity.role;
+  const std::string what(net::role_name(role));
+  const Reporter reporter{role, id};
   const auto bound = reporter_at_.find(peer.routing_id);
   if (bound != reporter_at_.end() && bound->second != reporter) {
     refuse(peer, "a connection must report one " + what + ", got reports of " + spoken_id(bound->second.second) +
                      " and " + spoken_id(id) + "; connect once for each");
     return false;
   }
-  if (!has_room) {
-    refuse(peer, "this pool has " + std::to_string(cluster::kPoolCountMax) + " " + what +
-                     "s, the most that it can have; start another controller for more");
-    return false;
-  }
+  const bool is_known = role == Role::kWorker ? roster_.has_worker(id) : roster_.has_trainer(id);
+  if (!is_known && !may_come(peer, what, now)) return false;
   if (bound != reporter_at_.end()) return true;
   std::string& connection = connection_of_[reporter];
   reporter_at_.erase(connection);  // that it had before this one
@@ -137,10 +168,30 @@ bool Controller::may_report(const net::Peer& peer, const std::string& what, uint
   return true;
 }
 
+// A controller that has just started knows nobody yet.
+bool Controller::may_come(const net::Peer& peer, const std::string& what, Instant now) {
+  const std::string key_name = name_of_key(peer);
+  if (roster_.is_settled(now) && !newcomers_.take(key_name, now)) {
+    const std::string most = std::to_string(static_cast<int>(cluster::kNewcomersPerSecond)) + " new ones a second";
+    note_offence(peer, "is one " + what + " more than the " + most + " that a key may bring", now);
+    refuse_for_now(peer, "the key of " + key_name + " brings more " + what + "s than " + most +
+                             ", the most that a key may; this one waits for its turn");
+    return false;
+  }
+  const bool has_room = peer.identity.role == Role::kWorker ? roster_.has_room_for_worker()
+                                                            : roster_.make_room_for_trainer(peer.user, now);
+  if (!has_room)
+    refuse_for_now(peer, "this pool has " + std::to_string(cluster::kPoolCountMax) + " " + what +
+                             "s, the most that it can have; wait until some end, or start another controller");
+  return has_room;
+}
+
 void Controller::take_of_operator(const net::Peer& peer, const wire::ControlMessage& message, Instant now) {
-  if (std::holds_alternative<wire::StatusRequest>(message))
-    return send(peer.routing_id, wire::Status{status_json(roster_, scaling_, plans_, endpoint().text(), now,
-                                                          wire::kControlTextBytesMax)});
+  if (std::holds_alternative<wire::StatusRequest>(message)) {
+    standing_.key_trouble = server_->key_trouble();
+    return send(peer.routing_id,
+                wire::Status{status_json(roster_, scaling_, plans_, standing_, now, wire::kControlTextBytesMax)});
+  }
   if (const auto* asked = std::get_if<wire::CostsRequest>(&message)) {
     const auto factors = factors_of(*asked, scaling_.standing(now));
     return send(peer.routing_id, wire::Costs{costs_json(costs_, factors, now, wire::kControlTextBytesMax)});
@@ -172,6 +223,18 @@ void Controller::refuse_role(const net::Peer& peer) {
 void Controller::refuse(const net::Peer& peer, std::string reason) {
   ++counters_.refused;
   send(peer.routing_id, wire::Refusal{std::move(reason)});
+}
+
+void Controller::refuse_for_now(const net::Peer& peer, std::string reason) {
+  ++counters_.refused;
+  send(peer.routing_id, wire::Refusal{.reason = std::move(reason), .is_for_now = true});
+}
+
+void Controller::push_orders() {
+  for (const auto& [worker_id, orders] : roster_.take_orders()) {
+    const auto known = connection_of_.find({Role::kWorker, worker_id});
+    if (known != connection_of_.end()) send(known->second, orders);
+  }
 }
 
 void Controller::push_rosters() {

@@ -11,6 +11,7 @@
 
 #include "base/result.h"
 #include "cluster/cost_ledger.h"
+#include "cluster/newcomers.h"
 #include "cluster/pool_scaling.h"
 #include "cluster/roster.h"
 #include "controller/pool_status.h"
@@ -37,8 +38,7 @@ class Controller {
 
   // For `start`.
   Controller(std::unique_ptr<net::SocketContext> context, std::unique_ptr<net::Authenticator> authenticator,
-             std::unique_ptr<net::ServerSocket> server, net::UserKeys users, uint64_t controller_id,
-             cluster::RosterOptions shares);
+             std::unique_ptr<net::ServerSocket> server, uint64_t controller_id, cluster::RosterOptions shares);
   Controller(const Controller&) = delete;
   Controller& operator=(const Controller&) = delete;
 
@@ -57,10 +57,18 @@ class Controller {
 
   void receive(const net::ServerReceipt& receipt, Instant now);
   void take(const net::Peer& peer, const wire::ControlMessage& message, Instant now);
-  bool may_report(const net::Peer& peer, const std::string& what, uint64_t id, bool has_room);
+  // Whether this id is that of the peer's own run. Whoever claims another is refused, and operators are told.
+  bool is_own_run(const net::Peer& peer, uint64_t id, const wire::RunSecret& secret, Instant now);
+  // For operators: what a process with the peer's key did.
+  void note_offence(const net::Peer& peer, const std::string& deed, Instant now);
+  bool may_report(const net::Peer& peer, uint64_t id, Instant now);
+  // Whether one that is not known yet may be added to the roster.
+  bool may_come(const net::Peer& peer, const std::string& what, Instant now);
   void take_of_operator(const net::Peer& peer, const wire::ControlMessage& message, Instant now);
   void refuse(const net::Peer& peer, std::string reason);
+  void refuse_for_now(const net::Peer& peer, std::string reason);
   void refuse_role(const net::Peer& peer);
+  void push_orders();
   void push_rosters();
   void forget_reporters();
   // To a peer that is gone nothing is said; it will report again.
@@ -70,16 +78,17 @@ class Controller {
   std::unique_ptr<net::SocketContext> context_;
   std::unique_ptr<net::Authenticator> authenticator_;
   std::unique_ptr<net::ServerSocket> server_;
-  net::UserKeys users_;
   cluster::Roster roster_;
   cluster::PoolScaling scaling_;
   cluster::CostLedger costs_;
+  cluster::Newcomers newcomers_;
   // The worker or the trainer that reports over a connection, by its routing id, and the last connection of each.
   using Reporter = std::pair<Role, uint64_t>;
   std::map<std::string, Reporter> reporter_at_;
   std::map<Reporter, std::string> connection_of_;
   std::map<uint64_t, std::string> trainers_;  // routing id of the last report, by trainer
   std::map<uint64_t, KnownPlan> plans_;       // by trainer
+  ControllerStanding standing_;
   ControllerCounters counters_;
   net::ServerReceipt receipt_;
 };

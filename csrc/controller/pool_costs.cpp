@@ -32,6 +32,7 @@ std::string job_json(const cluster::CostLedger::Job& job, const cluster::CostFac
   std::string json = "{\"job\": " + json_quoted(job.name) + ", \"about\": " + json_quoted(job.about);
   json += std::string(", \"is_running\": ") + yes_or_no(job.is_running);
   json += ", \"since_report_s\": " + seconds(job.since_report);
+  json += ", \"user\": " + (job.user.empty() ? "null" : json_quoted(job.user));
   json += ", \"tenancies\": " + std::to_string(job.costs.tenancy_count);
   json += ", \"metered_tenancies\": " + std::to_string(job.costs.metered_tenancy_count);
   json += ", \"metered_energy_j\": " + exact_number(static_cast<double>(job.costs.energy_uj) / kMicros);

@@ -4,7 +4,7 @@
 // is not known is null. Pure.
 //
 // {"factors": {"price_per_hour": 0.12 or null, "energy_price_per_kwh": 0.3 or null, "gco2_per_kwh": 350 or null},
-//  "jobs": [{"job": "…", "about": "…", "is_running": true, "since_report_s": 0.1,
+//  "jobs": [{"job": "…", "about": "…", "is_running": true, "since_report_s": 0.1, "user": "…" or null,
 //            "tenancies": 4, "metered_tenancies": 3, "metered_energy_j": 1200.5,
 //            "total": {"worker_hours": 1.5, "cpu_hours": 1.2, "bytes": 123, "batches": 100, "samples": 6400,
 //                      "energy_j": 1700.5 or null, "gpu_energy_j": 90000.5 or null, "money": 0.18 or null,
@@ -14,7 +14,7 @@
 //
 // A tenancy is the time for which one worker served the job. It is metered if the worker knew its energy all the time;
 // "energy_j" is known if all are, and is that of the workers alone, as are money and CO2. "jobs_left_out" do not fit,
-// and "jobs_forgotten" were too many to be kept.
+// and "jobs_forgotten" were too many to be kept. "user" is the one whose key the job's trainers show.
 
 #include <cstddef>
 #include <optional>

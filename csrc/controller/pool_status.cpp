@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/pool_status.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -117,17 +118,34 @@ std::string engine_json(const std::optional<cluster::PoolScaling::Standing>& sta
   return json + ", \"since_report_s\": " + seconds(standing->since_report) + "}";
 }
 
+std::string offences_json(const Offences& offences, Instant now) {
+  std::vector<const Offences::value_type*> latest;
+  for (const auto& offence : offences) latest.push_back(&offence);
+  std::sort(latest.begin(), latest.end(), [](const auto* a, const auto* b) { return a->second.at > b->second.at; });
+  latest.resize(std::min(latest.size(), kShownOffencesMax));
+  std::string json;
+  for (const auto* offence : latest) {
+    json += (json.empty() ? "" : ", ") + std::string("{\"by\": ") + json_quoted(offence->first);
+    json += ", \"text\": " + json_quoted(offence->second.text);
+    json += ", \"count\": " + std::to_string(offence->second.count);
+    json += ", \"since_s\": " + seconds(now - offence->second.at) + "}";
+  }
+  return json;
+}
+
 }  // namespace
 
 std::string status_json(const cluster::Roster& roster, const cluster::PoolScaling& scaling,
-                        const std::map<uint64_t, KnownPlan>& plans, const std::string& endpoint, Instant now,
+                        const std::map<uint64_t, KnownPlan>& plans, const ControllerStanding& standing, Instant now,
                         size_t bytes_max) {
   PENSTOCK_ASSERT(bytes_max >= kStatusBytesMin, "a status was asked for that has room for nobody");
   std::string json = "{\"controller\": {\"id\": " + json_quoted(spoken_id(roster.controller_id()));
-  json += ", \"endpoint\": " + json_quoted(endpoint) + ", \"is_settled\": " + yes_or_no(roster.is_settled(now));
+  json +=
+      ", \"endpoint\": " + json_quoted(standing.endpoint) + ", \"is_settled\": " + yes_or_no(roster.is_settled(now));
   json += ", \"fenced_incarnations\": " + std::to_string(roster.fenced_count());
-  json += ", \"policy_trouble\": " + (roster.policy_trouble().empty() ? "null" : json_quoted(roster.policy_trouble())) +
-          "}";
+  json += ", \"policy_trouble\": " + (roster.policy_trouble().empty() ? "null" : json_quoted(roster.policy_trouble()));
+  json += ", \"offences\": [" + offences_json(standing.offences, now) + "]";
+  json += ", \"key_trouble\": " + (standing.key_trouble.empty() ? "null" : short_text(standing.key_trouble)) + "}";
   json += ", \"engine\": " + engine_json(scaling.standing(now));
   // There are fewer trainers than workers. Many of them still leave half of the room to workers.
   const size_t room = bytes_max - json.size() - kStatusFrameBytes;

@@ -4,7 +4,9 @@
 // size. Workers and trainers that do not fit are left out and counted. Pure.
 //
 // {"controller": {"id": "…", "endpoint": "tcp://…", "is_settled": true, "fenced_incarnations": 0,
-//                 "policy_trouble": "…" or null},
+//                 "policy_trouble": "…" or null,
+//                 "offences": [{"by": "the user ann", "text": "…", "count": 3, "since_s": 0.5}],
+//                 "key_trouble": "…" or null},
 //  "workers": [{"id": "…", "incarnation": 1, "endpoint": "tcp://…", "about": "…", "trainer": "…" or null,
 //               "assigned_to": "…" or null, "is_withdrawn": false, "is_draining": false, "stuck_s": 3.5 or null,
 //               "unfit_for": ["…"], "unfit_reason": "…" or null, "since_report_s": 0.1}],
@@ -29,16 +31,18 @@
 // "engine" is what starts and stops workers (cluster/scaling.h): "running" are those that report to the controller too,
 // "refusal" is why the engine granted less than was asked for the last time, "trouble" why it cannot be reached.
 // "stuck_s" is for how long a worker has been at a batch that nobody wants any more, once that is longer than its
-// batches take: it goes to no trainer meanwhile. "unfit_reason" is for the last of "unfit_for". "idle_s" is for how long
-// a trainer has had no use for workers, as between epochs or at the end of a program's training; 0 while it has. The
-// rates are those of the last seconds.
+// batches take: it goes to no trainer meanwhile. "unfit_reason" is for the last of "unfit_for". "idle_s" is for how
+// long a trainer has had no use for workers, as between epochs or at the end of a program's training; 0 while it has.
+// The rates are those of the last seconds.
 // "limited_by" is what would have to be more or faster (cluster/scaling.h), "reason" why so many workers are wanted.
 // "step_s", "starved_s" and "worker_s" are seconds of a batch: of the trainer at work, of the trainer waiting, and of
 // one worker. "ledger" says where each second of the trainer's steps has gone since it began (wire/reports.h);
 // "hedged_batches" were asked of a second worker since they were late;
 // "plan_changes" counts how often a plan of its moved other calls than the one before. "policy_trouble" says why
-// workers are shared out evenly and not by the policy that was asked for. Ids are 16 hexadecimal digits, since JSON's
-// numbers do not hold 64 bits everywhere.
+// workers are shared out evenly and not by the policy that was asked for. "offences" are what holders of a key were
+// refused because they claimed to be somebody else, or came in too large numbers, the last first. "key_trouble" says
+// why the folder of keys cannot be read again, so that keys that were removed since are still let in. Ids are 16
+// hexadecimal digits, since JSON's numbers do not hold 64 bits everywhere.
 
 #include <cstddef>
 #include <cstdint>
@@ -56,9 +60,26 @@ struct KnownPlan {
   uint64_t change_count = 0;  // how often other calls moved than before
 };
 
+// What the holders of one key did that nobody may, for operators.
+struct Offence {
+  std::string text{};  // the last
+  uint64_t count = 0;
+  Instant at{};  // of the last
+};
+using Offences = std::map<std::string, Offence>;  // by the name of the key
+inline constexpr size_t kOffendersMax = 64;       // keys that are remembered; then the one that was longest still goes
+inline constexpr size_t kShownOffencesMax = 8;
+
+// What there is to say of the controller itself beside its roster.
+struct ControllerStanding {
+  std::string endpoint{};
+  Offences offences{};
+  std::string key_trouble{};  // why its keys cannot be read again; empty where they can
+};
+
 // Has at most `bytes_max` bytes, which must be 16 KiB or more.
 std::string status_json(const cluster::Roster& roster, const cluster::PoolScaling& scaling,
-                        const std::map<uint64_t, KnownPlan>& plans, const std::string& endpoint, Instant now,
+                        const std::map<uint64_t, KnownPlan>& plans, const ControllerStanding& standing, Instant now,
                         size_t bytes_max);
 
 }  // namespace penstock::controller

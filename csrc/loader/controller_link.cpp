@@ -47,12 +47,18 @@ Result<void> ControllerLink::take(std::span<const std::byte> bytes, Instant now)
     return Fault{message.error().code, "the controller at " + socket_->endpoint().text() +
                                            " sent what cannot be read: " + message.error().message};
   if (const auto* refusal = std::get_if<wire::Refusal>(&message.value())) {
+    if (refusal->is_for_now) {
+      enrolment_.clock.heard(now);
+      trouble_ = refusal->reason;
+      return {};
+    }
     return Fault{Errc::kClosed,
                  "the controller at " + socket_->endpoint().text() + " refused this trainer: " + refusal->reason};
   }
   auto* roster = std::get_if<wire::TrainerRoster>(&message.value());
   if (roster == nullptr) return {};
   has_answered_ = true;
+  trouble_.clear();
   if (enrolment_.receive(*roster, now)) roster_ = std::move(*roster);
   return {};
 }
@@ -71,7 +77,8 @@ void ControllerLink::tell_plan(const wire::PlanReport& plan) {
 
 void ControllerLink::say_farewell(const wire::TrainerReport& last) {
   static_cast<void>(socket_->send(wire::write_control(last)));
-  static_cast<void>(socket_->send(wire::write_control(wire::Farewell{.id = last.trainer_id, .is_worker = false})));
+  static_cast<void>(socket_->send(
+      wire::write_control(wire::Farewell{.id = last.trainer_id, .is_worker = false, .secret = last.secret})));
   socket_->set_linger(net::kFarewellTime);
 }
 

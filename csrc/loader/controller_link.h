@@ -45,7 +45,8 @@ class ControllerLink {
 
   Instant due_at() const { return enrolment_.clock.due_at(); }
   bool has_answered() const { return has_answered_; }
-  // Why the last attempt to connect failed, when the controller's side ended it; it is tried again.
+  // Why the last attempt to connect failed, when the controller's side ended it, or why it does not take this trainer
+  // yet; it is tried again.
   const std::string& trouble() const { return trouble_; }
   Duration silence(Instant now) const { return enrolment_.clock.silence(now); }
   net::ClientSocket& socket() { return *socket_; }

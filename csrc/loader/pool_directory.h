@@ -41,6 +41,11 @@ class PoolDirectory {
                        [&](const OwnWorker& worker) { return worker.worker_id == worker_id; });
   }
 
+  // The public key that this trainer shows to its own workers; none without any.
+  std::optional<net::PublicKey> own_key() const {
+    return own_keys_ ? std::optional(own_keys_->own().public_key()) : std::nullopt;
+  }
+
   // All of them.
   std::vector<wire::RosterEntry> entries() const {
     std::vector<wire::RosterEntry> entries;

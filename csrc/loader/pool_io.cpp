@@ -38,17 +38,20 @@ constexpr auto kSilenceLooked = std::chrono::seconds(1);  // how often silent wo
 
 }  // namespace
 
-PoolIo::PoolIo(const PoolIoOptions& options, uint64_t trainer_id, PoolDirectory directory, StageChain& stages,
+PoolIo::PoolIo(const PoolIoOptions& options, const net::RunId& run, PoolDirectory directory, StageChain& stages,
                Inbox& inbox)
     : options_(options),
-      trainer_id_(trainer_id),
+      run_(run),
       stages_(stages),
       inbox_(inbox),
       memory_(options_.arena_bytes),
       directory_(std::move(directory)),
-      session_({.trainer_id = trainer_id,
+      session_({.trainer_id = run.id,
                 .credit_bytes = options_.credit_bytes,
-                .dispatch = {.depth_max = options_.depth, .quick_depth_max = cluster::kQuickDepth}}) {}
+                .dispatch = {.depth_max = options_.depth, .quick_depth_max = cluster::kQuickDepth}}) {
+  const auto own_key = directory_.own_key();
+  own_workers_run_ = own_key ? net::run_id_of(*own_key, run_.secret) : run_.id;
+}
 
 // ---- The loop
 
@@ -200,7 +203,7 @@ wire::TrainerReport PoolIo::make_report() {
   const auto nanoseconds = [](Duration time) { return static_cast<uint64_t>(time.count()); };
   const size_t asked_count = session_.dispatch().unanswered_count();
   const Instant now = clock_now();
-  return {.trainer_id = trainer_id_,
+  return {.trainer_id = run_.id,
           .job = options_.job,
           .worker_count_max = is_idle(now) ? 0 : options_.worker_count_max,
           .queue = {.ready_batches = ready,
@@ -226,7 +229,8 @@ wire::TrainerReport PoolIo::make_report() {
           .about = options_.about,
           .job_kind = options_.job_kind,
           .torch = options_.torch,
-          .job_rank = options_.job_rank};
+          .job_rank = options_.job_rank,
+          .secret = run_.secret};
 }
 
 bool PoolIo::is_paused(const TrainerPace& pace, Instant now) const {
@@ -442,8 +446,12 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   const bool is_in_force = session_.is_in_force(worker_id, message.link);
   const bool is_refusal = message.kind == ToTrainer::Kind::kRefused || message.kind == ToTrainer::Kind::kDeclined;
   // A greeting is answered by one refusal; a worker that sends more of them is not heard.
-  if (is_refusal && is_in_force) note_refusal(worker_id, answer);
+  if (is_refusal && is_in_force) {
+    note_refusal(worker_id, answer);
+    link.is_refused = message.kind == ToTrainer::Kind::kRefused;
+  }
   if (answer.grant && is_in_force) {
+    if (std::exchange(link.is_refused, false)) standing_.forget_refusal(worker_id);
     note_numerics(worker_id, answer.grant->numerics);
     connect_data(worker_id, link, *answer.grant, now);
   }
@@ -577,7 +585,7 @@ void PoolIo::begin_link(uint64_t worker_id, uint32_t number, wire::SealOffer& of
   const auto nonce = net::draw_seal_nonce();
   if (!nonce) return stages_.fail(0, nonce.error());
   offer = {.ciphers = options_.ciphers, .nonce = nonce.value()};
-  links_->begin_link(worker_id, {.trainer_id = trainer_id_, .worker_id = worker_id, .link = number}, offer);
+  links_->begin_link(worker_id, {.trainer_id = run_id_with(worker_id), .worker_id = worker_id, .link = number}, offer);
   connect_handover(worker_id, *links_->find(worker_id), number);
 }
 
@@ -586,7 +594,7 @@ void PoolIo::connect_handover(uint64_t worker_id, WorkerLink& link, uint32_t num
   const auto place = directory_.find(worker_id);
   if (!place || place->handover.empty() || link.is_handover_given_up) return;
   auto channel = shm::Channel::connect(place->handover);
-  const wire::HandoverHello hello{.trainer_id = trainer_id_, .link = number};
+  const wire::HandoverHello hello{.trainer_id = run_id_with(worker_id), .link = number};
   const auto sent = channel ? channel.value().send_record(hello) : channel.error();
   if (!sent && sent.error().code == Errc::kClosed) return;  // the worker has died, which its other socket tells
   if (!sent) {
@@ -793,9 +801,12 @@ void PoolIo::send(const PoolSession::Command& command) {
   WorkerLink* link = links_->find(command.worker_id);
   if (link == nullptr) return;
   wire::PoolRequest request{.message = command.message};
+  request.message.trainer_id = run_id_with(command.worker_id);
   if (command.message.kind == ToWorker::Kind::kCancel && link->data()) link->data()->forget(command.message.key);
-  if (command.message.kind == ToWorker::Kind::kHello)
+  if (command.message.kind == ToWorker::Kind::kHello) {
     begin_link(command.worker_id, command.message.link, request.offer.emplace());
+    request.secret = run_.secret;
+  }
   if (command.message.kind == ToWorker::Kind::kPing && !link->pinged_at) link->pinged_at = clock_now();
   std::vector<std::byte> state;
   cluster::SharedContent content;

@@ -75,7 +75,8 @@ struct PoolIoOptions {
 class PoolIo final : public EventLoop::Handler {
  public:
   // What arrives goes through `stages` to `inbox`. They and `options` outlive this.
-  PoolIo(const PoolIoOptions& options, uint64_t trainer_id, PoolDirectory directory, StageChain& stages, Inbox& inbox);
+  PoolIo(const PoolIoOptions& options, const net::RunId& run, PoolDirectory directory, StageChain& stages,
+         Inbox& inbox);
 
   // For any thread.
   BlobStore& blobs() { return blobs_; }
@@ -85,7 +86,7 @@ class PoolIo final : public EventLoop::Handler {
   void note_pace(const TrainerPace& pace) { pace_.set(pace); }
   void set_plan(const std::string& json, uint64_t change_count) {
     plan_.set(std::make_shared<const wire::PlanReport>(
-        wire::PlanReport{.trainer_id = trainer_id_, .change_count = change_count, .json = json}));
+        wire::PlanReport{.trainer_id = run_.id, .change_count = change_count, .json = json, .secret = run_.secret}));
   }
   // What the pool's workers have spent so far, as far as they have told.
   wire::JobCosts costs() const { return job_meter_.costs(); }
@@ -111,6 +112,8 @@ class PoolIo final : public EventLoop::Handler {
   using BatchKey = wire::BatchKey;
 
   void take_lookups();
+  // What this run goes by with a worker.
+  uint64_t run_id_with(uint64_t worker_id) const { return directory_.is_own(worker_id) ? own_workers_run_ : run_.id; }
   // The controller's address, for messages.
   std::string controller_text() const { return options_.controller ? options_.controller->text() : ""; }
   Result<void> connect_to_controller();
@@ -182,7 +185,8 @@ class PoolIo final : public EventLoop::Handler {
   void tell(std::string news);
 
   const PoolIoOptions& options_;
-  const uint64_t trainer_id_;
+  const net::RunId run_;
+  uint64_t own_workers_run_ = 0;  // what this run goes by with its own workers, to which it may show another key
   StageChain& stages_;
   Inbox& inbox_;
 

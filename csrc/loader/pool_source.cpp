@@ -13,12 +13,11 @@ constexpr size_t kArrivalCountMax = 1 << 20;
 
 }  // namespace
 
-PoolSource::PoolSource(PoolIoOptions options, uint64_t trainer_id, std::optional<net::KeyRing> own_keys,
+PoolSource::PoolSource(PoolIoOptions options, const net::RunId& run, std::optional<net::KeyRing> own_keys,
                        std::vector<OwnWorker> own_workers)
     : BatchSource(kArrivalCountMax),
       options_(std::move(options)),
-      io_(options_, trainer_id, PoolDirectory(options_.keys, std::move(own_keys), std::move(own_workers)), stages_,
-          inbox_),
+      io_(options_, run, PoolDirectory(options_.keys, std::move(own_keys), std::move(own_workers)), stages_, inbox_),
       loop_("pk_pool_io", "which receives batches of the pool", io_) {}
 
 PoolSource::~PoolSource() { stop(); }

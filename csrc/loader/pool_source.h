@@ -21,8 +21,8 @@ namespace penstock::loader {
 // Thread-compatible as BatchSource; describe() and workers_apart() are thread-safe.
 class PoolSource : public BatchSource {
  public:
-  // `own_keys` are those that own workers go by.
-  PoolSource(PoolIoOptions options, uint64_t trainer_id, std::optional<net::KeyRing> own_keys,
+  // `run` is of the key of `options.keys`. `own_keys` are those that own workers go by.
+  PoolSource(PoolIoOptions options, const net::RunId& run, std::optional<net::KeyRing> own_keys,
              std::vector<OwnWorker> own_workers);
   ~PoolSource() override;
 

@@ -62,6 +62,7 @@ class WorkerLink {
   std::optional<Instant> reconnect_at;
   bool is_trouble_told = false;        // the user has been told the reason
   bool is_fault_told = false;          // that a piece did not come as it was sent
+  bool is_refused = false;             // it has answered the last greetings with a refusal, which it may take back
   bool is_handover_given_up = false;   // memory that was passed could not be used: batches cross in pieces
   bool has_spoken = false;             // the worker has, over this connection or one before it
   std::optional<Instant> pinged_at{};  // while a ping is unanswered

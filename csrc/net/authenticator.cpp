@@ -3,16 +3,21 @@
 
 #include <zmq.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <span>
 #include <utility>
 #include <vector>
+
+#include "base/live_clock.h"
 
 namespace penstock::net {
 namespace {
 
 constexpr const char* kZapEndpoint = "inproc://zeromq.zap.01";  // where libzmq asks
 constexpr std::string_view kZapVersion = "1.0";
+constexpr size_t kNoticeCountMax = 16;  // that nobody has taken yet
 
 // The frames of a request, in order. Those after the mechanism are its credentials: for CURVE one, the client's key;
 // for PLAIN two, a name and a password.
@@ -77,10 +82,17 @@ Result<std::unique_ptr<Authenticator>> Authenticator::start(SocketContext& conte
   return authenticator;
 }
 
-std::unique_ptr<Authenticator::Domain> Authenticator::make_domain(AllowedKeys allowed) {
+std::unique_ptr<Authenticator::Domain> Authenticator::make_domain(AllowedKeys allowed, UserKeys users, Look look) {
   MutexLock lock(mutex_);
   std::string name = "penstock-" + std::to_string(++domain_count_);
-  domains_.emplace(name, Allowed{.keys = std::move(allowed), .ticket = {}});
+  const bool is_looking = look != nullptr;
+  domains_.emplace(name, Allowed{.keys = std::move(allowed),
+                                 .users = std::move(users),
+                                 .ticket = {},
+                                 .look = std::move(look),
+                                 .notices = {},
+                                 .trouble = {}});
+  if (is_looking) loop_.wake();  // it may sleep for ever
   return std::make_unique<Domain>(*this, std::move(name));
 }
 
@@ -92,6 +104,25 @@ Authenticator::Domain::~Domain() {
 void Authenticator::Domain::expect(std::optional<Ticket> ticket) {
   MutexLock lock(authenticator_.mutex_);
   authenticator_.domains_.at(name_).ticket = std::move(ticket);
+}
+
+std::optional<std::string> Authenticator::Domain::user_of(const PeerIdentity& identity) const {
+  MutexLock lock(authenticator_.mutex_);
+  const Allowed& allowed = authenticator_.domains_.at(name_);
+  const auto found = allowed.keys.find(identity.key);
+  if (found == allowed.keys.end() || found->second != identity.role) return std::nullopt;
+  const auto user = allowed.users.find(identity.key);
+  return user == allowed.users.end() ? std::string() : user->second;
+}
+
+std::vector<std::string> Authenticator::Domain::take_notices() {
+  MutexLock lock(authenticator_.mutex_);
+  return std::exchange(authenticator_.domains_.at(name_).notices, {});
+}
+
+std::string Authenticator::Domain::trouble() const {
+  MutexLock lock(authenticator_.mutex_);
+  return authenticator_.domains_.at(name_).trouble;
 }
 
 uint64_t Authenticator::refused_count() const {
@@ -133,9 +164,49 @@ Result<void> Authenticator::begin() {
   return error;
 }
 
+void Authenticator::look_at_keys() {
+  const Instant now = clock_now();
+  if (now - looked_at_ < kKeyLookInterval) return;
+  looked_at_ = now;
+  std::vector<std::pair<std::string, Look>> looks;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [name, allowed] : domains_)
+      if (allowed.look) looks.emplace_back(name, allowed.look);
+  }
+  for (const auto& [name, look] : looks) take_look(name, look());  // which reads files, so without the lock
+}
+
+void Authenticator::take_look(const std::string& domain, Result<std::optional<Change>> look) {
+  MutexLock lock(mutex_);
+  const auto found = domains_.find(domain);
+  if (found == domains_.end()) return;
+  Allowed& allowed = found->second;
+  if (!look) {
+    if (std::exchange(allowed.trouble, look.error().message) == look.error().message) return;
+    allowed.notices.push_back("cannot read its keys again, and goes by those that it has: " + allowed.trouble);
+  } else {
+    allowed.trouble.clear();
+    if (!look.value()) return;
+    allowed.keys = std::move(look.value()->keys);
+    allowed.users = std::move(look.value()->users);
+    allowed.notices.push_back(std::move(look.value()->notice));
+  }
+  if (allowed.notices.size() > kNoticeCountMax) allowed.notices.erase(allowed.notices.begin());
+}
+
+long Authenticator::sleep_ms() const {
+  MutexLock lock(mutex_);
+  const bool is_looking =
+      std::any_of(domains_.begin(), domains_.end(), [](const auto& item) { return item.second.look != nullptr; });
+  if (!is_looking) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(looked_at_ + kKeyLookInterval - clock_now());
+  return std::max<long>(0, static_cast<long>(left.count()));
+}
+
 Result<bool> Authenticator::wait(int wake_fd, bool may_sleep) {
   zmq_pollitem_t items[] = {{socket_.get(), 0, ZMQ_POLLIN, 0}, {nullptr, wake_fd, ZMQ_POLLIN, 0}};
-  if (zmq_poll(items, 2, may_sleep ? -1 : 0) < 0 && zmq_errno() != EINTR)
+  if (zmq_poll(items, 2, may_sleep ? sleep_ms() : 0) < 0 && zmq_errno() != EINTR)
     return Fault{Errc::kFailed, std::string("waiting for keys to check failed: ") + zmq_strerror(zmq_errno())};
   return (items[1].revents & ZMQ_POLLIN) != 0;
 }
@@ -147,6 +218,7 @@ void Authenticator::failed(Fault error) {
 
 // Answers one request: libzmq asks again only once it has its answer.
 Result<void> Authenticator::serve() {
+  look_at_keys();
   void* const socket = socket_.get();
   const Frames request = receive_frames(socket);
   if (request.empty()) return {};

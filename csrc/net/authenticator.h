@@ -6,7 +6,8 @@
 // known CURVE key of an allowed role nor that ticket, for a server that is known, is answered 400.
 //
 // The answers come from a thread of its own: a worker that makes a batch for seconds would otherwise let every
-// handshake run into its timeout. It does nothing but look keys up.
+// handshake run into its timeout. It does nothing but look keys up, and see every kKeyLookInterval whether they are
+// others now: messages of a key that is let in no more are dropped, also over connections that are there.
 
 #include <cstdint>
 #include <functional>
@@ -18,9 +19,10 @@
 #include <vector>
 
 #include "base/event_loop.h"
+#include "base/instant.h"
 #include "base/mutex.h"
 #include "base/result.h"
-#include "net/keys.h"
+#include "net/key_ring.h"
 #include "net/socket.h"
 #include "net/ticket.h"
 
@@ -39,6 +41,8 @@ struct PeerIdentity {
 };
 
 using AllowedKeys = std::map<PublicKey, Role>;
+
+constexpr Duration kKeyLookInterval = std::chrono::seconds(1);
 
 // Made before the servers of its context and destroyed after them. Thread-safe.
 class Authenticator final : private EventLoop::Handler {
@@ -65,11 +69,26 @@ class Authenticator final : private EventLoop::Handler {
     // The next one to show this ticket is let in, and nobody by an earlier one. Nothing: nobody is.
     void expect(std::optional<Ticket> ticket);
 
+    // The name of the user whose key it is, empty for that of a role; nothing where the key is not let in any more.
+    std::optional<std::string> user_of(const PeerIdentity& identity) const;
+    // News of the keys, for operators, once each.
+    std::vector<std::string> take_notices();
+    // Why the keys cannot be read again, so that those from before stay; empty where they can.
+    std::string trouble() const;
+
    private:
     Authenticator& authenticator_;
     const std::string name_;
   };
-  std::unique_ptr<Domain> make_domain(AllowedKeys allowed);
+  // What is let in from now on, and what to tell operators.
+  struct Change {
+    AllowedKeys keys{};
+    UserKeys users{};
+    std::string notice{};
+  };
+  // Called on the thread that answers. Nothing while all is as it was.
+  using Look = std::function<Result<std::optional<Change>>()>;
+  std::unique_ptr<Domain> make_domain(AllowedKeys allowed, UserKeys users = {}, Look look = {});
 
   // How often a client was turned away because of its key or its ticket.
   uint64_t refused_count() const;
@@ -86,8 +105,17 @@ class Authenticator final : private EventLoop::Handler {
 
   struct Allowed {
     AllowedKeys keys;
+    UserKeys users;
     std::optional<Ticket> ticket;
+    Look look;
+    std::vector<std::string> notices;
+    std::string trouble;
   };
+  // Has each domain that looks its keys up again do so, if it is time.
+  void look_at_keys();
+  void take_look(const std::string& domain, Result<std::optional<Change>> look);
+  // For how long the thread may sleep, in milliseconds; -1: for ever.
+  long sleep_ms() const;
   // The user id of whoever asks so; none if it is turned away.
   std::optional<std::string> admit(const std::vector<std::string>& request);
 
@@ -98,6 +126,7 @@ class Authenticator final : private EventLoop::Handler {
   uint64_t domain_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   uint64_t refused_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   std::optional<Fault> failure_ PENSTOCK_GUARDED_BY(mutex_);
+  Instant looked_at_{};  // of the loop's thread
   EventLoop loop_;
 };
 

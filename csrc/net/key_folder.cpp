@@ -11,7 +11,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <memory>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -277,25 +279,89 @@ Result<RoleKeys> load_role_keys(int folder_fd, const std::string& folder) {
   return keys;
 }
 
-// The names of the folder's users.
-Result<std::vector<std::string>> user_names(int folder_fd, const std::string& folder) {
+// Calls `take` with the name of each file of the folder.
+template <typename Take>
+Result<void> list_files(int folder_fd, const std::string& folder, const Take& take) {
   const int listed_fd = ::openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const std::unique_ptr<DIR, int (*)(DIR*)> listed(listed_fd < 0 ? nullptr : ::fdopendir(listed_fd), ::closedir);
   if (!listed) return system_error("listing the key folder", folder, errno);
-  std::vector<std::string> names;
   errno = 0;
   while (const dirent* entry = ::readdir(listed.get())) {
-    const std::string_view file = entry->d_name;
-    if (!file.ends_with(kUserEnding)) continue;
+    if (auto taken = take(std::string_view(entry->d_name)); !taken) return taken;
+    errno = 0;
+  }
+  if (errno != 0) return system_error("listing the key folder", folder, errno);
+  return {};
+}
+
+// The names of the folder's users.
+Result<std::vector<std::string>> user_names(int folder_fd, const std::string& folder) {
+  std::vector<std::string> names;
+  auto listed = list_files(folder_fd, folder, [&](std::string_view file) -> Result<void> {
+    if (!file.ends_with(kUserEnding)) return {};
     const std::string_view name = file.substr(0, file.size() - kUserEnding.size());
-    if (!is_user_name(name)) continue;  // as of a file that is being made
+    if (!is_user_name(name)) return {};  // as of a file that is being made
     if (names.size() == kUserCountMax)
       return key_error(Errc::kMismatch, folder, "it has keys of more than " + std::to_string(kUserCountMax) + " users",
                        "remove those of users who have left");
     names.emplace_back(name);
-  }
-  if (errno != 0) return system_error("listing the key folder", folder, errno);
+    return {};
+  });
+  if (!listed) return listed.error();
   return names;
+}
+
+// What the file system says of the public keys. It is another after each change of one.
+Result<std::string> stamp_of(int folder_fd, const std::string& folder) {
+  std::vector<std::string> stamps;
+  auto listed = list_files(folder_fd, folder, [&](std::string_view file) -> Result<void> {
+    if (!file.ends_with(".public")) return {};
+    const std::string name(file);
+    struct stat status {};
+    if (::fstatat(folder_fd, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return {};  // it has just gone
+    std::string stamp = name;
+    for (const auto number :
+         {static_cast<int64_t>(status.st_ino), static_cast<int64_t>(status.st_size),
+          static_cast<int64_t>(status.st_mtim.tv_sec), static_cast<int64_t>(status.st_mtim.tv_nsec),
+          static_cast<int64_t>(status.st_ctim.tv_sec), static_cast<int64_t>(status.st_ctim.tv_nsec)})
+      stamp += " " + std::to_string(number);
+    stamps.push_back(std::move(stamp));
+    return {};
+  });
+  if (!listed) return listed.error();
+  std::sort(stamps.begin(), stamps.end());
+  std::string all;
+  for (const std::string& stamp : stamps) all += stamp + "\n";
+  return all;
+}
+
+// Names for a sentence, some of many.
+std::string spoken_names(const std::vector<std::string>& names) {
+  constexpr size_t kSpokenMax = 8;
+  std::string text;
+  for (size_t place = 0; place < std::min(names.size(), kSpokenMax); ++place)
+    text += (place == 0 ? "" : ", ") + names[place];
+  return names.size() <= kSpokenMax ? text : text + " and " + std::to_string(names.size() - kSpokenMax) + " more";
+}
+
+std::string spoken_change(const std::string& folder, Role own_role, const PublicKeys& before, const PublicKeys& after) {
+  std::vector<std::string> added, removed, other_roles;
+  for (const auto& [key, user] : after.users)
+    if (!before.users.contains(key)) added.push_back(user);
+  for (const auto& [key, user] : before.users)
+    if (!after.users.contains(key)) removed.push_back(user);
+  for (const Role role : kRoles) {
+    const auto place = static_cast<size_t>(role);
+    if (role != own_role && before.roles[place] != after.roles[place]) other_roles.emplace_back(role_name(role));
+  }
+  std::string text = "has read the keys in " + folder + " again";
+  if (!removed.empty()) text += "; no longer let in: the keys of " + spoken_names(removed);
+  if (!added.empty()) text += "; let in from now on: those of " + spoken_names(added);
+  if (!other_roles.empty()) text += "; other keys than before stand for: " + spoken_names(other_roles);
+  const auto own = static_cast<size_t>(own_role);
+  if (before.roles[own] != after.roles[own])
+    text += "; the key of this process itself is another one there, which counts when it is started again";
+  return text;
 }
 
 Result<UserKeys> load_user_keys(int folder_fd, const std::string& folder, const RoleKeys& roles) {
@@ -375,7 +441,30 @@ Result<KeyRing> load_key_folder(const std::string& folder, Role own_role, KeyOri
   }
   auto users = load_user_keys(folder_fd, folder, keys);
   if (!users) return users.error();
-  return KeyRing(own_role, std::move(own).value(), keys, origin, std::move(users).value());
+  std::error_code unknown;
+  const auto path = std::filesystem::absolute(folder, unknown);  // a job may change the process's working folder
+  return KeyRing(own_role, std::move(own).value(), keys, origin, std::move(users).value(),
+                 unknown ? std::string() : path.string());
+}
+
+Result<std::optional<KeyFolderWatch::Change>> KeyFolderWatch::look() {
+  auto fd = open_folder(folder_);
+  if (!fd) return fd.error();
+  const int folder_fd = fd.value().get();
+  // Before the files are read: what changes meanwhile is seen the next time.
+  auto stamp = stamp_of(folder_fd, folder_);
+  if (!stamp) return stamp.error();
+  if (stamp.value() == stamp_) return std::optional<Change>();
+  auto roles = load_role_keys(folder_fd, folder_);
+  if (!roles) return roles.error();
+  auto users = load_user_keys(folder_fd, folder_, roles.value());
+  if (!users) return users.error();
+  stamp_ = std::move(stamp).value();
+  PublicKeys keys{.roles = roles.value(), .users = std::move(users).value()};
+  if (keys == known_) return std::optional<Change>();
+  Change change{.keys = keys, .notice = spoken_change(folder_, own_role_, known_, keys)};
+  known_ = std::move(keys);
+  return std::optional(std::move(change));
 }
 
 std::string warning_of_workers_keys(const std::string& folder) {

@@ -6,8 +6,12 @@
 //
 // NAME.user.public is the key of a user who trains with keys of his own. Controllers and workers let him in as a
 // trainer, and the controller knows his trainers as his.
+//
+// Servers look at the public keys of their folder time and again, so that a key that is removed is let in no more.
 
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "base/result.h"
 #include "net/key_ring.h"
@@ -25,6 +29,28 @@ constexpr size_t kUserCountMax = 4096;
 // there, with the pair as trainer.public and trainer.secret, and the other public keys. Names are of letters, digits,
 // "-", "_" and "."; on any failure nothing is changed.
 Result<void> make_user_keys(const std::string& folder, const std::string& user, const std::string& user_folder);
+
+// Looks whether the public keys of a folder are others than before. Confined to one thread.
+class KeyFolderWatch {
+ public:
+  // `known` are those that were read last.
+  KeyFolderWatch(std::string folder, Role own_role, PublicKeys known)
+      : folder_(std::move(folder)), own_role_(own_role), known_(std::move(known)) {}
+
+  struct Change {
+    PublicKeys keys{};
+    std::string notice{};  // whose keys are new, and whose are gone
+  };
+  // Nothing while all is as it was. An error where the folder cannot be used now: then what was known stays. Reads
+  // files.
+  Result<std::optional<Change>> look();
+
+ private:
+  const std::string folder_;
+  const Role own_role_;
+  PublicKeys known_;
+  std::string stamp_;  // what the file system said of the files that were read
+};
 
 // The keys for a process of `own_role`. The secrets of other roles are not read and need not be there.
 Result<KeyRing> load_key_folder(const std::string& folder, Role own_role, KeyOrigin origin = KeyOrigin::kGiven);

@@ -18,13 +18,25 @@ enum class KeyOrigin : uint8_t { kGiven, kShared };
 // By key, the user's name.
 using UserKeys = std::map<PublicKey, std::string>;
 using RoleKeys = std::array<PublicKey, kRoles.size()>;  // in the order of kRoles
+struct PublicKeys {
+  RoleKeys roles{};
+  UserKeys users{};  // of trainers beside that of the role
+
+  friend bool operator==(const PublicKeys&, const PublicKeys&) = default;
+};
 
 // Thread-compatible.
 class KeyRing {
  public:
   // The public key of `own` is the one that `keys` has for `own_role`, and no two roles have the same.
-  KeyRing(Role own_role, KeyPair own, const RoleKeys& keys, KeyOrigin origin, UserKeys users = {})
-      : own_role_(own_role), own_(std::move(own)), keys_(keys), origin_(origin), users_(std::move(users)) {
+  // `folder` is where they were read, if servers are to read the public ones there again while they run.
+  KeyRing(Role own_role, KeyPair own, const RoleKeys& keys, KeyOrigin origin, UserKeys users = {},
+          std::string folder = {})
+      : own_role_(own_role),
+        own_(std::move(own)),
+        keys_{.roles = keys, .users = std::move(users)},
+        origin_(origin),
+        folder_(std::move(folder)) {
     PENSTOCK_ASSERT(own_.public_key() == public_key(own_role_));
   }
 
@@ -32,18 +44,20 @@ class KeyRing {
   const KeyPair& own() const { return own_; }
   KeyOrigin origin() const { return origin_; }
 
-  const PublicKey& public_key(Role role) const { return keys_[static_cast<size_t>(role)]; }
+  const PublicKeys& public_keys() const { return keys_; }
+  const PublicKey& public_key(Role role) const { return keys_.roles[static_cast<size_t>(role)]; }
   const PublicKey& controller_key() const { return public_key(Role::kController); }
 
-  // Keys of trainers beside that of the role.
-  const UserKeys& users() const { return users_; }
+  const UserKeys& users() const { return keys_.users; }
+  // The folder's absolute path, or nothing.
+  const std::string& folder() const { return folder_; }
 
  private:
   Role own_role_;
   KeyPair own_;
-  RoleKeys keys_;
+  PublicKeys keys_;
   KeyOrigin origin_;
-  UserKeys users_;
+  std::string folder_;
 };
 
 }  // namespace penstock::net

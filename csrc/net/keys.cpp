@@ -4,6 +4,7 @@
 #include <sodium.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "net/z85.h"
@@ -15,6 +16,8 @@ static_assert(kKeyBytes == crypto_box_PUBLICKEYBYTES);
 static_assert(kKeyBytes == crypto_box_SECRETKEYBYTES);
 static_assert(kKeyTextLength == kKeyBytes / 4 * 5);
 
+constexpr std::string_view kRunIdContext = "penstock run 1";
+
 constexpr std::array<std::string_view, kRoles.size()> kRoleNames = {"controller", "trainer", "worker", "operator"};
 
 Fault not_a_key(std::string_view text) {
@@ -24,6 +27,7 @@ Fault not_a_key(std::string_view text) {
 }
 
 unsigned char* place(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
+const unsigned char* place(const void* bytes) { return static_cast<const unsigned char*>(bytes); }
 
 }  // namespace
 
@@ -76,6 +80,29 @@ SecretText KeyPair::secret_text() const {
   SecretText text;
   encode_z85(secret_key_.bytes(), text.characters());
   return text;
+}
+
+uint64_t run_id_of(const PublicKey& key, const wire::RunSecret& secret) {
+  std::array<unsigned char, crypto_hash_sha256_BYTES> digest{};
+  crypto_hash_sha256_state state;
+  crypto_hash_sha256_init(&state);
+  crypto_hash_sha256_update(&state, place(kRunIdContext.data()), kRunIdContext.size());
+  crypto_hash_sha256_update(&state, place(key.bytes().data()), kKeyBytes);
+  crypto_hash_sha256_update(&state, place(secret.data()), secret.size());
+  crypto_hash_sha256_final(&state, digest.data());
+  uint64_t id = 0;
+  std::memcpy(&id, digest.data(), sizeof id);
+  return id;
+}
+
+RunId draw_run_id(const PublicKey& key) {
+  PENSTOCK_ASSERT(sodium_init() >= 0, "libsodium could not be started");
+  RunId run;
+  while (run.id == 0) {
+    randombytes_buf(run.secret.data(), run.secret.size());
+    run.id = run_id_of(key, run.secret);
+  }
+  return run;
 }
 
 }  // namespace penstock::net

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// CURVE keys, and the roles that they stand for. A public key is a name that can be told to anyone. A secret key is
-// wiped when it is dropped, is never copied, and has no text but the one that goes into its file: nothing here can
-// print it.
+// CURVE keys, the roles that they stand for, and the ids of runs that follow from them. A public key is a name that can
+// be told to anyone. A secret key is wiped when it is dropped, is never copied, and has no text but the one that goes
+// into its file: nothing here can print it.
 
 #include <array>
 #include <cstddef>
@@ -14,6 +14,7 @@
 
 #include "base/result.h"
 #include "base/wiped.h"
+#include "wire/reports.h"
 
 namespace penstock::net {
 
@@ -95,5 +96,18 @@ class KeyPair {
   SecretKey secret_key_;
   PublicKey public_key_;
 };
+
+// The id of one run of a trainer or a worker, and the secret that shows whose it is. The id is a hash of the key that
+// the run shows and of the secret: a server that is told an id computes it anew from the connection's key and the
+// secret that came along, and so needs to remember nothing to know its owner.
+struct RunId {
+  uint64_t id = 0;
+  wire::RunSecret secret{};
+};
+
+// Of a process with this key, which has drawn this secret. 0 is nobody's.
+uint64_t run_id_of(const PublicKey& key, const wire::RunSecret& secret);
+// Of a new run.
+RunId draw_run_id(const PublicKey& key);
 
 }  // namespace penstock::net

@@ -1,19 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/server_socket.h"
 
+#include <optional>
 #include <utility>
+
+#include "net/key_folder.h"
 
 namespace penstock::net {
 namespace {
 
-AllowedKeys allowed_keys(const KeyRing& keys, std::span<const Role> roles) {
+AllowedKeys allowed_keys(const PublicKeys& keys, std::span<const Role> roles) {
   AllowedKeys allowed;
   for (const Role role : roles) {
-    allowed.emplace(keys.public_key(role), role);
+    allowed.emplace(keys.roles[static_cast<size_t>(role)], role);
     if (role != Role::kTrainer) continue;
-    for (const auto& [key, user] : keys.users()) allowed.emplace(key, role);
+    for (const auto& [key, user] : keys.users) allowed.emplace(key, role);
   }
   return allowed;
+}
+
+// Looks at the folder of the keys, if they came from one.
+Authenticator::Look look_at(const KeyRing& keys, const std::vector<Role>& roles) {
+  if (keys.folder().empty()) return {};
+  // Shared with the copies of the function.
+  auto watch = std::make_shared<KeyFolderWatch>(keys.folder(), keys.own_role(), keys.public_keys());
+  return [watch, roles]() -> Result<std::optional<Authenticator::Change>> {
+    auto change = watch->look();
+    if (!change) return change.error();
+    if (!change.value()) return std::optional<Authenticator::Change>();
+    PublicKeys& changed = change.value()->keys;
+    AllowedKeys allowed = allowed_keys(changed, roles);
+    return std::optional(Authenticator::Change{
+        .keys = std::move(allowed), .users = std::move(changed.users), .notice = std::move(change.value()->notice)});
+  };
 }
 
 }  // namespace
@@ -21,7 +40,8 @@ AllowedKeys allowed_keys(const KeyRing& keys, std::span<const Role> roles) {
 Result<std::unique_ptr<ServerSocket>> ServerSocket::bind(SocketContext& context, Authenticator& authenticator,
                                                          const Endpoint& endpoint, const KeyRing& keys,
                                                          const ServerSocketOptions& options) {
-  auto domain = authenticator.make_domain(allowed_keys(keys, options.allowed_roles));
+  auto domain = authenticator.make_domain(allowed_keys(keys.public_keys(), options.allowed_roles), keys.users(),
+                                          look_at(keys, options.allowed_roles));
   auto socket = TcpSocket::open_server(
       context, {.own = keys.own(), .zap_domain = domain->name(), .handshake_interval = options.handshake_interval},
       options.limits);
@@ -47,7 +67,14 @@ Result<bool> ServerSocket::try_receive(ServerReceipt& receipt) {
     auto identity = PeerIdentity::parse(message_.user_id);
     // Nobody gets through the handshake without an identity; a message without one is nobody's and is not looked at.
     if (!identity) continue;
-    receipt.peer = {.routing_id = std::move(message_.routing_id), .identity = *identity};
+    auto user = domain_->user_of(*identity);
+    if (!user) {  // the key was let in when it connected
+      message_.parts.clear();
+      message_.offence = "its key is let in no more";
+    }
+    receipt.peer = {.routing_id = std::move(message_.routing_id),
+                    .identity = *identity,
+                    .user = std::move(user).value_or(std::string())};
     receipt.parts = std::move(message_.parts);
     receipt.offence = std::move(message_.offence);
     return true;

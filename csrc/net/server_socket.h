@@ -31,19 +31,22 @@ struct ServerSocketOptions {
 struct Peer {
   std::string routing_id;
   PeerIdentity identity;
+  std::string user{};  // whose key it is; empty for the key of a role
 };
 
 struct ServerReceipt {
   Peer peer;
   std::vector<ReceivedPart> parts;
-  std::string offence;  // set when a peer broke a rule, and names it. There are no parts then
+  // Set when a peer broke a rule, and names it, or when its key is let in no more. There are no parts then.
+  std::string offence;
 };
 
 // Confined to the thread that made it.
 class ServerSocket {
  public:
-  // Listens at `endpoint` with the keys of `keys`. An address that other machines can reach is refused unless the keys
-  // were given, before any port is opened. Can block while a name is looked up.
+  // Listens at `endpoint` with the keys of `keys`; the public ones are read again when their folder changes. An address
+  // that other machines can reach is refused unless the keys were given, before any port is opened. Can block while a
+  // name is looked up.
   static Result<std::unique_ptr<ServerSocket>> bind(SocketContext& context, Authenticator& authenticator,
                                                     const Endpoint& endpoint, const KeyRing& keys,
                                                     const ServerSocketOptions& options);
@@ -65,6 +68,10 @@ class ServerSocket {
 
   // Receives into `receipt`, dropping its former content. Returns false when no message is waiting.
   Result<bool> try_receive(ServerReceipt& receipt);
+
+  // News of the keys, for operators, once each; and why they cannot be read again, empty where they can.
+  std::vector<std::string> take_notices() { return domain_->take_notices(); }
+  std::string key_trouble() const { return domain_->trouble(); }
 
   Waitable waitable() const { return socket_->waitable(); }
 

@@ -35,12 +35,18 @@ void fields(Visitor& visit, WorkerReport& m) {
   visit(m.job_kinds);
   visit(m.torch);
   visit(m.stuck_ms);
+  visit(m.secret);
 }
 template <typename Visitor>
 void fields(Visitor& visit, WorkerOrders& m) {
   visit(m.incarnation);
   visit(m.is_fenced);
   visit(m.is_to_drain);
+  visit(m.controller_id);
+  visit(m.view);
+  visit(m.is_settled);
+  visit(m.trainer_id);
+  visit(m.is_to_part);
 }
 template <typename Visitor>
 void fields(Visitor& visit, QueueSignal& m) {
@@ -111,6 +117,7 @@ void fields(Visitor& visit, TrainerReport& m) {
   visit(m.job_kind, JobKind::kPlugin);
   visit(m.torch);
   fields(visit, m.job_rank);
+  visit(m.secret);
 }
 template <typename Visitor>
 void fields(Visitor& visit, TrainerRoster::Entry& m) {
@@ -138,6 +145,7 @@ template <typename Visitor>
 void fields(Visitor& visit, Farewell& m) {
   visit(m.id);
   visit(m.is_worker);
+  visit(m.secret);
 }
 template <typename Visitor>
 void fields(Visitor&, StatusRequest&) {}
@@ -157,6 +165,7 @@ void fields(Visitor& visit, DrainAnswer& m) {
 template <typename Visitor>
 void fields(Visitor& visit, Refusal& m) {
   visit(m.reason, kControlAboutBytesMax);
+  visit(m.is_for_now);
 }
 template <typename Visitor>
 void fields(Visitor& visit, EngineWorker& m) {
@@ -219,6 +228,7 @@ void fields(Visitor& visit, PlanReport& m) {
   visit(m.trainer_id);
   visit(m.change_count);
   visit(m.json, kPlanBytesMax);
+  visit(m.secret);
 }
 template <typename Visitor>
 void fields(Visitor& visit, PlanRequest& m) {
@@ -281,6 +291,7 @@ class Writer {
   template <typename T>
   requires std::is_enum_v<T>
   void operator()(const T& value, T) { bytes.write(static_cast<uint8_t>(value)); }
+  void operator()(const RunSecret& secret) { bytes.write_bytes(secret); }
   void operator()(const std::string& text, size_t bytes_max) {
     const auto kept = std::string_view(text).substr(0, bytes_max);
     bytes.write(static_cast<uint32_t>(kept.size()));
@@ -317,6 +328,10 @@ class Reader {
     const auto byte = bytes_.read<uint8_t>();
     if (byte > static_cast<uint8_t>(largest)) fail(malformed_control("a state is " + std::to_string(byte)));
     value = static_cast<T>(byte);
+  }
+  void operator()(RunSecret& secret) {
+    const auto bytes = bytes_.take(secret.size());
+    std::copy(bytes.begin(), bytes.end(), secret.begin());
   }
   void operator()(std::string& text, size_t bytes_max) {
     const auto size = bytes_.read<uint32_t>();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The messages between a controller and workers, trainers, operators and engine adapters, as bytes: one part each,
-// below kControlBytesMax. The connection's key says who sent a message, and not its content. PROTOCOL.md is the
-// specification.
+// below kControlBytesMax. The connection's key says who sent a message, and not its content; a message that names the
+// sender's own run shows the run's secret. PROTOCOL.md is the specification.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@
 namespace penstock::wire {
 
 constexpr uint32_t kControlMagic = 0x31434e50;  // "PNC1"
-constexpr uint16_t kControlVersion = 6;
+constexpr uint16_t kControlVersion = 7;
 
 // Caps, checked before anything is allocated.
 constexpr size_t kControlNameBytesMax = 256;  // of an endpoint, or of a job's name
@@ -36,6 +36,7 @@ static_assert(kEngineWorkerCountMax * (kWorkerNameBytesMax + 8) + 4 * kControlRe
 struct Farewell {
   uint64_t id = 0;
   bool is_worker = false;
+  RunSecret secret{};
 
   friend bool operator==(const Farewell&, const Farewell&) = default;
 };
@@ -58,9 +59,11 @@ struct DrainAnswer {
 
   friend bool operator==(const DrainAnswer&, const DrainAnswer&) = default;
 };
-// The controller will have nothing to do with the sender, and why: another version, a name that is taken.
+// The controller will have nothing to do with the sender, and why: another version, a name that is taken. Where the
+// refusal is for now alone, the sender reports again.
 struct Refusal {
   std::string reason;
+  bool is_for_now = false;
 
   friend bool operator==(const Refusal&, const Refusal&) = default;
 };
@@ -77,6 +80,7 @@ struct PlanReport {
   uint64_t trainer_id = 0;
   uint64_t change_count = 0;  // how often other calls moved than before
   std::string json;
+  RunSecret secret{};
 
   friend bool operator==(const PlanReport&, const PlanReport&) = default;
 };

@@ -116,11 +116,15 @@ WipedArray<kSealHalfBytes> write_seal_half(uint8_t cipher, const SealNonce& nonc
   return bytes;
 }
 
+// Of a hello: the offer, and the secret of the trainer's run.
+constexpr size_t kHelloBytes = kSealHalfBytes + kRunSecretBytes;
+
 Result<SealOffer> parse_offer(std::span<const std::byte> body) {
-  if (body.size() != kSealHalfBytes) return malformed_from("trainer", "a hello has no offer of keys");
+  if (body.size() != kHelloBytes) return malformed_from("trainer", "a hello has no offer of keys, or no secret");
   SealOffer offer{.ciphers = static_cast<uint8_t>(body.front())};
   if (offer.ciphers == 0 || (offer.ciphers & ~kSealCiphers) != 0) return malformed_from("trainer", "unknown ciphers");
-  std::copy(body.begin() + 1, body.end(), offer.nonce.begin());
+  const auto nonce = body.subspan(1, kSealNonceBytes);
+  std::copy(nonce.begin(), nonce.end(), offer.nonce.begin());
   return offer;
 }
 
@@ -188,7 +192,8 @@ std::vector<std::byte> write_to_worker(const PoolRequest& request) {
       .first_place = request.first_place};
   PENSTOCK_ASSERT(request.blobs.size() <= kRequestBlobCountMax);
   PENSTOCK_ASSERT((m.kind == ToWorker::Kind::kHello) == request.offer.has_value(), "every hello offers keys");
-  if (request.offer) return joined(head, {write_seal_half(request.offer->ciphers, request.offer->nonce)});
+  if (request.offer)
+    return joined(head, {write_seal_half(request.offer->ciphers, request.offer->nonce), request.secret});
   return joined(head, {request.indices, request.seeds, request.state, std::as_bytes(request.blobs)});
 }
 
@@ -230,7 +235,10 @@ Result<PoolRequest> parse_to_worker(std::span<const std::byte> part) {
   if (is_hello) {
     auto offer = parse_offer(body);
     if (!offer) return offer.error();
-    return PoolRequest{.message = message, .epoch_seed = head.epoch_seed, .offer = offer.value()};
+    PoolRequest request{.message = message, .epoch_seed = head.epoch_seed, .offer = offer.value()};
+    const auto secret = body.last(kRunSecretBytes);
+    std::copy(secret.begin(), secret.end(), request.secret.begin());
+    return request;
   }
   return PoolRequest{.message = message,
                      .index_kind = index_kind,

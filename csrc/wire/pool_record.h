@@ -27,7 +27,7 @@ namespace penstock::wire {
 
 constexpr uint32_t kToWorkerMagic = 0x31574e50;   // "PNW1"
 constexpr uint32_t kToTrainerMagic = 0x31544e50;  // "PNT1"
-constexpr uint16_t kPoolVersion = 7;
+constexpr uint16_t kPoolVersion = 8;
 constexpr int kCpuShareUnit = 64;  // so that four CPUs fit a byte
 constexpr size_t kToWorkerHeadBytes = 88;
 constexpr size_t kToTrainerHeadBytes = 120;
@@ -85,6 +85,7 @@ struct PoolRequest {
   std::span<const std::byte> state = {};  // where a lane goes on that starts here; a pickle
   std::span<const BlobId> blobs = {};     // the parts that it needs: the job, then its prefixes
   std::optional<SealOffer> offer = {};    // of a hello
+  RunSecret secret = {};                  // of a hello: the trainer's run's
 };
 
 // What a worker tells of its dataset with a batch, where its trainer has no dataset of its own: its number of samples,

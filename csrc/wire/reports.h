@@ -10,7 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "base/wiped.h"
+
 namespace penstock::wire {
+
+// Drawn by each run of a trainer or a worker. The run's id follows from it and from the key of its connections
+// (net/keys.h), so that nobody who knows the id alone can speak in its name. No status shows it.
+constexpr size_t kRunSecretBytes = 16;
+using RunSecret = WipedArray<kRunSecretBytes>;
 
 constexpr size_t kDeclinedCountMax = 64;  // trainers that a worker remembers to have declined; older ones may ask again
 constexpr size_t kRosterDeclineCountMax = 16;   // workers of which a roster says why they declined
@@ -51,6 +58,7 @@ struct WorkerReport {
   // For how long it has been at a batch that nobody wants any more, once that is longer than its batches take; else 0.
   // It makes nothing for anybody meanwhile.
   uint32_t stuck_ms = 0;
+  RunSecret secret{};  // of this run
 
   bool is_stuck() const { return stuck_ms > 0; }
   bool has_declined(uint64_t id) const { return std::find(declined.begin(), declined.end(), id) != declined.end(); }
@@ -64,6 +72,12 @@ struct WorkerOrders {
   uint32_t incarnation = 0;  // the one that they are for
   bool is_fenced = false;    // its lease ran out: its answers from then on are refused
   bool is_to_drain = false;
+  // Whom it may serve. Without `is_settled` the controller has just started and knows too little to say.
+  uint64_t controller_id = 0;  // of this run of the controller
+  uint64_t view = 0;           // counts up as it changes
+  bool is_settled = false;
+  uint64_t trainer_id = 0;  // 0: none
+  bool is_to_part = false;  // from a trainer that it serves, if that is another
 
   friend bool operator==(const WorkerOrders&, const WorkerOrders&) = default;
 };
@@ -156,6 +170,7 @@ struct TrainerReport {
   JobKind job_kind = JobKind::kPython;  // of its job
   uint16_t torch = 0;                   // that its job is made with
   JobRank job_rank{};
+  RunSecret secret{};  // of this run
 
   friend bool operator==(const TrainerReport&, const TrainerReport&) = default;
 };

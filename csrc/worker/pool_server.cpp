@@ -5,7 +5,6 @@
 #include <cmath>
 #include <span>
 
-#include "base/identity.h"
 #include "base/live_clock.h"
 #include "runtime/numeric_fingerprint.h"
 #include "worker/cpu_time.h"
@@ -50,24 +49,23 @@ Result<void> check_elements(const BatchContent& content) {
 }  // namespace
 
 Result<std::unique_ptr<PoolServer>> PoolServer::start(PoolServerOptions options) {
-  const auto worker_id = draw_identity();
-  if (!worker_id) return worker_id.error();
+  const net::RunId run = net::draw_run_id(options.keys.own().public_key());
   if (options.numerics == Numerics{}) options.numerics = runtime::numeric_fingerprint();
-  auto server = std::make_unique<PoolServer>(std::move(options), worker_id.value());
+  auto server = std::make_unique<PoolServer>(std::move(options), run);
   if (auto started = server->loop_.start(); !started) return started.error();
   write_exit_line(server->options_.exit_fd, ExitWord::kServing);
   return server;
 }
 
-PoolServer::PoolServer(PoolServerOptions options, uint64_t worker_id)
+PoolServer::PoolServer(PoolServerOptions options, const net::RunId& run)
     : options_(std::move(options)),
-      worker_id_(worker_id),
+      worker_id_(run.id),
       // Slabs that were handed over may all be with batches that come after the one that the trainer waits for.
       maker_({.arena_bytes = options_.arena_bytes,
               .prefetch_factor = kBatchesAhead + kKeptBatchesMax,
               .waits = options_.handover.empty()},
              exchange_.is_closed()),
-      io_(options_, worker_id, exchange_, maker_.pool()),
+      io_(options_, run, exchange_, maker_.pool()),
       loop_("pk_pool_server", "which speaks with trainers", io_) {
   maker_.bound_sharing();
   exchange_.set_waker(loop_.waker());

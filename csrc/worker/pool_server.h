@@ -42,7 +42,7 @@ class PoolServer {
   static Result<std::unique_ptr<PoolServer>> start(PoolServerOptions options);
 
   // For `start`.
-  PoolServer(PoolServerOptions options, uint64_t worker_id);
+  PoolServer(PoolServerOptions options, const net::RunId& run);
   PoolServer(const PoolServer&) = delete;
   PoolServer& operator=(const PoolServer&) = delete;
   ~PoolServer();

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/descriptor_limit.h"
+#include "base/identity.h"
 #include "base/live_clock.h"
 #include "net/readiness.h"
 #include "worker/cpu_time.h"
@@ -37,9 +38,9 @@ std::string spoken_seconds(Duration time) {
 
 }  // namespace
 
-PoolServerIo::PoolServerIo(const PoolServerOptions& options, uint64_t worker_id, WorkExchange& exchange,
+PoolServerIo::PoolServerIo(const PoolServerOptions& options, const net::RunId& run, WorkExchange& exchange,
                            shm::SlabPool& slabs)
-    : options_(options), worker_id_(worker_id), parent_(options.parent_pid), exchange_(exchange), slabs_(slabs) {}
+    : options_(options), run_(run), parent_(options.parent_pid), exchange_(exchange), slabs_(slabs) {}
 
 Result<void> PoolServerIo::begin() {
   int ends[2] = {-1, -1};
@@ -74,7 +75,7 @@ Result<void> PoolServerIo::begin() {
   if (auto opened = open_energy_meter(); !opened) return opened;
   if (!options_.controller) return {};
   auto registration = Registration::open(*context_, *resolver_, *options_.controller, options_.keys,
-                                         {.worker_id = worker_id_,
+                                         {.run = run_,
                                           .endpoint = advertised_,
                                           .about = options_.about,
                                           .name = options_.name,
@@ -83,6 +84,7 @@ Result<void> PoolServerIo::begin() {
                                          clock_now());
   if (!registration) return registration.error();
   registration_ = std::move(registration).value();
+  session_.assign(0, /*is_to_part=*/false);  // the controller will say to whom this worker is given
   return {};
 }
 
@@ -102,7 +104,7 @@ Result<void> PoolServerIo::open_data_port() {
   const net::Endpoint bind = options_.data_bind.value_or(net::Endpoint{.host = options_.bind.host, .port = 0});
   auto data =
       net::DataServer::bind(*context_, *authenticator_, bind,
-                            {.origin = options_.keys.origin(), .worker_id = worker_id_, .ciphers = options_.ciphers},
+                            {.origin = options_.keys.origin(), .worker_id = run_.id, .ciphers = options_.ciphers},
                             [&exchange = exchange_] { exchange.wake(); });
   if (!data) return data.error();
   data_ = std::move(data).value();
@@ -153,6 +155,7 @@ Result<void> PoolServerIo::serve() {
   note_standing();
   if (energy_) energy_->tick(now);
   const auto energy_uj = energy_ ? energy_->process_uj() : Result<uint64_t>(wire::kUnknownEnergy);
+  for (std::string& notice : server_->take_notices()) exchange_.add_notice(std::move(notice));
   outbox_.pump(*server_, *data_, handover_.get(), energy_uj ? energy_uj.value() : wire::kUnknownEnergy);
   if (registration_) {
     registration_->report(session_, maker_.is_stuck() ? maker_.abandoned() : Duration(0), now);
@@ -174,30 +177,55 @@ Result<void> PoolServerIo::receive(Instant now) {
     const bool has_piece = receipt.parts.size() == 2;
     const auto piece = has_piece ? receipt.parts[1].bytes() : std::span<const std::byte>();
     if (wire::is_blob_message(first)) {
-      if (auto message = wire::parse_blob_message(first, piece.size())) take_blob(message.value(), piece, now);
+      if (auto message = wire::parse_blob_message(first, piece.size()))
+        take_blob(message.value(), piece, receipt.peer, now);
       continue;
     }
     const auto request = wire::parse_to_worker(first);
     if (request && receipt.parts.size() == 1) {
-      take_request(request.value(), receipt.peer.routing_id, now);
+      take_request(request.value(), receipt.peer, now);
     } else if (!request && request.error().code == Errc::kMismatch) {
       // Its own parser names the fault when it reads this answer.
       outbox_.push({.routing_id = receipt.peer.routing_id,
                     .message = {.kind = ToTrainer::Kind::kDeclined},
-                    .worker_id = worker_id_,
+                    .worker_id = run_.id,
                     .text = request.error().message});
     }
   }
   return data_->receive();
 }
 
-void PoolServerIo::take_request(const wire::PoolRequest& request, const std::string& routing_id, Instant now) {
+// An id says nothing of who sent it: a trainer's ids are shown to operators, and to all who read their dashboard.
+bool PoolServerIo::is_of_its_trainer(const wire::PoolRequest& request, const net::Peer& peer) {
   const ToWorker& message = request.message;
+  if (message.kind != ToWorker::Kind::kHello) {
+    const auto route = routes_.find(message.trainer_id);
+    return route == routes_.end() || route->second.routing_id == peer.routing_id;
+  }
+  if (net::run_id_of(peer.identity.key, request.secret) == message.trainer_id) return true;
+  refuse_impostor(message, peer);
+  return false;
+}
+
+void PoolServerIo::refuse_impostor(const ToWorker& hello, const net::Peer& peer) {
+  outbox_.push({.routing_id = peer.routing_id,
+                .message = {.kind = ToTrainer::Kind::kRefused, .link = hello.link},
+                .worker_id = run_.id,
+                .text = "trainer " + spoken_id(hello.trainer_id) + " is a run of another key or process"});
+  if (!impostors_.insert(peer.identity.key).second) return;
+  exchange_.add_notice(
+      "refused a process that claims to be trainer " + spoken_id(hello.trainer_id) + " and is not; it has the key of " +
+      (peer.user.empty() ? "the role trainer" : "the user " + peer.user) + ": check who holds that key");
+}
+
+void PoolServerIo::take_request(const wire::PoolRequest& request, const net::Peer& peer, Instant now) {
+  const ToWorker& message = request.message;
+  if (!is_of_its_trainer(request, peer)) return;
   Route& route = routes_[message.trainer_id];
   // A message of a link before this one was on its way over the connection before.
   if (message.link >= route.link) {
     route.link = message.link;
-    route.routing_id = routing_id;
+    route.routing_id = peer.routing_id;
   }
   if (request.offer && message.link == route.link) route.offer = *request.offer;
   const size_t queued_before = session_.queued_count();
@@ -222,7 +250,11 @@ void PoolServerIo::take_request(const wire::PoolRequest& request, const std::str
   std::erase_if(routes_, [&](const auto& item) { return item.first != session_.trainer_id(); });
 }
 
-void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, Instant now) {
+void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, const net::Peer& peer,
+                             Instant now) {
+  // Others who know the job's id could spoil its bytes, or say that there are none.
+  const auto route = running_ ? routes_.find(running_->trainer_id) : routes_.end();
+  if (route == routes_.end() || route->second.routing_id != peer.routing_id) return;
   if (const auto* piece = std::get_if<wire::BlobPiece>(&message); piece != nullptr) {
     if (!fetch_ || fetch_->id() != piece->id) return;
     if (auto taken = fetch_->receive(*piece, bytes, now); !taken) exchange_.give_blob(piece->id, taken.error());
@@ -347,7 +379,7 @@ void PoolServerIo::carry_out() {
     }
     outbox_.push({.routing_id = route->second.routing_id,
                   .message = message,
-                  .worker_id = worker_id_,
+                  .worker_id = run_.id,
                   .incarnation = registration_ ? registration_->incarnation() : 1,
                   .result = message.kind == ToTrainer::Kind::kAnswer ? held_.at(message.key) : nullptr,
                   .text = reason_of(command),
@@ -367,7 +399,9 @@ std::string PoolServerIo::reason_of(const WorkerSession::Command& command) const
     return found != declined_.end() ? found->second : std::string();
   }
   if (command.message.kind != ToTrainer::Kind::kRefused) return {};
-  return session_.is_draining() ? "it is leaving" : "it serves another trainer";
+  if (session_.is_draining()) return "it is leaving";
+  return session_.trainer_id() != 0 ? "it serves another trainer"
+                                    : "the pool's controller has not given it to this trainer yet";
 }
 
 // ---- The end

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "base/event_loop.h"
@@ -83,7 +84,7 @@ struct PoolServerOptions {
 class PoolServerIo final : public EventLoop::Handler {
  public:
   // The exchange, and the slabs that batches lie in, outlive this.
-  PoolServerIo(const PoolServerOptions& options, uint64_t worker_id, WorkExchange& exchange, shm::SlabPool& slabs);
+  PoolServerIo(const PoolServerOptions& options, const net::RunId& run, WorkExchange& exchange, shm::SlabPool& slabs);
 
   // Where it listens, and where trainers are told to connect. For any thread, once it is open; also after it has ended.
   const net::Endpoint& endpoint() const { return endpoint_; }
@@ -101,6 +102,7 @@ class PoolServerIo final : public EventLoop::Handler {
   void failed(Fault error) override { exchange_.close(std::move(error)); }
 
  private:
+  // The connection of a trainer's last hello. What else it says counts over this one alone.
   struct Route {
     uint32_t link = 0;
     std::string routing_id;
@@ -110,8 +112,12 @@ class PoolServerIo final : public EventLoop::Handler {
   Result<void> open_data_port();
   Result<void> open_energy_meter();
   Result<void> receive(Instant now);
-  void take_request(const wire::PoolRequest& request, const std::string& routing_id, Instant now);
-  void take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, Instant now);
+  void take_request(const wire::PoolRequest& request, const net::Peer& peer, Instant now);
+  // Whether the message is its trainer's. A hello that is not is refused, and the operator is told.
+  bool is_of_its_trainer(const wire::PoolRequest& request, const net::Peer& peer);
+  void refuse_impostor(const wire::ToWorker& hello, const net::Peer& peer);
+  void take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, const net::Peer& peer,
+                 Instant now);
   void serve_maker(Instant now);
   void take_result(PoolResult result, Instant now);
   void finish_given_up();
@@ -137,7 +143,7 @@ class PoolServerIo final : public EventLoop::Handler {
   bool is_orphan() const;
 
   const PoolServerOptions& options_;
-  const uint64_t worker_id_;
+  const net::RunId run_;
   const WatchedProcess parent_;
   WorkExchange& exchange_;
   shm::SlabPool& slabs_;
@@ -151,7 +157,8 @@ class PoolServerIo final : public EventLoop::Handler {
 
   cluster::WorkerSession session_;
   uint64_t tenancy_ = 0;
-  std::map<uint64_t, Route> routes_;                                  // by trainer
+  std::map<uint64_t, Route> routes_;    // by trainer
+  std::set<net::PublicKey> impostors_;  // of whom the operator was told; no more than there are keys of trainers
   std::multimap<wire::BatchKey, PoolWork> queued_;                    // the requests in the session's queue
   std::shared_ptr<const PoolWork> running_;                           // shared with the thread that makes it
   bool is_given_up_ = false;                                          // by that thread

@@ -33,7 +33,7 @@ Result<std::unique_ptr<Registration>> Registration::open(net::SocketContext& con
 Registration::Registration(std::unique_ptr<net::ClientSocket> socket, Description description, Instant now)
     : socket_(std::move(socket)),
       description_(std::move(description)),
-      enrolment_(description_.worker_id, now),
+      enrolment_(description_.run.id, now),
       opened_at_(now) {}
 
 Result<void> Registration::receive(cluster::WorkerSession& session, Instant now) {
@@ -49,6 +49,7 @@ Result<void> Registration::receive(cluster::WorkerSession& session, Instant now)
     if (event->kind == ConnectionEvent::Kind::kRefused && event->is_final) return Fault{Errc::kFailed, event->reason};
     take_event(*event, now);
   }
+  enrolment_.tick(session, now);
   if (!socket_->is_connected() && told_.empty() && now - opened_at_ >= kUnansweredTime) {
     tell("nothing answers at " + socket_->endpoint().text() +
          " yet; start a controller there (penstock controller "
@@ -62,8 +63,12 @@ Result<void> Registration::take(std::span<const std::byte> bytes, cluster::Worke
   auto message = wire::parse_control(bytes);
   if (!message)
     return Fault{Errc::kFailed, where() + " sent a message that cannot be read: " + message.error().message};
-  if (const auto* refusal = std::get_if<wire::Refusal>(&message.value()))
-    return Fault{Errc::kFailed, where() + " refused this worker: " + refusal->reason};
+  if (const auto* refusal = std::get_if<wire::Refusal>(&message.value())) {
+    if (!refusal->is_for_now) return Fault{Errc::kFailed, where() + " refused this worker: " + refusal->reason};
+    enrolment_.clock.heard(now);
+    tell(where() + " does not take this worker yet: " + refusal->reason);
+    return {};
+  }
   const auto* orders = std::get_if<wire::WorkerOrders>(&message.value());
   if (orders == nullptr) return {};
   has_answered_ = true;
@@ -93,6 +98,7 @@ void Registration::report(const cluster::WorkerSession& session, Duration stuck,
   report.name = description_.name;
   report.job_kinds = description_.job_kinds;
   report.torch = description_.torch;
+  report.secret = description_.run.secret;
   report.decline_reason = decline_reason_;
   const auto stuck_ms = std::chrono::duration_cast<std::chrono::milliseconds>(stuck).count();
   report.stuck_ms = static_cast<uint32_t>(std::min<int64_t>(stuck_ms, std::numeric_limits<uint32_t>::max()));
@@ -106,8 +112,8 @@ void Registration::set_decline_reason(std::string_view reason) {
 
 void Registration::say_farewell() {
   if (!socket_->is_connected()) return;
-  static_cast<void>(
-      socket_->send(wire::write_control(wire::Farewell{.id = description_.worker_id, .is_worker = true})));
+  static_cast<void>(socket_->send(wire::write_control(
+      wire::Farewell{.id = description_.run.id, .is_worker = true, .secret = description_.run.secret})));
   socket_->set_linger(net::kFarewellTime);
 }
 

@@ -25,9 +25,9 @@ namespace penstock::worker {
 // Confined to the I/O thread.
 class Registration {
  public:
-  // All but `worker_id` describe this worker in its reports.
+  // All but `run` describe this worker in its reports.
   struct Description {
-    uint64_t worker_id = 0;
+    net::RunId run{};
     std::string endpoint;
     std::string about;
     std::string name;  // that its engine knows it by; empty without one

@@ -34,7 +34,8 @@ std::vector<Bytes> make_seeds() {
                                              .declined = {3, 4},
                                              .decline_reason = "z",
                                              .name = "pool-1",
-                                             .stuck_ms = 2500}),
+                                             .stuck_ms = 2500,
+                                             .secret = {std::byte{1}, std::byte{2}}}),
       wire::write_control(wire::WorkerOrders{.incarnation = 1, .is_fenced = true}),
       wire::write_control(wire::TrainerReport{.trainer_id = 3, .job = "train.py", .worker_count_max = 4, .about = "y"}),
       wire::write_control(wire::TrainerRoster{.controller_id = 1,
@@ -42,7 +43,7 @@ std::vector<Bytes> make_seeds() {
                                               .is_settled = true,
                                               .entries = {{worker, "tcp://b:2"}, {worker, "tcp://c:3"}},
                                               .declines = {{9, "z"}}}),
-      wire::write_control(wire::Farewell{.id = 5, .is_worker = true}),
+      wire::write_control(wire::Farewell{.id = 5, .is_worker = true, .secret = {std::byte{3}}}),
       wire::write_control(wire::StatusRequest{}),
       wire::write_control(wire::Status{.json = "{}"}),
       wire::write_control(wire::DrainRequest{.worker_id = 5}),
@@ -62,6 +63,7 @@ std::vector<Bytes> make_seeds() {
       wire::write_control(wire::EndAnswer{.has_engine = true}),
       wire::write_control(wire::CostsRequest{.price_per_hour = {.is_given = true, .micros = 5}}),
       wire::write_control(wire::Costs{.json = "{}"}),
+      wire::write_control(wire::PlanReport{.trainer_id = 5, .change_count = 1, .json = "{}", .secret = {std::byte{4}}}),
   };
 }
 

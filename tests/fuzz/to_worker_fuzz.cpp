@@ -40,11 +40,12 @@ Bytes make(wire::ToWorker::Kind kind, wire::IndexKind index_kind = wire::IndexKi
 Bytes make_hello() {
   return wire::write_to_worker(
       {.message = {.kind = wire::ToWorker::Kind::kHello, .trainer_id = 5, .link = 1, .stamp = 1},
-       .offer = wire::SealOffer{.ciphers = 3, .nonce = {std::byte{6}}}});
+       .offer = wire::SealOffer{.ciphers = 3, .nonce = {std::byte{6}}},
+       .secret = {std::byte{7}, std::byte{8}}});
 }
 
-// Behind a head: the set of ciphers and the nonce.
-constexpr size_t kOfferBytes = 1 + wire::kSealNonceBytes;
+// Behind a head: the set of ciphers and the nonce, then the secret of the run.
+constexpr size_t kHelloBytes = 1 + wire::kSealNonceBytes + wire::kRunSecretBytes;
 
 }  // namespace
 
@@ -70,7 +71,7 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) bytes[kIndexKindAt] = std::byte(choices.below(4));
   if (choices.mostly()) std::fill_n(bytes.begin() + kReservedAt, 2, std::byte{0});
   if (bytes[kKindAt] == std::byte{1} && choices.mostly()) {
-    bytes.resize(wire::kToWorkerHeadBytes + kOfferBytes + (choices.mostly() ? 0 : choices.below(3)));
+    bytes.resize(wire::kToWorkerHeadBytes + kHelloBytes + (choices.mostly() ? 0 : choices.below(3)));
     std::fill(bytes.begin() + kIndexBytesAt, bytes.begin() + wire::kToWorkerHeadBytes, std::byte{0});
     bytes[wire::kToWorkerHeadBytes] = std::byte(choices.below(5));
     return;
@@ -102,7 +103,7 @@ void check(std::span<const std::byte> bytes) {
   expect(is_hello == request.offer.has_value(), "hellos offer keys");
   if (request.offer)
     expect(request.offer->ciphers != 0 && (request.offer->ciphers & ~wire::kSealCiphers) == 0, "ciphers are known");
-  size_t body_bytes = is_hello ? kOfferBytes : 0;
+  size_t body_bytes = is_hello ? kHelloBytes : 0;
   for (const auto part : {request.indices, request.seeds, request.state, blobs}) {
     touch(part);
     body_bytes += part.size();

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import errno
+import hashlib
 import os
 import struct
 from pathlib import Path
@@ -19,6 +20,8 @@ _PLAIN_USERNAME, _PLAIN_PASSWORD = 45, 46
 _CURVE_SERVER, _CURVE_PUBLICKEY, _CURVE_SECRETKEY, _CURVE_SERVERKEY = 47, 48, 49, 50
 _SNDMORE = 2
 _PART_BYTES_MAX = 9 << 20
+CONTROL_VERSION, POOL_VERSION = 7, 8
+SECRET = bytes(range(16))  # of a run
 
 
 def _library() -> Any:
@@ -126,7 +129,14 @@ def _key(keys: Path, name: str) -> bytes:
     return (keys / name).read_text().strip().encode() + b"\0"
 
 
-CONTROL_VERSION = 6
+def run_id(keys: Path, role: str, secret: bytes = SECRET) -> int:
+    """The id of a run with this secret, and with the role's key in that folder."""
+    key = ctypes.create_string_buffer(32)
+    decode = _library().zmq_z85_decode
+    decode.restype = ctypes.c_void_p
+    assert decode(key, _key(keys, f"{role}.public"))
+    digest = hashlib.sha256(b"penstock run 1" + key.raw + secret).digest()
+    return int.from_bytes(digest[:8], "little")
 
 
 def control(kind: int, *fields: bytes, version: int = CONTROL_VERSION) -> bytes:
@@ -144,8 +154,8 @@ _OF_PYTHON = struct.pack("<BH", 1, 0)
 def worker_report(worker_id: int, endpoint: str, version: int = CONTROL_VERSION) -> bytes:
     head = struct.pack("<QIBQ", worker_id, 1, 0, 0)
     texts = (_text(endpoint), _text("by hand"), bytes(4), _text(""), _text(""))
-    fields = (*texts, _OF_PYTHON, bytes(4))  # stuck at nothing
-    return control(1, head, *fields, version=version)
+    stuck_ms = bytes(4)
+    return control(1, head, *texts, _OF_PYTHON, stuck_ms, SECRET, version=version)
 
 
 def trainer_report(trainer_id: int) -> bytes:
@@ -156,6 +166,7 @@ def trainer_report(trainer_id: int) -> bytes:
         _text(""),
         _OF_PYTHON,
         struct.pack("<QII", 0, 0, 1),  # alone, without other ranks
+        SECRET,
     )
 
 
@@ -168,18 +179,23 @@ REFUSAL = 10  # its kind
 
 
 def farewell_of_worker(worker_id: int) -> bytes:
-    return control(5, struct.pack("<QB", worker_id, 1))
+    return control(5, struct.pack("<QB", worker_id, 1), SECRET)
 
 
-def hello(trainer_id: int, version: int = 6) -> bytes:
+def farewell_of_trainer(trainer_id: int) -> bytes:
+    return control(5, struct.pack("<QB", trainer_id, 0), SECRET)
+
+
+def hello(trainer_id: int, version: int = POOL_VERSION, link: int = 1) -> bytes:
     offer = bytes([3]) + bytes(32)  # of keys for the pieces of batches
-    return _head(0x31574E50, version, kind=1, own_id=trainer_id) + bytes(48) + offer
+    head = _head(0x31574E50, version, kind=1, own_id=trainer_id, link=link)
+    return head + bytes(56) + offer + SECRET
 
 
-def welcome(worker_id: int, version: int = 6) -> bytes:
-    return _head(0x31544E50, version, kind=1, own_id=worker_id) + bytes(80)
+def welcome(worker_id: int, version: int = POOL_VERSION) -> bytes:
+    return _head(0x31544E50, version, kind=1, own_id=worker_id) + bytes(88)
 
 
-def _head(magic: int, version: int, kind: int, own_id: int) -> bytes:
-    """With a link and a stamp of 1; what only one side has follows."""
-    return struct.pack("<IHBBQIIQ", magic, version, kind, 0, own_id, 1, 1, 1)
+def _head(magic: int, version: int, kind: int, own_id: int, link: int = 1) -> bytes:
+    """With a stamp of 1; what only one side has follows."""
+    return struct.pack("<IHBBQIIQ", magic, version, kind, 0, own_id, link, 1, 1)

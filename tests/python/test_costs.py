@@ -56,6 +56,7 @@ def job(**changes: Any) -> dict[str, Any]:
         "about": "node7, process 4711, torch 2.11.0",
         "is_running": True,
         "since_report_s": 0.2,
+        "user": None,
         "tenancies": 4,
         "metered_tenancies": 4,
         "metered_energy_j": 27_000.0,
@@ -95,6 +96,12 @@ def test_a_job_is_a_line_and_another_for_1000_samples() -> None:
         "0.009375", "0.4102",
     ]  # fmt: skip
     assert len(text.splitlines()) == 6
+
+
+def test_a_job_of_a_user_is_shown_with_its_name() -> None:
+    text = cost_text(answer(job(user="ann")))
+    for line in (1, 5):
+        assert cells(text, line)[0] == "train.py: Images (ann)"
 
 
 def test_what_is_not_known_is_called_so_with_the_reason() -> None:

@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -28,7 +29,9 @@ from raw_zeromq import (
     STATUS_REQUEST,
     RawSocket,
     drain_request,
+    farewell_of_trainer,
     hello,
+    run_id,
     trainer_report,
     worker_report,
 )
@@ -36,6 +39,8 @@ from raw_zeromq import (
 from penstock import DataLoader, _pool
 from penstock.cli.command_line import main
 from penstock.errors import PenstockError
+from penstock.pool.pool_status import PoolStatus
+from penstock.pool.status_text import status_text
 
 pytestmark = pytest.mark.slow
 
@@ -206,6 +211,145 @@ def test_a_worker_whose_folder_has_other_secrets_warns_once_at_its_start(pool: K
     worker.end()
     assert sum(words in line for line in worker.lines) == 1, worker.output
     assert "beside worker.secret" not in pool.worker.output
+
+
+@pytest.mark.long
+def test_who_knows_a_trainers_id_cannot_take_its_place(tmp_path: Path) -> None:
+    """One hello of another user with the id, which the status shows, stopped a training."""
+    pool = PoolProcesses(tmp_path)
+    keys = tmp_path / "keys"
+    folders = {user: tmp_path / f"of {user}" for user in ("ann", "ben")}
+    try:
+        _pool.make_key_folder(str(keys))
+        for user, folder in folders.items():
+            _pool.make_user_keys(str(keys), user, str(folder))
+        pool.start_controller("--keys", str(keys))
+        worker = pool.start_worker("--keys", str(keys))
+        ((_, worker_endpoint, _),) = worker.served()
+        options: dict[str, Any] = {"batch_size": 4, "timeout": 30, "code_paths": [CODE]}
+        loader = DataLoader(Augmented(400), pool=pool.endpoint, keys=str(folders["ben"]), **options)
+        batches = iter(loader)
+        next(batches)
+        status = json.loads(_pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX))
+        (bens_id,) = (int(trainer["id"], 16) for trainer in status["trainers"])
+        with RawSocket(DEALER) as ann:
+            ann.use_key(folders["ann"], "trainer", "worker")
+            ann.connect(worker_endpoint)
+            ann.send(hello(bens_id, link=2**32 - 1))
+            (answer,) = ann.receive()
+            assert (answer[:4], answer[6]) == (b"PNT1", 2)  # refused
+            assert b"is a run of another key or process" in answer
+        with RawSocket(DEALER) as ann:
+            ann.use_key(folders["ann"], "trainer", "controller")
+            ann.connect(pool.endpoint)
+            for message in (trainer_report(bens_id), farewell_of_trainer(bens_id)):
+                ann.send(message)
+                (answer,) = ann.receive()
+                assert answer[6] == REFUSAL
+                assert b"is a run of another key or process" in answer
+        assert 1 + sum(1 for _ in batches) == 100
+        status = json.loads(_pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX))
+        (offence,) = status["controller"]["offences"]
+        assert (offence["by"], offence["count"]) == ("the user ann", 2)
+        told = f"claimed to be trainer {bens_id:016x} and is not"
+        assert re.search(f"refused 2 times, .*the user ann {told}", status_text(PoolStatus(status)))
+        worker.wait_for_lines(
+            lambda line: f"claims to be trainer {bens_id:016x}" in line and "the user ann" in line
+        )
+    finally:
+        pool.close()
+
+
+@pytest.mark.long
+def test_own_workers_know_a_trainer_by_the_key_that_it_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer shows other keys to its own workers than to a pool that has keys of its own."""
+    pool = PoolProcesses(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", pool.environment["XDG_RUNTIME_DIR"])
+    keys = tmp_path / "keys"
+    try:
+        _pool.make_key_folder(str(keys))
+        pool.start_controller("--keys", str(keys))  # which has no workers
+        options: dict[str, Any] = {"batch_size": 4, "timeout": 30, "code_paths": [CODE]}
+        loader = DataLoader(
+            Augmented(8), pool=pool.endpoint, keys=str(keys), num_workers=1, **options
+        )
+        assert [len(batch["index"]) for batch in loader] == [4, 4]
+    finally:
+        pool.close()
+
+
+@pytest.mark.long
+def test_workers_serve_nobody_whom_the_controller_gives_none(tmp_path: Path) -> None:
+    """A user whose quota is 0 greeted the workers themselves, and nobody else was served."""
+    pool = PoolProcesses(tmp_path)
+    keys, anns = tmp_path / "keys", tmp_path / "of ann"
+    try:
+        _pool.make_key_folder(str(keys))
+        _pool.make_user_keys(str(keys), "ann", str(anns))
+        terms = tmp_path / "terms.json"
+        terms.write_text('{"users": {"ann": {"quota": 0}}}')
+        pool.start_controller("--keys", str(keys), "--terms", str(terms))
+        ((_, worker_endpoint, _),) = pool.start_worker("--keys", str(keys)).served()
+        anns_id = run_id(anns, "trainer")
+        with RawSocket(DEALER) as reports, RawSocket(DEALER) as greetings:
+            reports.use_key(anns, "trainer", "controller")
+            reports.connect(pool.endpoint)
+            greetings.use_key(anns, "trainer", "worker")
+            greetings.connect(worker_endpoint)
+            for link in range(1, 11):
+                reports.send(trainer_report(anns_id))
+                greetings.send(hello(anns_id, link=link))
+                (answer,) = greetings.receive()
+                assert (answer[:4], answer[6]) == (b"PNT1", 2)  # refused
+                assert b"the pool's controller has not given it to this trainer yet" in answer
+            options: dict[str, Any] = {"batch_size": 4, "timeout": 30, "code_paths": [CODE]}
+            loader = DataLoader(Augmented(8), pool=pool.endpoint, keys=str(keys), **options)
+            assert [len(batch["index"]) for batch in loader] == [4, 4]
+    finally:
+        pool.close()
+
+
+@pytest.mark.long
+def test_a_user_whose_key_is_deleted_is_out_and_a_new_one_is_let_in(tmp_path: Path) -> None:
+    """Keys were read when a process started: who was put out was served until all were started
+    again."""
+    pool = PoolProcesses(tmp_path)
+    keys = tmp_path / "keys"
+    folders = {user: tmp_path / f"of {user}" for user in ("ann", "ben", "cid")}
+    options: dict[str, Any] = {"batch_size": 4, "timeout": 30, "code_paths": [CODE]}
+
+    def loader(user: str) -> DataLoader[Any]:
+        return DataLoader(Augmented(40), pool=pool.endpoint, keys=str(folders[user]), **options)
+
+    try:
+        _pool.make_key_folder(str(keys))
+        for user in ("ann", "ben"):
+            _pool.make_user_keys(str(keys), user, str(folders[user]))
+        pool.start_controller("--keys", str(keys))
+        worker = pool.start_worker("--keys", str(keys), processes=2)
+        anns, bens = loader("ann"), loader("ben")
+        for one in (anns, bens):
+            assert sum(1 for _ in one) == 10
+        (keys / "ann.user.public").unlink()
+        with pytest.raises(PenstockError, match="does not let this key in"):
+            while True:
+                for _ in anns:
+                    pass
+        worker.wait_for_lines(lambda line: "no longer let in: the keys of ann" in line, 2)
+        assert sum(1 for _ in bens) == 10
+        _pool.make_user_keys(str(keys), "cid", str(folders["cid"]))
+        worker.wait_for_lines(lambda line: "let in from now on: those of cid" in line, 2)
+        until = time.monotonic() + SERVED_SECONDS_MAX
+        while True:  # until the controller has looked at its folder as well
+            try:
+                assert sum(1 for _ in loader("cid")) == 10
+                break
+            except PenstockError:
+                assert time.monotonic() < until
+    finally:
+        pool.close()
 
 
 @pytest.mark.long

@@ -29,6 +29,7 @@ from raw_zeromq import (
     RawSocket,
     farewell_of_worker,
     hello,
+    run_id,
     welcome,
     worker_report,
 )
@@ -104,7 +105,7 @@ def test_a_worker_that_speaks_another_protocol_is_told_of(pool: PoolProcesses) -
         endpoint = worker.bind()
         registration.use_key(shared_keys(), "worker", "controller")
         registration.connect(pool.endpoint)
-        worker_id = 0x77
+        worker_id = run_id(shared_keys(), "worker")
         stop = threading.Event()
 
         def serve() -> None:

@@ -25,6 +25,8 @@ CONTROLLER = {
     "endpoint": "tcp://10.0.0.1:5",
     "is_settled": True,
     "policy_trouble": None,
+    "offences": [],
+    "key_trouble": None,
 }
 
 
@@ -100,6 +102,21 @@ def shown(
 
 FIRST = "11a1000000000001"
 SECOND = "11a2000000000001"
+
+
+def test_refused_claims_are_shown_with_their_key_and_count() -> None:
+    claim = (
+        "a process with the key of the user ann claimed to be trainer 11a1000000000001 and is not"
+    )
+    offence = {"by": "the user ann", "text": claim, "count": 1, "since_s": 4.2}
+    often = {**offence, "count": 3}
+    for offences, line in (([offence], "once, last 4 s"), ([often], "3 times, last 4 s")):
+        assert f"\nrefused {line} ago: {claim}" in shown([worker(1)], [], offences=offences)
+
+
+def test_keys_that_cannot_be_read_again_are_told() -> None:
+    trouble = "the keys in /k cannot be used: its mode is 0755"
+    assert f"goes by those that it has: {trouble}" in shown([worker(1)], [], key_trouble=trouble)
 
 
 def test_a_status_is_a_table_of_workers_and_one_of_jobs() -> None:

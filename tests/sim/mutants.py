@@ -120,6 +120,16 @@ void Dispatch::forgive""",
             "static_cast<void>(now);",
         ),
     ),
+    "a worker serves whoever greets it": (
+        Mutation(
+            "worker_session.cpp",
+            "(is_draining_ || tenant_ || !is_assigned)",
+            "(is_draining_ || tenant_)",
+        ),
+    ),
+    "only the first orders of a controller count": (
+        Mutation("enrolment.h", "orders.view < view_;", "true;"),
+    ),
     "a roster counts its views anew for a trainer that comes back": (
         Mutation("roster.cpp", "found->second.view = ++view_count_;", "++found->second.view;"),
         Mutation("roster.cpp", "    trainer.view = ++view_count_;", "    trainer.view = 1;"),

@@ -18,7 +18,9 @@ void SimController::receive(ProcessId from, const Message& message) {
   if (const auto* report = std::get_if<wire::WorkerReport>(&message)) {
     world_.send(id(), from, OrdersMessage{roster_.worker_reported(*report, world_.now())});
   } else if (const auto* trainer = std::get_if<wire::TrainerReport>(&message)) {
-    world_.send(id(), from, roster_.trainer_reported(*trainer, world_.now()));
+    const auto roster = roster_.trainer_reported(*trainer, world_.now());
+    push_orders();
+    world_.send(id(), from, roster);
   }
   push();
 }
@@ -39,17 +41,50 @@ void SimController::left(uint64_t worker_id) {
   push();
 }
 
+void SimController::push_orders() {
+  for (const auto& [worker_id, orders] : roster_.take_orders())
+    world_.send(id(), world_.process_of_worker(worker_id), OrdersMessage{orders});
+}
+
 void SimController::push() {
+  push_orders();
   for (const uint64_t trainer_id : roster_.changed_trainers()) {
     const auto roster = roster_.roster_of(trainer_id);
     world_.send(id(), world_.process_of_trainer(trainer_id), roster);
   }
 }
 
+// ---- Intruder
+
+void SimIntruder::receive(ProcessId, const Message& message) {
+  const auto* answer = std::get_if<TrainerMessage>(&message);
+  if (answer == nullptr) return;
+  Link& link = links_[answer->worker_id];
+  if (answer->head.link != link.number) return;
+  if (answer->head.kind == ToTrainer::Kind::kWelcome) link.is_open = true;
+  if (answer->head.kind == ToTrainer::Kind::kRefused || answer->head.kind == ToTrainer::Kind::kBroken)
+    link.is_open = false;
+}
+
+void SimIntruder::tick() {
+  due_at_ = world_.now() + std::chrono::milliseconds(400);
+  for (const uint64_t worker_id : world_.worker_ids()) {
+    Link& link = links_[worker_id];
+    if (!link.is_open) link = {.number = ++link_count_};
+    WorkerMessage message{.head = {.kind = link.is_open ? ToWorker::Kind::kPing : ToWorker::Kind::kHello,
+                                   .trainer_id = trainer_id_,
+                                   .link = link.number,
+                                   .stamp = ++link.stamp}};
+    world_.send(id(), world_.process_of_worker(worker_id), message);
+  }
+}
+
 // ---- Worker
 
 SimWorker::SimWorker(World& world, ProcessId id, uint64_t worker_id, uint32_t declined_jobs)
-    : Process(world, id), declined_jobs_(declined_jobs), enrolment_(worker_id, world.now()) {}
+    : Process(world, id), declined_jobs_(declined_jobs), enrolment_(worker_id, world.now()) {
+  session_.assign(0, /*is_to_part=*/false);
+}
 
 void SimWorker::receive(ProcessId, const Message& message) {
   if (const auto* orders = std::get_if<OrdersMessage>(&message)) {
@@ -68,6 +103,8 @@ void SimWorker::receive(ProcessId, const Message& message) {
 
 void SimWorker::tick() {
   session_.tick(world_.now());
+  enrolment_.tick(session_, world_.now());
+  was_open_ = was_open_ || enrolment_.clock.silence(world_.now()) >= cluster::kOrdersGoodFor;
   if (enrolment_.take(session_, world_.now())) world_.send(id(), kController, enrolment_.report(session_));
   carry_out();
   begin();
@@ -106,6 +143,8 @@ void SimWorker::carry_out() {
       made_.erase(command.key);
       continue;
     }
+    if (command.message.kind == ToTrainer::Kind::kWelcome && world_.is_intruder(command.trainer_id) && !was_open_)
+      throw Violation{name() + " serves a trainer that the controller has not given it to"};
     if (command.message.kind == ToTrainer::Kind::kWelcome && command.message.is_fresh) {
       lanes_.clear();
       lane_starts_.clear();

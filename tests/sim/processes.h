@@ -25,8 +25,31 @@ class SimController : public Process {
 
  private:
   void push();
+  void push_orders();
 
   cluster::Roster roster_;
+};
+
+// A trainer that no controller knows. It greets every worker, and stays with each that lets it in.
+class SimIntruder : public Process {
+ public:
+  SimIntruder(World& world, ProcessId id, uint64_t trainer_id) : Process(world, id), trainer_id_(trainer_id) {}
+  void receive(ProcessId from, const Message& message) override;
+  void tick() override;
+  std::optional<Instant> next_tick() const override { return due_at_; }
+  std::string name() const override { return "intruder " + std::to_string(trainer_id_); }
+
+ private:
+  struct Link {
+    uint32_t number = 0;
+    uint64_t stamp = 0;
+    bool is_open = false;
+  };
+
+  const uint64_t trainer_id_;
+  Instant due_at_{};
+  uint32_t link_count_ = 0;
+  std::map<uint64_t, Link> links_;  // by worker
 };
 
 class SimWorker : public Process {
@@ -60,6 +83,7 @@ class SimWorker : public Process {
   Content make(const cluster::WorkerSession::Request& request);
 
   const uint32_t declined_jobs_;
+  bool was_open_ = false;  // it had heard nothing of a controller for so long that it took whoever came
   cluster::WorkerSession session_;
   cluster::WorkerEnrolment enrolment_;
   uint64_t trainer_id_ = 0;  // whose dataset is loaded

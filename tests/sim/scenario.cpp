@@ -3,6 +3,8 @@
 
 #include <sstream>
 
+#include "cluster/roster.h"
+
 namespace penstock::sim {
 
 using std::chrono::milliseconds;
@@ -47,6 +49,8 @@ Scenario Scenario::draw(uint64_t seed) {
   s.end_at = s.calm_at + seconds(90);
   s.has_declining = chance(3);
   if (s.shard_count == 0 && chance(2)) s.recall = number(1, 10) / 10.0;
+  s.intruders = few(4, 2);
+  if (s.intruders > 0) s.end_at += cluster::kLeaveTime;  // for which one that found a way in may stay
   return s;
 }
 
@@ -60,7 +64,7 @@ std::string Scenario::describe() const {
        << ", machines " << machine_crashes << ", the controller " << controller_crashes << ", trainers "
        << trainer_crashes << "; joins " << worker_joins << ", drains " << worker_drains << ", stalls " << stalls
        << ", partitions " << partitions << "; recalls " << recall << (has_declining ? "; workers that decline" : "")
-       << (has_poison ? "; poison" : "");
+       << (intruders > 0 ? "; intruders " + std::to_string(intruders) : "") << (has_poison ? "; poison" : "");
   return text.str();
 }
 

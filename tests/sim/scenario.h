@@ -44,6 +44,7 @@ struct Scenario {
   uint32_t controller_crashes = 0;
   uint32_t trainer_crashes = 0;  // and a resume from the batches that it had delivered
   bool has_declining = false;    // some workers decline some trainers
+  uint32_t intruders = 0;        // trainers that greet every worker, and were given none by the controller
   bool has_poison = false;       // a batch of the first trainer's kills whoever makes it
   Duration calm_at{};
   Duration end_at{};  // by then all is delivered, or something is lost

@@ -46,7 +46,9 @@ std::string spoken(const Message& message) {
            std::to_string(m->trainer_id) + (m->is_draining ? ", draining" : "") +
            (m->declined.empty() ? "" : ", which declined " + std::to_string(m->declined.size()));
   if (const auto* m = std::get_if<OrdersMessage>(&message))
-    return std::string("orders") + (m->orders.is_fenced ? ", fenced" : "") + (m->orders.is_to_drain ? ", drain" : "");
+    return "orders " + std::to_string(m->orders.view) + (m->orders.is_settled ? "" : " unsettled") + " for trainer " +
+           std::to_string(m->orders.trainer_id) + (m->orders.is_to_part ? " alone" : "") +
+           (m->orders.is_fenced ? ", fenced" : "") + (m->orders.is_to_drain ? ", drain" : "");
   return "report of a trainer";
 }
 
@@ -145,6 +147,17 @@ void World::add_trainer(uint32_t job, std::unique_ptr<SimTrainer> resumed_from) 
   wake(started);
 }
 
+void World::add_intruder() {
+  const ProcessId id = next_process_++;
+  const uint64_t trainer_id = new_identity();
+  trainers_.emplace(trainer_id, id);
+  intruders_.insert(trainer_id);
+  auto intruder = std::make_unique<SimIntruder>(*this, id, trainer_id);
+  say(intruder->name(), " comes");
+  wake(*intruder);
+  processes_.emplace(id, std::move(intruder));
+}
+
 // ---- Faults
 
 ProcessId World::pick_process(bool (*wanted)(const Process&)) {
@@ -175,6 +188,7 @@ void World::plan_faults() {
   };
   plan(scenario_.worker_crashes, [crash] { crash(true); });
   plan(scenario_.machine_crashes, [crash] { crash(false); });
+  plan(scenario_.intruders, [this] { add_intruder(); });
   plan(scenario_.worker_joins, [this] { add_worker(draw_declined_jobs()); });
   plan(scenario_.worker_drains, [this, is_worker] {
     const auto victim = processes_.find(pick_process(is_worker));
@@ -335,6 +349,11 @@ void World::wake(Process& process) {
 }
 
 ProcessId World::process_of_worker(uint64_t worker_id) const { return workers_.at(worker_id); }
+std::vector<uint64_t> World::worker_ids() const {
+  std::vector<uint64_t> ids;
+  for (const auto& [worker_id, process] : workers_) ids.push_back(worker_id);
+  return ids;
+}
 ProcessId World::process_of_trainer(uint64_t trainer_id) const { return trainers_.at(trainer_id); }
 
 // ---- Invariants
@@ -370,6 +389,7 @@ void World::check_sharing() {
     const auto& roster = static_cast<const SimController&>(*controller->second).roster();
     const auto trainers = roster.trainers(now_);
     for (const auto& worker : roster.workers(now_)) {
+      if (is_intruder(worker.report.trainer_id)) continue;  // until kLeaveTime is over
       const auto owner = std::ranges::find(trainers, worker.assigned_to,
                                            [](const auto& trainer) { return trainer.report.trainer_id; });
       const auto should_have = [&](const cluster::Roster::TrainerStatus& trainer) {
@@ -378,7 +398,8 @@ void World::check_sharing() {
                (owner == trainers.end() || trainer.worker_count + 1 < owner->worker_count);
       };
       const bool is_missing = !worker.report.is_draining && std::ranges::any_of(trainers, should_have);
-      if (!is_missing && !worker.report.has_declined(worker.assigned_to)) continue;
+      // One that is withdrawn is left within a batch, long before kLeaveTime.
+      if (!is_missing && !worker.report.has_declined(worker.assigned_to) && !worker.is_withdrawn) continue;
       const int times = wasted_[worker.report.worker_id] + 1;
       wasted[worker.report.worker_id] = times;
       if (times > kWastedMax)

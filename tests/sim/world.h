@@ -14,8 +14,10 @@
 //
 //   blame     a batch fails only if that many workers died while making it, and a batch that kills fails
 //
-//   sharing   no worker stays idle that a trainer could use, with a trainer that it has declined, or with one that has
-//             two more than another
+//   sharing   no worker stays idle that a trainer could use, with a trainer that it has declined, with one that is to
+//             leave it, or with one that has two more than another
+//
+//   given     a worker that hears of its controller begins for no trainer that it was not given to
 //
 //   memory    nothing is left in a worker or a session once the trainers are done
 
@@ -132,6 +134,8 @@ class World {
   template <typename... Parts>
   void say(const Parts&... parts);
   ProcessId process_of_worker(uint64_t worker_id) const;
+  std::vector<uint64_t> worker_ids() const;  // of all that there ever were
+  bool is_intruder(uint64_t trainer_id) const { return intruders_.contains(trainer_id); }
   ProcessId process_of_trainer(uint64_t trainer_id) const;
   // A worker's process ends while it makes a batch.
   void die_of(SimWorker& worker, uint32_t job, BatchKey key);
@@ -158,6 +162,7 @@ class World {
   void add_worker(uint32_t declined_jobs);
   uint32_t draw_declined_jobs();
   void add_trainer(uint32_t job, std::unique_ptr<SimTrainer> resumed_from);
+  void add_intruder();
   void kill(ProcessId process, bool is_seen);
   void wake(Process& process);
   bool is_cut(ProcessId from, ProcessId to) const;
@@ -182,6 +187,7 @@ class World {
   std::map<ProcessId, std::unique_ptr<Process>> processes_;
   std::map<uint64_t, ProcessId> workers_;                         // by worker id
   std::map<uint64_t, ProcessId> trainers_;                        // by trainer id
+  std::set<uint64_t> intruders_;                                  // of them
   std::map<std::pair<ProcessId, ProcessId>, Instant> arrivals_;   // the last, in order
   std::map<std::pair<ProcessId, ProcessId>, Instant> cuts_;       // until when
   std::map<std::pair<ProcessId, ProcessId>, uint32_t> renewals_;  // of the way from the first to the second

@@ -43,7 +43,12 @@ def _lines(fields: dict[str, Any]) -> Iterator[str]:
 
 
 def _name(job: dict[str, Any]) -> str:
-    return f"{text_of(job['job'])} of {_trainer(job)}"
+    return f"{_job(job)} of {_trainer(job)}"
+
+
+def _job(job: dict[str, Any]) -> str:
+    name, user = text_of(job["job"]), job["user"]
+    return name if user is None else f"{name} ({text_of(user)})"
 
 
 def _trainer(job: dict[str, Any]) -> str:
@@ -52,7 +57,7 @@ def _trainer(job: dict[str, Any]) -> str:
 
 def _name_cells(job: dict[str, Any]) -> tuple[str, str, str]:
     state = "running" if job["is_running"] else f"ended {_ago(job['since_report_s'])} ago"
-    return text_of(job["job"]), _trainer(job), state
+    return _job(job), _trainer(job), state
 
 
 def _ago(time_s: float) -> str:

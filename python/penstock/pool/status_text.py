@@ -162,6 +162,15 @@ class _Page:
     def _notes(self) -> Iterator[str]:
         if trouble := self._controller["policy_trouble"]:
             yield f"workers are shared out evenly, since the policy failed: {text_of(trouble)}"
+        if trouble := self._controller["key_trouble"]:
+            yield (
+                "the controller cannot read its keys again, and goes by those that it has: "
+                + text_of(trouble)
+            )
+        for offence in self._controller["offences"]:
+            times = "once" if offence["count"] == 1 else f"{offence['count']} times"
+            last = f"last {offence['since_s']:.0f} s ago"
+            yield f"refused {times}, {last}: {text_of(offence['text'])}"
         for trainer in self._shown:
             if trainer["workers_max"] > 0 and trainer["workers"] == 0:
                 yield f"{self._job_of(trainer['id'])} has no worker: {self._why_none(trainer)}"

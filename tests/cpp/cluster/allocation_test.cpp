@@ -157,5 +157,40 @@ TEST(Allocation, NonsenseOfAPolicyIsNamed) {
             "the policy gave job 2 0 workers, and no job has fewer than its floor, here 2");
 }
 
+TEST(Allocation, UsersShareEvenlyAndThenTheJobsOfEach) {
+  std::vector<JobClaim> claims{linear(1, 0, 8)};
+  claims[0].user = "ben";
+  for (uint64_t id = 2; id <= 8; ++id) claims.push_back(linear(id, 0, 8));
+  EXPECT_EQ(max_min(claims, 8, {}), (std::vector<uint32_t>{4, 1, 1, 1, 1, 0, 0, 0}));
+  EXPECT_EQ(floor_counts(claims, 8, {.floor_share = 1}), (std::vector<uint32_t>{4, 0, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(floor_counts(claims, 28, {.floor_share = 1}), (std::vector<uint32_t>{8, 2, 2, 2, 2, 2, 2, 2}));
+  for (const AllocationPolicy policy : {gpu_progress, max_min})
+    EXPECT_EQ(check_allocation(claims, 8, {.floor_share = 1}, policy(claims, 8, {.floor_share = 1})), std::nullopt);
+}
+
+// Jobs of which nothing was measured, and that asked for one worker each, took the workers of one that needs many.
+TEST(Allocation, JobThatIsServedKeepsAWorkerHoweverManyCome) {
+  std::vector<JobClaim> claims;
+  for (uint64_t id = 1; id <= 20; ++id) claims.push_back(linear(id, 0, 1));
+  claims.push_back(linear(21, 2, 16));
+  const AllocationOptions options{.floor_share = 1, .move_cost_s = 15, .horizon_s = 60};
+  EXPECT_EQ(gpu_progress(claims, 2, options).back(), 0u);
+  for (JobClaim& claim : claims) claim.keeps_one = true;
+  EXPECT_EQ(gpu_progress(claims, 2, options).back(), 1u);
+  EXPECT_EQ(max_min(claims, 2, options).back(), 1u);
+}
+
+TEST(Allocation, JobsThatAreServedKeepNoMoreThanTheirUsersShare) {
+  std::vector<JobClaim> claims;
+  for (uint64_t id = 1; id <= 8; ++id) claims.push_back(linear(id, 1, 1));
+  for (JobClaim& claim : claims) claim.keeps_one = true;
+  claims.push_back(linear(9, 0, 8));
+  claims.back().user = "ben";
+  const AllocationOptions options{.floor_share = 1};
+  EXPECT_EQ(floor_counts(claims, 8, options), (std::vector<uint32_t>{1, 1, 1, 1, 0, 0, 0, 0, 4}));
+  EXPECT_EQ(floor_counts(claims, 1, options), (std::vector<uint32_t>{1, 0, 0, 0, 0, 0, 0, 0, 0}))
+      << "with fewer workers than users";
+}
+
 }  // namespace
 }  // namespace penstock::cluster

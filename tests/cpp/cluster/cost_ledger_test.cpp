@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
 #include "cluster/worker_session.h"
 
@@ -83,6 +84,30 @@ TEST_F(CostLedgerTest, JobOfWhichNothingWasHeardForLongestIsForgottenAndCounted)
   ledger_.left(1);
   report(1, 1, "job 1");
   EXPECT_EQ(jobs().size(), kLedgerJobCountMax);
+}
+
+// Five thousand made-up trainers had the costs of all real jobs forgotten.
+TEST_F(CostLedgerTest, UserWithMostJobsLosesTheOneThatHasCostLeast) {
+  const auto report_of = [this](uint64_t id, const std::string& user, uint64_t served_ns) {
+    ledger_.reported({.trainer_id = id, .job = "job " + std::to_string(id), .costs = {.served_ns = served_ns}}, now_,
+                     user);
+  };
+  report_of(1, "ben", 1);
+  report_of(2, "", 2);
+  for (uint64_t id = 3; id < 5000; ++id) report_of(id, "mallory", id == 50 ? 9 : 1000 + id);
+  ASSERT_EQ(jobs().size(), kLedgerJobCountMax);
+  uint64_t own_count = 0;
+  for (const auto& job : jobs()) {
+    if (job.user != "mallory") ++own_count;
+    EXPECT_NE(job.name, "job 50") << "the cheapest of the user with most";
+  }
+  EXPECT_EQ(own_count, 2u);
+}
+
+TEST_F(CostLedgerTest, JobsOfTwoUsersAreTwo) {
+  for (const auto& [id, user] : {std::pair<uint64_t, const char*>(1, "ann"), {2, "ben"}})
+    ledger_.reported({.trainer_id = id, .job = "train.py", .costs = {.cpu_ns = id}, .about = "node7"}, now_, user);
+  EXPECT_EQ(jobs().size(), 2u);
 }
 
 TEST_F(CostLedgerTest, ClientsThatVanishAreKeptInTheSum) {

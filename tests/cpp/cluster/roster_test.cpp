@@ -204,6 +204,21 @@ TEST_F(RosterTest, StuckWorkerGoesToNobodyUntilItIsOfUseAgain) {
   EXPECT_EQ(trainer(100), (std::set<uint64_t>{1, 2}));
 }
 
+// The job counted as one that is served, and took the worker of another one.
+TEST_F(RosterTest, JobWhoseWorkerIsStuckTakesNoneFromAnotherThatIsServed) {
+  settle();
+  worker(1);
+  worker(2);
+  EXPECT_EQ(trainer(100).size(), 2u);
+  trainer(200);
+  worker(2);
+  EXPECT_EQ(trainer(200), (std::set<uint64_t>{2}));
+  roster_.worker_reported(
+      {.worker_id = 1, .incarnation = 1, .endpoint = "tcp://10.0.0.1:1", .trainer_id = 100, .stuck_ms = 2500}, now_);
+  EXPECT_TRUE(trainer(100).empty());
+  EXPECT_EQ(trainer(200), (std::set<uint64_t>{2}));
+}
+
 TEST_F(RosterTest, WorkerThatDeclinedATrainerGoesToAnother) {
   settle();
   worker(1);
@@ -344,29 +359,119 @@ TEST_F(RosterTest, FencedIncarnationsAreRememberedUpToABound) {
   EXPECT_TRUE(worker(kFencedCountMax + 1).is_fenced);
 }
 
+TEST_F(RosterTest, OrdersNameTheTrainerThatAWorkerIsGivenTo) {
+  EXPECT_FALSE(worker(9).is_settled);
+  settle();  // in which 9 is lost
+  const auto free = worker(1);
+  EXPECT_TRUE(free.is_settled);
+  EXPECT_EQ(free.trainer_id, 0u);
+  EXPECT_FALSE(free.is_to_part) << "one that it serves may be known to no controller yet";
+  trainer(100);
+  const auto given = roster_.take_orders();
+  ASSERT_EQ(given.size(), 1u);
+  EXPECT_EQ(given.at(1).trainer_id, 100u);
+  EXPECT_TRUE(given.at(1).is_to_part) << "from any other";
+  EXPECT_GT(given.at(1).view, free.view);
+  EXPECT_TRUE(roster_.take_orders().empty());
+  EXPECT_EQ(worker(1, 100), given.at(1));
+  roster_.trainer_left(100, now_);
+  EXPECT_EQ(roster_.take_orders().at(1).trainer_id, 0u);
+}
+
+// A trainer that was to leave a worker kept it for as long as it liked.
+TEST_F(RosterTest, TrainerThatDoesNotLeaveAWithdrawnWorkerIsPartedFromIt) {
+  settle();
+  worker(1);
+  worker(2);
+  EXPECT_EQ(trainer(100).size(), 2u);
+  trainer(200);
+  wire::WorkerOrders orders;
+  const auto stay_for = [&](Duration time) {
+    for (Duration passed{}; passed < time; passed += milliseconds(500)) {
+      pass(milliseconds(500));
+      worker(1, 100);
+      orders = worker(2, 100);
+      trainer(100);
+      EXPECT_TRUE(trainer(200).empty());
+    }
+  };
+  stay_for(kLeaveTime - seconds(1));
+  EXPECT_EQ(orders.trainer_id, 100u) << "it may have a batch that takes long";
+  stay_for(seconds(2));
+  EXPECT_EQ(orders.trainer_id, 0u);
+  EXPECT_TRUE(orders.is_to_part);
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{1}));
+  EXPECT_EQ(worker(2).trainer_id, 200u);
+  EXPECT_EQ(trainer(200), (std::set<uint64_t>{2}));
+}
+
+TEST_F(RosterTest, WorkerOfATrainerThatDoesNotReportGoesToOthersOnceTheyHaveUseForIt) {
+  settle();
+  worker(1);
+  trainer(100);
+  wire::WorkerOrders orders;
+  for (Duration passed{}; passed < kLeaveTime + kLease + seconds(1); passed += milliseconds(500)) {
+    if (passed == seconds(10)) {
+      EXPECT_TRUE(trainer(200).empty()) << "it may be cut off from the controller alone";
+      roster_.trainer_left(200, now_);
+    }
+    pass(milliseconds(500));
+    orders = worker(1, 100);
+  }
+  EXPECT_EQ(orders.trainer_id, 0u);
+  EXPECT_FALSE(orders.is_to_part) << "nobody needs it";
+  EXPECT_EQ(trainer(200), (std::set<uint64_t>{1}));
+  EXPECT_TRUE(worker(1, 100).is_to_part);
+}
+
+TEST_F(RosterTest, UserWithMostTrainersMakesRoomForOthers) {
+  const auto report = [this](uint64_t id, const std::string& user) {
+    roster_.trainer_reported({.trainer_id = id, .job = "job", .worker_count_max = 1}, now_, user);
+  };
+  report(1, "ben");
+  for (uint64_t id = 2; id <= kPoolCountMax; ++id) report(id, "mallory");
+  worker(1, /*serves=*/kPoolCountMax);  // the last of hers
+  EXPECT_FALSE(roster_.make_room_for_trainer("mallory", now_));
+  EXPECT_TRUE(roster_.make_room_for_trainer("ann", now_));
+  EXPECT_TRUE(roster_.has_trainer(1));
+  EXPECT_TRUE(roster_.has_trainer(kPoolCountMax)) << "it has a worker";
+  EXPECT_FALSE(roster_.has_trainer(kPoolCountMax - 1));
+  report(kPoolCountMax + 1, "ann");
+  EXPECT_TRUE(roster_.make_room_for_trainer("ben", now_));
+  EXPECT_FALSE(roster_.has_trainer(kPoolCountMax - 2));
+}
+
+TEST_F(RosterTest, NewcomersLeaveAJobThatIsServedAWorker) {
+  settle();
+  worker(1);
+  worker(2);
+  EXPECT_EQ(trainer(900).size(), 2u);
+  for (uint64_t id = 1; id <= 20; ++id)
+    roster_.trainer_reported({.trainer_id = id, .job = "job", .worker_count_max = 1}, now_);
+  EXPECT_EQ(trainer(900).size(), 1u);
+}
+
 // One key filled the rosters of all trainers, from which real workers then fell out.
 TEST_F(RosterTest, PoolHasRoomForSoManyWorkersAndTrainersAndNoMore) {
   static_assert(kPoolCountMax <= wire::kRosterCountMax, "a roster has no room for all workers of a pool");
   for (uint64_t id = 1; id <= kPoolCountMax; ++id) {
-    ASSERT_TRUE(roster_.may_report_worker(id)) << id;
+    ASSERT_TRUE(roster_.has_room_for_worker()) << id;
     worker(id);
   }
-  EXPECT_FALSE(roster_.may_report_worker(kPoolCountMax + 1));
-  EXPECT_TRUE(roster_.may_report_worker(1)) << "it is known";
-  EXPECT_TRUE(roster_.may_report_trainer(1));
+  EXPECT_FALSE(roster_.has_room_for_worker());
+  EXPECT_TRUE(roster_.make_room_for_trainer("", now_));
   roster_.worker_left(1, now_);
-  EXPECT_TRUE(roster_.may_report_worker(kPoolCountMax + 1));
+  EXPECT_TRUE(roster_.has_room_for_worker());
 
   Roster other(6, now_);
   for (uint64_t id = 1; id <= kPoolCountMax; ++id) {
-    ASSERT_TRUE(other.may_report_trainer(id)) << id;
+    ASSERT_TRUE(other.make_room_for_trainer("", now_)) << id;
     other.trainer_reported({.trainer_id = id, .job = "job"}, now_);
   }
-  EXPECT_FALSE(other.may_report_trainer(kPoolCountMax + 1));
-  EXPECT_TRUE(other.may_report_trainer(1)) << "it is known";
-  EXPECT_TRUE(other.may_report_worker(1));
+  EXPECT_FALSE(other.make_room_for_trainer("", now_));
+  EXPECT_TRUE(other.has_room_for_worker());
   other.trainer_left(1, now_);
-  EXPECT_TRUE(other.may_report_trainer(kPoolCountMax + 1));
+  EXPECT_TRUE(other.make_room_for_trainer("", now_));
 }
 
 // Reports of a trainer that is measured: of `step_s` and `worker_s` a batch, and with as many workers as it has.
@@ -503,6 +608,17 @@ TEST(RosterShares, AnotherUserCannotJoinAJob) {
   EXPECT_EQ(pool.count_of(102), 6u);
 }
 
+TEST(RosterShares, UsersShareEvenlyHoweverManyJobsTheyHave) {
+  for (const AllocationPolicy policy : {gpu_progress, max_min}) {
+    SharedPool pool({.policy = policy}, 8);
+    std::vector<MeasuredTrainer> trainers{{900, "a", 0.05, 2, "ben"}};
+    for (uint64_t id = 1; id <= 7; ++id) trainers.push_back({id, "b", 0.05, 2, "mallory"});
+    pool.run(trainers, std::chrono::seconds(60));
+    EXPECT_EQ(pool.count_of(900), 4u);
+    EXPECT_EQ(pool.roster().policy_trouble(), "");
+  }
+}
+
 TEST(RosterShares, PrioritiesAndQuotasAreKept) {
   SharedPool pool({.floor_share = 0.25, .terms = {{"a", {.priority = 3}}}}, 8);
   pool.run({{100, "a", 0.05, 2}, {200, "b", 0.05, 2}}, std::chrono::seconds(60));
@@ -515,13 +631,13 @@ TEST(RosterShares, PrioritiesAndQuotasAreKept) {
 }
 
 TEST(RosterShares, UsersHavePrioritiesAndQuotasBesideTheirJobs) {
-  SharedPool pool({.terms = {{"a", {.quota = 2}}}, .user_terms = {{"ann", {.quota = 5}}}}, 12);
+  SharedPool pool({.terms = {{"a", {.quota = 1}}}, .user_terms = {{"ann", {.quota = 3}}}}, 12);
   pool.run({{100, "a", 0.05, 2, "ann"}, {200, "b", 0.05, 2, "ann"}, {300, "a", 0.05, 2}, {400, "c", 0.05, 2, "ben"}},
            std::chrono::seconds(60));
-  EXPECT_EQ(pool.count_of(100), 2u) << "the quota of the job";
-  EXPECT_EQ(pool.count_of(200), 3u) << "what is left of the user's";
-  EXPECT_EQ(pool.count_of(300), 2u) << "another job of that name";
-  EXPECT_EQ(pool.count_of(400), 5u);
+  EXPECT_EQ(pool.count_of(100), 1u) << "the quota of the job";
+  EXPECT_EQ(pool.count_of(200), 2u) << "what is left of the user's";
+  EXPECT_EQ(pool.count_of(300), 1u) << "another job of that name";
+  EXPECT_EQ(pool.count_of(400), 8u);
   SharedPool unequal({.floor_share = 0.25, .user_terms = {{"ben", {.priority = 3}}}}, 8);
   unequal.run({{100, "a", 0.05, 2, "ann"}, {200, "a", 0.05, 2, "ben"}}, std::chrono::seconds(60));
   EXPECT_EQ(unequal.count_of(100), 1u);

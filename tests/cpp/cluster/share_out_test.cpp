@@ -121,6 +121,16 @@ TEST_F(ShareOutTest, WhatIsTakenIsCountedOnUntilItCanBeGiven) {
   EXPECT_EQ(count_of(kB), 2u);
 }
 
+TEST(ShareOut, StrayIsGivenOnlyWhereNoOtherIsToBeHad) {
+  using State = AssignedWorker::State;
+  const AssignedWorker hands[] = {{.state = State::kStray}, {.state = State::kMoving}, {.state = State::kFree}};
+  EXPECT_EQ(share_out(demands_of({kA}, 1), hands), (std::vector<Move>{{.hand = 2, .trainer_id = kA}}));
+  EXPECT_EQ(share_out(demands_of({kA}, 2), hands), (std::vector<Move>{{.hand = 2, .trainer_id = kA}}))
+      << "the one that moves will come";
+  EXPECT_EQ(share_out(demands_of({kA}, 3), hands),
+            (std::vector<Move>{{.hand = 0, .trainer_id = kA}, {.hand = 2, .trainer_id = kA}}));
+}
+
 TEST_F(ShareOutTest, WhatATrainerDoesNotWantIsTakenThoughNobodyNeedsIt) {
   join();
   join();

@@ -395,5 +395,52 @@ TEST_F(DecliningDesk, RemembersTheLatestAlone) {
     EXPECT_TRUE(session_.is_declined(trainer_id)) << trainer_id;
 }
 
+TEST_F(WorkerSessionTest, OnlyTheTrainerThatItWasGivenToIsServed) {
+  session_.assign(8, /*is_to_part=*/false);
+  hello(1);
+  EXPECT_EQ(said(), (std::vector{Out::kRefused}));
+  session_.assign(7, false);
+  hello(2);
+  EXPECT_EQ(said(), (std::vector{Out::kWelcome}));
+}
+
+TEST_F(WorkerSessionTest, ServedTrainerGoesOnWhenItIsNoLongerNamed) {
+  session_.assign(7, false);
+  hello(1);
+  session_.assign(0, false);
+  hello(2, 0, /*is_continued=*/true);
+  EXPECT_EQ(said(), (std::vector{Out::kWelcome, Out::kWelcome}));
+  send({.kind = In::kBye});
+  hello(3);
+  EXPECT_EQ(said(), (std::vector{Out::kRefused}));
+}
+
+TEST_F(WorkerSessionTest, TrainerThatItIsToPartFromIsToldAndForgottenWithItsBatches) {
+  hello(1);
+  request(0);
+  request(1);
+  begin();
+  finish();
+  begin();
+  said();
+  session_.assign(7, /*is_to_part=*/true);
+  collect();
+  EXPECT_EQ(said(), std::vector<Out>{}) << "it is the one that may stay";
+  session_.assign(8, /*is_to_part=*/true);
+  collect();
+  EXPECT_EQ(said(), (std::vector{Out::kBroken}));
+  EXPECT_EQ(last_.trainer_id, 7u);
+  EXPECT_EQ(last_.message.link, 1u);
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
+  EXPECT_EQ(session_.trainer_id(), 0u);
+  finish();
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{1}));
+  hello(2);
+  EXPECT_EQ(said(), (std::vector{Out::kRefused}));
+  trainer_id_ = 8;
+  hello(1);
+  EXPECT_EQ(said(), (std::vector{Out::kWelcome}));
+}
+
 }  // namespace
 }  // namespace penstock::cluster

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -50,9 +51,9 @@ class ControllerTest : public net::PoolSocketsTest {
 
   void start(const net::Endpoint& endpoint) {
     const auto deadline = Clock::now() + kPatience;
-    auto started = Controller::start(endpoint, keys_.ring(net::Role::kController));
-    while (!started && Clock::now() < deadline)
-      started = Controller::start(endpoint, keys_.ring(net::Role::kController));
+    const net::KeyRing keys = keys_.ring(net::Role::kController, net::KeyOrigin::kGiven, {{anns_.public_key(), "ann"}});
+    auto started = Controller::start(endpoint, keys);
+    while (!started && Clock::now() < deadline) started = Controller::start(endpoint, keys);
     ASSERT_TRUE(started) << started.error().message;
     controller_ = std::move(started).value();
     endpoint_ = controller_->endpoint();
@@ -68,12 +69,12 @@ class ControllerTest : public net::PoolSocketsTest {
     controller_.reset();
   }
 
-  std::unique_ptr<net::ClientSocket> join(net::Role role) {
-    auto client = connect(endpoint_, keys_.pair(role), keys_.public_key(net::Role::kController),
-                          {.limits = net::control_limits()});
+  std::unique_ptr<net::ClientSocket> join(const net::KeyPair& pair) {
+    auto client = connect(endpoint_, pair, keys_.public_key(net::Role::kController), {.limits = net::control_limits()});
     expect_connected(*client);
     return client;
   }
+  std::unique_ptr<net::ClientSocket> join(net::Role role) { return join(keys_.pair(role)); }
   static wire::ControlMessage exchange(net::ClientSocket& client, const wire::ControlMessage& message) {
     EXPECT_TRUE(client.send(wire::write_control(message)));
     return next(client);
@@ -87,14 +88,49 @@ class ControllerTest : public net::PoolSocketsTest {
     return parsed ? parsed.value() : wire::ControlMessage{};
   }
 
-  static wire::WorkerReport worker(uint64_t id) {
-    return {.worker_id = id, .incarnation = 1, .endpoint = "tcp://127.0.0.1:5", .about = "a \"worker\"\n\xff"};
+  // The first orders that are as wanted, in answer to this report or pushed.
+  static wire::WorkerOrders orders_when(net::ClientSocket& client, const wire::WorkerReport& report,
+                                        bool (*is_wanted)(const wire::WorkerOrders&)) {
+    EXPECT_TRUE(client.send(wire::write_control(report)));
+    for (;;) {
+      const auto message = next(client);
+      const auto* orders = std::get_if<wire::WorkerOrders>(&message);
+      EXPECT_NE(orders, nullptr);
+      if (orders == nullptr || is_wanted(*orders)) return orders == nullptr ? wire::WorkerOrders{} : *orders;
+    }
   }
-  static wire::TrainerReport trainer(uint64_t id) {
-    return {.trainer_id = id, .job = "train.py", .worker_count_max = 8, .queue = {.ready_batches = 3}};
+
+  // A run with the key of the role, by its number in the test.
+  const net::RunId& run(net::Role role, int number) {
+    const auto [place, is_new] = runs_.try_emplace({role, number});
+    if (is_new) place->second = net::draw_run_id(keys_.public_key(role));
+    return place->second;
+  }
+  uint64_t id_of(net::Role role, int number) { return run(role, number).id; }
+  wire::WorkerReport worker(int number) {
+    const net::RunId& of = run(net::Role::kWorker, number);
+    return {.worker_id = of.id,
+            .incarnation = 1,
+            .endpoint = "tcp://127.0.0.1:5",
+            .about = "a \"worker\"\n\xff",
+            .secret = of.secret};
+  }
+  wire::TrainerReport trainer(int number) {
+    const net::RunId& of = run(net::Role::kTrainer, number);
+    return {.trainer_id = of.id,
+            .job = "train.py",
+            .worker_count_max = 8,
+            .queue = {.ready_batches = 3},
+            .secret = of.secret};
+  }
+  static wire::Farewell farewell(const wire::WorkerReport& last) {
+    return {.id = last.worker_id, .is_worker = true, .secret = last.secret};
+  }
+  static wire::Farewell farewell(const wire::TrainerReport& last) {
+    return {.id = last.trainer_id, .is_worker = false, .secret = last.secret};
   }
   // Reports until the controller has settled.
-  static wire::TrainerRoster settled(net::ClientSocket& worker_client, net::ClientSocket& trainer_client) {
+  wire::TrainerRoster settled(net::ClientSocket& worker_client, net::ClientSocket& trainer_client) {
     const auto deadline = Clock::now() + kPatience;
     while (Clock::now() < deadline) {
       EXPECT_TRUE(std::holds_alternative<wire::WorkerOrders>(exchange(worker_client, worker(7))));
@@ -110,8 +146,8 @@ class ControllerTest : public net::PoolSocketsTest {
     return {};
   }
 
-  static void expect_all_served(net::ClientSocket& worker_client, net::ClientSocket& trainer_client,
-                                net::ClientSocket& operator_client) {
+  void expect_all_served(net::ClientSocket& worker_client, net::ClientSocket& trainer_client,
+                         net::ClientSocket& operator_client) {
     EXPECT_TRUE(std::holds_alternative<wire::WorkerOrders>(exchange(worker_client, worker(7))));
     EXPECT_TRUE(std::holds_alternative<wire::TrainerRoster>(exchange(trainer_client, trainer(9))));
     const auto status = exchange(operator_client, wire::StatusRequest{});
@@ -119,6 +155,8 @@ class ControllerTest : public net::PoolSocketsTest {
     EXPECT_TRUE(is_whole_json(std::get<wire::Status>(status).json)) << std::get<wire::Status>(status).json;
   }
 
+  const net::KeyPair anns_ = net::KeyPair::generate();  // of the user ann
+  std::map<std::pair<net::Role, int>, net::RunId> runs_;
   FileDescriptor stop_fd_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::unique_ptr<Controller> controller_;
   net::Endpoint endpoint_;

@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "base/identity.h"
 #include "cluster/worker_session.h"
@@ -60,25 +63,29 @@ TEST_F(ControllerTest, TellsATrainerOfItsWorkersAndAnOperatorOfAll) {
   const TrainerRoster roster = settled(*worker_client, *trainer_client);
   ASSERT_EQ(roster.entries.size(), 1u);
   EXPECT_TRUE(roster.is_settled);
-  EXPECT_EQ(roster.entries[0].worker.worker_id, 7u);
+  EXPECT_EQ(roster.entries[0].worker.worker_id, id_of(Role::kWorker, 7));
   EXPECT_EQ(roster.entries[0].endpoint, "tcp://127.0.0.1:5");
 
   const auto operator_client = join(Role::kOperator);
   const auto status = std::get<wire::Status>(exchange(*operator_client, wire::StatusRequest{}));
-  EXPECT_NE(status.json.find("\"id\": \"0000000000000007\""), std::string::npos) << status.json;
+  EXPECT_NE(status.json.find("\"id\": \"" + spoken_id(id_of(Role::kWorker, 7)) + "\""), std::string::npos)
+      << status.json;
   EXPECT_NE(status.json.find("\"about\": \"a \\\"worker\\\"\\u000a\\u00ff\""), std::string::npos) << status.json;
-  EXPECT_NE(status.json.find("\"assigned_to\": \"0000000000000009\""), std::string::npos) << status.json;
+  EXPECT_NE(status.json.find("\"assigned_to\": \"" + spoken_id(id_of(Role::kTrainer, 9)) + "\""), std::string::npos)
+      << status.json;
   EXPECT_NE(status.json.find("\"ready_batches\": 3"), std::string::npos) << status.json;
   EXPECT_NE(status.json.find("\"stuck_s\": null, \"unfit_for\": [], \"unfit_reason\": null"), std::string::npos)
       << status.json;
   EXPECT_NE(status.json.find("\"idle_s\": 0.000, \"batches_per_s\": "), std::string::npos) << status.json;
   EXPECT_EQ(std::get<wire::DrainAnswer>(exchange(*operator_client, wire::DrainRequest{.worker_id = 8})),
             (wire::DrainAnswer{.worker_id = 8, .is_known = false}));
-  EXPECT_EQ(std::get<wire::DrainAnswer>(exchange(*operator_client, wire::DrainRequest{.worker_id = 7})),
-            (wire::DrainAnswer{.worker_id = 7, .is_known = true}));
+  const uint64_t worker_id = id_of(Role::kWorker, 7);
+  EXPECT_EQ(std::get<wire::DrainAnswer>(exchange(*operator_client, wire::DrainRequest{.worker_id = worker_id})),
+            (wire::DrainAnswer{.worker_id = worker_id, .is_known = true}));
   wire::WorkerReport at_work = worker(7);
-  at_work.trainer_id = 9;  // it has not left the trainer, which would take it off the roster at once
-  EXPECT_TRUE(std::get<WorkerOrders>(exchange(*worker_client, at_work)).is_to_drain);
+  at_work.trainer_id =
+      id_of(Role::kTrainer, 9);  // it has not left the trainer, which would take it off the roster at once
+  EXPECT_TRUE(orders_when(*worker_client, at_work, [](const auto& o) { return o.is_to_drain; }).is_to_drain);
   // It is told so without asking, after the earlier messages.
   TrainerRoster pushed = roster;
   while (!pushed.entries.empty() && !pushed.entries[0].worker.is_withdrawn)
@@ -113,7 +120,8 @@ TEST_F(ControllerTest, TellsAnOperatorWhatAJobHasCostAlsoAfterItsEnd) {
   EXPECT_NE(running.find("\"per_1000_samples\": {\"worker_hours\": 4,"), std::string::npos) << running;
 
   // The farewell is not answered, and comes before what is said on the same connection after it.
-  ASSERT_TRUE(trainer_client->send(wire::write_control(wire::Farewell{.id = 9, .is_worker = false})));
+  ASSERT_TRUE(trainer_client->send(
+      wire::write_control(wire::Farewell{.id = report.trainer_id, .is_worker = false, .secret = report.secret})));
   ASSERT_TRUE(trainer_client->send(wire::write_control(wire::StatusRequest{})));
   while (!std::holds_alternative<wire::Refusal>(next(*trainer_client))) {
   }
@@ -142,7 +150,7 @@ TEST_F(ControllerTest, SilentWorkerIsTakenOffTheRosterAndFenced) {
     ASSERT_TRUE(net::wait_readable(waitables, {}, {}, std::chrono::milliseconds(200)));
   } while (!roster.entries.empty() && Clock::now() < deadline);
   EXPECT_TRUE(roster.entries.empty());
-  EXPECT_TRUE(std::get<WorkerOrders>(exchange(*worker_client, worker(7))).is_fenced);
+  EXPECT_TRUE(orders_when(*worker_client, worker(7), [](const auto& o) { return o.is_fenced; }).is_fenced);
 }
 
 TEST_F(ControllerTest, ControllerThatStartsAgainAdoptsWhoWorksForWhom) {
@@ -161,7 +169,7 @@ TEST_F(ControllerTest, ControllerThatStartsAgainAdoptsWhoWorksForWhom) {
     ASSERT_TRUE(socket.is_connected());
   }
   auto serving = worker(7);
-  serving.trainer_id = 9;
+  serving.trainer_id = id_of(Role::kTrainer, 9);
   EXPECT_FALSE(std::get<WorkerOrders>(exchange(*worker_client, serving)).is_fenced);
   const auto first = std::get<TrainerRoster>(exchange(*trainer_client, trainer(9)));
   EXPECT_FALSE(first.is_settled);
@@ -223,7 +231,8 @@ TEST(PoolStatus, StatusOfMoreThanFitsIsWholeJsonThatCountsWhatIsLeftOut) {
                              .about = std::string(wire::kControlAboutBytesMax, '\xff')},
                             now);
   }
-  const std::string json = status_json(roster, {}, {}, "tcp://127.0.0.1:7000", now, wire::kControlTextBytesMax);
+  const std::string json =
+      status_json(roster, {}, {}, {.endpoint = "tcp://127.0.0.1:7000"}, now, wire::kControlTextBytesMax);
   EXPECT_LE(json.size(), wire::kControlTextBytesMax);
   EXPECT_TRUE(is_whole_json(json)) << json.substr(json.size() - 200);
   const size_t worker_count = count_of(json, "\"assigned_to\"");
@@ -244,7 +253,7 @@ TEST(PoolStatus, LargeWorkerDoesNotHideThoseBehindIt) {
   roster.worker_reported({.worker_id = 1, .incarnation = 1, .endpoint = "tcp://a:1", .about = std::string(4096, '\n')},
                          now);
   roster.worker_reported({.worker_id = 2, .incarnation = 1, .endpoint = "tcp://b:1", .about = "small"}, now);
-  const std::string json = status_json(roster, {}, {}, "tcp://127.0.0.1:7000", now, 16 << 10);
+  const std::string json = status_json(roster, {}, {}, {.endpoint = "tcp://127.0.0.1:7000"}, now, 16 << 10);
   EXPECT_TRUE(is_whole_json(json)) << json;
   EXPECT_EQ(json.find("tcp://a:1"), std::string::npos);
   EXPECT_NE(json.find("tcp://b:1"), std::string::npos);
@@ -261,11 +270,13 @@ TEST_F(ControllerTest, ConnectionReportsOneWorkerOrOneTrainer) {
   const auto worker_client = join(Role::kWorker);
   const auto trainer_client = join(Role::kTrainer);
   settled(*worker_client, *trainer_client);
-  for (uint64_t id = 100; id < 110; ++id) {
-    const auto answer = exchange(*worker_client, worker(id));
+  for (int number = 100; number < 110; ++number) {
+    ControlMessage answer = exchange(*worker_client, worker(number));
+    while (std::holds_alternative<WorkerOrders>(answer)) answer = next(*worker_client);  // that were pushed before
     const auto* refusal = std::get_if<wire::Refusal>(&answer);
     ASSERT_NE(refusal, nullptr);
-    EXPECT_NE(refusal->reason.find("a connection must report one worker, got reports of 0000000000000007 and"),
+    EXPECT_NE(refusal->reason.find("a connection must report one worker, got reports of " +
+                                   spoken_id(id_of(Role::kWorker, 7)) + " and"),
               std::string::npos)
         << refusal->reason;
   }
@@ -276,6 +287,92 @@ TEST_F(ControllerTest, ConnectionReportsOneWorkerOrOneTrainer) {
   const auto roster = exchange(*trainer_client, trainer(9));
   ASSERT_TRUE(std::holds_alternative<TrainerRoster>(roster));
   EXPECT_EQ(std::get<TrainerRoster>(roster).pool_count, 1u);
+}
+
+// Who had read an id in the status took a trainer off the roster, and fenced a worker.
+TEST_F(ControllerTest, RunsOfOthersAreNeitherReportedNorEndedNorPlanned) {
+  const auto worker_client = join(Role::kWorker);
+  const auto trainer_client = join(Role::kTrainer);
+  const auto operator_client = join(Role::kOperator);
+  settled(*worker_client, *trainer_client);
+  const auto expect_refused = [](const ControlMessage& answer) {
+    const auto* refusal = std::get_if<wire::Refusal>(&answer);
+    ASSERT_NE(refusal, nullptr);
+    EXPECT_NE(refusal->reason.find(" is a run of another key or process"), std::string::npos) << refusal->reason;
+  };
+  wire::TrainerReport with_id_alone = trainer(9);
+  with_id_alone.secret = {};
+  with_id_alone.worker_count_max = 0;
+  const std::pair<const net::KeyPair*, wire::TrainerReport> impostors[] = {
+      {&keys_.pair(Role::kTrainer), with_id_alone}, {&anns_, trainer(9)},  // who even has the secret
+  };
+  for (const auto& [pair, report] : impostors) {
+    const auto impostor = join(*pair);
+    expect_refused(exchange(*impostor, report));
+    expect_refused(
+        exchange(*impostor, wire::PlanReport{.trainer_id = report.trainer_id, .json = {}, .secret = report.secret}));
+    expect_refused(exchange(*impostor, wire::Farewell{.id = report.trainer_id, .secret = report.secret}));
+    settled(*worker_client, *trainer_client);  // on a slow machine a lease would end
+  }
+  const auto impostor = join(Role::kWorker);
+  wire::WorkerReport fencing = worker(7);
+  fencing.secret = {};
+  fencing.incarnation = ~uint32_t{0};
+  expect_refused(exchange(*impostor, fencing));
+  expect_refused(exchange(*impostor, wire::Farewell{.id = fencing.worker_id, .is_worker = true}));
+
+  for (int report = 0; report < 3; ++report)
+    EXPECT_FALSE(std::get<WorkerOrders>(exchange(*worker_client, worker(7))).is_fenced);
+  EXPECT_EQ(settled(*worker_client, *trainer_client).entries.size(), 1u);
+  const auto status = std::get<wire::Status>(exchange(*operator_client, wire::StatusRequest{})).json;
+  for (const auto& [who, count] : {std::pair("the user ann", 3), {"the role trainer", 3}, {"the role worker", 2}}) {
+    const size_t place = status.find("{\"by\": \"" + std::string(who) + "\", ");
+    ASSERT_NE(place, std::string::npos) << status;
+    EXPECT_NE(status.find("\"count\": " + std::to_string(count) + ", ", place), std::string::npos) << status;
+  }
+  EXPECT_NE(status.find("claimed to be trainer " + spoken_id(id_of(Role::kTrainer, 9))), std::string::npos) << status;
+}
+
+// 100 made-up trainers a second, each of which asked for one worker, left the only worker of a pool to nobody.
+TEST_F(ControllerTest, MadeUpTrainersOfAnotherUserLeaveAnHonestOneItsWorker) {
+  const auto worker_client = join(Role::kWorker);
+  const auto trainer_client = join(Role::kTrainer);
+  settled(*worker_client, *trainer_client);
+  std::vector<std::unique_ptr<net::ClientSocket>> made_up;
+  for (int count = 0; count < 60; ++count) {
+    made_up.push_back(join(anns_));
+    wire::TrainerReport report = trainer(9);
+    const net::RunId run = net::draw_run_id(anns_.public_key());
+    report.trainer_id = run.id;
+    report.secret = run.secret;
+    report.worker_count_max = 1;
+    EXPECT_TRUE(std::holds_alternative<TrainerRoster>(exchange(*made_up.back(), report)));
+    if (count % 5 != 0) continue;
+    const auto roster = settled(*worker_client, *trainer_client);
+    ASSERT_EQ(roster.entries.size(), 1u);
+    EXPECT_FALSE(roster.entries[0].worker.is_withdrawn);
+  }
+  wire::WorkerReport at_work = worker(7);
+  at_work.trainer_id = id_of(Role::kTrainer, 9);
+  const auto orders = orders_when(*worker_client, at_work, [](const auto& o) { return o.trainer_id != 0; });
+  EXPECT_EQ(orders.trainer_id, at_work.trainer_id);
+}
+
+// A worker that waited for its next report to be answered would have refused a trainer that came sooner.
+TEST_F(ControllerTest, WorkerIsToldAtOnceWhomItIsGivenTo) {
+  const auto worker_client = join(Role::kWorker);
+  const auto trainer_client = join(Role::kTrainer);
+  const auto deadline = Clock::now() + kPatience;
+  WorkerOrders orders;
+  while (!orders.is_settled && Clock::now() < deadline) {
+    orders = std::get<WorkerOrders>(exchange(*worker_client, worker(7)));
+    const net::Waitable waitables[] = {worker_client->waitables()[0]};
+    ASSERT_TRUE(net::wait_readable(waitables, {}, {}, std::chrono::milliseconds(200)));
+  }
+  ASSERT_TRUE(orders.is_settled);
+  exchange(*trainer_client, trainer(9));
+  while (orders.trainer_id == 0) orders = std::get<WorkerOrders>(next(*worker_client));  // without another report
+  EXPECT_EQ(orders.trainer_id, id_of(Role::kTrainer, 9));
 }
 
 TEST_F(ControllerTest, WorkerThatConnectsAgainIsHeardOverItsNewConnection) {

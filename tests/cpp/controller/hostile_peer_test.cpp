@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -46,7 +48,9 @@ class HostilePeerTest : public ControllerTest {
     while (!HasFailure() && (answers.empty() || !is_last(answers.back()))) answers.push_back(next(*hostile));
     if (!answers.empty()) answers.pop_back();
     net::ClientReceipt pushed;
-    while (trainer_client_->try_receive(pushed).value()) {
+    for (net::ClientSocket* client : {trainer_client_.get(), worker_client_.get()}) {
+      while (client->try_receive(pushed).value()) {
+      }
     }
     expect_all_served(*worker_client_, *trainer_client_, *operator_client_);
     return answers;
@@ -63,8 +67,8 @@ class HostilePeerTest : public ControllerTest {
     std::vector<ControlMessage> messages{trainer(8)};
     for (const wire::TrainerReport& report : wrong) messages.emplace_back(report);
     messages.emplace_back(trainer(8));
-    for (const wire::TrainerReport& report : wrong) messages.emplace_back(wire::Farewell{.id = report.trainer_id});
-    messages.emplace_back(wire::Farewell{.id = 8});
+    for (const wire::TrainerReport& report : wrong) messages.emplace_back(farewell(report));
+    messages.emplace_back(farewell(trainer(8)));
     expect_others_served_beside<TrainerRoster>(Role::kTrainer, messages);
   }
   // One of its totals: as many as are taken, and more.
@@ -97,16 +101,16 @@ TEST_F(HostilePeerTest, WorkersReportWithOneWrongFieldLeavesOthersServed) {
       [](auto& r) { r.name = std::string(128, '\\'); },
       [](auto& r) { r.job_kinds = 0xff; },
       [](auto& r) { r.torch = 0xffff; },
-      [](auto& r) { r.stuck_ms = ~uint32_t{0}; },
+      [](auto& r) { r.stuck_ms = kMostOf32; },
+      [](auto& r) { r.secret[0] ^= std::byte{1}; },
   });
   static_assert(alterations.size() == field_count<wire::WorkerReport>(), "a field of a worker's report has no case");
   for (size_t index = 0; index < alterations.size(); ++index) {
     SCOPED_TRACE("field " + std::to_string(index));
     wire::WorkerReport wrong = worker(8);
     alterations[index](wrong);
-    expect_others_served_beside<WorkerOrders>(
-        Role::kWorker, {worker(8), wrong, worker(8), wire::Farewell{.id = wrong.worker_id, .is_worker = true},
-                        wire::Farewell{.id = 8, .is_worker = true}});
+    expect_others_served_beside<WorkerOrders>(Role::kWorker,
+                                              {worker(8), wrong, worker(8), farewell(wrong), farewell(worker(8))});
   }
 }
 
@@ -118,6 +122,7 @@ TEST_F(HostilePeerTest, TrainersReportWithOneWrongFieldLeavesOthersServed) {
       [](auto& r) { r.about = std::string(4096, '\xff'); },
       [](auto& r) { r.job_kind = wire::JobKind::kPlugin; },
       [](auto& r) { r.torch = 0xffff; },
+      [](auto& r) { r.secret[0] ^= std::byte{1}; },
   });
   const auto ranks = std::to_array<void (*)(wire::JobRank&)>({
       [](auto& r) { r.group = kMost; },
@@ -177,40 +182,53 @@ TEST_F(HostilePeerTest, TrainersReportWithOneWrongFieldLeavesOthersServed) {
 }
 
 TEST_F(HostilePeerTest, FarewellWithOneWrongFieldLeavesOthersServed) {
-  static_assert(field_count<wire::Farewell>() == 2, "a field of a farewell has no case");
-  for (const uint64_t id : {uint64_t{0}, uint64_t{7}, uint64_t{9}, uint64_t{12345}, kMost}) {
-    for (const bool is_worker : {false, true}) {
-      SCOPED_TRACE(std::to_string(id) + (is_worker ? ", a worker" : ", a trainer"));
-      const wire::Farewell farewell{.id = id, .is_worker = is_worker};
-      expect_others_served_beside<WorkerOrders>(
-          Role::kWorker, {worker(8), farewell, worker(8), wire::Farewell{.id = 8, .is_worker = true}});
-      expect_others_served_beside<TrainerRoster>(Role::kTrainer,
-                                                 {trainer(8), farewell, trainer(8), wire::Farewell{.id = 8}});
+  static_assert(field_count<wire::Farewell>() == 3, "a field of a farewell has no case");
+  const auto alterations_of = [this](const wire::Farewell& right) {
+    std::vector<wire::Farewell> wrong(2, right);
+    wrong[0].is_worker = !right.is_worker;
+    wrong[1].secret[0] ^= std::byte{1};
+    for (const uint64_t id : {uint64_t{0}, id_of(Role::kWorker, 7), id_of(Role::kTrainer, 9), uint64_t{12345}, kMost}) {
+      for (const bool is_worker : {false, true})
+        wrong.push_back({.id = id, .is_worker = is_worker, .secret = right.secret});
     }
+    return wrong;
+  };
+  const wire::Farewell of_worker = farewell(worker(8));
+  const wire::Farewell of_trainer = farewell(trainer(8));
+  for (const wire::Farewell& wrong : alterations_of(of_worker)) {
+    SCOPED_TRACE("a worker's, " + std::to_string(wrong.id) + (wrong.is_worker ? ", a worker" : ", a trainer"));
+    expect_others_served_beside<WorkerOrders>(Role::kWorker, {worker(8), wrong, worker(8), of_worker});
+  }
+  for (const wire::Farewell& wrong : alterations_of(of_trainer)) {
+    SCOPED_TRACE("a trainer's, " + std::to_string(wrong.id) + (wrong.is_worker ? ", a worker" : ", a trainer"));
+    expect_others_served_beside<TrainerRoster>(Role::kTrainer, {trainer(8), wrong, trainer(8), of_trainer});
   }
 }
 
 TEST_F(HostilePeerTest, PlanWithOneWrongFieldLeavesOthersServed) {
-  static_assert(field_count<wire::PlanReport>() == 3, "a field of a plan has no case");
-  const wire::PlanReport right{.trainer_id = 8, .change_count = 1, .json = R"({"calls": []})"};
-  const auto alterations = std::to_array<void (*)(wire::PlanReport&)>({
-      [](auto& p) { p.trainer_id = 0; },
-      [](auto& p) { p.trainer_id = 9; },
-      [](auto& p) { p.trainer_id = 12345; },
-      [](auto& p) { p.change_count = kMost; },
-      [](auto& p) { p.json = ""; },
-      [](auto& p) { p.json = "}"; },
-      [](auto& p) { p.json = std::string(wire::kPlanBytesMax, '\xff'); },
+  static_assert(field_count<wire::PlanReport>() == 4, "a field of a plan has no case");
+  const net::RunId& its_run = run(Role::kTrainer, 8);
+  const wire::PlanReport right{
+      .trainer_id = its_run.id, .change_count = 1, .json = R"({"calls": []})", .secret = its_run.secret};
+  const auto alterations = std::to_array<void (*)(wire::PlanReport&, uint64_t)>({
+      [](auto& p, uint64_t) { p.trainer_id = 0; },
+      [](auto& p, uint64_t other_id) { p.trainer_id = other_id; },
+      [](auto& p, uint64_t) { p.trainer_id = 12345; },
+      [](auto& p, uint64_t) { p.change_count = kMost; },
+      [](auto& p, uint64_t) { p.json = ""; },
+      [](auto& p, uint64_t) { p.json = "}"; },
+      [](auto& p, uint64_t) { p.json = std::string(wire::kPlanBytesMax, '\xff'); },
+      [](auto& p, uint64_t) { p.secret[0] ^= std::byte{1}; },
   });
   for (size_t index = 0; index < alterations.size(); ++index) {
     SCOPED_TRACE("case " + std::to_string(index));
     wire::PlanReport wrong = right;
-    alterations[index](wrong);
+    alterations[index](wrong, id_of(Role::kTrainer, 9));
     // Before its trainer reports, too.
     expect_others_served_beside<TrainerRoster>(Role::kTrainer,
-                                               {wrong, trainer(8), right, wrong, trainer(8), wire::Farewell{.id = 8}});
-    EXPECT_EQ(std::get<wire::PlanAnswer>(exchange(*operator_client_, wire::PlanRequest{.trainer_id = 8})),
-              (wire::PlanAnswer{.trainer_id = 8, .json = ""}));
+                                               {wrong, trainer(8), right, wrong, trainer(8), farewell(trainer(8))});
+    EXPECT_EQ(std::get<wire::PlanAnswer>(exchange(*operator_client_, wire::PlanRequest{.trainer_id = its_run.id})),
+              (wire::PlanAnswer{.trainer_id = its_run.id, .json = ""}));
   }
 }
 
@@ -264,7 +282,7 @@ TEST_F(HostilePeerTest, ScaleReportWithOneWrongFieldLeavesOthersServed) {
 TEST_F(HostilePeerTest, OperatorsQuestionWithOneWrongFieldIsAnswered) {
   static_assert(field_count<wire::DrainRequest>() == 1 && field_count<wire::PlanRequest>() == 1,
                 "a field of an operator's question has no case");
-  for (const uint64_t id : {uint64_t{0}, uint64_t{9}, kMost}) {
+  for (const uint64_t id : {uint64_t{0}, id_of(Role::kTrainer, 9), kMost}) {
     SCOPED_TRACE(id);
     const auto answers = expect_others_served_beside(
         Role::kOperator, {wire::DrainRequest{.worker_id = id}, wire::PlanRequest{.trainer_id = id}});

@@ -110,6 +110,10 @@ constexpr WrongMessage kMessages[] = {
     {"cut off", [](std::vector<std::byte>& bytes) { bytes.pop_back(); }},
     {"longer", [](std::vector<std::byte>& bytes) { bytes.resize(bytes.size() + 8); }},
     {"a refusal", [](auto& bytes) { bytes = wire::write_control(wire::Refusal{.reason = "no"}); }},
+    {"a refusal for now",
+     [](auto& bytes) {
+       bytes = wire::write_control(wire::Refusal{"later", true});
+     }},
     {"orders for a worker", [](auto& bytes) { bytes = wire::write_control(wire::WorkerOrders{.is_fenced = true}); }},
     {"orders for an engine", [](auto& bytes) { bytes = wire::write_control(wire::ScaleOrders{.is_to_end = true}); }},
     {"a status", [](auto& bytes) { bytes = wire::write_control(wire::Status{.json = std::string(1 << 20, '{')}); }},

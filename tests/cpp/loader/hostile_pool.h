@@ -120,7 +120,7 @@ class HostilePool : private net::PoolSockets {
                       .is_python = true,
                       .said_size = std::move(said_size),
                       .numerics = {1}},
-        7, keys_.ring(net::Role::kTrainer), own_);
+        net::RunId{.id = 7}, keys_.ring(net::Role::kTrainer), own_);
     PoolSource& pool = *source;
     client_ = std::make_shared<PoolClient>(ClientOptions{.worker_count = 1, .shard_count = 1, .keep_workers = true},
                                            pool, std::move(source));

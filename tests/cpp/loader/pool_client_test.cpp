@@ -60,7 +60,7 @@ class PoolClientTest : public net::PoolSocketsTest {
                                                              .arena_bytes = 1 << 24,
                                                              .is_iterable = is_iterable,
                                                              .lookup = std::move(lookup)},
-                                               7, keys_.ring(Role::kTrainer), own_workers);
+                                               net::RunId{.id = 7}, keys_.ring(Role::kTrainer), own_workers);
     PoolSource& pool = *source;
     client_ = std::make_unique<PoolClient>(ClientOptions{.worker_count = 1, .shard_count = 1, .keep_workers = true},
                                            pool, std::move(source));

@@ -63,8 +63,9 @@ class PoolIoTest : public net::PoolSocketsTest {
           HandWorkerOptions{.worker_id = id, .batch_bytes = kBatchBytes, .piece_bytes = 1 << 20}));
     }
     EXPECT_TRUE(stages_.start({}));
-    io_ = std::make_unique<PoolIo>(
-        options_, 7, PoolDirectory(options_.keys, keys_.ring(net::Role::kTrainer), std::move(own)), stages_, inbox_);
+    io_ = std::make_unique<PoolIo>(options_, net::RunId{.id = 7},
+                                   PoolDirectory(options_.keys, keys_.ring(net::Role::kTrainer), std::move(own)),
+                                   stages_, inbox_);
     EXPECT_TRUE(io_->begin());
   }
   ~PoolIoTest() override {

@@ -26,7 +26,7 @@ using net::Role;
 class FakeDevicePool final : public PoolSource {
  public:
   FakeDevicePool(PoolIoOptions options, net::KeyRing keys, std::vector<OwnWorker> workers, FakeGpu& gpu)
-      : PoolSource(std::move(options), 7, std::move(keys), std::move(workers)), gpu_(gpu) {}
+      : PoolSource(std::move(options), net::RunId{.id = 7}, std::move(keys), std::move(workers)), gpu_(gpu) {}
 
   // The I/O thread ends before this object becomes a PoolSource again.
   ~FakeDevicePool() override { stop(); }

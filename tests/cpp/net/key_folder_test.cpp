@@ -8,8 +8,10 @@
 
 #include <filesystem>
 #include <initializer_list>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "../base/child_process.h"
 #include "../base/temp_folder.h"
@@ -283,6 +285,80 @@ TEST_F(KeyFolder, SecretsThatAWorkerNeedsNotAreWarnedOf) {
 TEST_F(KeyFolder, AMissingPublicKeyIsNamed) {
   ::unlink(file("controller.public").c_str());
   expect_refused(Errc::kFailed, {"controller.public"});
+}
+
+class WatchedKeyFolder : public KeyFolder {
+ protected:
+  void SetUp() override {
+    KeyFolder::SetUp();
+    const auto keys = load_key_folder(folder_, Role::kWorker);
+    ASSERT_TRUE(keys) << keys.error().message;
+    ASSERT_EQ(keys.value().folder(), folder_);
+    watch_.emplace(keys.value().folder(), Role::kWorker, keys.value().public_keys());
+    expect_no_change();
+  }
+
+  void expect_no_change() {
+    const auto change = watch_->look();
+    ASSERT_TRUE(change) << change.error().message;
+    EXPECT_FALSE(change.value()) << change.value()->notice;
+  }
+  // The notice of a change that there must be.
+  std::string change() {
+    auto change = watch_->look();
+    EXPECT_TRUE(change) << change.error().message;
+    if (!change || !change.value()) return "nothing has changed";
+    keys_ = std::move(change.value()->keys);
+    return change.value()->notice;
+  }
+
+  std::optional<KeyFolderWatch> watch_;
+  PublicKeys keys_;
+};
+
+TEST_F(WatchedKeyFolder, KeysThatComeAndGoAreSeenOnce) {
+  ASSERT_TRUE(make_user_keys(folder_, "ann", temp_ / "of-ann"));
+  ASSERT_TRUE(make_user_keys(folder_, "ben", temp_ / "of-ben"));
+  const std::string added = change();
+  EXPECT_TRUE(added.ends_with("; let in from now on: those of ann, ben") ||
+              added.ends_with("; let in from now on: those of ben, ann"))
+      << added;
+  EXPECT_EQ(keys_.users.size(), 2u);
+  expect_no_change();
+  ASSERT_EQ(::unlink(file("ann.user.public").c_str()), 0);
+  EXPECT_EQ(change(), "has read the keys in " + folder_ + " again; no longer let in: the keys of ann");
+  ASSERT_EQ(keys_.users.size(), 1u);
+  EXPECT_EQ(keys_.users.begin()->second, "ben");
+  expect_no_change();
+  write_file(file("trainer.public"), KeyPair::generate().public_key().text() + "\n");
+  EXPECT_EQ(change(), "has read the keys in " + folder_ + " again; other keys than before stand for: trainer");
+  EXPECT_EQ(keys_.roles[static_cast<size_t>(Role::kTrainer)].text() + "\n", file_text(file("trainer.public")));
+  write_file(file("worker.public"), KeyPair::generate().public_key().text() + "\n");
+  EXPECT_TRUE(change().ends_with("which counts when it is started again"));
+}
+
+TEST_F(WatchedKeyFolder, FolderThatCannotBeUsedLeavesWhatIsKnownAndIsReadOnceItCan) {
+  ASSERT_TRUE(make_user_keys(folder_, "ann", temp_ / "of-ann"));
+  ASSERT_EQ(::chmod(folder_.c_str(), 0755), 0);
+  for (int look = 0; look < 2; ++look) {
+    const auto refused = watch_->look();
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().message.find("0755"), std::string::npos) << refused.error().message;
+  }
+  ASSERT_EQ(::chmod(folder_.c_str(), 0700), 0);
+  write_file(file("ben.user.public"), "no key");
+  ASSERT_EQ(::chmod(file("ben.user.public").c_str(), 0600), 0);
+  for (int look = 0; look < 2; ++look) EXPECT_FALSE(watch_->look()) << "it is an error for as long as it lasts";
+  ASSERT_EQ(::unlink(file("ben.user.public").c_str()), 0);
+  change();
+  EXPECT_EQ(keys_.users.size(), 1u);
+}
+
+TEST_F(KeyFolder, FolderIsFoundAgainFromAnotherWorkingFolder) {
+  const auto keys = load_key_folder(std::filesystem::relative(folder_), Role::kTrainer);
+  ASSERT_TRUE(keys) << keys.error().message;
+  EXPECT_TRUE(keys.value().folder().starts_with('/')) << keys.value().folder();
+  EXPECT_TRUE(load_key_folder(keys.value().folder(), Role::kTrainer));
 }
 
 }  // namespace

@@ -75,5 +75,27 @@ TEST(Keys, EveryRoleIsFoundByItsName) {
   EXPECT_EQ(find_role(""), std::nullopt);
 }
 
+TEST(RunIds, IdHasTheBytesOfTheSpecification) {
+  std::array<std::byte, kKeyBytes> key{};
+  wire::RunSecret secret{};
+  for (size_t place = 0; place < key.size(); ++place) key[place] = static_cast<std::byte>(place);
+  for (size_t place = 0; place < secret.size(); ++place) secret[place] = static_cast<std::byte>(kKeyBytes + place);
+  EXPECT_EQ(run_id_of(PublicKey(key), secret), 0x6cc1304ff5425038u);
+}
+
+TEST(RunIds, IdFollowsFromTheKeyAndFromEachBitOfTheSecret) {
+  const PublicKey key = KeyPair::generate().public_key();
+  const RunId run = draw_run_id(key);
+  EXPECT_NE(run.id, 0u);
+  EXPECT_EQ(run_id_of(key, run.secret), run.id);
+  EXPECT_NE(run_id_of(KeyPair::generate().public_key(), run.secret), run.id);
+  for (size_t bit = 0; bit < 8 * run.secret.size(); ++bit) {
+    wire::RunSecret other = run.secret;
+    other[bit / 8] ^= std::byte{1} << (bit % 8);
+    EXPECT_NE(run_id_of(key, other), run.id) << bit;
+  }
+  EXPECT_NE(draw_run_id(key).id, run.id);
+}
+
 }  // namespace
 }  // namespace penstock::net

@@ -31,10 +31,11 @@ class PoolKeys {
   const KeyPair& pair(Role role) const { return pairs_[static_cast<size_t>(role)]; }
   const PublicKey& public_key(Role role) const { return pair(role).public_key(); }
 
-  KeyRing ring(Role own_role, KeyOrigin origin = KeyOrigin::kGiven) const {
+  KeyRing ring(Role own_role, KeyOrigin origin = KeyOrigin::kGiven, UserKeys users = {}) const {
     RoleKeys keys;
     for (const Role role : kRoles) keys[static_cast<size_t>(role)] = public_key(role);
-    return {own_role, KeyPair::parse_secret(pair(own_role).secret_text().text()).value(), keys, origin};
+    return {own_role, KeyPair::parse_secret(pair(own_role).secret_text().text()).value(), keys, origin,
+            std::move(users)};
   }
 
  private:

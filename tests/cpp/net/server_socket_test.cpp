@@ -3,10 +3,12 @@
 
 #include <dirent.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <iomanip>
 #include <iterator>
 #include <memory>
@@ -14,8 +16,11 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "../base/temp_folder.h"
+#include "net/key_folder.h"
 #include "pool_sockets.h"
 
 namespace penstock::net {
@@ -228,6 +233,85 @@ TEST_F(ServerSocketTest, ListeningWhereSomebodyListensIsAnError) {
 TEST_F(ServerSocketTest, AnUnknownRoutingIdIsClosed) {
   const auto server = serve({.allowed_roles = {Role::kTrainer}});
   EXPECT_EQ(server->send("nobody", filled(1, 1)).error().code, Errc::kClosed);
+}
+
+class ServerOfAKeyFolder : public PoolSocketsTest {
+ protected:
+  ServerOfAKeyFolder() {
+    EXPECT_TRUE(make_key_folder(folder_));
+    EXPECT_TRUE(make_user_keys(folder_, "ann", temp_ / "of-ann"));
+    server_ =
+        ServerSocket::bind(context_, *authenticator_, {.host = "127.0.0.1", .port = 0},
+                           load_key_folder(folder_, Role::kController).value(), {.allowed_roles = {Role::kTrainer}})
+            .value();
+  }
+  std::unique_ptr<ClientSocket> join(const std::string& folder) {
+    const auto keys = load_key_folder(folder, Role::kTrainer).value();
+    return connect(server_->endpoint(), keys.own(), keys.controller_key());
+  }
+  // Sends until a message has come that is as wanted.
+  ServerReceipt receive_from(ClientSocket& client, const std::function<bool(const ServerReceipt&)>& is_wanted) {
+    const auto deadline = Clock::now() + kPatience;
+    ServerReceipt receipt;
+    while (Clock::now() < deadline) {
+      EXPECT_TRUE(client.send(filled(1, 1)));
+      const auto received = next_message(*server_);
+      if (received && is_wanted(*received)) return {.peer = received->peer, .parts = {}, .offence = received->offence};
+    }
+    ADD_FAILURE() << "no such message came";
+    return receipt;
+  }
+
+  const test::TempFolder temp_;
+  const std::string folder_ = temp_ / "keys";
+  std::unique_ptr<ServerSocket> server_;
+};
+
+// A user whose key was deleted was served until each process of the pool had been started again.
+TEST_F(ServerOfAKeyFolder, RemovedKeyIsLetInNoMoreAlsoOverAConnectionThatIsThere) {
+  const auto ann = join(temp_ / "of-ann");
+  expect_connected(*ann);
+  EXPECT_EQ(receive_from(*ann, [](const auto& receipt) { return receipt.parts.size() == 1; }).peer.user, "ann");
+  ASSERT_EQ(::unlink((folder_ + "/ann.user.public").c_str()), 0);
+  const auto dropped = receive_from(*ann, [](const auto& receipt) { return receipt.parts.empty(); });
+  EXPECT_EQ(dropped.offence, "its key is let in no more");
+  EXPECT_EQ(dropped.peer.user, "");
+  const auto again = join(temp_ / "of-ann");
+  expect_refused(*again, "does not let this key in");
+  const auto role = join(folder_);
+  expect_connected(*role);
+  EXPECT_EQ(receive_from(*role, [](const auto& receipt) { return receipt.parts.size() == 1; }).peer.user, "");
+  const auto notices = server_->take_notices();
+  ASSERT_EQ(notices.size(), 1u);
+  EXPECT_NE(notices[0].find("no longer let in: the keys of ann"), std::string::npos) << notices[0];
+}
+
+TEST_F(ServerOfAKeyFolder, KeyThatIsAddedIsLetInWithoutAStart) {
+  ASSERT_TRUE(make_user_keys(folder_, "ben", temp_ / "of-ben"));
+  const auto deadline = Clock::now() + kPatience;
+  std::optional<ConnectionEvent> event;
+  std::unique_ptr<ClientSocket> ben;
+  do {
+    ben = join(temp_ / "of-ben");
+    event = next_event(*ben);
+    ASSERT_TRUE(event);
+  } while (event->kind != ConnectionEvent::Kind::kConnected && Clock::now() < deadline);
+  EXPECT_EQ(receive_from(*ben, [](const auto& receipt) { return receipt.parts.size() == 1; }).peer.user, "ben");
+}
+
+TEST_F(ServerOfAKeyFolder, KeysThatCannotBeReadAgainStayAndTheTroubleIsTold) {
+  ASSERT_EQ(::chmod(folder_.c_str(), 0755), 0);
+  const auto deadline = Clock::now() + kPatience;
+  while (server_->key_trouble().empty() && Clock::now() < deadline) std::this_thread::yield();
+  EXPECT_NE(server_->key_trouble().find("0755"), std::string::npos) << server_->key_trouble();
+  const auto ann = join(temp_ / "of-ann");
+  expect_connected(*ann);
+  ASSERT_EQ(::chmod(folder_.c_str(), 0700), 0);
+  while (!server_->key_trouble().empty() && Clock::now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(server_->key_trouble(), "");
+  const auto notices = server_->take_notices();
+  ASSERT_EQ(notices.size(), 1u) << "it is told once";
+  EXPECT_TRUE(notices[0].starts_with("cannot read its keys again, and goes by those that it has: ")) << notices[0];
 }
 
 }  // namespace

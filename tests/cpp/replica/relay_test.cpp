@@ -36,7 +36,8 @@ class RelayTest : public net::PoolSocketsTest {
     auto client = connect(net::Endpoint::parse(address.endpoint).value(), keys_.pair(Role::kTrainer),
                           keys_.public_key(Role::kWorker));
     expect_connected(*client);
-    follower_ = std::make_unique<worker::PoolTrainer>(context_, *resolver_, std::move(client), 7);
+    follower_ = std::make_unique<worker::PoolTrainer>(context_, *resolver_, std::move(client),
+                                                      net::draw_run_id(keys_.public_key(Role::kTrainer)));
     follower_->begin(address.worker_id);
   }
 

@@ -22,8 +22,16 @@ std::vector<ControlMessage> one_of_each() {
                        .name = "pool-3f2a-17",
                        .job_kinds = kJobKinds,
                        .torch = torch_number(2, 11),
-                       .stuck_ms = 4321},
-          WorkerOrders{.incarnation = 3, .is_fenced = true, .is_to_drain = false},
+                       .stuck_ms = 4321,
+                       .secret = {std::byte{1}, std::byte{2}}},
+          WorkerOrders{.incarnation = 3,
+                       .is_fenced = true,
+                       .is_to_drain = false,
+                       .controller_id = 4,
+                       .view = 5,
+                       .is_settled = true,
+                       .trainer_id = 0x1122334455667788,
+                       .is_to_part = true},
           TrainerReport{.trainer_id = 5,
                         .job = "train.py",
                         .worker_count_max = 64,
@@ -67,7 +75,8 @@ std::vector<ControlMessage> one_of_each() {
                         .about = "",
                         .job_kind = JobKind::kPlugin,
                         .torch = torch_number(2, 15),
-                        .job_rank = {.group = 0x1122334455667788, .rank = 3, .world_size = 8}},
+                        .job_rank = {.group = 0x1122334455667788, .rank = 3, .world_size = 8},
+                        .secret = {std::byte{3}}},
           TrainerRoster{.controller_id = 1,
                         .view = 2,
                         .is_settled = true,
@@ -76,12 +85,12 @@ std::vector<ControlMessage> one_of_each() {
                         .entries = {{{.worker_id = 7, .incarnation = 1, .is_withdrawn = false}, "tcp://[::1]:1"},
                                     {{.worker_id = 8, .incarnation = 2, .is_withdrawn = true}, "tcp://b:2"}},
                         .declines = {{.worker_id = 9, .reason = "no module named 'images'"}}},
-          Farewell{.id = 6, .is_worker = true},
+          Farewell{.id = 6, .is_worker = true, .secret = {std::byte{4}}},
           StatusRequest{},
           Status{.json = R"({"workers": []})"},
           DrainRequest{.worker_id = 7},
           DrainAnswer{.worker_id = 7, .is_known = true},
-          Refusal{.reason = "another version"},
+          Refusal{.reason = "another version", .is_for_now = true},
           ScaleReport{.adapter_id = 3,
                       .engine = "slurm",
                       .worker_count_min = 1,
@@ -108,7 +117,7 @@ std::vector<ControlMessage> one_of_each() {
                        .energy_price_per_kwh = {},
                        .gco2_per_kwh = {.is_given = true, .micros = 350'000'000}},
           Costs{.json = R"({"jobs": []})"},
-          PlanReport{.trainer_id = 5, .change_count = 2, .json = R"({"calls": []})"},
+          PlanReport{.trainer_id = 5, .change_count = 2, .json = R"({"calls": []})", .secret = {std::byte{5}}},
           PlanRequest{.trainer_id = 5},
           PlanAnswer{.trainer_id = 5, .json = R"({"calls": []})"}};
 }
@@ -124,7 +133,7 @@ TEST(ControlRecord, EveryMessageComesBack) {
 }
 
 TEST(ControlRecord, HasTheBytesOfTheSpecification) {
-  const std::vector<uint8_t> expected{0x50, 0x4e, 0x43, 0x31, 6, 0, 9, 0,  // PNC1, version 6, drain answer
+  const std::vector<uint8_t> expected{0x50, 0x4e, 0x43, 0x31, 7, 0, 9, 0,  // PNC1, version 7, drain answer
                                       7,    0,    0,    0,    0, 0, 0, 0,  // worker 7
                                       1};                                  // which is known
   const auto bytes = write_control(DrainAnswer{.worker_id = 7, .is_known = true});

@@ -54,7 +54,9 @@ class PoolRecord : public testing::Test {
             .state = state_};
   }
   PoolRequest hello() const {
-    return {.message = {.kind = ToWorker::Kind::kHello, .trainer_id = 1, .link = 9, .stamp = 1}, .offer = offer_};
+    return {.message = {.kind = ToWorker::Kind::kHello, .trainer_id = 1, .link = 9, .stamp = 1},
+            .offer = offer_,
+            .secret = secret_};
   }
   PoolAnswer welcome() const {
     return {.message = {.kind = ToTrainer::Kind::kWelcome, .link = 9, .stamp = 1},
@@ -84,6 +86,7 @@ class PoolRecord : public testing::Test {
   std::vector<std::byte> reason_ = bytes_of("ValueError\0no sample 7"sv);
   std::array<BlobId, 2> blobs_{BlobId{std::byte{1}}, BlobId{std::byte{2}}};
   const SealOffer offer_{.ciphers = kSealCiphers, .nonce = {std::byte{1}, std::byte{2}}};
+  const RunSecret secret_{std::byte{5}, std::byte{6}};
   const SealGrant grant_{.cipher = SealCipher::kChaCha20Poly1305,
                          .nonce = {std::byte{3}},
                          .data_endpoint = "tcp://worker.example:7001",
@@ -262,12 +265,14 @@ TEST_F(PoolRecord, StateOfWhatIsNeitherABatchNorAnErrorIsRefused) {
   }
 }
 
-TEST_F(PoolRecord, OfferAndGrantOfKeysComeBack) {
+TEST_F(PoolRecord, OfferAndGrantOfKeysComeBackWithTheRunsSecret) {
   const auto to_worker = write_to_worker(hello());
   const auto offered = parse_to_worker(to_worker);
   ASSERT_TRUE(offered) << offered.error().message;
   EXPECT_EQ(offered.value().message, hello().message);
   EXPECT_EQ(offered.value().offer, offer_);
+  EXPECT_EQ(offered.value().secret, secret_);
+  EXPECT_EQ(write_to_worker(offered.value()), to_worker);
   const auto to_trainer = write_to_trainer(welcome());
   const auto granted = parse_to_trainer(to_trainer);
   ASSERT_TRUE(granted) << granted.error().message;
@@ -276,7 +281,7 @@ TEST_F(PoolRecord, OfferAndGrantOfKeysComeBack) {
   EXPECT_TRUE(granted.value().body.empty());
 }
 
-TEST_F(PoolRecord, HelloWithoutAnOfferOfKeysIsRefused) {
+TEST_F(PoolRecord, HelloWithoutAnOfferOfKeysOrWithoutASecretIsRefused) {
   const auto part = write_to_worker(hello());
   for (size_t size = kToWorkerHeadBytes; size < part.size(); ++size)
     EXPECT_FALSE(parse_to_worker(std::span(part).first(size))) << size;

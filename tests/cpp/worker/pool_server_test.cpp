@@ -21,6 +21,7 @@
 
 #include "../base/child_process.h"
 #include "../net/pool_sockets.h"
+#include "base/identity.h"
 #include "megabyte.h"
 #include "net/control_limits.h"
 #include "pool_trainer.h"
@@ -101,11 +102,12 @@ class PoolServerTest : public net::PoolSocketsTest {
     expect_connected(*client);
     return client;
   }
-  std::unique_ptr<PoolTrainer> train(uint64_t trainer_id = 7) {
-    auto trainer = std::make_unique<PoolTrainer>(context_, *resolver_, join(), trainer_id);
+  std::unique_ptr<PoolTrainer> train(const net::RunId& run) {
+    auto trainer = std::make_unique<PoolTrainer>(context_, *resolver_, join(), run);
     trainer->begin(server_->worker_id());
     return trainer;
   }
+  std::unique_ptr<PoolTrainer> train() { return train(run_); }
 
   static void expect_counting(const PoolTrainer::Answer& answer, size_t bytes, int first) {
     ASSERT_EQ(answer.kind, AnswerKind::kBatch);
@@ -122,6 +124,8 @@ class PoolServerTest : public net::PoolSocketsTest {
     EXPECT_EQ(wrong_count, 0u);
   }
 
+  const net::RunId run_ = net::draw_run_id(keys_.public_key(Role::kTrainer));
+  const net::RunId other_run_ = net::draw_run_id(keys_.public_key(Role::kTrainer));
   wire::NestWriter nest_;
   std::atomic<uint64_t> made_count_{0};
   std::atomic<uint64_t> tenancy_{0};  // of the last batch
@@ -291,7 +295,7 @@ TEST_F(PoolServerTest, ARequestHasWhatTheTrainerSaid) {
       3, {.indices = {4, 5}, .seeds = filled(3, 1), .state = filled(4, 2), .blobs = {job, prefix}, .epoch_seed = 99},
       /*lane=*/2);
   trainer->answer(3);
-  EXPECT_EQ(seen.trainer_id, 7u);
+  EXPECT_EQ(seen.trainer_id, run_.id);
   EXPECT_EQ(seen.key, (wire::BatchKey{.epoch = 1, .sequence = 3}));
   EXPECT_EQ(seen.lane, 2u);
   EXPECT_TRUE(seen.is_lane_start);
@@ -329,7 +333,7 @@ TEST_F(PoolServerTest, ATrainerThatConnectsAgainIsServedOverItsNewConnection) {
   }
   EXPECT_EQ(tenancy_, 1u);
   // Another run of the trainer has to wait until the one that vanished without a word is forgotten.
-  const auto again = std::make_unique<PoolTrainer>(context_, *resolver_, join(), 8);
+  const auto again = std::make_unique<PoolTrainer>(context_, *resolver_, join(), other_run_);
   again->begin(worker_id);
   again->ask(0, {.indices = {100}});
   expect_counting(again->answer(0), 100, 0);
@@ -356,34 +360,98 @@ TEST_F(PoolServerTest, PingsAreAnsweredWhileABatchIsMade) {
 // Messages as they are, without a session, which acknowledges at once.
 class RawLink {
  public:
-  explicit RawLink(std::unique_ptr<net::ClientSocket> socket) : socket_(std::move(socket)) {
+  RawLink(std::unique_ptr<net::ClientSocket> socket, const net::RunId& run, uint32_t link = 1)
+      : socket_(std::move(socket)), run_(run), link_(link) {
     send({.kind = ToWorker::Kind::kHello});
   }
   void send(ToWorker message, int64_t bytes = 0) {
-    message.trainer_id = 7;
-    message.link = 1;
+    message.trainer_id = run_.id;
+    message.link = link_;
     message.stamp = ++stamp_;
     const auto indices = std::as_bytes(std::span(&bytes, 1));
     wire::PoolRequest request{.message = message};
-    if (message.kind == ToWorker::Kind::kHello) request.offer = {.ciphers = net::fast_ciphers()};
+    if (message.kind == ToWorker::Kind::kHello) {
+      request.offer = {.ciphers = net::fast_ciphers()};
+      request.secret = run_.secret;
+    }
     if (message.kind == ToWorker::Kind::kRequest) {
       request.index_kind = wire::IndexKind::kInteger;
       request.indices = indices;
     }
     ASSERT_TRUE(socket_->send(wire::write_to_worker(request)));
   }
-  net::ClientSocket& socket() { return *socket_; }
+  net::ClientSocket& socket() const { return *socket_; }
 
  private:
   std::unique_ptr<net::ClientSocket> socket_;
+  const net::RunId run_;
+  const uint32_t link_;
   uint64_t stamp_ = 0;
 };
+
+// Who had read a trainer's id in the status took its batches with one hello, and no later hello of the trainer itself
+// counted.
+TEST_F(PoolServerTest, AnotherInTheNameOfATrainerGetsNothingAndDisturbsNothing) {
+  const net::KeyPair anns = net::KeyPair::generate();
+  start({.bind = {.host = "127.0.0.1", .port = 0},
+         .keys = keys_.ring(Role::kWorker, net::KeyOrigin::kGiven, {{anns.public_key(), "ann"}}),
+         .arena_bytes = 64 * kMegabyte});
+  std::promise<void> is_begun;
+  std::promise<void> may_end;
+  work_by([&, is_first = true](PoolServer& server, const PoolWork& work) mutable {
+    if (std::exchange(is_first, false)) {
+      is_begun.set_value();
+      may_end.get_future().wait();
+    }
+    answer(server, work);
+  });
+  auto with_role_key = join();
+  auto with_anns_key = connect(server_->endpoint(), anns, keys_.public_key(Role::kWorker));
+  expect_connected(*with_anns_key);
+  const auto trainer = train();
+  trainer->ask(0, {.indices = {100}});
+  auto begun = is_begun.get_future();
+  ASSERT_TRUE(
+      trainer->serve_until([&] { return begun.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }));
+
+  constexpr uint32_t kLastLink = ~uint32_t{0};
+  RawLink impostors[] = {
+      {std::move(with_role_key), {.id = run_.id}, kLastLink},
+      {std::move(with_anns_key), run_, kLastLink},  // who even has the secret
+  };
+  const wire::BatchKey key{.epoch = 1, .sequence = 0};
+  for (RawLink& impostor : impostors) {
+    for (const auto kind : {ToWorker::Kind::kRequest, ToWorker::Kind::kCancel, ToWorker::Kind::kAck,
+                            ToWorker::Kind::kPing, ToWorker::Kind::kBye})
+      impostor.send({.kind = kind, .key = key});
+    impostor.send({.kind = ToWorker::Kind::kHello});
+    for (int hello = 0; hello < 2; ++hello) {  // and nothing in between
+      net::ClientReceipt receipt;
+      ASSERT_TRUE(trainer->serve_until([&] { return impostor.socket().try_receive(receipt).value(); }));
+      const auto parsed = wire::parse_to_trainer(receipt.parts.at(0).bytes());
+      ASSERT_TRUE(parsed) << parsed.error().message;
+      EXPECT_EQ(parsed.value().message.kind, ToTrainer::Kind::kRefused);
+      EXPECT_EQ(parsed.value().message.link, kLastLink);
+    }
+  }
+  may_end.set_value();
+  expect_counting(trainer->answer(0), 100, 0);
+  trainer->answers_to_lose = 1;  // so that it has to begin another link
+  trainer->ask(1, {.indices = {100}});
+  expect_counting(trainer->answer(1), 100, 1);
+  end_worker();
+  std::string notices;
+  for (const std::string& notice : server_->take_notices()) notices += notice + "\n";
+  const std::string claim = "refused a process that claims to be trainer " + spoken_id(run_.id) + " and is not; ";
+  EXPECT_EQ(notices, claim + "it has the key of the role trainer: check who holds that key\n" + claim +
+                         "it has the key of the user ann: check who holds that key\n");
+}
 
 TEST_F(PoolServerTest, SlabsComeBackWithAcknowledgementsAndCancellationsAlone) {
   constexpr uint64_t kSlabCount = 10;
   start(options(kSlabCount * kMegabyte));
   serve_batches();
-  RawLink link(join());
+  RawLink link(join(), run_);
   const auto key = [](uint64_t sequence) { return wire::BatchKey{.epoch = 1, .sequence = sequence}; };
   for (uint64_t sequence = 0; sequence < kSlabCount + 2; ++sequence)
     link.send({.kind = ToWorker::Kind::kRequest, .key = key(sequence)}, kMegabyte / 2);
@@ -410,11 +478,11 @@ TEST_F(PoolServerTest, ATrainerThatIsSilentIsForgottenWithAllThatItHad) {
   start(options(6 * kMegabyte));
   serve_batches();
   {
-    RawLink link(join());
+    RawLink link(join(), run_);
     for (uint64_t sequence = 0; sequence < 8; ++sequence)
       link.send({.kind = ToWorker::Kind::kRequest, .key = {.epoch = 1, .sequence = sequence}}, kMegabyte / 2);
   }
-  const auto trainer = train(8);
+  const auto trainer = train(other_run_);
   for (uint64_t sequence = 0; sequence < 10; ++sequence) trainer->ask(sequence, {.indices = {kMegabyte / 2}});
   for (uint64_t sequence = 0; sequence < 10; ++sequence)
     expect_counting(trainer->answer(sequence), kMegabyte / 2, static_cast<int>(sequence));
@@ -439,7 +507,7 @@ TEST_F(PoolServerTest, ADrainGivesBackWhatWasNotBegunAndEndsWhenTheRestIsTaken) 
   ASSERT_TRUE(trainer->serve_until([&] { return trainer->said.contains(ToTrainer::Kind::kLeaving); }));
   EXPECT_EQ(trainer->session().dispatch().unanswered_count(), 3u);
   EXPECT_EQ(server_->standing(),
-            (Standing{.trainer_id = 7, .drain_cause = Standing::DrainCause::kSigterm, .left_count = 1}));
+            (Standing{.trainer_id = run_.id, .drain_cause = Standing::DrainCause::kSigterm, .left_count = 1}));
   is_made.set_value();
   expect_counting(trainer->answer(0), 100, 0);
   ASSERT_TRUE(
@@ -451,7 +519,7 @@ TEST_F(PoolServerTest, ADrainGivesBackWhatWasNotBegunAndEndsWhenTheRestIsTaken) 
 TEST_F(PoolServerTest, ATrainerThatIsDeclinedIsToldWhyAndAnotherIsServed) {
   start(options());
   work_by([this](PoolServer& server, const PoolWork& work) {
-    if (work.trainer_id == 7) return server.decline("no module named 'that'");
+    if (work.trainer_id == run_.id) return server.decline("no module named 'that'");
     answer(server, work);
   });
   auto trainer = train();
@@ -461,7 +529,7 @@ TEST_F(PoolServerTest, ATrainerThatIsDeclinedIsToldWhyAndAnotherIsServed) {
   trainer = train();  // the same, which has forgotten
   ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().declined_count() == 1; }));
   EXPECT_EQ(trainer->refusal, "no module named 'that'");
-  const auto other = train(8);
+  const auto other = train(other_run_);
   other->ask(0, {.indices = {100}});
   expect_counting(other->answer(0), 100, 0);
 }
@@ -538,6 +606,36 @@ TEST_F(BlobTransfer, WhatTheTrainerDoesNotHaveIsSaid) {
   EXPECT_EQ(error_code(), Errc::kUnsupported);
 }
 
+// A job's id follows from its bytes, so whoever trains with the same dataset knows it.
+TEST_F(BlobTransfer, AnotherCannotSayThatABlobIsUnknownOrSpoilIt) {
+  serve_blob(options());
+  const RawLink stranger(join(), other_run_);
+  trainer_->blobs[id_] = random_bytes(100);
+  trainer_->wishes_to_ignore = 1'000'000;
+  trainer_->ask(0, {.blobs = {id_}});
+  ASSERT_TRUE(trainer_->serve_until([&] { return trainer_->wishes_to_ignore < 1'000'000; }));
+  const auto unknown = wire::write_blob_message(wire::BlobUnknown{.id = id_});
+  const auto head = wire::write_blob_message(wire::BlobPiece{.id = id_, .offset = 0, .total_bytes = 100});
+  const auto bytes = filled(100, 1);
+  net::OutgoingPart piece[] = {{.bytes = head, .release = nullptr}, {.bytes = bytes, .release = nullptr}};
+  ASSERT_TRUE(stranger.socket().send(piece));
+  ASSERT_TRUE(stranger.socket().send(unknown));
+  // The worker has taken both when it answers what comes behind them.
+  const auto hello = wire::write_to_worker(
+      {.message = {.kind = ToWorker::Kind::kHello, .trainer_id = other_run_.id, .link = 2, .stamp = 1},
+       .offer = wire::SealOffer{.ciphers = net::fast_ciphers()},
+       .secret = other_run_.secret});
+  ASSERT_TRUE(stranger.socket().send(hello));
+  for (int answers = 0; answers < 2; ++answers) {
+    net::ClientReceipt receipt;
+    ASSERT_TRUE(trainer_->serve_until([&] { return stranger.socket().try_receive(receipt).value(); }));
+  }
+  trainer_->wishes_to_ignore = 0;
+  trainer_->answer(0);
+  EXPECT_EQ(error_code(), std::nullopt);
+  EXPECT_EQ(got_, trainer_->blobs[id_]);
+}
+
 TEST_F(BlobTransfer, OneAboveTheCapIsRefused) {
   auto small = options();
   small.blob_bytes_max = 1000;
@@ -585,10 +683,39 @@ class RegisteredWorker : public PoolServerTest {
   void say(const wire::ControlMessage& message) {
     ASSERT_TRUE(controller_->send(routing_id_, wire::write_control(message)));
   }
+  // Gives the worker, which must have reported, to this trainer alone.
+  void give(const net::RunId& run) {
+    say(wire::WorkerOrders{.incarnation = 1,
+                           .controller_id = 1,
+                           .view = ++view_,
+                           .is_settled = true,
+                           .trainer_id = run.id,
+                           .is_to_part = true});
+  }
 
   std::unique_ptr<net::ServerSocket> controller_;
   std::string routing_id_;
+  uint64_t view_ = 0;
 };
+
+// A trainer whose quota is 0 took the workers of others by greeting them.
+TEST_F(RegisteredWorker, ServesOnlyTheTrainerThatItsControllerNames) {
+  start(registered());
+  serve_batches();
+  next_report();
+  give(other_run_);
+  const auto trainer = train();
+  trainer->ask(0, {.indices = {100}});
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->said.contains(ToTrainer::Kind::kRefused); }));
+  EXPECT_EQ(trainer->refusal, "the pool's controller has not given it to this trainer yet");
+  give(run_);
+  expect_counting(trainer->answer(0), 100, 0);
+  give(other_run_);
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().open_count() == 0; }));
+  const auto other = train(other_run_);
+  other->ask(0, {.indices = {100}});
+  expect_counting(other->answer(0), 100, 0);
+}
 
 TEST_F(RegisteredWorker, ReportsWhereItIsAndForWhomItWorks) {
   start(registered());
@@ -599,28 +726,33 @@ TEST_F(RegisteredWorker, ReportsWhereItIsAndForWhomItWorks) {
   EXPECT_EQ(first.endpoint, server_->endpoint().text());
   EXPECT_EQ(first.about, "a worker");
   EXPECT_EQ(first.trainer_id, 0u);
+  give(run_);
   const auto trainer = train();
   ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().open_count() == 1; }));
   auto report = first;
   while (report.trainer_id == 0) report = std::get<wire::WorkerReport>(next_report());
-  EXPECT_EQ(report.trainer_id, 7u);
+  EXPECT_EQ(report.trainer_id, run_.id);
 }
 
 TEST_F(RegisteredWorker, ReportsWhyItDeclinedTheLastTrainer) {
   start(registered());
   work_by([](PoolServer& server, const PoolWork&) { server.decline("no module named 'that'"); });
+  next_report();
+  give(run_);
   const auto trainer = train();
   trainer->ask(0, {.indices = {100}});
   ASSERT_TRUE(trainer->serve_until([&] { return trainer->said.contains(ToTrainer::Kind::kDeclined); }));
   wire::WorkerReport report;
   while (report.declined.empty()) report = std::get<wire::WorkerReport>(next_report());
-  EXPECT_EQ(report.declined, (std::vector<uint64_t>{7}));
+  EXPECT_EQ(report.declined, (std::vector<uint64_t>{run_.id}));
   EXPECT_EQ(report.decline_reason, "no module named 'that'");
 }
 
 TEST_F(RegisteredWorker, OneThatLostItsLeaseForgetsItsTrainerAndGoesOnAsAnother) {
   start(registered());
   serve_batches();
+  next_report();
+  give(run_);
   const auto trainer = train();
   ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().open_count() == 1; }));
   auto report = std::get<wire::WorkerReport>(next_report());
@@ -639,7 +771,10 @@ TEST_F(RegisteredWorker, OneThatIsToldToDrainSaysFarewell) {
   do {
     message = next_report();
   } while (std::holds_alternative<wire::WorkerReport>(message));
-  EXPECT_EQ(std::get<wire::Farewell>(message), (wire::Farewell{.id = server_->worker_id(), .is_worker = true}));
+  const auto farewell = std::get<wire::Farewell>(message);
+  EXPECT_TRUE(farewell.is_worker);
+  EXPECT_EQ(farewell.id, server_->worker_id());
+  EXPECT_EQ(net::run_id_of(keys_.public_key(Role::kWorker), farewell.secret), farewell.id);
   EXPECT_EQ(ended_.get(), (Fault{Errc::kClosed, "this worker was drained"}));
   EXPECT_EQ(server_->standing(), (Standing{.drain_cause = Standing::DrainCause::kOrder}));
 }
@@ -660,7 +795,7 @@ TEST_F(RegisteredWorker, OneWhoseControllerIsSilentEndsOnceItHasNothingToDo) {
   start(std::move(impatient));
   serve_batches();
   next_report();
-  say(wire::WorkerOrders{.incarnation = 1});
+  give(run_);
   const auto trainer = train();
   trainer->ask(0, {.indices = {100}});
   const auto begun_at = Clock::now();
@@ -715,6 +850,8 @@ TEST_F(SupervisedWorker, SaysThatAnotherWouldBeRefusedAsWell) {
 TEST_F(SupervisedWorker, OneThatCanMakeNothingMoreHandsItsBatchBackAndIsReplaced) {
   start(supervised());
   work_by([](PoolServer& server, const PoolWork&) { server.leave("no descriptor is left"); });
+  next_report();
+  give(run_);
   const auto trainer = train();
   trainer->ask(0, {.indices = {100}});
   ASSERT_TRUE(
@@ -760,7 +897,8 @@ class LoneWorker : net::PoolSockets {
     }).detach();
     auto client = connect(server_->endpoint(), keys_.pair(Role::kTrainer), keys_.public_key(Role::kWorker));
     expect_connected(*client);
-    trainer_ = std::make_unique<PoolTrainer>(context_, *resolver_, std::move(client), 7);
+    trainer_ = std::make_unique<PoolTrainer>(context_, *resolver_, std::move(client),
+                                             net::draw_run_id(keys_.public_key(Role::kTrainer)));
     trainer_->begin(server_->worker_id());
     trainer_->ask(0, {.indices = {100}});
   }

@@ -54,11 +54,11 @@ class PoolTrainer {
   };
 
   PoolTrainer(net::SocketContext& context, net::Resolver& resolver, std::unique_ptr<net::ClientSocket> socket,
-              uint64_t trainer_id)
+              const net::RunId& run)
       : context_(context),
         resolver_(resolver),
-        trainer_id_(trainer_id),
-        session_({.trainer_id = trainer_id, .credit_bytes = uint64_t{1} << 30, .dispatch = {}}),
+        run_(run),
+        session_({.trainer_id = run.id, .credit_bytes = uint64_t{1} << 30, .dispatch = {}}),
         socket_(std::move(socket)) {}
 
   void begin(uint64_t worker_id) {
@@ -155,10 +155,10 @@ class PoolTrainer {
 
   void take_answer(const wire::PoolAnswer& answer) {
     if (answer.grant && answer.message.link == link_) {
-      data_ = net::DataClient::connect(context_, resolver_,
-                                       {.trainer_id = trainer_id_, .worker_id = worker_id_, .link = link_}, offer_,
-                                       *answer.grant)
-                  .value();
+      data_ =
+          net::DataClient::connect(context_, resolver_, {.trainer_id = run_.id, .worker_id = worker_id_, .link = link_},
+                                   offer_, *answer.grant)
+              .value();
     }
     if (!answer.body.empty()) refusal.assign(reinterpret_cast<const char*>(answer.body.data()), answer.body.size());
     if (answer.message.kind == ToTrainer::Kind::kAnswer && answers_to_lose > 0) {
@@ -230,6 +230,7 @@ class PoolTrainer {
         link_ = command.message.link;
         offer_ = {.ciphers = ciphers, .nonce = net::draw_seal_nonce().value()};
         request.offer = offer_;
+        request.secret = run_.secret;
         data_.reset();
         waiting_.clear();
       }
@@ -248,7 +249,7 @@ class PoolTrainer {
 
   net::SocketContext& context_;
   net::Resolver& resolver_;
-  const uint64_t trainer_id_;
+  const net::RunId run_;
   uint64_t worker_id_ = 0;
   uint32_t link_ = 0;
   wire::SealOffer offer_;
