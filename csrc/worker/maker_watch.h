@@ -11,10 +11,18 @@
 
 namespace penstock::worker {
 
-// For how long a worker may be at a batch that nobody wants before its process is ended, and before it counts as stuck.
+// For how long a worker may be at a batch that nobody wants before it counts as stuck, and before its process is ended.
 // Either is longer where the trainer's batches take longer.
-constexpr Duration kAbandonedGrace = std::chrono::seconds(10);
 constexpr Duration kStuckAfter = std::chrono::seconds(2);
+constexpr Duration kAbandonedGrace = std::chrono::seconds(10);
+// Before its process is ended at the first batch that it makes for a trainer: it may import modules and open an index
+// for that one, and a process that took its place would have to do so again.
+constexpr Duration kFirstBatchGrace = std::chrono::minutes(5);
+
+struct AbandonedGrace {
+  Duration first_batch = kFirstBatchGrace;
+  Duration later = kAbandonedGrace;
+};
 
 // A value type.
 class MakerWatch {
@@ -33,20 +41,24 @@ class MakerWatch {
     abandoned_ = state == State::kAbandoned ? abandoned_ + passed : Duration(0);
   }
   // Batches of another trainer take another time.
-  void begin_tenancy() { longest_ = Duration(0); }
-  void note_made(Duration time) { longest_ = std::max(longest_, time); }
+  void begin_tenancy() { longest_.reset(); }
+  void note_made(Duration time) { longest_ = std::max(longest(), time); }
 
   // For how long it has been at something that nobody wants.
   Duration abandoned() const { return abandoned_; }
-  bool is_stuck() const { return abandoned_ >= std::max(kStuckAfter, longest_); }
-  bool is_lost(Duration grace) const { return abandoned_ >= std::max(grace, 2 * longest_); }
+  bool is_stuck() const { return abandoned_ >= std::max(kStuckAfter, longest()); }
+  bool is_lost(const AbandonedGrace& grace) const {
+    return abandoned_ >= (longest_ ? std::max(grace.later, 2 * *longest_) : grace.first_batch);
+  }
 
  private:
   static constexpr Duration kNoteInterval = std::chrono::seconds(1);
 
+  Duration longest() const { return longest_.value_or(Duration(0)); }
+
   std::optional<Instant> noted_at_;
   Duration abandoned_{};
-  Duration longest_{};  // of the batches of this tenancy
+  std::optional<Duration> longest_;  // of the batches of this tenancy; none before the first is made
 };
 
 }  // namespace penstock::worker

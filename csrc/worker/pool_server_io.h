@@ -75,7 +75,7 @@ struct PoolServerOptions {
   // The writing end of a supervisor's ExitPipe; -1 where none looks after this process. With one, a process that makes
   // nothing any more is ended, since another takes its place.
   int exit_fd = -1;
-  Duration abandoned_grace = kAbandonedGrace;  // of MakerWatch::is_lost()
+  AbandonedGrace abandoned_grace = {};  // of MakerWatch::is_lost()
   Duration drain_grace = kDrainGrace;
 };
 

@@ -230,7 +230,7 @@ class _Page:
         if not staying:
             return "the pool has none"
         if not able:
-            return "all are stuck at batches that nobody wants, and are about to be replaced"
+            return "all are stuck at batches that nobody wants, and are replaced if they stay so"
         if len(unfit) == len(able):
             return "none of the pool can run it"
         return "they work for other jobs, or are about to begin"

@@ -13,7 +13,6 @@
 #include <future>
 #include <memory>
 #include <numeric>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -883,7 +882,7 @@ TEST_F(PoolServerTest, SecondResultOfOnePieceOfWorkIsDropped) {
 // A worker in a process of its own, which it may end, and its trainer, which has asked for a batch that hangs.
 class LoneWorker : net::PoolSockets {
  public:
-  LoneWorker(const ExitPipe& pipe, Duration abandoned_grace, Duration drain_grace) {
+  LoneWorker(const ExitPipe& pipe, AbandonedGrace abandoned_grace, Duration drain_grace) {
     PoolServerOptions options{
         .bind = {.host = "127.0.0.1", .port = 0}, .keys = keys_.ring(Role::kWorker), .arena_bytes = kMegabyte};
     options.numerics.fill(1);  // not computed in a process that was forked
@@ -913,6 +912,15 @@ class LoneWorker : net::PoolSockets {
     static_cast<void>(trainer_->serve_until([] { return false; }));
     return "the process lives on";
   }
+  // Serves until pongs have come several kShortGrace later, as they do every half a second; what is wrong if none has.
+  std::string serve_for_pongs() {
+    for (int count = 0; count < 2; ++count) {
+      trainer_->said.erase(ToTrainer::Kind::kPong);
+      if (!trainer_->serve_until([this] { return trainer_->said.contains(ToTrainer::Kind::kPong); }))
+        return "no pong came";
+    }
+    return "";
+  }
 
  private:
   std::unique_ptr<PoolServer> server_;
@@ -921,12 +929,13 @@ class LoneWorker : net::PoolSockets {
 
 constexpr Duration kShortGrace = std::chrono::milliseconds(100);
 constexpr Duration kLongGrace = std::chrono::hours(1);
+constexpr AbandonedGrace kShortAbandonedGrace{.first_batch = kShortGrace, .later = kShortGrace};
 
 // Its job had ended, and the worker was called free and given to the next one, which waited for ever.
 TEST(LostWorker, EndsItsProcessAtABatchThatNobodyWants) {
   ExitPipe pipe = ExitPipe::open().value();
   test::ChildProcess child([&]() -> std::string {
-    auto& worker = *new LoneWorker(pipe, kShortGrace, kLongGrace);  // which ends with the process
+    auto& worker = *new LoneWorker(pipe, kShortAbandonedGrace, kLongGrace);  // which ends with the process
     if (!worker.has_begun()) return "nothing was begun";
     worker.trainer().forget(0);
     return worker.serve_to_the_end();
@@ -941,7 +950,7 @@ TEST(LostWorker, EndsItsProcessAtABatchThatNobodyWants) {
 TEST(LostWorker, EndsItsProcessWhereALeavingOneIsTooLate) {
   ExitPipe pipe = ExitPipe::open().value();
   test::ChildProcess child([&]() -> std::string {
-    auto& worker = *new LoneWorker(pipe, kLongGrace, kShortGrace);
+    auto& worker = *new LoneWorker(pipe, {.first_batch = kLongGrace, .later = kLongGrace}, kShortGrace);
     if (!worker.has_begun()) return "nothing was begun";
     worker.server().drain();
     return worker.serve_to_the_end();
@@ -955,16 +964,21 @@ TEST(LostWorker, EndsItsProcessWhereALeavingOneIsTooLate) {
 TEST(LostWorker, IsNoneThatTakesLongForABatchThatIsWanted) {
   const ExitPipe pipe = ExitPipe::open().value();
   EXPECT_EQ(test::in_child([&]() -> std::string {
-              auto& worker = *new LoneWorker(pipe, kShortGrace, kShortGrace);
+              auto& worker = *new LoneWorker(pipe, kShortAbandonedGrace, kShortGrace);
               if (!worker.has_begun()) return "nothing was begun";
-              // Pongs come every half a second, which is several times as long.
-              std::set<ToTrainer::Kind>& said = worker.trainer().said;
-              for (int count = 0; count < 2; ++count) {
-                said.erase(ToTrainer::Kind::kPong);
-                if (!worker.trainer().serve_until([&] { return said.contains(ToTrainer::Kind::kPong); }))
-                  return "no pong came";
-              }
-              return "";
+              return worker.serve_for_pongs();
+            }),
+            "");
+}
+
+// A dataset whose first sample takes a minute lost each worker whose first batch another one had made.
+TEST(LostWorker, IsNoneThatTakesLongForItsFirstBatchAlsoWhereNobodyWantsThat) {
+  const ExitPipe pipe = ExitPipe::open().value();
+  EXPECT_EQ(test::in_child([&]() -> std::string {
+              auto& worker = *new LoneWorker(pipe, {.first_batch = kLongGrace, .later = kShortGrace}, kLongGrace);
+              if (!worker.has_begun()) return "nothing was begun";
+              worker.trainer().forget(0);
+              return worker.serve_for_pongs();
             }),
             "");
 }
