@@ -374,36 +374,39 @@ uint64_t Batch::wide_bytes() const {
   return bytes;
 }
 
-Result<void> Batch::check_narrow() const {
-  for (const TensorEntry& entry : frame_.tensors) {
-    if (!wire::is_narrow(entry.encoding)) continue;
-    if (auto checked = wire::check_narrow(entry, bytes_of(entry)); !checked) return checked.error();
-  }
-  return {};
-}
-
-Result<bool> Batch::try_keep_narrow() {
+Result<void> Batch::check_narrow() {
+  if (!is_narrow()) return {};
   std::vector<wire::Widening> widenings(frame_.tensors.size());
   for (size_t index = 0; index < widenings.size(); ++index) {
     const TensorEntry& entry = frame_.tensors[index];
     if (!wire::is_narrow(entry.encoding)) continue;
     const auto checked = wire::check_narrow(entry, bytes_of(entry));
     if (!checked) return checked.error();
-    if (checked.value().row_count > Device::kWidenedRowsMax) return false;
-    if (entry.dtype == wire::kDTypeBool && !wire::widens_to_bools(checked.value(), bytes_of(entry))) return false;
     widenings[index] = checked.value();
   }
-  if (is_narrow()) kept_narrow_ = std::move(widenings);
+  widenings_ = std::move(widenings);
+  return {};
+}
+
+bool Batch::try_keep_narrow() {
+  PENSTOCK_ASSERT(!is_narrow() || !widenings_.empty(), "narrow tensors were not checked");
+  for (size_t index = 0; index < widenings_.size(); ++index) {
+    const TensorEntry& entry = frame_.tensors[index];
+    if (!wire::is_narrow(entry.encoding)) continue;
+    if (widenings_[index].row_count > Device::kWidenedRowsMax) return false;
+    if (entry.dtype == wire::kDTypeBool && !wire::widens_to_bools(widenings_[index], bytes_of(entry))) return false;
+  }
+  keeps_narrow_ = !widenings_.empty();
   return true;
 }
 
 const wire::Widening* Batch::widening(size_t index) const {
-  if (kept_narrow_.empty() || !wire::is_narrow(kept_narrow_[index].encoding)) return nullptr;
-  return &kept_narrow_[index];
+  if (!keeps_narrow_ || !wire::is_narrow(widenings_[index].encoding)) return nullptr;
+  return &widenings_[index];
 }
 
 std::vector<at::Tensor> Batch::copy_sources() {
-  if (kept_narrow_.empty()) return tensors();
+  if (!keeps_narrow_) return tensors();
   tensors_.resize(frame_.tensors.size());
   std::vector<at::Tensor> sources;
   sources.reserve(tensors_.size());
@@ -454,8 +457,7 @@ void Batch::replace_tensors(std::vector<at::Tensor> tensors) {
   shared_files_.clear();
   wide_lease_.reset();
   wide_.clear();
-  was_widened_on_device_ = !kept_narrow_.empty();
-  kept_narrow_.clear();
+  was_widened_on_device_ = std::exchange(keeps_narrow_, false);
 }
 
 }  // namespace penstock::loader

@@ -120,19 +120,20 @@ class Batch {
   // shared files view these. Those of leaves that were left out are meta tensors.
   const std::vector<at::Tensor>& tensors();
 
-  // Whether some tensors came with fewer bytes than they have. Before tensors(), such a batch is widened, or it is
-  // checked where a stage has a device widen it.
+  // Whether some tensors came with fewer bytes than they have. Before tensors(), such a batch is widened, or checked
+  // and kept narrow where a stage has a device widen it.
   bool is_narrow() const;
   // Bytes of those tensors once they are widened.
   uint64_t wide_bytes() const;
   // Gives tensors that came with fewer bytes their own ones, in `memory` or else on the heap. kMalformed for bytes that
   // do not belong to such a tensor, kNoMemory.
   Result<void> widen(BatchMemory& memory);
-  // Whether widen() can fail for anything but memory: kMalformed then.
-  Result<void> check_narrow() const;
-  // Leaves the tensors as they came, in memory that no other process may write to. False where a device cannot widen
-  // one of them. kMalformed as widen(). On the host tensors() widens them onto the heap.
-  Result<bool> try_keep_narrow();
+  // Checks the bytes of such tensors, which no other process may write to from now on. kMalformed where widen() fails
+  // for anything but memory.
+  Result<void> check_narrow();
+  // Leaves such tensors, which were checked, as they came. False where a device cannot widen one of them. On the host
+  // tensors() widens them onto the heap.
+  [[nodiscard]] bool try_keep_narrow();
   // Of a tensor that was left as it came: how it is widened. Null for the others.
   const wire::Widening* widening(size_t index) const;
   // What a stage copies: the tensors, and in the place of those that were left as they came their narrow bytes. As
@@ -202,8 +203,9 @@ class Batch {
   std::optional<Origin> origin_;
   c10::intrusive_ptr<SlabLease> wide_lease_;  // of tensors that were widened
   std::vector<at::Tensor> wide_;              // by place; undefined for the others
-  std::vector<wire::Widening> kept_narrow_;   // by place, of tensors that were left as they came; empty without any
+  std::vector<wire::Widening> widenings_;     // by place, of tensors that were checked; empty without any
   std::vector<bool> odd_bools_;               // by place, of plain bools that are copied for it; empty without any
+  bool keeps_narrow_ = false;                 // leaves the tensors that were checked as they came
   bool was_widened_on_device_ = false;
   bool pins_copies_ = false;
 };

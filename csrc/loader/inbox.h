@@ -20,8 +20,7 @@
 
 namespace penstock::loader {
 
-// A batch of which some tensors have fewer bytes than they are to have. The stages widen it, or check it for a device
-// that does.
+// A batch of which some tensors have fewer bytes than they are to have. The stages widen it, or leave that to a device.
 struct NarrowArrival {
   std::string place;  // who sent it, in messages
 };

@@ -132,17 +132,12 @@ void StageChain::failed(Fault error) {
   inbox_.fail(0, error);
 }
 
-// Widens what came narrow, or checks it for a device that widens it. A batch that cannot be widened becomes an error.
+// Widens what came narrow, unless a device does. A batch that cannot be widened becomes an error.
 void StageChain::widen(Arrival& arrival, const NarrowArrival& narrow) {
   PENSTOCK_ASSERT(wide_memory_, "a narrow batch came where none was to come");
   Result<void> ready;
-  Result<bool> kept = false;
-  if (takes_narrow_) kept = arrival.batch->try_keep_narrow();
-  if (!kept) {
-    ready = kept.error();
-  } else if (!kept.value()) {
-    ready = arrival.batch->widen(*wide_memory_);
-  }
+  const bool is_kept = takes_narrow_ && arrival.batch->try_keep_narrow();
+  if (!is_kept) ready = arrival.batch->widen(*wide_memory_);
   BatchTimes times = arrival.batch->times();
   times.arrived_at = times.staged_at = clock_now();  // what it took is the link's, which saved bytes by it
   const BatchKey key{.epoch = arrival.epoch, .sequence = arrival.sequence};

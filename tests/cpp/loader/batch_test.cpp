@@ -302,8 +302,9 @@ TEST_F(BatchTest, TensorThatIsLeftAsItCameIsWidenedOnceItIsRead) {
   auto batch = read_from_parts(wire::make_record({entry, make_entry(0, {7})}, wire::nest_of_tensors(2)));
   ASSERT_TRUE(batch) << batch.error().message;
   EXPECT_EQ(batch.value()->wide_bytes(), 4000u);
-  const auto kept = batch.value()->try_keep_narrow();
-  ASSERT_TRUE(kept && kept.value());
+  ASSERT_TRUE(batch.value()->check_narrow());
+  EXPECT_EQ(batch.value()->widening(0), nullptr);
+  ASSERT_TRUE(batch.value()->try_keep_narrow());
   ASSERT_NE(batch.value()->widening(0), nullptr);
   EXPECT_EQ(batch.value()->widening(1), nullptr);
   const auto sources = batch.value()->copy_sources();
@@ -342,9 +343,9 @@ TEST_F(BatchTest, BoolsThatAreWidenedToOtherBytesAreTrue) {
                                  wire::make_record({sample.entry}, wire::nest_of_tensors(1)), payload, false)
             .value();
       };
-      const auto kept = read()->try_keep_narrow();
-      ASSERT_TRUE(kept) << kept.error().message;
-      EXPECT_EQ(kept.value(), !is_odd) << "a device widens nothing else";
+      const auto checked = read();
+      ASSERT_TRUE(checked->check_narrow());
+      EXPECT_EQ(checked->try_keep_narrow(), !is_odd) << "a device widens nothing else";
       const auto batch = read();
       BatchMemory memory(1 << 24);
       ASSERT_TRUE(batch->widen(memory));
@@ -368,9 +369,9 @@ TEST_F(BatchTest, BytesThatDoNotBelongToTheirTensorAreAnError) {
   ASSERT_FALSE(widened);
   EXPECT_EQ(widened.error().code, Errc::kMalformed);
   EXPECT_EQ(memory.largest_bytes(), 0u) << "a claim counts as little as a batch";
-  const auto kept = batch.value()->try_keep_narrow();
-  ASSERT_FALSE(kept);
-  EXPECT_EQ(kept.error(), widened.error());
+  const auto checked = batch.value()->check_narrow();
+  ASSERT_FALSE(checked);
+  EXPECT_EQ(checked.error(), widened.error());
 }
 
 }  // namespace

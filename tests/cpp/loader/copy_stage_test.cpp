@@ -45,8 +45,8 @@ class CopyStageTest : public testing::Test {
   }
   std::unique_ptr<Batch> make_checked(std::span<const wire::NarrowSample> samples) {
     auto batch = batches_.make_narrow(samples);
-    const auto kept = batch->try_keep_narrow();
-    EXPECT_TRUE(kept && kept.value());
+    EXPECT_TRUE(batch->check_narrow());
+    EXPECT_TRUE(batch->try_keep_narrow());
     return batch;
   }
   void expect_widened_on_current(Batch& batch, const std::vector<wire::NarrowSample>& samples) {
@@ -392,6 +392,7 @@ TEST_F(CopyStageTest, ANarrowBatchThatCameThroughTheSocketIsKeptUntilItsCopyIsOv
   auto payload = sample.narrow;
   payload.resize(align_up(payload.size(), wire::kPayloadAlignment));
   auto batch = Batch::from_parts({}, record, payload, /*allow_pickle=*/false).value();
+  ASSERT_TRUE(batch->check_narrow());
   ASSERT_TRUE(batch->try_keep_narrow());
   begin(*batch);
   expect_widened_on_current(*batch, {sample});

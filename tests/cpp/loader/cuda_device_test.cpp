@@ -423,7 +423,8 @@ class CudaWideningTest : public test::SeededTest {
     }
     const auto record = wire::make_record(entries, wire::nest_of_tensors(static_cast<uint32_t>(entries.size())));
     auto batch = Batch::from_parts({}, record, payload, /*allow_pickle=*/false).value();
-    ASSERT_TRUE(batch->try_keep_narrow().value());
+    ASSERT_TRUE(batch->check_narrow());
+    ASSERT_TRUE(batch->try_keep_narrow());
     const auto begun = stage_->begin(*batch);
     ASSERT_TRUE(begun) << begun.error().message;
     EXPECT_TRUE(batch->was_widened_on_device());

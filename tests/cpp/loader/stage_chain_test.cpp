@@ -205,6 +205,7 @@ TEST_F(StageChainTest, TheBoundCountsNarrowBytesAndThoseThatTheyBecome) {
     sample.entry.bytes = 1008;
     for (uint64_t sequence = 0; sequence < 3; ++sequence) {
       auto batch = batches_.make_narrow({&sample, 1}, {.sequence = sequence, .epoch = 1});
+      ASSERT_TRUE(batch->check_narrow());
       ASSERT_TRUE(batch->try_keep_narrow());
       EXPECT_EQ(batch->bytes() + batch->wide_bytes(), kStagedBytes);
       chain_->arrive({.epoch = 1, .sequence = sequence, .batch = std::move(batch), .error = {}});
