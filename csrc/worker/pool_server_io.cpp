@@ -30,7 +30,8 @@ using wire::ToWorker;
 namespace {
 
 constexpr auto kLookInterval = milliseconds(200);  // at the parent, and at how long the controller has been silent
-constexpr int kReceiveCountMax = 256;              // before other things are looked at
+constexpr auto kDescriptorLookInterval = milliseconds(1000);  // at how many are open, while there is nothing to do
+constexpr int kReceiveCountMax = 256;                         // before other things are looked at
 
 std::string spoken_seconds(Duration time) {
   return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time).count()) + " s";
@@ -151,6 +152,7 @@ Result<void> PoolServerIo::serve() {
   take_signals();
   session_.tick(now);
   serve_maker(now);
+  look_at_descriptors(now);
   carry_out();
   note_standing();
   if (energy_) energy_->tick(now);
@@ -439,7 +441,18 @@ void PoolServerIo::note_standing() {
   exchange_.set_standing(standing_);
 }
 
-std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) {
+// What jobs have left open is not for the next one to pay for, nor what their threads go on opening.
+void PoolServerIo::look_at_descriptors(Instant now) {
+  if (options_.exit_fd < 0 || tenancy_ == 0 || session_.is_draining()) return;
+  if (!is_idle()) return looked_at_.reset();
+  if (looked_at_ && now - *looked_at_ < kDescriptorLookInterval) return;
+  looked_at_ = now;
+  if (!are_descriptors_short()) return;
+  shortage_ = "half of the files that it may have open, or more, are open, as its jobs have left them";
+  drain(now);
+}
+
+std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) const {
   if (failure_) return End{.reason = *failure_};
   if (is_orphan()) return End{.reason = {Errc::kClosed, "the process that started this worker is gone"}};
   // A trainer that has not read yet that its batch is handed back takes the end for a death by it.
@@ -450,19 +463,13 @@ std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) {
     end.text = shortage_;
     return end;
   }
-  const bool is_idle = session_.trainer_id() == 0 && session_.is_empty();
   const auto silence = registration_ ? registration_->silence(now) : std::nullopt;
-  if (silence && *silence >= options_.patience && is_idle) {
+  if (silence && *silence >= options_.patience && is_idle()) {
     return End{.reason = {Errc::kFailed,
                           "the controller at " + options_.controller->text() + " has said nothing for " +
                               spoken_seconds(*silence) +
                               ", and there is nothing to do; start this worker again when there is a controller"},
                .word = ExitWord::kUseless};
-  }
-  // What jobs have left open is not for the next one to pay for.
-  if (options_.exit_fd >= 0 && is_idle && tenancy_ > 0 && !session_.is_draining() && are_descriptors_short()) {
-    shortage_ = "half of the files that it may have open, or more, are open, as its jobs have left them";
-    drain(now);
   }
   return std::nullopt;
 }

@@ -127,6 +127,9 @@ class PoolServerIo final : public EventLoop::Handler {
   std::string reason_of(const cluster::WorkerSession::Command& command) const;
   void take_signals();
   void drain(Instant now);
+  bool is_idle() const { return session_.trainer_id() == 0 && session_.is_empty(); }
+  // Has a worker leave that jobs have left short of descriptors: looks once it is idle, and every now and then after.
+  void look_at_descriptors(Instant now);
   // Has the log know when it changes.
   void note_standing();
   // Why this worker ends now, if it does, and the word for its supervisor, if there is one.
@@ -135,7 +138,7 @@ class PoolServerIo final : public EventLoop::Handler {
     std::optional<ExitWord> word{};
     std::string text{};  // behind the word
   };
-  std::optional<End> end_of(Instant now);
+  std::optional<End> end_of(Instant now) const;
   // Lets everything go; next() says why.
   void end_because(End end);
   // Ends the process where waiting for the thread that makes batches is of no use.
@@ -170,6 +173,7 @@ class PoolServerIo final : public EventLoop::Handler {
   uint64_t work_tenancy_ = 0;  // of the work that was begun last
   uint32_t signal_count_ = 0;
   int first_signal_ = 0;
+  std::optional<Instant> looked_at_;   // at its descriptors, since it is idle
   std::optional<Instant> drained_at_;  // since when it is to leave
   std::string shortage_;               // for which it leaves, if that is why
   Standing standing_;
