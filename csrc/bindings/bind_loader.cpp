@@ -445,8 +445,8 @@ void bind_loader(py::module_& module) {
       .def(
           "open_channel",
           [](Client& self, uint32_t worker_id) {
-            const int worker_fd = unwrap(self.open_channel(worker_id));
-            return std::pair(self.channel_fd(worker_id), worker_fd);
+            const loader::ChannelFds ends = unwrap(self.open_channel(worker_id));
+            return std::pair(ends.trainer, ends.worker);
           },
           py::arg("worker_id"))
       .def(

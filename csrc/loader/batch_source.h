@@ -28,6 +28,12 @@ struct LinkStanding {
   double round_trip_s = 0;
 };
 
+// The ends of the channel between a trainer and its own worker. They stay the client's.
+struct ChannelFds {
+  int trainer = -1;
+  int worker = -1;
+};
+
 // start() and stop() are for the owner's thread; retire_held() for any; the rest for the trainer's.
 class BatchSource {
  public:

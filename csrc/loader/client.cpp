@@ -441,8 +441,7 @@ Client::Client(const ClientOptions& options, std::unique_ptr<BatchSource> source
     : impl_(std::make_unique<Impl>(options, std::move(source))) {}
 Client::~Client() = default;
 
-Result<int> Client::open_channel(uint32_t worker_id) { return impl_->local_workers().open_channel(worker_id); }
-int Client::channel_fd(uint32_t worker_id) const { return impl_->local_workers().channel_fd(worker_id); }
+Result<ChannelFds> Client::open_channel(uint32_t worker_id) { return impl_->local_workers().open_channel(worker_id); }
 Result<void> Client::note_started(uint32_t worker_id, pid_t pid) {
   return impl_->local_workers().note_started(worker_id, pid);
 }

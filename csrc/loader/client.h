@@ -75,8 +75,7 @@ class Client {
   ~Client();
 
   // Of local workers, before start(), once for each: as ClientIo.
-  Result<int> open_channel(uint32_t worker_id);
-  int channel_fd(uint32_t worker_id) const;
+  Result<ChannelFds> open_channel(uint32_t worker_id);
   Result<void> note_started(uint32_t worker_id, pid_t pid);
 
   // Starts the I/O thread. Call it after the last worker was forked.

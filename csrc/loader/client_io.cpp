@@ -36,19 +36,14 @@ ClientIo::ClientIo(const ClientIoOptions& options)
 
 ClientIo::~ClientIo() { stop(); }
 
-Result<int> ClientIo::open_channel(uint32_t worker_id) {
+Result<ChannelFds> ClientIo::open_channel(uint32_t worker_id) {
   Worker& worker = workers_.at(worker_id);
   PENSTOCK_ASSERT(!worker.channel, "worker ", worker_id, " has a channel already");
   auto ends = Channel::open_pair();
   if (!ends) return ends.error();
   worker.channel.emplace(std::move(ends.value().here));
   worker.its_end = std::move(ends.value().there);
-  return worker.its_end.get();
-}
-
-int ClientIo::channel_fd(uint32_t worker_id) const {
-  const auto& channel = workers_.at(worker_id).channel;
-  return channel ? channel->fd() : -1;
+  return ChannelFds{.trainer = worker.channel->fd(), .worker = worker.its_end.get()};
 }
 
 Result<void> ClientIo::note_started(uint32_t worker_id, pid_t pid) {

@@ -38,11 +38,10 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   explicit ClientIo(const ClientIoOptions& options);
   ~ClientIo() override;
 
-  // Before start(), once for each worker: makes its channel and returns the worker's end, which is to be had by its
-  // process (worker::Server::open), and is closed here by note_started() or stop(). kNoMemory.
-  Result<int> open_channel(uint32_t worker_id);
-  // The trainer's end, which a forked worker closes in its process: it would not see the trainer's end otherwise.
-  int channel_fd(uint32_t worker_id) const;
+  // Before start(), once for each worker: makes its channel. The worker's end is to be had by its process
+  // (worker::Server::open), and is closed here by note_started() or stop(). The trainer's is closed in the process of a
+  // forked worker, which would not see that the trainer has ended otherwise. kNoMemory.
+  Result<ChannelFds> open_channel(uint32_t worker_id);
   // Before start(): the worker's process has its end. 0: it is in this process. kNoMemory.
   Result<void> note_started(uint32_t worker_id, pid_t pid);
 

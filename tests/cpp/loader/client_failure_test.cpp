@@ -75,8 +75,8 @@ TEST_F(ClientFailureTest, WorkerIsLostWhoseChildLivesOn) {
 TEST_F(ClientFailureTest, WorkerThatEndedBeforeTheClientStartsIsLost) {
   options_ = {.worker_count = 1};
   client_ = std::make_shared<Client>(options_);
-  const FileDescriptor held(::dup(client_->open_channel(0).value()));  // so that the channel does not end
-  const pid_t pid = test::spawn_program("stream_worker_main", {});     // without its arguments it ends at once
+  const FileDescriptor held(::dup(client_->open_channel(0).value().worker));  // so that the channel does not end
+  const pid_t pid = test::spawn_program("stream_worker_main", {});            // without its arguments it ends at once
   ASSERT_GT(pid, 0);
   EXPECT_EQ(test::how_it_ended(test::wait_for_exit(pid, seconds(10))), "exit 64");
   ASSERT_TRUE(client_->note_started(0, pid)) << "whose number is no process's any more";

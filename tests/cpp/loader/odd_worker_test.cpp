@@ -101,7 +101,7 @@ struct ServedClient {
   explicit ServedClient(const ClientOptions& options = {.worker_count = 1, .prefetch_factor = 4}) : client(options) {
     for (uint32_t worker_id = 0; worker_id < options.worker_count; ++worker_id) {
       auto& made = worker_id == 0 ? worker : other;
-      made = std::make_unique<OddWorker>(FileDescriptor(::dup(client.open_channel(worker_id).value())), worker_id);
+      made = std::make_unique<OddWorker>(FileDescriptor(::dup(client.open_channel(worker_id).value().worker)), worker_id);
       EXPECT_TRUE(client.note_started(worker_id, /*pid=*/0));
     }
     EXPECT_TRUE(client.start());

@@ -57,9 +57,9 @@ inline pid_t spawn_worker(const WorkerArguments& arguments) {
 // Starts worker `arguments.worker_id` of a client, or of a source of one, which has not started yet.
 template <typename Client>
 pid_t start_worker(Client& client, WorkerArguments arguments) {
-  const auto channel_fd = client.open_channel(arguments.worker_id);
-  if (!channel_fd) return -1;
-  arguments.channel_fd = channel_fd.value();
+  const auto ends = client.open_channel(arguments.worker_id);
+  if (!ends) return -1;
+  arguments.channel_fd = ends.value().worker;
   const pid_t pid = spawn_worker(arguments);
   return pid > 0 && client.note_started(arguments.worker_id, pid) ? pid : -1;
 }
