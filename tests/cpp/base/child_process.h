@@ -19,6 +19,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -115,6 +116,19 @@ inline void limit_file_size(rlim_t bytes) {
   ::signal(SIGXFSZ, SIG_IGN);
   const rlimit limit{.rlim_cur = bytes, .rlim_max = bytes};
   ::setrlimit(RLIMIT_FSIZE, &limit);
+}
+
+// From now on this process can open so many more files. For the body of a child, which fails where that cannot be set.
+inline void leave_descriptors(int count) {
+  rlimit limit{};
+  bool is_set = ::getrlimit(RLIMIT_NOFILE, &limit) == 0;
+  limit.rlim_cur = limit.rlim_max;  // an earlier call may have left none to look with
+  is_set = is_set && ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
+  const int next_fd = ::dup(STDOUT_FILENO);  // all below it are in use
+  ::close(next_fd);
+  limit.rlim_cur = static_cast<rlim_t>(next_fd + count);
+  is_set = is_set && ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
+  if (!is_set) throw std::runtime_error("the limit of open files could not be set");
 }
 
 // From now on the kernel answers every fallocate of this process with `error_number`, as it does when memory is short.

@@ -2,8 +2,6 @@
 #include "net/socket.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <string>
 
@@ -15,13 +13,9 @@ namespace {
 // libzmq ends a process that has no descriptors for its threads.
 TEST(SocketContexts, WithoutRoomForDescriptorsThereIsAReasonAndNoAbort) {
   EXPECT_EQ(test::in_child([]() -> std::string {
-              const int next_fd = ::dup(STDOUT_FILENO);
-              ::close(next_fd);
               int opened_count = 0;
               for (int room = 0; room <= 12; ++room) {
-                const auto count = static_cast<rlim_t>(next_fd + room);
-                const rlimit limit{.rlim_cur = count, .rlim_max = 4096};
-                if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return "the limit could not be set";
+                test::leave_descriptors(room);
                 const auto context = SocketContext::open();
                 if (context) {
                   ++opened_count;

@@ -6,7 +6,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -64,15 +63,6 @@ Bytes message_bytes(const MessageHead& head, std::string_view text = {}) {
   const auto rest = bytes_of(text);
   bytes.insert(bytes.end(), rest.begin(), rest.end());
   return bytes;
-}
-
-// From now on this process can open no further file.
-void open_no_more() {
-  const int next_fd = ::dup(STDOUT_FILENO);
-  ::close(next_fd);
-  const auto count = static_cast<rlim_t>(next_fd);
-  const rlimit limit{.rlim_cur = count, .rlim_max = count};
-  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 class ChannelTest : public testing::Test {
@@ -465,7 +455,7 @@ TEST_F(ChannelTest, DescriptorThatIsLostToTheOpenFilesLimitIsNoMemoryAndSaysWhat
   EXPECT_EQ(test::in_child([&]() -> std::string {
               const int fd = STDOUT_FILENO;
               if (!send(*there_, "file", {&fd, 1})) return "not sent";
-              open_no_more();
+              test::leave_descriptors(0);
               const auto message = here_->receive(soon());
               if (message) return "a message came whose descriptor cannot be open";
               if (message.error().code != Errc::kNoMemory) return message.error().message;
@@ -477,7 +467,7 @@ TEST_F(ChannelTest, DescriptorThatIsLostToTheOpenFilesLimitIsNoMemoryAndSaysWhat
 
 TEST_F(ChannelTest, PairWithoutRoomForDescriptorsIsNoMemoryAndSaysWhatToRaise) {
   EXPECT_EQ(test::in_child([&]() -> std::string {
-              open_no_more();
+              test::leave_descriptors(0);
               const auto ends = Channel::open_pair();
               if (ends) return "opened";
               if (ends.error().code != Errc::kNoMemory) return ends.error().message;
@@ -571,7 +561,7 @@ TEST_F(ChannelTest, AcceptingWithoutRoomForADescriptorIsNoMemory) {
               const auto name = make_endpoint_name();
               auto listener = ChannelListener::bind(name).value();
               const auto worker = Channel::connect(name);
-              open_no_more();
+              test::leave_descriptors(0);
               const auto accepted = listener.accept();
               if (accepted) return "accepted";
               return accepted.error().code == Errc::kNoMemory ? "" : accepted.error().message;
