@@ -4,7 +4,6 @@ and while a pool loses a worker."""
 
 from __future__ import annotations
 
-import contextlib
 import http.server
 import json
 import os
@@ -21,13 +20,11 @@ import pytest
 from browser import ELSEWHERE, Browser, browser, needs_browser
 from pool_processes import PoolProcesses, pool_of
 from shown_pools import FIRST, PLAN, busy_status, large_plan, ledger
-from test_dashboard_server import TOKEN, port_of
+from test_dashboard_server import TOKEN, port_of, served
 from test_pool_status import worker
 
 from penstock.graph.call_groups import GROUPS_MAX
 from penstock.graph.plan_told import told_plan
-from penstock.live.dashboard_access import parse_listen_address
-from penstock.live.dashboard_server import Dashboard
 from penstock.live.pool_view import pool_view
 from penstock.live.pool_watch import PoolWatch
 from penstock.live.status_poller import PoolAddress
@@ -92,19 +89,11 @@ class LargeWatch(MadeWatch):
         return told_plan(large_plan(), 1 << 20)
 
 
-@contextlib.contextmanager
-def dashboard_of(watch: PoolWatch) -> Iterator[str]:
-    dashboard = Dashboard(parse_listen_address("0"), None)
-    dashboard.start(watch)
-    yield dashboard.url
-    dashboard.close()
-
-
 @pytest.fixture
 def made() -> Iterator[str]:
     """The address of a dashboard of a made-up pool."""
-    with dashboard_of(MadeWatch()) as url:
-        yield url
+    with served(MadeWatch()) as site:
+        yield site.url
 
 
 @pytest.fixture
@@ -185,8 +174,8 @@ def test_charts_plans_and_filters_answer_to_the_hand(page: Browser, made: str) -
 
 def test_a_large_plan_is_folded(page: Browser) -> None:
     """It was a box for each of 196 calls, ten thousand pixels high."""
-    with dashboard_of(LargeWatch()) as url:
-        page.open(f"{url}#plan")
+    with served(LargeWatch()) as site:
+        page.open(f"{site.url}#plan")
         page.wait_for("12 of 196 calls run in the workers")
         page.wait(lambda: page.ask("return document.querySelectorAll('.node').length") > 0)
         assert page.ask("return document.querySelectorAll('.node').length") <= GROUPS_MAX
@@ -391,25 +380,23 @@ class _Elsewhere(http.server.BaseHTTPRequestHandler):
 
 
 def test_another_site_can_link_to_a_dashboard_and_cannot_read_it(page: Browser) -> None:
-    dashboard = Dashboard(parse_listen_address("0"), TOKEN)
-    dashboard.start(MadeWatch())
-    handler = type("Handler", (_Elsewhere,), {"dashboard": dashboard.url})
-    site = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    serving = threading.Thread(target=site.serve_forever)
-    serving.start()
-    try:
-        for turn in ("without the cookie", "with it"):
-            page.open(f"http://{ELSEWHERE}:{site.server_port}/")
-            page.wait(lambda: page.driver.title != "")
-            assert page.driver.title == "refused", turn
-            page.click("a")
-            page.wait_for("controller 22ab0000")
-            assert TOKEN not in page.driver.current_url
-    finally:
-        site.shutdown()
-        serving.join()
-        site.server_close()
-        dashboard.close()
+    with served(MadeWatch(), TOKEN) as dashboard:
+        handler = type("Handler", (_Elsewhere,), {"dashboard": dashboard.url})
+        site = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        serving = threading.Thread(target=site.serve_forever)
+        serving.start()
+        try:
+            for turn in ("without the cookie", "with it"):
+                page.open(f"http://{ELSEWHERE}:{site.server_port}/")
+                page.wait(lambda: page.driver.title != "")
+                assert page.driver.title == "refused", turn
+                page.click("a")
+                page.wait_for("controller 22ab0000")
+                assert TOKEN not in page.driver.current_url
+        finally:
+            site.shutdown()
+            serving.join()
+            site.server_close()
 
 
 def test_a_site_that_leads_its_name_here_is_not_served(page: Browser, made: str) -> None:

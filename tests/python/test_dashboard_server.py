@@ -50,6 +50,7 @@ class Site:
 
     def __init__(self, port: int) -> None:
         self.port = port
+        self.url = f"http://127.0.0.1:{port}/"
 
     def ask(
         self, path: str = "/", method: str = "GET", body: bytes | None = None, **headers: str
@@ -479,10 +480,7 @@ def test_a_pool_that_is_dead_is_told_with_status_503(
     pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_watch, "STALE_S", 0.5)
-    dashboard = Dashboard(parse_listen_address("0"), None)
-    site = Site(int(dashboard.url.split(":")[2].strip("/")))
-    dashboard.start(PoolWatch(PoolAddress(pool.endpoint, None, 0.3)))
-    try:
+    with served(PoolWatch(PoolAddress(pool.endpoint, None, 0.3))) as site:
         site.wait_for("/api/status", lambda status: True)
         pool.processes[0].process.kill()
         deadline = time.monotonic() + SECONDS_MAX
@@ -494,8 +492,6 @@ def test_a_pool_that_is_dead_is_told_with_status_503(
             assert status == 503 and "nothing is known of the pool now" in content.decode()
             assert ("json" in headers["Content-Type"]) == path.startswith("/api/")
         assert site.ask("/")[0] == 200  # the page, which says the same
-    finally:
-        dashboard.close()
 
 
 @pytest.mark.parametrize("jump_s", [365 * 86_400, -365 * 86_400])
