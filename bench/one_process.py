@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resources of a single process, from /proc: CPU time by thread, page faults, memory, files."""
+"""The resources of a single process, from /proc: CPU time by thread, page faults, memory, files,
+addresses."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -49,3 +51,21 @@ def fd_count(pid: int) -> int:
 
 def thread_count(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def listening_addresses(pid: int) -> list[str]:
+    """At which it listens over TCP or UDP, in the kernel's digits: "0100007F:1F90"."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            target = os.readlink(descriptor)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = []
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            is_listening = fields[3] == "0A" or table.startswith("udp")
+            if is_listening and fields[9] in inodes:
+                found.append(fields[1])
+    return found

@@ -27,6 +27,7 @@ import torch
 from figures import MeasurementError, Record, add_report_options, report, say, summary
 from growth_picture import draw
 from pool_host import PoolError, PoolHost, StartedWorker
+from table import aligned, by_parameter, metric_cells
 
 HERE = Path(__file__).resolve().parent
 SAMPLES_PER_BATCH = 8
@@ -246,23 +247,10 @@ COLUMNS = (
 
 
 def table(everything: list[Record]) -> str:
-    found = {
-        (record["parameters"]["workers"], record["name"].partition("/")[2]): record
-        for record in everything
-    }
-    lines = ["| workers | " + " | ".join(title for _, title, _, _ in COLUMNS) + " |"]
-    lines.append("|" + " --- |" * (len(COLUMNS) + 1))
-    for worker_count in dict.fromkeys(workers for workers, _ in found):
-        cells = [str(worker_count)]
-        for metric, _, scale, form in COLUMNS:
-            record = found[worker_count, metric]
-            cell = form.format(record["median"] * scale)
-            if record["n"] > 1:
-                low, high = (form.format(record[end] * scale) for end in ("p10", "p90"))
-                cell += f" ({low}..{high})"
-            cells.append(cell)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows = [["workers", *(title for _, title, _, _ in COLUMNS)]]
+    for worker_count, found in by_parameter(everything, "workers").items():
+        rows.append([str(worker_count), *metric_cells(found, COLUMNS)])
+    return aligned(rows)
 
 
 def main() -> int:

@@ -11,7 +11,6 @@ memory and the descriptors of controller and workers, after each window.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
@@ -37,6 +36,7 @@ from figures import (
     summary,
 )
 from pool_host import PoolError, PoolHost
+from table import aligned, by_parameter, metric_cells
 
 HERE = Path(__file__).resolve().parent
 KINDS = ("none", "idle", "half_open")
@@ -81,22 +81,6 @@ class StrangerProcess:
     @property
     def cpu_s(self) -> float:
         return 0.0 if self._process is None else one_process.cpu_s(self._process.pid)
-
-
-def listening_ports(pid: int) -> list[int]:
-    """Of a process, over TCP."""
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            target = os.readlink(descriptor)
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    found = set()
-    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and fields[9] in inodes:
-            found.add(int(fields[1].rpartition(":")[2], 16))
-    return sorted(found)
 
 
 class Job:
@@ -187,7 +171,11 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
                 host.start_workers(args.workers)
                 host.wait_for_workers(args.workers)
                 job = Job(host, args)
-                ports = [port for pid in job.servers for port in listening_ports(pid)]
+                ports = [
+                    int(address.rpartition(":")[2], 16)
+                    for pid in job.servers
+                    for address in one_process.listening_addresses(pid)
+                ]
                 for round_index in range(args.rounds):
                     turn = KINDS[round_index % 3 :] + KINDS[: round_index % 3]
                     for kind in turn:
@@ -231,22 +219,13 @@ COLUMNS = (
 
 
 def table(everything: list[Record]) -> str:
-    found = {
-        (record["parameters"]["kind"], record["name"].partition("/")[2]): record
-        for record in everything
-    }
-    titles = ["strangers", "of the rate without", *(title for _, title, _, _ in COLUMNS)]
-    lines = ["| " + " | ".join(titles) + " |", "|" + " --- |" * len(titles)]
-    for kind in KINDS:
-        ratio = found[kind, "of_the_rate_without"]
+    rows = [["strangers", "of the rate without", *(title for _, title, _, _ in COLUMNS)]]
+    for kind, found in by_parameter(everything, "kind").items():
+        ratio = found["of_the_rate_without"]
         low, high = ratio["interval"]
-        cells = [kind.replace("_", "-"), f"{ratio['median']:.3f} ({low:.3f}..{high:.3f})"]
-        for metric, _, scale, form in COLUMNS:
-            record = found[kind, metric]
-            low_text, high_text = (form.format(record[end] * scale) for end in ("p10", "p90"))
-            cells.append(f"{form.format(record['median'] * scale)} ({low_text}..{high_text})")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        share = f"{ratio['median']:.3f} ({low:.3f}..{high:.3f})"
+        rows.append([kind.replace("_", "-"), share, *metric_cells(found, COLUMNS)])
+    return aligned(rows)
 
 
 def main() -> int:

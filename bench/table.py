@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from figures import Record
 from workloads import load
@@ -211,6 +212,29 @@ def _x(ratio: float) -> str:
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+# A metric, its heading, how many of the heading's unit one is, and the form of a figure.
+Column = tuple[str, str, float, str]
+
+
+def by_parameter(records: Iterable[Record], name: str) -> dict[Any, dict[str, Record]]:
+    """By the values of a parameter, the records by their metrics."""
+    found: dict[Any, dict[str, Record]] = {}
+    for record in records:
+        metric = record["name"].partition("/")[2]
+        found.setdefault(record["parameters"][name], {})[metric] = record
+    return found
+
+
+def metric_cells(found: dict[str, Record], columns: Sequence[Column]) -> list[str]:
+    """The medians, and the spread where there are several values."""
+    cells = []
+    for metric, _, scale, form in columns:
+        record = found[metric]
+        median, p10, p90 = (form.format(record[key] * scale) for key in ("median", "p10", "p90"))
+        cells.append(f"{median} ({p10}..{p90})" if record["n"] > 1 else median)
+    return cells
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -6,6 +6,7 @@ the table of it."""
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_runs import BENCH
 from pool_datasets import CODE, Augmented
 from pool_processes import PoolProcesses, Process, Worker
 from raw_zeromq import (
@@ -661,24 +663,11 @@ def test_messages_beyond_the_caps_are_dropped(pool: KeyedPool) -> None:
 # ---- What the pool shows of itself
 
 
-def listening_addresses(pid: int) -> list[str]:
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            target = os.readlink(descriptor)
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    found = []
-    for table in ("tcp", "tcp6", "udp", "udp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            is_listening = fields[3] == "0A" or table.startswith("udp")
-            if is_listening and fields[9] in inodes:
-                found.append(fields[1])
-    return found
-
-
-def test_each_process_listens_at_its_addresses_of_loopback(pool: KeyedPool) -> None:
+def test_each_process_listens_at_its_addresses_of_loopback(
+    pool: KeyedPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    listening_addresses = importlib.import_module("one_process").listening_addresses
     pool.expect_served()
     for endpoints, pid in (
         ([pool.endpoint], pool.controller.process.pid),
