@@ -85,11 +85,9 @@ std::unique_ptr<Batch> error_in_batch(wire::BatchKey key, const std::string& pla
 
 std::unique_ptr<Batch> error_of_wrong_answers(wire::BatchKey key, const std::string& place, const std::string& reason,
                                               uint32_t count) {
-  return error_in_batch(key, place,
-                        wire::to_text(key) + " was asked for " + std::to_string(count) +
-                            " times and cannot be read: " + reason +
-                            "; take this worker out of the pool (penstock drain), and see that its version of penstock "
-                            "is that of the trainer");
+  return error_in_batch(
+      key, place,
+      wire::to_text(key) + " was asked for " + std::to_string(count) + " times and cannot be read: " + reason);
 }
 
 std::string spoken_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,

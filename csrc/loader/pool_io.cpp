@@ -363,7 +363,8 @@ void PoolIo::refuse_message(uint64_t worker_id, WorkerLink& link, const std::str
 }
 
 void PoolIo::note_distrust(const PoolSession::Command& command) {
-  if (command.asked) wrong_answers_[*command.asked] = {spoken_place(command.worker_id), command.reason};
+  const std::string remedy = spoken_remedy(command.worker_id);
+  if (command.asked) wrong_answers_[*command.asked] = {spoken_place(command.worker_id), command.reason + remedy};
   WorkerLink* link = links_->find(command.worker_id);
   if (link == nullptr) return;
   const std::string place = spoken_place(command.worker_id);
@@ -372,10 +373,7 @@ void PoolIo::note_distrust(const PoolSession::Command& command) {
   if (command.is_dismissed) {
     const std::string news = "is asked for nothing any more, since " + command.reason;
     standing_.note_refusal(command.worker_id, news);
-    const std::string remedy = "; take it out of the pool (penstock drain " + spoken_id(command.worker_id) +
-                               "), and see that its version of penstock is that of the trainer";
-    return tell("worker " + place + " " + news + "; others make its batches" +
-                (directory_.is_own(command.worker_id) ? "" : remedy));
+    return tell("worker " + place + " " + news + "; others make its batches" + remedy);
   }
   if (link->is_trouble_told || std::exchange(link->is_fault_told, true)) return;
   tell("worker " + place + " is connected to anew, since " + command.reason);
@@ -702,6 +700,12 @@ void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch, std::optional<N
 std::string PoolIo::spoken_place(uint64_t worker_id) const {
   const WorkerLink* link = links_->find(worker_id);
   return spoken_id(worker_id) + (link == nullptr ? "" : " at " + link->endpoint().text());
+}
+
+std::string PoolIo::spoken_remedy(uint64_t worker_id) const {
+  if (directory_.is_own(worker_id)) return "";
+  return "; take it out of the pool (penstock drain " + spoken_id(worker_id) +
+         "), and see that its version of penstock is that of the trainer";
 }
 
 void PoolIo::note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer) {

@@ -155,6 +155,8 @@ class PoolIo final : public EventLoop::Handler {
   void lose_track(uint64_t worker_id, uint32_t number, Instant now);
   // A worker's id, and its endpoint while there is a link, by which a user can find it.
   std::string spoken_place(uint64_t worker_id) const;
+  // What to do about a worker whose answers are wrong, behind the news of that. Empty for one of the trainer's own.
+  std::string spoken_remedy(uint64_t worker_id) const;
   // Takes in how long a message or a batch was on its way.
   void note_message(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer);
   // Takes in what a batch has cost its worker.
@@ -236,7 +238,7 @@ class PoolIo final : public EventLoop::Handler {
   std::set<wire::Lane> ended_lanes_;
   Instant answered_at_ = clock_now();  // the last time that something was
 
-  // By unanswered request: the last worker that answered it wrongly, and how.
+  // By unanswered request: the last worker that answered it wrongly, how, and what to do about it.
   struct WrongAnswer {
     std::string place;
     std::string reason;

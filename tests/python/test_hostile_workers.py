@@ -60,7 +60,8 @@ def test_epoch_that_its_only_worker_ends_early_is_an_error_that_names_the_worker
     batches = iter(loader)
     for _ in range(7):
         next(batches)
-    with pytest.raises(PenstockError, match=r"(?s)in penstock worker .* at tcp://.*batch 7 of"):
+    words = r"(?s)in penstock worker .* at tcp://.*batch 7 of.*\(penstock drain [0-9a-f]{16}\)"
+    with pytest.raises(PenstockError, match=words):
         next(batches)
     assert not loader.state_dict()["_iterator_finished"]
 

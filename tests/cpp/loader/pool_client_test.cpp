@@ -252,6 +252,7 @@ TEST_F(PoolClientTest, EndOfAShardIsNoAnswerWhereThereAreNoShards) {
     EXPECT_NE(event.batch->remote_error()->text.find("batch " + std::to_string(sequence) + " of epoch 1 was asked for"),
               std::string::npos)
         << event.batch->remote_error()->text;
+    EXPECT_EQ(event.batch->remote_error()->text.find("penstock drain"), std::string::npos) << "it is in no pool";
     EXPECT_NE(event.batch->remote_error()->worker.find("0000000000000005 at tcp://"), std::string::npos);
   }
   EXPECT_EQ(next().kind, Event::Kind::kEnd);
