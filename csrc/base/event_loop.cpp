@@ -58,6 +58,11 @@ bool EventLoop::post(std::function<void()> action) {
   return true;
 }
 
+Result<void> EventLoop::health() const {
+  const auto failure = failure_.get();
+  return failure ? Result<void>(*failure) : Result<void>();
+}
+
 void EventLoop::run(const std::stop_token& stop, std::promise<Result<void>>& begun) {
   ::pthread_setname_np(::pthread_self(), name_.c_str());
   const auto guarded = [this](auto call) -> Result<void> {
@@ -73,7 +78,7 @@ void EventLoop::run(const std::stop_token& stop, std::promise<Result<void>>& beg
   while (has_begun && !stop.stop_requested()) {
     if (auto turned = guarded([&] { return turn(stop); }); !turned) {
       actions_.close();
-      handler_.failed(turned.error());
+      fail(turned.error());
       break;
     }
   }
@@ -81,7 +86,7 @@ void EventLoop::run(const std::stop_token& stop, std::promise<Result<void>>& beg
     handler_.end();
     return {};
   });
-  if (!ended) handler_.failed(ended.error());
+  if (!ended) fail(ended.error());
 }
 
 Result<void> EventLoop::turn(const std::stop_token& stop) {
@@ -97,6 +102,11 @@ Result<void> EventLoop::turn(const std::stop_token& stop) {
   waker_.end_sleep(waited && waited.value());
   if (!waited) return waited.error();
   return {};
+}
+
+void EventLoop::fail(Fault error) {
+  failure_.set(error);
+  handler_.failed(std::move(error));
 }
 
 Fault EventLoop::thrown(const std::string& what) const {

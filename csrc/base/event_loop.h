@@ -9,10 +9,12 @@
 #include <cstddef>
 #include <functional>
 #include <future>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
 
+#include "base/board.h"
 #include "base/bounded_queue.h"
 #include "base/result.h"
 #include "base/waker.h"
@@ -40,8 +42,9 @@ class EventLoop {
     virtual Result<bool> wait(int wake_fd, bool may_sleep) = 0;
     // The last that is called, also where begin() or a turn failed. Sockets die here.
     virtual void end() {}
-    // The loop ends with an error before it was told to. The error's text names the thread if something was thrown.
-    virtual void failed(Fault error) = 0;
+    // The loop ends with an error before it was told to, which health() has from now on. The error's text names the
+    // thread if something was thrown.
+    virtual void failed(Fault) {}
   };
 
   // `name` has at most 15 letters, as the system allows; `purpose` follows it in messages: "which receives batches".
@@ -64,10 +67,13 @@ class EventLoop {
   void wake() { waker_.wake(); }
   // The same, for objects that only need to wake the loop.
   Waker& waker() { return waker_; }
+  // The error with which the loop has ended, if it has before it was told to.
+  Result<void> health() const;
 
  private:
   void run(const std::stop_token& stop, std::promise<Result<void>>& begun);
   Result<void> turn(const std::stop_token& stop);
+  void fail(Fault error);
   Fault thrown(const std::string& what) const;
 
   const std::string name_;
@@ -75,6 +81,7 @@ class EventLoop {
   Handler& handler_;
   Waker waker_;
   BoundedQueue<std::function<void()>> actions_;
+  Board<std::optional<Fault>> failure_;
   std::jthread thread_;
 };
 

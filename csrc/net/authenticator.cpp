@@ -148,11 +148,6 @@ std::optional<std::string> Authenticator::admit(const std::vector<std::string>& 
   return std::nullopt;
 }
 
-Result<void> Authenticator::health() const {
-  MutexLock lock(mutex_);
-  return failure_ ? Result<void>(*failure_) : Result<void>();
-}
-
 Result<void> Authenticator::begin() {
   socket_.reset(zmq_socket(context_.handle(), ZMQ_REP));
   const int zero = 0;
@@ -209,11 +204,6 @@ Result<bool> Authenticator::wait(int wake_fd, bool may_sleep) {
   if (zmq_poll(items, 2, may_sleep ? sleep_ms() : 0) < 0 && zmq_errno() != EINTR)
     return Fault{Errc::kFailed, std::string("waiting for keys to check failed: ") + zmq_strerror(zmq_errno())};
   return (items[1].revents & ZMQ_POLLIN) != 0;
-}
-
-void Authenticator::failed(Fault error) {
-  MutexLock lock(mutex_);
-  failure_ = std::move(error);
 }
 
 // Answers one request: libzmq asks again only once it has its answer.

@@ -94,14 +94,13 @@ class Authenticator final : private EventLoop::Handler {
   uint64_t refused_count() const;
   // The reason why no connection is let in any more, if the thread that answers has failed. A server asks before it
   // receives.
-  Result<void> health() const;
+  Result<void> health() const { return loop_.health(); }
 
  private:
   Result<void> begin() override;
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
   void end() override { socket_.reset(); }
-  void failed(Fault error) override;
 
   struct Allowed {
     AllowedKeys keys;
@@ -125,7 +124,6 @@ class Authenticator final : private EventLoop::Handler {
   std::map<std::string, Allowed, std::less<>> domains_ PENSTOCK_GUARDED_BY(mutex_);
   uint64_t domain_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   uint64_t refused_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
-  std::optional<Fault> failure_ PENSTOCK_GUARDED_BY(mutex_);
   Instant looked_at_{};  // of the loop's thread
   EventLoop loop_;
 };

@@ -104,16 +104,6 @@ Result<std::unique_ptr<StrangerGuard>> StrangerGuard::start(SocketContext& conte
   return guard;
 }
 
-Result<void> StrangerGuard::health() const {
-  MutexLock lock(mutex_);
-  return failure_ ? Result<void>(*failure_) : Result<void>();
-}
-
-void StrangerGuard::failed(Fault error) {
-  MutexLock lock(mutex_);
-  failure_ = std::move(error);
-}
-
 Result<void> StrangerGuard::begin() {
   auto monitor = ListenerMonitor::watch(context_, watched_);
   if (!monitor) return monitor.error();

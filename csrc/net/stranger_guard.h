@@ -22,7 +22,6 @@
 
 #include "base/event_loop.h"
 #include "base/file_descriptor.h"
-#include "base/mutex.h"
 #include "base/result.h"
 #include "net/connection_budget.h"
 #include "net/connection_monitor.h"
@@ -54,14 +53,13 @@ class StrangerGuard final : private EventLoop::Handler {
   ~StrangerGuard() override { loop_.stop(); }
 
   // Why strangers are closed no more, if the thread has failed.
-  Result<void> health() const;
+  Result<void> health() const { return loop_.health(); }
 
  private:
   Result<void> begin() override;
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
   void end() override;
-  void failed(Fault error) override;
 
   Result<void> take(const ListenerEvent& event, Instant now);
   Result<void> keep_listener(int fd);
@@ -94,8 +92,6 @@ class StrangerGuard final : private EventLoop::Handler {
   bool counts_bytes_ = false;          // this system does
   Instant swept_at_{};
 
-  mutable Mutex mutex_;
-  std::optional<Fault> failure_ PENSTOCK_GUARDED_BY(mutex_);
   EventLoop loop_;
 };
 

@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <iterator>
-#include <utility>
 
 namespace penstock::worker {
 namespace {
@@ -22,8 +21,7 @@ Watchdog::Watchdog(int connection_fd, pid_t trainer_pid)
 
 Result<void> Watchdog::health() const {
   if (!is_closing_.load()) return {};
-  MutexLock lock(mutex_);
-  if (failure_) return *failure_;
+  if (auto ended = loop_.health(); !ended) return ended;
   return Fault{Errc::kClosed, "the trainer hung up"};
 }
 
@@ -42,14 +40,6 @@ Result<bool> Watchdog::wait(int wake_fd, bool may_sleep) {
   ::poll(items, std::size(items), may_sleep ? static_cast<int>(kParentCheckInterval.count()) : 0);
   has_hung_up_ = has_hung_up_ || items[1].revents != 0;
   return items[0].revents != 0;
-}
-
-void Watchdog::failed(Fault error) {
-  {
-    MutexLock lock(mutex_);
-    failure_ = std::move(error);
-  }
-  hang_up();
 }
 
 void Watchdog::hang_up() {

@@ -6,10 +6,8 @@
 #include <sys/types.h>
 
 #include <atomic>
-#include <optional>
 
 #include "base/event_loop.h"
-#include "base/mutex.h"
 #include "base/result.h"
 #include "worker/orphan_grace.h"
 #include "worker/watched_process.h"
@@ -36,7 +34,7 @@ class Watchdog final : private EventLoop::Handler {
  private:
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
-  void failed(Fault error) override;
+  void failed(Fault) override { hang_up(); }
   void hang_up();
 
   const int connection_fd_;
@@ -44,8 +42,6 @@ class Watchdog final : private EventLoop::Handler {
   std::atomic<bool> is_closing_{false};
   bool has_hung_up_ = false;
   OrphanGrace grace_;
-  mutable Mutex mutex_;
-  std::optional<Fault> failure_ PENSTOCK_GUARDED_BY(mutex_);
   EventLoop loop_;
 };
 

@@ -63,6 +63,7 @@ TEST(EventLoop, CarriesOutWhatIsPostedInItsOrderOnAThreadOfThatName) {
   ASSERT_EQ(seen.size(), 1000u);
   for (int number = 0; number < 1000; ++number) EXPECT_EQ(seen[static_cast<size_t>(number)], number);
   loop.stop();
+  EXPECT_TRUE(loop.health()) << "it was told to end";
   EXPECT_EQ(recorder.thread_name, "pk_test");
   EXPECT_TRUE(recorder.has_ended);
 }
@@ -150,9 +151,12 @@ TEST(EventLoop, WhatATurnThrowsIsReportedWithTheNameOfTheThread) {
   Recorder recorder;
   recorder.on_serve = []() -> Result<void> { throw std::runtime_error("a broken pipe"); };
   EventLoop loop("pk_test", kPurpose, recorder);
+  EXPECT_TRUE(loop.health());
   ASSERT_TRUE(loop.start());
   const Fault error = recorder.failure.get_future().get();
   EXPECT_EQ(error.message, "the thread pk_test, which is a test, failed: a broken pipe");
+  ASSERT_FALSE(loop.health());
+  EXPECT_EQ(loop.health().error(), error);
   loop.stop();
   EXPECT_TRUE(recorder.has_ended);
   EXPECT_FALSE(loop.post([] {}));
