@@ -82,7 +82,7 @@ export class PlanView {
     const middle = (width - box) / 2;
     const x = (place) => (place === null ? middle : calls[place].where === "worker" ? 4 : width - box - 4);
     const y = (place) => TOP + (place === null ? 0 : place + 1) * ROW;
-    const lines = edges.filter((edge) => edge.target !== null && edge.target < calls.length && (edge.source === null || edge.source < edge.target));
+    const lines = edges.filter((edge) => edge.target !== null && (edge.source === null || edge.source < edge.target));
     const labels = []; // on top of all
     const paths = lines.map((edge) => {
       const [x1, x2] = [x(edge.source) + box / 2, x(edge.target) + box / 2];
