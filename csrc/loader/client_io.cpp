@@ -206,12 +206,11 @@ void ClientIo::post(uint32_t worker_id, const Message& message) {
   if (channel) note_posted(worker_id, channel->post(message));
 }
 
+// A request that cannot be sent counts as asked of its worker, so it is made elsewhere only if the worker is lost.
 void ClientIo::note_posted(uint32_t worker_id, const Result<void>& posted) {
   // A peer that is gone shows where its answers are received, behind the last of them.
-  if (!posted && posted.error().code != Errc::kClosed)
-    return stages_.fail(worker_id,
-                        {posted.error().code, "worker " + std::to_string(worker_id) + ": " + posted.error().message});
-  watch_output(worker_id);
+  if (posted || posted.error().code == Errc::kClosed) return watch_output(worker_id);
+  give_up(worker_id, {posted.error().code, "worker " + std::to_string(worker_id) + ": " + posted.error().message});
 }
 
 void ClientIo::watch_output(uint32_t worker_id) {
@@ -223,9 +222,9 @@ void ClientIo::watch_output(uint32_t worker_id) {
 }
 
 void ClientIo::serve_channel(uint32_t worker_id) {
-  Channel& channel = *workers_[worker_id].channel;
-  if (channel.has_unsent()) note_posted(worker_id, channel.flush());
-  static_cast<void>(receive(worker_id));
+  auto& channel = workers_[worker_id].channel;
+  if (channel->has_unsent()) note_posted(worker_id, channel->flush());
+  if (channel) static_cast<void>(receive(worker_id));
 }
 
 void ClientIo::serve_process(uint32_t worker_id) {
@@ -241,20 +240,27 @@ bool ClientIo::receive(uint32_t worker_id) {
     lose(worker_id);
     return false;
   }
-  if (!filled) return give_up(worker_id, filled.error());
-  if (!filled.value()) return false;
-  for (;;) {
-    const auto message = channel->next();
-    if (!message) return give_up(worker_id, message.error());
-    if (!message.value()) return true;
-    receive_message(worker_id, *message.value());
+  if (!filled) {
+    give_up(worker_id, filled.error());
+    return false;
   }
+  if (!filled.value()) return false;
+  while (channel) {  // it ends where what an answer leads to cannot be sent
+    const auto message = channel->next();
+    if (!message) {
+      give_up(worker_id, message.error());
+    } else if (!message.value()) {
+      return true;
+    } else {
+      receive_message(worker_id, *message.value());
+    }
+  }
+  return false;
 }
 
-bool ClientIo::give_up(uint32_t worker_id, const Fault& fault) {
+void ClientIo::give_up(uint32_t worker_id, const Fault& fault) {
   stages_.fail(worker_id, fault);
   lose(worker_id);
-  return false;
 }
 
 void ClientIo::receive_message(uint32_t worker_id, const Channel::Message& message) {

@@ -5,7 +5,8 @@
 // tensors.
 //
 // A worker is lost when its channel has ended, or its process has and the channel is empty: a process that the dataset
-// has forked may keep the worker's end open. Either way all that the worker had sent arrives before the news.
+// has forked may keep the worker's end open. Either way all that the worker had sent arrives before the news. One whose
+// channel fails, as it cannot be sent a request or sends what is no message, is lost at once.
 
 #include <sys/types.h>
 
@@ -91,7 +92,8 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   void serve_process(uint32_t worker_id);
   // Takes in what has come. False where nothing had, or the channel has ended.
   bool receive(uint32_t worker_id);
-  bool give_up(uint32_t worker_id, const Fault& fault);
+  // Loses a worker whose channel has failed, and says why.
+  void give_up(uint32_t worker_id, const Fault& fault);
   void receive_message(uint32_t worker_id, const shm::Channel::Message& message);
   Result<std::unique_ptr<Batch>> make_batch(Worker& worker, const wire::Descriptor& descriptor,
                                             const shm::Channel::Message& message);

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -131,6 +132,13 @@ inline void leave_descriptors(int count) {
   if (!is_set) throw std::runtime_error("the limit of open files could not be set");
 }
 
+// Filters the system calls of this thread and of those that it starts, for as long as they live. False where the system
+// has no filters.
+inline bool filter_calls(std::span<sock_filter> filter) {
+  const sock_fprog program{.len = static_cast<unsigned short>(filter.size()), .filter = filter.data()};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
 // From now on the kernel answers every fallocate of this process with `error_number`, as it does when memory is short.
 inline bool fail_fallocate(int error_number) {
   std::array<sock_filter, 4> filter = {
@@ -139,8 +147,20 @@ inline bool fail_fallocate(int error_number) {
       sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error_number)),
       sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
-  const sock_fprog program{.len = filter.size(), .filter = filter.data()};
-  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+  return filter_calls(filter);
+}
+
+// The same of every message that this thread, or one that it starts, sends over a socket.
+inline bool fail_sendmsg(int fd, int error_number) {
+  std::array<sock_filter, 6> filter = {
+      sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sendmsg, 0, 3),
+      sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args)),  // the first one, its lower half
+      sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(fd), 0, 1),
+      sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error_number)),
+      sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  return filter_calls(filter);
 }
 
 }  // namespace penstock::test

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -14,9 +15,11 @@
 #include <set>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "../base/child_process.h"
 #include "../wire/record_samples.h"
 #include "../wire/wrong_field.h"
 #include "../worker/shared_tensor.h"
@@ -98,13 +101,24 @@ class OddWorker {
 
 // A client that has asked its workers, of which there are one or two, for four batches.
 struct ServedClient {
-  explicit ServedClient(const ClientOptions& options = {.worker_count = 1, .prefetch_factor = 4}) : client(options) {
+  // Where `send_error` is not 0, nothing can be sent to the first worker, for that reason of the system.
+  explicit ServedClient(const ClientOptions& options = {.worker_count = 1, .prefetch_factor = 4}, int send_error = 0)
+      : client(options) {
+    int first_fd = -1;
     for (uint32_t worker_id = 0; worker_id < options.worker_count; ++worker_id) {
+      const ChannelFds ends = client.open_channel(worker_id).value();
+      if (worker_id == 0) first_fd = ends.trainer;
       auto& made = worker_id == 0 ? worker : other;
-      made = std::make_unique<OddWorker>(FileDescriptor(::dup(client.open_channel(worker_id).value().worker)), worker_id);
+      made = std::make_unique<OddWorker>(FileDescriptor(::dup(ends.worker)), worker_id);
       EXPECT_TRUE(client.note_started(worker_id, /*pid=*/0));
     }
-    EXPECT_TRUE(client.start());
+    // The client's thread has the filter of the one that starts it, and the test's goes on without.
+    std::thread([&] {
+      if (send_error != 0) {
+        EXPECT_TRUE(test::fail_sendmsg(first_fd, send_error));
+      }
+      EXPECT_TRUE(client.start());
+    }).join();
     client.begin_epoch();
     for (int request = 0; request < 4; ++request) EXPECT_TRUE(client.submit({}));
   }
@@ -282,13 +296,13 @@ TEST_F(OddWorkerTest, BytesThatAreNoMessageEndTheChannelWithAReason) {
   EXPECT_EQ(worker_->channel().receive(steady_clock::now() + seconds(30)).error().code, Errc::kClosed);
 }
 
-// Its batches were waited for until the loader's timeout, and without one for ever.
-TEST(OddWorkers, OthersMakeWhatOneOwesWhoseChannelFails) {
-  ServedClient served({.worker_count = 2, .prefetch_factor = 4, .in_order = false, .any_worker = true});
-  const std::vector<std::byte> bytes(sizeof(shm::MessageHead));
-  ASSERT_EQ(::send(served.worker->channel().fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
-            static_cast<ssize_t>(bytes.size()));
-  EXPECT_EQ(served.next().kind, Event::Kind::kFailed);
+ClientOptions two_workers() { return {.worker_count = 2, .prefetch_factor = 4, .in_order = false, .any_worker = true}; }
+
+// The channel of the first of two workers fails, and the other one makes all four batches.
+void expect_other_makes_all(ServedClient& served, const std::string& words) {
+  const Event failed = served.next();
+  EXPECT_EQ(failed.kind, Event::Kind::kFailed);
+  EXPECT_NE(failed.message().find(words), std::string::npos) << failed.message();
   const Event gone = served.next();
   EXPECT_EQ(gone.kind, Event::Kind::kWorkerGone);
   EXPECT_EQ(gone.worker_id, 0u);
@@ -305,6 +319,21 @@ TEST(OddWorkers, OthersMakeWhatOneOwesWhoseChannelFails) {
     ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
     EXPECT_TRUE(made.insert(event.batch->descriptor().sequence).second);
   }
+}
+
+// Its batches were waited for until the loader's timeout, and without one for ever.
+TEST(OddWorkers, OthersMakeWhatOneOwesWhoseChannelFails) {
+  ServedClient served(two_workers());
+  const std::vector<std::byte> bytes(sizeof(shm::MessageHead));
+  ASSERT_EQ(::send(served.worker->channel().fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(bytes.size()));
+  expect_other_makes_all(served, "PNM1");
+}
+
+// So were those that it could not be asked for.
+TEST(OddWorkers, OthersMakeWhatOneCannotBeAskedFor) {
+  ServedClient served(two_workers(), ENOBUFS);
+  expect_other_makes_all(served, "worker 0: sending to the peer failed");
 }
 
 TEST_F(OddWorkerTest, AnswersOfAnEarlierEpochAreDroppedAndTheirSlabsGoBack) {
