@@ -25,11 +25,11 @@ struct ProcessEnd {
   std::string spoken() const;
 };
 
-// Thread-compatible. Destroying it ends a process that still runs, by SIGKILL.
 // A handle on a process, of which the system tells when the process has ended. None where it is gone, or the system
 // gives none, as errno says.
 FileDescriptor open_process_handle(pid_t pid);
 
+// Thread-compatible. Destroying it ends a process that still runs, by SIGKILL.
 class ChildProcess {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
