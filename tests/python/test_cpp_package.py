@@ -42,6 +42,19 @@ def test_a_program_of_a_few_lines_trains_and_has_no_python_in_it(minimal: Path) 
     assert not [name for name in names if "python" in name]
 
 
+@pytest.mark.slow
+def test_cmake_uses_all_that_the_tutorial_passes_to_it(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tutorials" / "first-cpp-loop.md").read_text()
+    commands = re.findall(r"^\$ (cmake -B .*)$", page, re.MULTILINE)
+    assert len(commands) == 1
+    program = tmp_path / "program"
+    shutil.copytree(EXAMPLES / "minimal", program)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = run("sh", "-c", commands[0], cwd=program, env={**os.environ, "PATH": path})
+    assert done.returncode == 0, done.stderr
+    assert "not used by the project" not in done.stderr, done.stderr
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_losses_of_the_cpp_quickstart_are_pythons(
