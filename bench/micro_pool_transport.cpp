@@ -298,7 +298,7 @@ struct PoolKeys {
     }
   }
   net::KeyRing ring_of(net::Role role) {
-    return {role, std::move(pairs[static_cast<size_t>(role)]), keys, net::KeyOrigin::kShared};
+    return {role, std::move(pairs[static_cast<size_t>(role)]), {.roles = keys}, net::KeyOrigin::kShared};
   }
 
   std::vector<net::KeyPair> pairs;

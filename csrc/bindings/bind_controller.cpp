@@ -17,6 +17,7 @@
 #include "controller/controller.h"
 #include "controller/operator_request.h"
 #include "net/key_folder.h"
+#include "net/key_making.h"
 #include "net/shared_key_folder.h"
 
 namespace py = pybind11;
@@ -126,6 +127,13 @@ void bind_controller(py::module_& module) {
         unwrap(without_gil([&] { return net::make_user_keys(folder, user, user_folder); }));
       },
       py::arg("folder"), py::arg("user"), py::arg("user_folder"));
+  module.def(
+      "rotate_keys", [](const std::string& folder) { unwrap(without_gil([&] { return net::rotate_keys(folder); })); },
+      py::arg("folder"));
+  module.def(
+      "finish_rotation",
+      [](const std::string& folder) { unwrap(without_gil([&] { return net::finish_rotation(folder); })); },
+      py::arg("folder"));
   module.def("warning_of_workers_keys", &net::warning_of_workers_keys, py::arg("folder"));
   module.def("shared_key_folder", [] { return unwrap(without_gil([] { return net::shared_key_folder(); })); });
   module.def("raise_descriptor_limit", [] { return spoken(raise_descriptor_limit()); });

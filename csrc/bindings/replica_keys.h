@@ -23,9 +23,9 @@ class ReplicaKeys {
   Result<net::KeyRing> ring_towards(const net::PublicKey& leader) const {
     auto own = copy();
     if (!own) return own.error();
-    const net::RoleKeys keys = {net::KeyPair::generate().public_key(), pair_.public_key(), leader,
-                                net::KeyPair::generate().public_key()};
-    return net::KeyRing(net::Role::kTrainer, std::move(own).value(), keys, net::KeyOrigin::kGiven);
+    net::PublicKeys keys{.roles = {net::KeyPair::generate().public_key(), pair_.public_key(), leader,
+                                   net::KeyPair::generate().public_key()}};
+    return net::KeyRing(net::Role::kTrainer, std::move(own).value(), std::move(keys), net::KeyOrigin::kGiven);
   }
 
  private:

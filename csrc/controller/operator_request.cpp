@@ -7,6 +7,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/live_clock.h"
 #include "net/client_socket.h"
 #include "net/control_limits.h"
 #include "net/readiness.h"
@@ -31,8 +32,8 @@ Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const
   if (!resolver) return resolver.error();
   const auto context = net::SocketContext::open();
   if (!context) return context.error();
-  auto connected = net::ClientSocket::connect(*context.value(), *resolver.value(), endpoint, keys.own(),
-                                              keys.controller_key(), {.limits = net::control_limits()});
+  auto connected = net::ClientSocket::connect(*context.value(), *resolver.value(), endpoint, keys,
+                                              net::Role::kController, {.limits = net::control_limits()});
   if (!connected) return connected.error();
   net::ClientSocket& client = *connected.value();
   const auto bytes = wire::write_control(question);
@@ -78,7 +79,10 @@ Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const
                                        "; start one there (penstock controller --bind " + endpoint.text() +
                                        "), or name the address of the one that runs"};
     }
-    if (auto waited = net::wait_readable(client.waitables(), fds, is_looked_up, left); !waited) return waited.error();
+    const auto due = client.due_at();
+    const auto timeout = due ? std::min(left, wait_time(due, clock_now())) : left;
+    if (auto waited = net::wait_readable(client.waitables(), fds, is_looked_up, timeout); !waited)
+      return waited.error();
   }
 }
 

@@ -14,7 +14,7 @@ using net::ConnectionEvent;
 Result<std::unique_ptr<ControllerLink>> ControllerLink::connect(net::SocketContext& context, net::Resolver& resolver,
                                                                 const net::Endpoint& endpoint, const net::KeyRing& keys,
                                                                 Instant now) {
-  auto socket = net::ClientSocket::connect(context, resolver, endpoint, keys.own(), keys.controller_key(),
+  auto socket = net::ClientSocket::connect(context, resolver, endpoint, keys, net::Role::kController,
                                            {.limits = net::control_limits()});
   if (!socket) return socket.error();
   return std::make_unique<ControllerLink>(std::move(socket).value(), now);

@@ -82,12 +82,12 @@ Result<std::unique_ptr<Authenticator>> Authenticator::start(SocketContext& conte
   return authenticator;
 }
 
-std::unique_ptr<Authenticator::Domain> Authenticator::make_domain(AllowedKeys allowed, UserKeys users, Look look) {
+std::unique_ptr<Authenticator::Domain> Authenticator::make_domain(AllowedKeys allowed, KeyNames names, Look look) {
   MutexLock lock(mutex_);
   std::string name = "penstock-" + std::to_string(++domain_count_);
   const bool is_looking = look != nullptr;
   domains_.emplace(name, Allowed{.keys = std::move(allowed),
-                                 .users = std::move(users),
+                                 .names = std::move(names),
                                  .ticket = {},
                                  .look = std::move(look),
                                  .notices = {},
@@ -106,13 +106,13 @@ void Authenticator::Domain::expect(std::optional<Ticket> ticket) {
   authenticator_.domains_.at(name_).ticket = std::move(ticket);
 }
 
-std::optional<std::string> Authenticator::Domain::user_of(const PeerIdentity& identity) const {
+std::optional<std::string> Authenticator::Domain::holder_of(const PeerIdentity& identity) const {
   MutexLock lock(authenticator_.mutex_);
   const Allowed& allowed = authenticator_.domains_.at(name_);
   const auto found = allowed.keys.find(identity.key);
   if (found == allowed.keys.end() || found->second != identity.role) return std::nullopt;
-  const auto user = allowed.users.find(identity.key);
-  return user == allowed.users.end() ? std::string() : user->second;
+  const auto holder = allowed.names.find(identity.key);
+  return holder == allowed.names.end() ? std::string() : holder->second;
 }
 
 std::vector<std::string> Authenticator::Domain::take_notices() {
@@ -184,7 +184,7 @@ void Authenticator::take_look(const std::string& domain, Result<std::optional<Ch
     allowed.trouble.clear();
     if (!look.value()) return;
     allowed.keys = std::move(look.value()->keys);
-    allowed.users = std::move(look.value()->users);
+    allowed.names = std::move(look.value()->names);
     allowed.notices.push_back(std::move(look.value()->notice));
   }
   if (allowed.notices.size() > kNoticeCountMax) allowed.notices.erase(allowed.notices.begin());

@@ -70,7 +70,7 @@ class Authenticator final : private EventLoop::Handler {
     void expect(std::optional<Ticket> ticket);
 
     // The name of the user whose key it is, empty for that of a role; nothing where the key is not let in any more.
-    std::optional<std::string> user_of(const PeerIdentity& identity) const;
+    std::optional<std::string> holder_of(const PeerIdentity& identity) const;
     // News of the keys, for operators, once each.
     std::vector<std::string> take_notices();
     // Why the keys cannot be read again, so that those from before stay; empty where they can.
@@ -83,12 +83,12 @@ class Authenticator final : private EventLoop::Handler {
   // What is let in from now on, and what to tell operators.
   struct Change {
     AllowedKeys keys{};
-    UserKeys users{};
+    KeyNames names{};  // of those of users
     std::string notice{};
   };
   // Called on the thread that answers. Nothing while all is as it was.
   using Look = std::function<Result<std::optional<Change>>()>;
-  std::unique_ptr<Domain> make_domain(AllowedKeys allowed, UserKeys users = {}, Look look = {});
+  std::unique_ptr<Domain> make_domain(AllowedKeys allowed, KeyNames names = {}, Look look = {});
 
   // How often a client was turned away because of its key or its ticket.
   uint64_t refused_count() const;
@@ -104,7 +104,7 @@ class Authenticator final : private EventLoop::Handler {
 
   struct Allowed {
     AllowedKeys keys;
-    UserKeys users;
+    KeyNames names;
     std::optional<Ticket> ticket;
     Look look;
     std::vector<std::string> notices;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/client_socket.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -13,6 +14,10 @@ namespace {
 // then it never does. A damaged message must not cost more than its connection.
 constexpr auto kGivenUpAfter = std::chrono::seconds(2);
 
+// Between two rounds in which a server refused all keys that it may have; twice as long after each.
+constexpr std::chrono::milliseconds kRoundPause{50};
+constexpr std::chrono::milliseconds kRoundPauseMax{1000};
+
 }  // namespace
 
 Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(SocketContext& context, Resolver& resolver,
@@ -22,6 +27,17 @@ Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(SocketContext& conte
   const TcpSocket::ClientSetup setup{
       .own = own, .server_key = server_key, .handshake_interval = options.handshake_interval};
   return begin_with(context, resolver, endpoint, TcpSocket::open_client(context, setup, options.limits));
+}
+
+Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(SocketContext& context, Resolver& resolver,
+                                                            const Endpoint& endpoint, const KeyRing& keys,
+                                                            Role server_role, const ClientSocketOptions& options) {
+  auto client = connect(context, resolver, endpoint, keys.own(), keys.public_key(server_role), options);
+  if (!client) return client;
+  ServerKeys& server = client.value()->server_keys_.emplace(
+      ServerKeys{.role = server_role, .keys = keys.public_keys().generations(server_role), .pause = kRoundPause});
+  if (!keys.folder().empty()) server.reader.emplace(keys.folder());
+  return client;
 }
 
 Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(SocketContext& context, Resolver& resolver,
@@ -49,6 +65,7 @@ Result<std::unique_ptr<ClientSocket>> ClientSocket::begin_with(SocketContext& co
 
 // Connects if the host's address is known. Else the lookup, or its repetition, goes on in try_event().
 Result<void> ClientSocket::begin() {
+  begin_at_.reset();
   looked_up_at_ = clock_now();
   const auto found = resolver_.try_resolve(endpoint_.host, looked_up_at_);
   awaits_address_ = !found;
@@ -72,28 +89,67 @@ bool ClientSocket::has_moved() {
   return found && *found && zmq_address(found->value(), endpoint_.port) != address_;
 }
 
+bool ClientSocket::try_other_key() {
+  if (!server_keys_) return false;
+  ServerKeys& server = *server_keys_;
+  const Instant now = clock_now();
+  const auto read = server.reader ? server.reader->take() : std::nullopt;
+  if (server.reader) server.reader->ask(now);
+  auto newest = read ? read->generations(server.role) : server.keys;
+  const bool are_others = newest != server.keys;
+  if (are_others) {
+    server.keys = std::move(newest);
+    server.place = 0;
+    server.refused_count = 0;
+    server.pause = kRoundPause;
+  } else if (server.keys.size() == 1) {
+    return false;  // libzmq goes on with it
+  } else {
+    server.place = (server.place + 1) % server.keys.size();
+    ++server.refused_count;
+  }
+  const bool is_round_over = server.refused_count == server.keys.size();
+  socket_->disconnect(std::exchange(address_, {}));
+  if (is_round_over) {
+    server.refused_count = 0;
+    begin_at_ = now + std::exchange(server.pause, std::min(2 * server.pause, kRoundPauseMax));
+  }
+  const auto expected = socket_->expect_server(server.keys[server.place]);
+  if (!is_round_over && (!expected || !begin())) lost_at_ = now;
+  return !is_round_over;
+}
+
 std::optional<ConnectionEvent> ClientSocket::try_event() {
-  if (awaits_address_ && !begin()) lost_at_ = clock_now();
-  auto event = monitor_->try_event();
-  if (!event) {
-    const bool is_given_up = lost_at_ && clock_now() >= *lost_at_ + kGivenUpAfter;
-    if ((is_given_up || has_moved()) && !reconnect()) lost_at_ = clock_now();
+  const bool is_to_begin = awaits_address_ || (begin_at_ && clock_now() >= *begin_at_);
+  if (is_to_begin && !begin()) lost_at_ = clock_now();
+  for (;;) {
+    auto event = monitor_->try_event();
+    if (!event) {
+      const bool is_given_up = lost_at_ && clock_now() >= *lost_at_ + kGivenUpAfter;
+      if ((is_given_up || has_moved()) && !reconnect()) lost_at_ = clock_now();
+      return event;
+    }
+    socket_->settle();
+    if (begin_at_) continue;  // of a connection that was dropped
+    lost_at_.reset();
+    if (event->kind == ConnectionEvent::Kind::kDisconnected) lost_at_ = clock_now();
+    is_connected_ = event->kind == ConnectionEvent::Kind::kConnected;
+    if (is_connected_ && server_keys_) {
+      server_keys_->refused_count = 0;
+      server_keys_->pause = kRoundPause;
+    }
+    if (event->kind == ConnectionEvent::Kind::kRefused) {
+      if (!event->is_final && try_other_key()) continue;
+      event->reason = "connecting to " + endpoint_.text() + " failed: " + event->reason;
+    }
     return event;
   }
-  socket_->settle();
-  lost_at_.reset();
-  if (event->kind == ConnectionEvent::Kind::kDisconnected) lost_at_ = clock_now();
-  is_connected_ = event->kind == ConnectionEvent::Kind::kConnected;
-  if (event->kind == ConnectionEvent::Kind::kRefused) {
-    event->reason = "connecting to " + endpoint_.text() + " failed: " + event->reason;
-  }
-  return event;
 }
 
 std::optional<Instant> ClientSocket::due_at() const {
-  std::optional<Instant> due;
-  if (lost_at_) due = *lost_at_ + kGivenUpAfter;
-  if (is_name_ && !is_connected_ && !awaits_address_) due = earlier(due, looked_up_at_ + kAddressKept);
+  std::optional<Instant> due = begin_at_;
+  if (lost_at_) due = earlier(due, *lost_at_ + kGivenUpAfter);
+  if (is_name_ && !is_connected_ && !awaits_address_ && !begin_at_) due = earlier(due, looked_up_at_ + kAddressKept);
   return due;
 }
 
@@ -102,8 +158,7 @@ Result<void> ClientSocket::reconnect() {
   awaits_address_ = false;
   if (!address_.empty()) socket_->disconnect(std::exchange(address_, {}));
   // Events of the former connection say nothing of the one that begins.
-  while (try_event()) {
-  }
+  while (monitor_->try_event()) socket_->settle();
   is_connected_ = false;
   return begin();
 }

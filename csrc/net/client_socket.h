@@ -2,6 +2,10 @@
 #pragma once
 // The connecting side of a pool's connections. A client has one server, whose key it knows. It connects again by itself
 // when the connection is lost. Messages on their way are lost then too, and the protocol above asks again.
+//
+// Of a server that goes by the key of a role there may be two, while the keys of the pool are rotated. A client takes
+// the newer one first. Where the server does not know it, or does not answer, the client tries the other one, and has
+// the folder of its keys read again, since the server may have been started with keys that are newer than the client.
 
 #include <array>
 #include <chrono>
@@ -15,6 +19,8 @@
 #include "base/result.h"
 #include "net/connection_monitor.h"
 #include "net/endpoint.h"
+#include "net/key_folder.h"
+#include "net/key_ring.h"
 #include "net/keys.h"
 #include "net/resolver.h"
 #include "net/tcp_socket.h"
@@ -34,6 +40,16 @@ struct ClientReceipt {
 // How long a goodbye may take to leave.
 inline constexpr std::chrono::milliseconds kFarewellTime{100};
 
+// The keys that a server may have which goes by that of a role.
+struct ServerKeys {
+  Role role = Role::kController;
+  std::vector<PublicKey> keys{};
+  size_t place = 0;                         // in them, of the one that is tried or was right
+  size_t refused_count = 0;                 // of them, one after the other
+  std::chrono::milliseconds pause{};        // before all are tried once more
+  std::optional<KeyFolderReader> reader{};  // none where the keys are in no folder
+};
+
 // Confined to the thread that made it.
 class ClientSocket {
  public:
@@ -43,6 +59,10 @@ class ClientSocket {
   static Result<std::unique_ptr<ClientSocket>> connect(SocketContext& context, Resolver& resolver,
                                                        const Endpoint& endpoint, const KeyPair& own,
                                                        const PublicKey& server_key,
+                                                       const ClientSocketOptions& options = {});
+  // The same for the server that goes by the key of this role, in either of its generations.
+  static Result<std::unique_ptr<ClientSocket>> connect(SocketContext& context, Resolver& resolver,
+                                                       const Endpoint& endpoint, const KeyRing& keys, Role server_role,
                                                        const ClientSocketOptions& options = {});
   // The same for a server that lets in whoever shows it `ticket`.
   static Result<std::unique_ptr<ClientSocket>> connect(SocketContext& context, Resolver& resolver,
@@ -67,7 +87,8 @@ class ClientSocket {
   std::optional<ConnectionEvent> try_event();
 
   // The time at which `try_event` must be called though nothing is readable: to connect again after a connection that
-  // libzmq may have given up, or to see whether a host that does not answer has another address by now.
+  // libzmq may have given up, or after one for which the server had another key, or to see whether a host that does not
+  // answer has another address by now.
   std::optional<Instant> due_at() const;
 
   // Whether the server is connected, by the last event.
@@ -102,6 +123,9 @@ class ClientSocket {
   Result<void> begin();
   // Whether a host that is not connected has another address than the one that libzmq tries.
   bool has_moved();
+  // After a refusal: goes on with another key of the server's, if there is one. True unless each has been refused now:
+  // that is for the user to know.
+  bool try_other_key();
 
   Resolver& resolver_;
   std::unique_ptr<TcpSocket> socket_;
@@ -112,6 +136,8 @@ class ClientSocket {
   Instant looked_up_at_{};       // the last time
   std::string lookup_failure_;
   std::string address_;  // that libzmq connects to; empty while it does not
+  std::optional<ServerKeys> server_keys_;
+  std::optional<Instant> begin_at_;  // while no connection is to begin yet
   bool is_connected_ = false;
   std::optional<Instant> lost_at_;  // while nothing was heard since
   ReceivedMessage message_;

@@ -7,28 +7,26 @@
 // NAME.user.public is the key of a user who trains with keys of his own. Controllers and workers let him in as a
 // trainer, and the controller knows his trainers as his.
 //
+// ROLE.former.public is the key that a role had before its rotation, which counts beside the new one until the rotation
+// is finished. A process may have the secret of either, and knows servers by both.
+//
 // Servers look at the public keys of their folder time and again, so that a key that is removed is let in no more.
+// Clients look there when a server turns out to have another key than they know.
 
+#include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "base/instant.h"
 #include "base/result.h"
 #include "net/key_ring.h"
 
 namespace penstock::net {
 
-// Makes a key pair for each role. The folder is made if it is not there. An existing key is never overwritten: then,
-// and on any other failure, nothing is changed.
-Result<void> make_key_folder(const std::string& folder);
-
-constexpr size_t kUserNameBytesMax = 64;
+constexpr size_t kKeyNameBytesMax = 64;
 constexpr size_t kUserCountMax = 4096;
-
-// Makes a pair for the user: NAME.user.public in the pool's folder, and a folder of the user's own, which must not be
-// there, with the pair as trainer.public and trainer.secret, and the other public keys. Names are of letters, digits,
-// "-", "_" and "."; on any failure nothing is changed.
-Result<void> make_user_keys(const std::string& folder, const std::string& user, const std::string& user_folder);
 
 // Looks whether the public keys of a folder are others than before. Confined to one thread.
 class KeyFolderWatch {
@@ -50,6 +48,25 @@ class KeyFolderWatch {
   const Role own_role_;
   PublicKeys known_;
   std::string stamp_;  // what the file system said of the files that were read
+};
+
+constexpr Duration kKeyReadInterval = std::chrono::seconds(1);
+
+// Reads the public keys of a folder again for a client, on a thread of its own: an I/O thread must not wait for a file
+// system. The thread is detached, as those of Resolver are. Confined to one thread.
+class KeyFolderReader {
+ public:
+  explicit KeyFolderReader(std::string folder);
+
+  // Begins to read unless it is at it, or has done so within kKeyReadInterval.
+  void ask(Instant now);
+  // The keys that were read since the last call. Nothing where there are none, or they cannot be used.
+  std::optional<PublicKeys> take();
+
+ private:
+  struct State;
+  const std::shared_ptr<State> state_;  // with the thread that reads
+  std::optional<Instant> asked_at_{};
 };
 
 // The keys for a process of `own_role`. The secrets of other roles are not read and need not be there.

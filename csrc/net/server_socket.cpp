@@ -12,9 +12,8 @@ namespace {
 AllowedKeys allowed_keys(const PublicKeys& keys, std::span<const Role> roles) {
   AllowedKeys allowed;
   for (const Role role : roles) {
-    allowed.emplace(keys.roles[static_cast<size_t>(role)], role);
-    if (role != Role::kTrainer) continue;
-    for (const auto& [key, user] : keys.users) allowed.emplace(key, role);
+    for (const PublicKey& key : keys.generations(role)) allowed.emplace(key, role);
+    for (const auto& [key, name] : keys.named(role)) allowed.emplace(key, role);
   }
   return allowed;
 }
@@ -28,10 +27,9 @@ Authenticator::Look look_at(const KeyRing& keys, const std::vector<Role>& roles)
     auto change = watch->look();
     if (!change) return change.error();
     if (!change.value()) return std::optional<Authenticator::Change>();
-    PublicKeys& changed = change.value()->keys;
-    AllowedKeys allowed = allowed_keys(changed, roles);
+    const PublicKeys& changed = change.value()->keys;
     return std::optional(Authenticator::Change{
-        .keys = std::move(allowed), .users = std::move(changed.users), .notice = std::move(change.value()->notice)});
+        .keys = allowed_keys(changed, roles), .names = changed.users, .notice = std::move(change.value()->notice)});
   };
 }
 
@@ -67,14 +65,13 @@ Result<bool> ServerSocket::try_receive(ServerReceipt& receipt) {
     auto identity = PeerIdentity::parse(message_.user_id);
     // Nobody gets through the handshake without an identity; a message without one is nobody's and is not looked at.
     if (!identity) continue;
-    auto user = domain_->user_of(*identity);
-    if (!user) {  // the key was let in when it connected
+    auto holder = domain_->holder_of(*identity);
+    if (!holder) {  // the key was let in when it connected
       message_.parts.clear();
       message_.offence = "its key is let in no more";
     }
-    receipt.peer = {.routing_id = std::move(message_.routing_id),
-                    .identity = *identity,
-                    .user = std::move(user).value_or(std::string())};
+    receipt.peer = {.routing_id = std::move(message_.routing_id), .identity = *identity};
+    if (holder) receipt.peer.user = *std::move(holder);
     receipt.parts = std::move(message_.parts);
     receipt.offence = std::move(message_.offence);
     return true;

@@ -12,6 +12,7 @@
 
 #include "base/environment.h"
 #include "net/key_folder.h"
+#include "net/key_making.h"
 
 namespace penstock::net {
 namespace {

@@ -330,6 +330,12 @@ Result<void> TcpSocket::connect(const std::string& address, bool is_ipv6) {
 // An address that libzmq has given up on is no longer connected, which is the state that was wanted.
 void TcpSocket::disconnect(const std::string& address) { zmq_disconnect(socket_, address.c_str()); }
 
+Result<void> TcpSocket::expect_server(const PublicKey& key) {
+  if (!Options(socket_).set(ZMQ_CURVE_SERVERKEY, key.bytes()).is_set())
+    return zmq_failure("setting up a ZeroMQ client");
+  return {};
+}
+
 void TcpSocket::settle() { take_up_events(socket_); }
 
 void TcpSocket::set_linger(std::chrono::milliseconds time) {

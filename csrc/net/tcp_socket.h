@@ -98,6 +98,8 @@ class TcpSocket {
   // The address is ZeroMQ's.
   Result<void> connect(const std::string& address, bool is_ipv6);
   void disconnect(const std::string& address);
+  // The key that the server of a client's next connections has.
+  Result<void> expect_server(const PublicKey& key);
 
   // Has libzmq notice which connections began and ended. It looks by itself only now and then, so that a message which
   // is sent just after may otherwise go to a connection that is gone, and be lost.

@@ -95,9 +95,9 @@ Result<net::KeyRing> Relay::key_ring(const FollowerSeat& seat) const {
   auto own = net::KeyPair::parse_secret(options_.keys.secret_text().text());
   if (!own) return own.error();
   // Only this follower's key is let in; those of the roles that have no part in this are nobody's.
-  const net::RoleKeys keys = {net::KeyPair::generate().public_key(), seat.key, options_.keys.public_key(),
-                              net::KeyPair::generate().public_key()};
-  return net::KeyRing(net::Role::kWorker, std::move(own).value(), keys, net::KeyOrigin::kGiven);
+  net::PublicKeys keys{.roles = {net::KeyPair::generate().public_key(), seat.key, options_.keys.public_key(),
+                                 net::KeyPair::generate().public_key()}};
+  return net::KeyRing(net::Role::kWorker, std::move(own).value(), std::move(keys), net::KeyOrigin::kGiven);
 }
 
 Result<void> Relay::open_follower(const FollowerSeat& seat) {

@@ -24,7 +24,7 @@ constexpr Duration kUnansweredTime = std::chrono::seconds(3);
 Result<std::unique_ptr<Registration>> Registration::open(net::SocketContext& context, net::Resolver& resolver,
                                                          const net::Endpoint& controller, const net::KeyRing& keys,
                                                          Description description, Instant now) {
-  auto socket = net::ClientSocket::connect(context, resolver, controller, keys.own(), keys.controller_key(),
+  auto socket = net::ClientSocket::connect(context, resolver, controller, keys, net::Role::kController,
                                            {.limits = net::control_limits()});
   if (!socket) return socket.error();
   return std::make_unique<Registration>(std::move(socket).value(), std::move(description), now);

@@ -118,6 +118,28 @@ def test_a_controller_with_keys_serves_their_operator_and_nobody_else(pool: Pool
     assert "operator.secret" in err
 
 
+def test_keys_are_made_for_users_and_rotated(pool: Pool) -> None:
+    folder = pool.folder / "keys"
+    assert pool.run("keys", "keys")[0] == 0
+    code, out, err = pool.run("keys", "keys", "--user", "ann", "--out", "of-ann")
+    assert (code, err) == (0, "")
+    assert "of-ann is what" in out
+    assert "keys/ann.user.public" in out
+    assert (folder / "ann.user.public").exists()
+    code, _, err = pool.run("keys", "keys", "--finish")
+    assert code == 1
+    assert "there is no rotation to finish in keys" in err
+    code, out, err = pool.run("keys", "keys", "--rotate")
+    assert (code, err) == (0, "")
+    assert "copy the .former.public files to all key folders" in out
+    assert len([*folder.glob("*.former.public")]) == 4
+    code, _, err = pool.run("keys", "keys", "--rotate")
+    assert code == 1
+    assert "run penstock keys keys --finish" in err
+    assert pool.run("keys", "keys", "--finish")[0] == 0
+    assert [*folder.glob("*.former.public")] == []
+
+
 def test_an_address_that_others_reach_needs_keys(pool: Pool) -> None:
     code, out, err = pool.run("controller", "--bind", "tcp://0.0.0.0:0")
     assert (code, out) == (1, "")
@@ -142,6 +164,9 @@ def test_what_is_wrong_is_said(pool: Pool) -> None:
         (["controller"], 2, "--bind"),
         (["controller", "--bind", endpoint], 1, endpoint),
         (["keys"], 2, "DIR is missing"),
+        (["keys", "a", "--user", "b"], 2, "--user NAME and --out FOLDER go together"),
+        (["keys", "a", "--rotate", "--finish"], 2, "--finish not allowed with argument --rotate"),
+        (["keys", "a", "--rotate"], 1, "make keys with penstock keys, or correct the path"),
     ]:
         found, _, err = pool.run(*arguments)
         assert (found, words in err) == (code, True), (arguments, found, err)

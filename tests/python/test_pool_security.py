@@ -17,14 +17,15 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from bench_runs import BENCH
 from pool_datasets import CODE, Augmented
-from pool_processes import PoolProcesses, Process, Worker
+from pool_processes import SECONDS_MAX, PoolProcesses, Process, Worker
 from raw_zeromq import (
     DEALER,
     REFUSAL,
@@ -350,6 +351,106 @@ def test_a_user_whose_key_is_deleted_is_out_and_a_new_one_is_let_in(tmp_path: Pa
                 break
             except PenstockError:
                 assert time.monotonic() < until
+    finally:
+        pool.close()
+
+
+def train(batches: Iterable[dict[str, Any]]) -> Iterator[float]:
+    """The loss of each step."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = torch.nn.Linear(64, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for batch in batches:
+        loss = model(batch["x"] / 10_000).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss.item()
+
+
+@pytest.mark.long
+def test_keys_are_rotated_while_a_training_goes_on(tmp_path: Path) -> None:
+    """To replace a pool's keys, all trainings had to end: nobody was let in by the old ones."""
+    pool = PoolProcesses(tmp_path)
+    keys = tmp_path / "keys"
+    hosts = {host: tmp_path / f"{host}-host" for host in ("controller", "worker", "ann")}
+    options: dict[str, Any] = {"batch_size": 2, "timeout": 60, "code_paths": [CODE]}
+    torch.manual_seed(7)
+    expected = [*train(DataLoader(Augmented(10_000), seeding="batch", batch_size=2))]
+
+    def manage(*arguments: str) -> None:
+        made = Process(["keys", *arguments], pool.environment)
+        assert made.wait() == 0, made.output
+
+    def copy_to(host: str) -> None:
+        """In the order of the how-to."""
+        publics = keys.glob("*.public")
+        former_first = sorted(publics, key=lambda path: ".former." not in path.name)
+        secrets = [] if host == "ann" else [keys / f"{host}.secret"]
+        for path in [*former_first, *secrets]:
+            if host != "ann" or path.name.startswith(("controller.", "worker.")):
+                shutil.copy(path, hosts[host])
+
+    def loader(folder: Path, count: int) -> DataLoader[Any]:
+        return DataLoader(Augmented(count), pool=pool.endpoint, keys=str(folder), **options)
+
+    try:
+        manage(str(keys))
+        manage(str(keys), "--user", "ann", "--out", str(hosts["ann"]))
+        for host in ("controller", "worker"):
+            hosts[host].mkdir(mode=0o700)
+            copy_to(host)
+        retired = tmp_path / "retired"
+        shutil.copytree(keys, retired)
+        controller = pool.start_controller("--keys", str(hosts["controller"]))
+        workers = [pool.start_worker("--keys", str(hosts["worker"])) for _ in range(2)]
+        torch.manual_seed(7)
+        losses = train(iter(loader(hosts["ann"], 10_000)))
+        found: list[float] = []
+
+        def train_until_all_are_known() -> None:
+            ids = {worker.served()[0][0] for worker in workers}
+            deadline = time.monotonic() + SECONDS_MAX
+            while True:
+                said = _pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX)
+                status = json.loads(said)
+                users = [trainer["user"] for trainer in status["trainers"]]
+                if {worker["id"] for worker in status["workers"]} == ids and users == ["ann"]:
+                    return
+                assert time.monotonic() < deadline, said
+                if len(found) < len(expected) - 100:
+                    found.append(next(losses))
+
+        found.append(next(losses))
+        train_until_all_are_known()
+        manage(str(keys), "--rotate")
+        for host in hosts:
+            copy_to(host)
+        assert controller.end() == 0
+        pool.start_controller("--keys", str(hosts["controller"]), bind=pool.endpoint)
+        train_until_all_are_known()
+        for place in range(2):
+            assert workers[place].end() == 0
+            workers[place] = pool.start_worker("--keys", str(hosts["worker"]))
+            train_until_all_are_known()
+        for folder in (*hosts.values(), keys):
+            manage(str(folder), "--finish")
+        for worker in workers:
+            worker.wait_for_lines(lambda line: "the former keys are let in no more" in line)
+        found += losses
+        assert found == expected
+
+        assert sum(1 for _ in loader(keys, 8)) == 4
+        for name in ("controller.public", "worker.public"):
+            shutil.copy(keys / name, retired)
+        words = "does not let this key in"
+        until = time.monotonic() + SERVED_SECONDS_MAX
+        with pytest.raises(PenstockError, match=words):
+            while time.monotonic() < until:  # until the controller has looked at its folder, too
+                _pool.pool_status(pool.endpoint, str(retired), SERVED_SECONDS_MAX)
+        with pytest.raises(PenstockError, match=words):
+            next(iter(loader(retired, 8)))
     finally:
         pool.close()
 

@@ -13,7 +13,8 @@ from penstock import _pool
 from penstock.engines.worker_keys import WorkerKeys
 from penstock.errors import PenstockError
 
-PUBLIC = {f"{role}.public" for role in ("controller", "operator", "trainer", "worker")}
+ROLES = ("controller", "operator", "trainer", "worker")
+PUBLIC = {f"{role}.public" for role in ROLES}
 
 
 @pytest.fixture
@@ -64,6 +65,34 @@ def test_key_that_has_changed_is_copied_again(
         (tmp_path / "others" / name).replace(keys / name)
         copied.catch_up()
         assert (copied.folder / name).read_bytes() == (keys / name).read_bytes()
+
+
+def test_rotated_keys_are_copied_so_that_workers_can_start_wherever_it_stops(
+    keys: Path, copied: WorkerKeys
+) -> None:
+    """The former keys come first, and the secret last: it always belongs to a key that is there."""
+    before = (copied.folder / "worker.secret").read_bytes()
+    _pool.rotate_keys(str(keys))
+    for name in ("worker.public", "worker.secret"):
+        path = keys / name
+        kept = path.read_bytes()
+        path.unlink()
+        path.symlink_to(keys / "operator.public")  # which is not followed
+        copied.catch_up()
+        assert copied.trouble.endswith(f": {path}")
+        assert {f"{role}.former.public" for role in ROLES} <= names(copied.folder)
+        assert (copied.folder / "worker.secret").read_bytes() == before
+        path.unlink()
+        path.write_bytes(kept)
+        path.chmod(0o600)
+    copied.catch_up()
+    assert copied.trouble == ""
+    for path in copied.folder.iterdir():
+        assert path.read_bytes() == (keys / path.name).read_bytes()
+    assert (copied.folder / "worker.secret").read_bytes() != before
+    _pool.finish_rotation(str(keys))
+    copied.catch_up()
+    assert names(copied.folder) == PUBLIC | {"worker.secret"}
 
 
 def test_what_an_earlier_run_has_left_is_taken_away(keys: Path, tmp_path: Path) -> None:

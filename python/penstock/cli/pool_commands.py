@@ -44,19 +44,37 @@ def run_command(command: str, arguments: Sequence[str]) -> int:
 def _make_keys(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "keys",
-        "keys DIR [--user NAME --out FOLDER]",
+        "keys DIR [--user NAME --out FOLDER]\n"
+        "keys DIR --rotate | --finish",
         """\
 Makes the keys of a pool: a pair for each role. A pool that spans machines needs them; one on a
 single machine has keys that this user's processes share. With --user, makes a folder of keys for
-one user's training programs, whom the pool then knows apart from others.""",
-        "examples:\n  penstock keys keys\n  penstock keys keys --user ann --out keys-of-ann",
+one user's training programs, whom the pool then knows apart from others. With --rotate, replaces
+the keys of all roles while training goes on; --finish ends that.""",
+        """\
+examples:
+  penstock keys keys
+  penstock keys keys --user ann --out keys-of-ann
+  penstock keys keys --rotate""",
     )
     parser.add_argument(
         "folder",
         metavar="DIR",
-        help="folder for the keys, which is made, with mode 0700; with --user that of the pool",
+        help="folder for the keys, which is made, with mode 0700; with an option that of the pool, "
+        "and with --finish that of a host, too",
     )
-    parser.add_argument("--user", metavar="NAME", help="make keys for a user of this pool")
+    task = parser.add_mutually_exclusive_group()
+    task.add_argument("--user", metavar="NAME", help="make keys for a user of this pool")
+    task.add_argument(
+        "--rotate",
+        action="store_true",
+        help="make new keys for all roles; the former ones count as well until --finish",
+    )
+    task.add_argument(
+        "--finish",
+        action="store_true",
+        help="have the former keys count no more: whoever still uses them is out within seconds",
+    )
     parser.add_argument("--out", metavar="FOLDER", help="folder for the user's keys; it is made")
     args = parser.parse(arguments)
     folder = args.folder
@@ -64,18 +82,35 @@ one user's training programs, whom the pool then knows apart from others.""",
         raise CommandError("--user NAME and --out FOLDER go together", "keys")
     if args.user is not None:
         _pool.make_user_keys(folder, args.user, args.out)
-        print(
-            f"penstock keys: {args.out} is what {args.user} needs to train, and "
-            f"{folder}/{args.user}.user.public lets {args.user} in: copy it to the key folders of "
-            f"the controller and the workers, and start them again."
+        said = (
+            f"{args.out} is what {args.user} needs to train, and {folder}/{args.user}.user.public "
+            f"lets {args.user} in: copy it to the key folders of the controller and the workers, "
+            f"which see it within seconds"
         )
-        return 0
-    _pool.make_key_folder(folder)
-    print(
-        f"penstock keys: {folder} has a pair of keys for each role. A host needs all the .public "
-        f"files, and of the .secret ones that of the process there: controller, worker, trainer or "
-        f"operator."
-    )
+    elif args.rotate:
+        _pool.rotate_keys(folder)
+        said = (
+            f"{folder} has new keys for each role, and the former ones count as well. Next:\n"
+            f"  1. copy the .former.public files to all key folders, then the other .public files, "
+            f"then the .secret file of each host's role\n"
+            f"  2. start the controller again, then the workers; start programs with the new keys\n"
+            f"  3. once none runs with the former keys, run penstock keys DIR --finish for each "
+            f"folder"
+        )
+    elif args.finish:
+        _pool.finish_rotation(folder)
+        said = (
+            f"the former keys are out of {folder}: servers that have it let nobody in by them any "
+            f"more, within seconds"
+        )
+    else:
+        _pool.make_key_folder(folder)
+        said = (
+            f"{folder} has a pair of keys for each role. A host needs all the .public files, and "
+            f"of the .secret ones that of the process there: controller, worker, trainer or "
+            f"operator"
+        )
+    print(f"penstock keys: {said}.")
     return 0
 
 

@@ -19,6 +19,7 @@ from penstock.errors import PenstockError
 
 _SECRET = "worker.secret"
 _PUBLIC_END = ".public"
+_FORMER_END = ".former.public"
 _KEY_BYTES_MAX = 4096  # that are copied; a key has 41
 _Mark = tuple[int, int, int]  # another one is another file, or other content
 
@@ -63,8 +64,8 @@ class WorkerKeys:
             return
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        for name, mark in marks.items():
-            if self._marks.get(name) != mark:
+        for name in sorted(marks, key=_copy_order):
+            if self._marks.get(name) != marks[name]:
                 self._copy(name)
         for name in os.listdir(self.folder):
             if name not in marks:
@@ -92,6 +93,12 @@ class WorkerKeys:
     def remove(self) -> None:
         """Once no worker is left."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _copy_order(name: str) -> int:
+    """While keys are rotated, whoever has a former one stays known, and a secret always belongs to
+    a key that is there."""
+    return 0 if name.endswith(_FORMER_END) else 2 if name == _SECRET else 1
 
 
 def _mark(entry: os.DirEntry[str]) -> _Mark:

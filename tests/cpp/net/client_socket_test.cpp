@@ -16,15 +16,38 @@
 #include <vector>
 
 #include "../base/child_process.h"
+#include "../base/temp_folder.h"
 #include "base/live_clock.h"
 #include "base/process_bound.h"
+#include "net/key_folder.h"
+#include "net/key_making.h"
 #include "pool_sockets.h"
 #include "wire/control_record.h"
 
 namespace penstock::net {
 namespace {
 
-class ClientSocketTest : public PoolSocketsTest {};
+class ClientSocketTest : public PoolSocketsTest {
+ protected:
+  // A trainer's, for whom a controller has these keys.
+  KeyRing ring_with(const PublicKey& controller, const PublicKey& former) const {
+    PublicKeys keys = keys_.ring(Role::kTrainer).public_keys();
+    keys.roles[static_cast<size_t>(Role::kController)] = controller;
+    keys.former[static_cast<size_t>(Role::kController)] = former;
+    return {Role::kTrainer, PoolKeys::copy_of(keys_.pair(Role::kTrainer)), std::move(keys), KeyOrigin::kGiven};
+  }
+  std::unique_ptr<ClientSocket> connect_to_controller(const Endpoint& endpoint, const KeyRing& keys) {
+    auto client = ClientSocket::connect(context_, *resolver_, endpoint, keys, Role::kController);
+    EXPECT_TRUE(client) << client.error().message;
+    return client ? std::move(client).value() : nullptr;
+  }
+  // The next event that is no refusal.
+  static std::optional<ConnectionEvent> event_after_refusals(ClientSocket& client) {
+    auto event = next_event(client);
+    while (event && event->kind == ConnectionEvent::Kind::kRefused) event = next_event(client);
+    return event;
+  }
+};
 
 TEST_F(ClientSocketTest, BeforeTheServerIsThereNothingIsSentOrQueued) {
   const Endpoint endpoint = free_endpoint();
@@ -118,6 +141,75 @@ TEST_F(ClientSocketTest, ConnectsByItselfOnceTheServerHasTheRightKey) {
   while (event && event->kind == ConnectionEvent::Kind::kRefused) event = next_event(*client);
   ASSERT_TRUE(event);
   EXPECT_EQ(event->kind, ConnectionEvent::Kind::kConnected);
+}
+
+// A controller that was started with other keys than its clients had lost them all.
+TEST_F(ClientSocketTest, KnowsAServerByEitherKeyOfItsRoleWithoutAWord) {
+  const auto server = serve({.allowed_roles = {Role::kTrainer}});
+  const PublicKey other = KeyPair::generate().public_key(), right = keys_.public_key(Role::kController);
+  for (const KeyRing& keys : {ring_with(right, other), ring_with(other, right)}) {
+    const auto client = connect_to_controller(server->endpoint(), keys);
+    expect_connected(*client);
+    EXPECT_FALSE(client->due_at());
+    ASSERT_TRUE(client->send(filled(1, 2)));
+    EXPECT_EQ(copy_of(next_message(*server)->parts.at(0)), filled(1, 2));
+  }
+}
+
+TEST_F(ClientSocketTest, GoesOnWithTheOtherKeyWhenAServerComesBackWithIt) {
+  auto server = serve({.allowed_roles = {Role::kTrainer}}, Role::kWorker);
+  const Endpoint endpoint = server->endpoint();
+  const auto client =
+      connect_to_controller(endpoint, ring_with(keys_.public_key(Role::kController), keys_.public_key(Role::kWorker)));
+  expect_connected(*client);
+  server.reset();
+  const auto gone = next_event(*client);
+  ASSERT_TRUE(gone);
+  EXPECT_EQ(gone->kind, ConnectionEvent::Kind::kDisconnected);
+  server = serve_again(endpoint);  // with the key of a controller
+  ASSERT_TRUE(server);
+  const auto event = event_after_refusals(*client);
+  ASSERT_TRUE(event);
+  EXPECT_EQ(event->kind, ConnectionEvent::Kind::kConnected);
+}
+
+TEST_F(ClientSocketTest, ServerThatHasNeitherKeyIsToldAndTriedAgainAfterAPause) {
+  auto other = serve({.allowed_roles = {Role::kTrainer}}, Role::kWorker);
+  const Endpoint endpoint = other->endpoint();
+  const auto client = connect_to_controller(
+      endpoint, ring_with(keys_.public_key(Role::kOperator), keys_.public_key(Role::kController)));
+  for (int round = 0; round < 3; ++round) {
+    expect_refused(*client, "another key");
+    EXPECT_TRUE(client->due_at());
+  }
+  other.reset();
+  const auto server = serve_again(endpoint);
+  ASSERT_TRUE(server);
+  const auto event = event_after_refusals(*client);
+  ASSERT_TRUE(event);
+  EXPECT_EQ(event->kind, ConnectionEvent::Kind::kConnected);
+  ASSERT_TRUE(client->send(filled(1, 2)));
+  EXPECT_EQ(copy_of(next_message(*server)->parts.at(0)), filled(1, 2));
+}
+
+TEST_F(ClientSocketTest, ReadsTheKeysAgainForAServerThatHasNoneThatItKnows) {
+  const test::TempFolder temp;
+  const std::string folder = temp / "keys";
+  ASSERT_TRUE(make_key_folder(folder));
+  const KeyRing before = load_key_folder(folder, Role::kTrainer).value();
+  ASSERT_TRUE(rotate_keys(folder));
+  const auto server =
+      ServerSocket::bind(context_, *authenticator_, {.host = "127.0.0.1", .port = 0},
+                         load_key_folder(folder, Role::kController).value(), {.allowed_roles = {Role::kTrainer}})
+          .value();
+  const auto client = connect_to_controller(server->endpoint(), before);
+  const auto event = event_after_refusals(*client);
+  ASSERT_TRUE(event);
+  ASSERT_EQ(event->kind, ConnectionEvent::Kind::kConnected);
+  ASSERT_TRUE(client->send(filled(1, 2)));
+  const auto received = next_message(*server);
+  ASSERT_TRUE(received);
+  EXPECT_EQ(received->peer.identity.key, before.own().public_key()) << "its own key is the one that it began with";
 }
 
 TEST_F(ClientSocketTest, ManyClientsOfOneProcessAreServed) {

@@ -15,6 +15,7 @@
 
 #include "../base/child_process.h"
 #include "../base/temp_folder.h"
+#include "net/key_making.h"
 
 namespace penstock::net {
 namespace {
@@ -90,7 +91,7 @@ TEST_F(KeyFolder, UsersHaveTrainersKeysOfTheirOwn) {
   const auto pool = load_key_folder(folder_, Role::kController);
   ASSERT_TRUE(pool) << pool.error().message;
   EXPECT_EQ(pool.value().users(),
-            (UserKeys{{ann.value().own().public_key(), "ann"}, {ben.value().own().public_key(), "ben.2"}}));
+            (KeyNames{{ann.value().own().public_key(), "ann"}, {ben.value().own().public_key(), "ben.2"}}));
   EXPECT_EQ(ann.value().controller_key(), pool.value().controller_key());
 }
 
@@ -335,6 +336,20 @@ TEST_F(WatchedKeyFolder, KeysThatComeAndGoAreSeenOnce) {
   EXPECT_EQ(keys_.roles[static_cast<size_t>(Role::kTrainer)].text() + "\n", file_text(file("trainer.public")));
   write_file(file("worker.public"), KeyPair::generate().public_key().text() + "\n");
   EXPECT_TRUE(change().ends_with("which counts when it is started again"));
+}
+
+TEST_F(WatchedKeyFolder, GenerationsThatComeAndGoAreTold) {
+  const std::string again = "has read the keys in " + folder_ + " again";
+  ASSERT_TRUE(rotate_keys(folder_));
+  const std::string rotated = change();
+  EXPECT_NE(rotated.find("; other keys than before stand for: controller, trainer, operator; the former keys count as "
+                         "well for: controller, trainer, operator; the key of this process itself is another one"),
+            std::string::npos)
+      << rotated;
+  expect_no_change();
+  ASSERT_TRUE(finish_rotation(folder_));
+  EXPECT_EQ(change(), again + "; the former keys are let in no more for: controller, trainer, operator");
+  EXPECT_EQ(keys_.former, FormerKeys());
 }
 
 TEST_F(WatchedKeyFolder, FolderThatCannotBeUsedLeavesWhatIsKnownAndIsReadOnceItCan) {

@@ -31,12 +31,12 @@ class PoolKeys {
   const KeyPair& pair(Role role) const { return pairs_[static_cast<size_t>(role)]; }
   const PublicKey& public_key(Role role) const { return pair(role).public_key(); }
 
-  KeyRing ring(Role own_role, KeyOrigin origin = KeyOrigin::kGiven, UserKeys users = {}) const {
-    RoleKeys keys;
-    for (const Role role : kRoles) keys[static_cast<size_t>(role)] = public_key(role);
-    return {own_role, KeyPair::parse_secret(pair(own_role).secret_text().text()).value(), keys, origin,
-            std::move(users)};
+  KeyRing ring(Role own_role, KeyOrigin origin = KeyOrigin::kGiven, KeyNames users = {}) const {
+    PublicKeys keys{.users = std::move(users)};
+    for (const Role role : kRoles) keys.roles[static_cast<size_t>(role)] = public_key(role);
+    return {own_role, copy_of(pair(own_role)), std::move(keys), origin};
   }
+  static KeyPair copy_of(const KeyPair& pair) { return KeyPair::parse_secret(pair.secret_text().text()).value(); }
 
  private:
   std::array<KeyPair, kRoles.size()> pairs_ = {KeyPair::generate(), KeyPair::generate(), KeyPair::generate(),

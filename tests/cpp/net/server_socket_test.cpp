@@ -21,6 +21,7 @@
 
 #include "../base/temp_folder.h"
 #include "net/key_folder.h"
+#include "net/key_making.h"
 #include "pool_sockets.h"
 
 namespace penstock::net {
@@ -284,6 +285,36 @@ TEST_F(ServerOfAKeyFolder, RemovedKeyIsLetInNoMoreAlsoOverAConnectionThatIsThere
   const auto notices = server_->take_notices();
   ASSERT_EQ(notices.size(), 1u);
   EXPECT_NE(notices[0].find("no longer let in: the keys of ann"), std::string::npos) << notices[0];
+}
+
+// To replace the keys of a pool, all of it had to be stopped.
+TEST_F(ServerOfAKeyFolder, FormerKeyOfARoleIsLetInUntilItsRotationIsFinished) {
+  const auto old = join(folder_);
+  expect_connected(*old);
+  const PublicKey old_key = load_key_folder(folder_, Role::kTrainer).value().own().public_key();
+  const auto rotated = rotate_keys(folder_);
+  ASSERT_TRUE(rotated) << rotated.error().message;
+  const KeyRing keys = load_key_folder(folder_, Role::kTrainer).value();
+  std::unique_ptr<ClientSocket> renewed;
+  std::optional<ConnectionEvent> event;
+  const auto deadline = Clock::now() + kPatience;
+  do {  // until the server has looked at its folder; it has the former key itself
+    renewed = ClientSocket::connect(context_, *resolver_, server_->endpoint(), keys, Role::kController).value();
+    event = next_event(*renewed);
+    ASSERT_TRUE(event);
+  } while (event->kind != ConnectionEvent::Kind::kConnected && Clock::now() < deadline);
+  const auto is_served = [](const PublicKey& key) {
+    return [key](const ServerReceipt& receipt) {
+      return receipt.parts.size() == 1 && receipt.peer.identity == PeerIdentity{.role = Role::kTrainer, .key = key};
+    };
+  };
+  receive_from(*renewed, is_served(keys.own().public_key()));
+  receive_from(*old, is_served(old_key));
+  ASSERT_TRUE(finish_rotation(folder_));
+  const auto dropped = receive_from(*old, [](const auto& receipt) { return receipt.parts.empty(); });
+  EXPECT_EQ(dropped.offence, "its key is let in no more");
+  EXPECT_EQ(dropped.peer.identity.key, old_key);
+  receive_from(*renewed, is_served(keys.own().public_key()));
 }
 
 TEST_F(ServerOfAKeyFolder, KeyThatIsAddedIsLetInWithoutAStart) {
