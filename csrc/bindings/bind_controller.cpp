@@ -128,6 +128,12 @@ void bind_controller(py::module_& module) {
       },
       py::arg("folder"), py::arg("user"), py::arg("user_folder"));
   module.def(
+      "make_machine_keys",
+      [](const std::string& folder, const std::string& machine, const std::string& machine_folder) {
+        unwrap(without_gil([&] { return net::make_machine_keys(folder, machine, machine_folder); }));
+      },
+      py::arg("folder"), py::arg("machine"), py::arg("machine_folder"));
+  module.def(
       "rotate_keys", [](const std::string& folder) { unwrap(without_gil([&] { return net::rotate_keys(folder); })); },
       py::arg("folder"));
   module.def(

@@ -44,7 +44,7 @@ Roster::Roster(uint64_t controller_id, Instant now, RosterOptions options)
 
 // ---- Reports
 
-wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Instant now) {
+wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Instant now, const WorkerHolder& holder) {
   wire::WorkerOrders orders{.incarnation = report.incarnation};
   const auto fenced = fenced_.find(report.worker_id);
   if (fenced != fenced_.end() && report.incarnation <= fenced->second) {
@@ -63,13 +63,14 @@ wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Ins
   if (is_new) is_balanced_ = false;
   Worker& worker = workers_[report.worker_id];
   if (is_new) worker.view = ++view_count_;  // more than any before, as it may have been here and lost its lease
-  const bool has_moved = worker.report.endpoint != report.endpoint;
+  const bool has_moved = worker.report.endpoint != report.endpoint || worker.holder.key != holder.key;
   for (const uint64_t trainer_id : report.declined)
     if (!worker.report.has_declined(trainer_id)) note_change(trainer_id);
   const auto standing = [](const wire::WorkerReport& r) { return std::tie(r.is_draining, r.trainer_id, r.declined); };
   if (standing(worker.report) != standing(report) || worker.report.is_stuck() != report.is_stuck())
     is_balanced_ = false;
   worker.report = report;
+  worker.holder = holder;
   worker.reported_at = now;
   if (report.trainer_id == 0) worker.is_to_part = false;
   const bool is_to_go = worker.is_withdrawn || !is_fit(worker, worker.trainer_id);
@@ -443,7 +444,8 @@ wire::TrainerRoster Roster::roster_of(uint64_t trainer_id) {
     roster.entries.push_back({.worker = {.worker_id = worker_id,
                                          .incarnation = worker.report.incarnation,
                                          .is_withdrawn = worker.is_withdrawn},
-                              .endpoint = worker.report.endpoint});
+                              .endpoint = worker.report.endpoint,
+                              .key = worker.holder.key});
   }
   if (roster.declined_count == roster.pool_count) add_mismatches(found->second.report, roster);
   return roster;
@@ -463,6 +465,7 @@ std::vector<Roster::WorkerStatus> Roster::workers(Instant now) const {
   std::vector<WorkerStatus> result;
   for (const auto& [worker_id, worker] : workers_)
     result.push_back({.report = worker.report,
+                      .machine = worker.holder.machine,
                       .assigned_to = worker.trainer_id,
                       .is_withdrawn = worker.is_withdrawn,
                       .is_leaving = worker.is_leaving(),

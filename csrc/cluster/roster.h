@@ -60,6 +60,12 @@ struct RosterOptions {
   std::map<std::string, JobTerms> user_terms{};
 };
 
+// Whose connection a worker's reports come over, whatever they claim.
+struct WorkerHolder {
+  wire::PublicKeyBytes key{};
+  std::string machine{};  // whose key that is; empty for that of the role
+};
+
 // Thread-compatible.
 class Roster {
  public:
@@ -74,7 +80,7 @@ class Roster {
   bool has_worker(uint64_t worker_id) const { return workers_.contains(worker_id); }
   bool has_trainer(uint64_t trainer_id) const { return trainers_.contains(trainer_id); }
 
-  wire::WorkerOrders worker_reported(const wire::WorkerReport& report, Instant now);
+  wire::WorkerOrders worker_reported(const wire::WorkerReport& report, Instant now, const WorkerHolder& holder = {});
   // `user` is the one whose key it shows; empty for a trainer with the role's key.
   wire::TrainerRoster trainer_reported(const wire::TrainerReport& report, Instant now, const std::string& user = {});
   // They leave by their own will, which fences nothing.
@@ -94,6 +100,7 @@ class Roster {
 
   struct WorkerStatus {
     wire::WorkerReport report;
+    std::string machine{};
     uint64_t assigned_to = 0;  // trainer
     bool is_withdrawn = false;
     bool is_leaving = false;      // drains, or is to
@@ -128,6 +135,7 @@ class Roster {
  private:
   struct Worker {
     wire::WorkerReport report;
+    WorkerHolder holder{};
     Instant reported_at{};
     uint64_t trainer_id = 0;  // that it is assigned to
     uint64_t assigned_order = 0;

@@ -19,7 +19,15 @@ namespace penstock::controller {
 namespace {
 
 std::string name_of_key(const net::Peer& peer) {
-  return peer.user.empty() ? "the role " + std::string(net::role_name(peer.identity.role)) : "the user " + peer.user;
+  if (!peer.user.empty()) return "the user " + peer.user;
+  if (!peer.machine.empty()) return "the machine " + peer.machine;
+  return "the role " + std::string(net::role_name(peer.identity.role));
+}
+
+cluster::WorkerHolder holder_of(const net::Peer& peer) {
+  cluster::WorkerHolder holder{.machine = peer.machine};
+  std::ranges::copy(peer.identity.key.bytes(), holder.key.begin());
+  return holder;
 }
 
 }  // namespace
@@ -95,7 +103,7 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
   if (const auto* worker = std::get_if<wire::WorkerReport>(&message); worker != nullptr && role == Role::kWorker) {
     if (!is_own_run(peer, worker->worker_id, worker->secret, now)) return;
     if (!may_report(peer, worker->worker_id, now)) return;
-    return send(peer.routing_id, roster_.worker_reported(*worker, now));
+    return send(peer.routing_id, roster_.worker_reported(*worker, now, holder_of(peer)));
   }
   if (const auto* trainer = std::get_if<wire::TrainerReport>(&message); trainer != nullptr && role == Role::kTrainer) {
     if (!is_own_run(peer, trainer->trainer_id, trainer->secret, now)) return;

@@ -27,6 +27,7 @@ std::string worker_json(const cluster::Roster::WorkerStatus& worker) {
   std::string json = "{\"id\": " + json_quoted(spoken_id(report.worker_id));
   json += ", \"incarnation\": " + std::to_string(report.incarnation);
   json += ", \"endpoint\": " + json_quoted(report.endpoint) + ", \"about\": " + json_quoted(report.about);
+  json += ", \"machine\": " + (worker.machine.empty() ? "null" : json_quoted(worker.machine));
   json += ", \"trainer\": " + id_or_null(report.trainer_id) + ", \"assigned_to\": " + id_or_null(worker.assigned_to);
   json += std::string(", \"is_withdrawn\": ") + yes_or_no(worker.is_withdrawn);
   json += std::string(", \"is_draining\": ") + yes_or_no(report.is_draining);

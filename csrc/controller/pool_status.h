@@ -7,9 +7,9 @@
 //                 "policy_trouble": "…" or null,
 //                 "offences": [{"by": "the user ann", "text": "…", "count": 3, "since_s": 0.5}],
 //                 "key_trouble": "…" or null},
-//  "workers": [{"id": "…", "incarnation": 1, "endpoint": "tcp://…", "about": "…", "trainer": "…" or null,
-//               "assigned_to": "…" or null, "is_withdrawn": false, "is_draining": false, "stuck_s": 3.5 or null,
-//               "unfit_for": ["…"], "unfit_reason": "…" or null, "since_report_s": 0.1}],
+//  "workers": [{"id": "…", "incarnation": 1, "endpoint": "tcp://…", "about": "…", "machine": "…" or null,
+//               "trainer": "…" or null, "assigned_to": "…" or null, "is_withdrawn": false, "is_draining": false,
+//               "stuck_s": 3.5 or null, "unfit_for": ["…"], "unfit_reason": "…" or null, "since_report_s": 0.1}],
 //  "trainers": [{"id": "…", "job": "…", "about": "…", "workers": 2, "workers_max": 64, "since_report_s": 0.1,
 //                "idle_s": 0.0, "batches_per_s": 20.5 or null, "waited_share": 0.1 or null,
 //                "workers_wanted": 12, "limited_by": "workers", "reason": "…", "changes": 3, "step_s": 0.05 or null,
@@ -30,6 +30,7 @@
 //
 // "engine" is what starts and stops workers (cluster/scaling.h): "running" are those that report to the controller too,
 // "refusal" is why the engine granted less than was asked for the last time, "trouble" why it cannot be reached.
+// "machine" is whose key a worker has; null for that of the role.
 // "stuck_s" is for how long a worker has been at a batch that nobody wants any more, once that is longer than its
 // batches take: it goes to no trainer meanwhile. "unfit_reason" is for the last of "unfit_for". "idle_s" is for how
 // long a trainer has had no use for workers, as between epochs or at the end of a program's training; 0 while it has.

@@ -55,9 +55,11 @@ class PoolDirectory {
   }
 
   struct Place {
-    Result<net::Endpoint> endpoint;  // an error if the controller named an address that is no endpoint
+    // An error if the controller named an address that is no endpoint, or no key.
+    Result<net::Endpoint> endpoint;
     const net::KeyRing& keys;
-    std::string handover = {};  // as OwnWorker's
+    std::optional<net::PublicKey> key = {};  // by which the worker is known; none: that of its role in `keys`
+    std::string handover = {};               // as OwnWorker's
   };
   std::optional<Place> find(uint64_t worker_id) const {
     for (const OwnWorker& worker : own_workers_)
@@ -65,11 +67,17 @@ class PoolDirectory {
         return Place{.endpoint = worker.endpoint, .keys = *own_keys_, .handover = worker.handover};
     for (const auto& entry : pool_workers_)
       if (entry.worker.worker_id == worker_id)
-        return Place{.endpoint = net::Endpoint::parse(entry.endpoint), .keys = keys_};
+        return Place{.endpoint = place_of(entry), .keys = keys_, .key = net::PublicKey(entry.key)};
     return std::nullopt;
   }
 
  private:
+  static Result<net::Endpoint> place_of(const wire::TrainerRoster::Entry& entry) {
+    if (entry.key == wire::PublicKeyBytes{})
+      return Fault{Errc::kMalformed, "the controller names no key by which to know it"};
+    return net::Endpoint::parse(entry.endpoint);
+  }
+
   const net::KeyRing& keys_;
   std::optional<net::KeyRing> own_keys_;
   std::vector<OwnWorker> own_workers_;

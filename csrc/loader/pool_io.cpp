@@ -279,7 +279,9 @@ void PoolIo::connect(uint64_t worker_id) {
   if (!place) return;
   const auto& endpoint = place->endpoint;
   if (!endpoint) return tell("worker " + spoken_id(worker_id) + " cannot be used: " + endpoint.error().message);
-  auto socket = net::ClientSocket::connect(*context_, *resolver_, endpoint.value(), place->keys, net::Role::kWorker);
+  auto socket =
+      place->key ? net::ClientSocket::connect(*context_, *resolver_, endpoint.value(), place->keys.own(), *place->key)
+                 : net::ClientSocket::connect(*context_, *resolver_, endpoint.value(), place->keys, net::Role::kWorker);
   const auto opened = socket ? links_->open(worker_id, endpoint.value(), std::move(socket).value()) : socket.error();
   if (!opened) {
     // No descriptor was left, most likely. The session asks for a connection once, so it is for us to try again.

@@ -69,7 +69,8 @@ class Authenticator final : private EventLoop::Handler {
     // The next one to show this ticket is let in, and nobody by an earlier one. Nothing: nobody is.
     void expect(std::optional<Ticket> ticket);
 
-    // The name of the user whose key it is, empty for that of a role; nothing where the key is not let in any more.
+    // The name of the user or the machine whose key it is, empty for that of a role; nothing where the key is not let
+    // in any more.
     std::optional<std::string> holder_of(const PeerIdentity& identity) const;
     // News of the keys, for operators, once each.
     std::vector<std::string> take_notices();
@@ -83,7 +84,7 @@ class Authenticator final : private EventLoop::Handler {
   // What is let in from now on, and what to tell operators.
   struct Change {
     AllowedKeys keys{};
-    KeyNames names{};  // of those of users
+    KeyNames names{};  // of those of users and machines
     std::string notice{};
   };
   // Called on the thread that answers. Nothing while all is as it was.

@@ -173,7 +173,7 @@ Result<void> load_holders(const Holders& holders, int folder_fd, const std::stri
     if (!key) return key.error();
     if (!known.insert(key.value()).second)
       return key_error(Errc::kMismatch, folder,
-                       "the " + what + " " + name + " has the key of a role or of another user",
+                       "the " + what + " " + name + " has the key of a role, or of another user or machine",
                        "make keys for each " + what + " with penstock keys --" + what);
     names.emplace(key.value(), name);
   }
@@ -241,6 +241,8 @@ Result<PublicKeys> load_public_keys(int folder_fd, const std::string& folder) {
   for (const Role role : kRoles)
     for (const PublicKey& key : keys.generations(role)) known.insert(key);
   if (auto loaded = load_holders(kUserHolders, folder_fd, folder, known, keys.users); !loaded) return loaded.error();
+  if (auto loaded = load_holders(kMachineHolders, folder_fd, folder, known, keys.machines); !loaded)
+    return loaded.error();
   return keys;
 }
 

@@ -32,6 +32,7 @@ struct Holders {
   size_t count_max;
 };
 inline constexpr Holders kUserHolders{.what = "user", .ending = ".user.public", .count_max = kUserCountMax};
+inline constexpr Holders kMachineHolders{.what = "machine", .ending = ".machine.public", .count_max = kMachineCountMax};
 
 // Whether it can name one of them.
 bool is_key_name(std::string_view name);
@@ -51,7 +52,7 @@ bool has_key_file(int folder_fd, const std::string& name);
 bool has_secret(int folder_fd, Role role);
 
 Result<KeyPair> load_secret(int folder_fd, const std::string& folder, Role role);
-// All of them. An error where one stands for two roles or users.
+// All of them. An error where one stands for two roles, users or machines.
 Result<PublicKeys> load_public_keys(int folder_fd, const std::string& folder);
 
 // Calls `take` with the name of each file of the folder.

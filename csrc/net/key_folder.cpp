@@ -60,6 +60,8 @@ std::vector<std::string> named_beyond(const PublicKeys& keys, const PublicKeys& 
   std::vector<std::string> names;
   for (const auto& [key, user] : keys.users)
     if (!others.users.contains(key)) names.push_back(user);
+  for (const auto& [key, machine] : keys.machines)
+    if (!others.machines.contains(key)) names.push_back("the machine " + machine);
   return names;
 }
 

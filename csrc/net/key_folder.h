@@ -5,7 +5,9 @@
 // secret can act in that role. A folder that others could have read or written is refused as a whole.
 //
 // NAME.user.public is the key of a user who trains with keys of his own. Controllers and workers let him in as a
-// trainer, and the controller knows his trainers as his.
+// trainer, and the controller knows his trainers as his. NAME.machine.public is the key of a machine. The controller
+// lets its holder in as a worker, and knows its workers as that machine's. Trainers know each worker by the key that it
+// shows to the controller.
 //
 // ROLE.former.public is the key that a role had before its rotation, which counts beside the new one until the rotation
 // is finished. A process may have the secret of either, and knows servers by both.
@@ -27,6 +29,7 @@ namespace penstock::net {
 
 constexpr size_t kKeyNameBytesMax = 64;
 constexpr size_t kUserCountMax = 4096;
+constexpr size_t kMachineCountMax = 4096;
 
 // Looks whether the public keys of a folder are others than before. Confined to one thread.
 class KeyFolderWatch {

@@ -142,7 +142,7 @@ Result<void> fill_key_folder(const std::string& folder) {
   return files.keep();
 }
 
-// ---- Keys for users
+// ---- Keys for users and machines
 
 // Those of the roles, but for one whose place another key has.
 Result<void> add_role_keys(NewFiles& files, const PublicKeys& keys, std::optional<Role> left_out = {}) {
@@ -161,6 +161,18 @@ Result<void> fill_user_folder(NewFiles& files, const PublicKeys& keys, const Key
   if (auto made = files.add(key_file_name(Role::kTrainer, ".public"), public_file(pair.public_key())); !made)
     return made;
   return files.add(key_file_name(Role::kTrainer, ".secret"), secret_file(pair).text());
+}
+
+// Its workers let users in, and show a key that is none of the role's.
+Result<void> fill_machine_folder(NewFiles& files, const PublicKeys& keys, const KeyPair& pair,
+                                 const std::string& machine) {
+  if (auto made = add_role_keys(files, keys); !made) return made;
+  for (const auto& [key, user] : keys.users) {
+    if (auto made = files.add(user + std::string(kUserHolders.ending), public_file(key)); !made) return made;
+  }
+  if (auto made = files.add(machine + std::string(kMachineHolders.ending), public_file(pair.public_key())); !made)
+    return made;
+  return files.add(key_file_name(Role::kWorker, ".secret"), secret_file(pair).text());
 }
 
 Result<void> check_key_name(const Holders& holders, const std::string& name) {
@@ -261,6 +273,14 @@ Result<void> make_key_folder(const std::string& folder) {
 
 Result<void> make_user_keys(const std::string& folder, const std::string& user, const std::string& user_folder) {
   return make_holder(kUserHolders, folder, user, user_folder, fill_user_folder);
+}
+
+Result<void> make_machine_keys(const std::string& folder, const std::string& machine,
+                               const std::string& machine_folder) {
+  return make_holder(kMachineHolders, folder, machine, machine_folder,
+                     [&machine](NewFiles& files, const PublicKeys& keys, const KeyPair& pair) {
+                       return fill_machine_folder(files, keys, pair, machine);
+                     });
 }
 
 // All files are written before the first is put in its place. The former keys come first: as long as they are those of

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The keys of one process of a pool: its own pair, the public keys of every role, and those of users with keys of
-// their own. A key says who a peer is; the peer's own claims count for nothing.
+// The keys of one process of a pool: its own pair, the public keys of every role, and those of users and machines with
+// keys of their own. A key says who a peer is; the peer's own claims count for nothing.
 
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@ namespace penstock::net {
 // Where the keys come from. Shared ones were made by this user's own processes on this machine, for this machine alone.
 enum class KeyOrigin : uint8_t { kGiven, kShared };
 
-// By key, the name of the user who has it.
+// By key, the name of the user or the machine that has it.
 using KeyNames = std::map<PublicKey, std::string>;
 using RoleKeys = std::array<PublicKey, kRoles.size()>;  // in the order of kRoles
 using FormerKeys = std::array<std::optional<PublicKey>, kRoles.size()>;
@@ -28,6 +28,7 @@ struct PublicKeys {
   RoleKeys roles{};
   FormerKeys former{};  // of the generation before, until its rotation is finished; they count as those of `roles` do
   KeyNames users{};     // of trainers beside those of the role
+  KeyNames machines{};  // of workers beside those of the role
 
   // The keys of all holders of the role's secret: the newest one, and behind it the former one if it still counts.
   std::vector<PublicKey> generations(Role role) const {
@@ -37,7 +38,9 @@ struct PublicKeys {
     return keys;
   }
   // Those who act in the role with keys of their own.
-  KeyNames named(Role role) const { return role == Role::kTrainer ? users : KeyNames(); }
+  KeyNames named(Role role) const {
+    return role == Role::kTrainer ? users : role == Role::kWorker ? machines : KeyNames();
+  }
   // Whether the holder of this key may act in the role.
   bool lets_in(const PublicKey& key, Role role) const {
     const std::vector<PublicKey> keys = generations(role);

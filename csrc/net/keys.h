@@ -18,7 +18,7 @@
 
 namespace penstock::net {
 
-constexpr size_t kKeyBytes = 32;
+constexpr size_t kKeyBytes = wire::kPublicKeyBytes;
 constexpr size_t kKeyTextLength = 40;  // of Z85
 
 // The parts that the holder of a key may play in a pool.

@@ -18,6 +18,12 @@ AllowedKeys allowed_keys(const PublicKeys& keys, std::span<const Role> roles) {
   return allowed;
 }
 
+KeyNames all_names(const PublicKeys& keys) {
+  KeyNames names = keys.users;
+  names.insert(keys.machines.begin(), keys.machines.end());
+  return names;
+}
+
 // Looks at the folder of the keys, if they came from one.
 Authenticator::Look look_at(const KeyRing& keys, const std::vector<Role>& roles) {
   if (keys.folder().empty()) return {};
@@ -28,8 +34,9 @@ Authenticator::Look look_at(const KeyRing& keys, const std::vector<Role>& roles)
     if (!change) return change.error();
     if (!change.value()) return std::optional<Authenticator::Change>();
     const PublicKeys& changed = change.value()->keys;
-    return std::optional(Authenticator::Change{
-        .keys = allowed_keys(changed, roles), .names = changed.users, .notice = std::move(change.value()->notice)});
+    return std::optional(Authenticator::Change{.keys = allowed_keys(changed, roles),
+                                               .names = all_names(changed),
+                                               .notice = std::move(change.value()->notice)});
   };
 }
 
@@ -38,8 +45,8 @@ Authenticator::Look look_at(const KeyRing& keys, const std::vector<Role>& roles)
 Result<std::unique_ptr<ServerSocket>> ServerSocket::bind(SocketContext& context, Authenticator& authenticator,
                                                          const Endpoint& endpoint, const KeyRing& keys,
                                                          const ServerSocketOptions& options) {
-  auto domain = authenticator.make_domain(allowed_keys(keys.public_keys(), options.allowed_roles), keys.users(),
-                                          look_at(keys, options.allowed_roles));
+  auto domain = authenticator.make_domain(allowed_keys(keys.public_keys(), options.allowed_roles),
+                                          all_names(keys.public_keys()), look_at(keys, options.allowed_roles));
   auto socket = TcpSocket::open_server(
       context, {.own = keys.own(), .zap_domain = domain->name(), .handshake_interval = options.handshake_interval},
       options.limits);
@@ -71,7 +78,7 @@ Result<bool> ServerSocket::try_receive(ServerReceipt& receipt) {
       message_.offence = "its key is let in no more";
     }
     receipt.peer = {.routing_id = std::move(message_.routing_id), .identity = *identity};
-    if (holder) receipt.peer.user = *std::move(holder);
+    if (holder) (identity->role == Role::kWorker ? receipt.peer.machine : receipt.peer.user) = *std::move(holder);
     receipt.parts = std::move(message_.parts);
     receipt.offence = std::move(message_.offence);
     return true;

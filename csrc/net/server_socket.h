@@ -31,7 +31,9 @@ struct ServerSocketOptions {
 struct Peer {
   std::string routing_id;
   PeerIdentity identity;
-  std::string user{};  // whose key it is; empty for the key of a role
+  // Whose key it is; both empty for the key of a role.
+  std::string user{};     // of a trainer
+  std::string machine{};  // of a worker
 };
 
 struct ServerReceipt {

@@ -125,6 +125,7 @@ void fields(Visitor& visit, TrainerRoster::Entry& m) {
   visit(m.worker.incarnation);
   visit(m.worker.is_withdrawn);
   visit(m.endpoint, kControlNameBytesMax);
+  visit(m.key);
 }
 template <typename Visitor>
 void fields(Visitor& visit, TrainerRoster::Decline& m) {
@@ -292,6 +293,7 @@ class Writer {
   requires std::is_enum_v<T>
   void operator()(const T& value, T) { bytes.write(static_cast<uint8_t>(value)); }
   void operator()(const RunSecret& secret) { bytes.write_bytes(secret); }
+  void operator()(const PublicKeyBytes& key) { bytes.write_bytes(key); }
   void operator()(const std::string& text, size_t bytes_max) {
     const auto kept = std::string_view(text).substr(0, bytes_max);
     bytes.write(static_cast<uint32_t>(kept.size()));
@@ -329,10 +331,8 @@ class Reader {
     if (byte > static_cast<uint8_t>(largest)) fail(malformed_control("a state is " + std::to_string(byte)));
     value = static_cast<T>(byte);
   }
-  void operator()(RunSecret& secret) {
-    const auto bytes = bytes_.take(secret.size());
-    std::copy(bytes.begin(), bytes.end(), secret.begin());
-  }
+  void operator()(RunSecret& secret) { take(secret); }
+  void operator()(PublicKeyBytes& key) { take(key); }
   void operator()(std::string& text, size_t bytes_max) {
     const auto size = bytes_.read<uint32_t>();
     if (size > bytes_max) return fail(too_large("a text", size, bytes_max));
@@ -358,6 +358,10 @@ class Reader {
   }
 
  private:
+  void take(std::span<std::byte> array) {
+    const auto bytes = bytes_.take(array.size());
+    std::copy(bytes.begin(), bytes.end(), array.begin());
+  }
   static Fault too_large(const char* what, size_t seen, size_t expected) {
     return {Errc::kTooLarge, std::string(what) + " of a control message is of " + std::to_string(seen) +
                                  ", above the cap of " + std::to_string(expected)};

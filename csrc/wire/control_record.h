@@ -28,7 +28,7 @@ constexpr size_t kControlTextBytesMax = 4 << 20;  // of a status
 constexpr size_t kPlanBytesMax = 64 << 10;        // of the text of a trainer's plan
 constexpr size_t kRosterCountMax = 4096;
 constexpr size_t kControlBytesMax = kControlTextBytesMax + 1024;
-static_assert(kRosterCountMax * (kControlNameBytesMax + 32) + kRosterDeclineCountMax * (kControlReasonBytesMax + 12) <
+static_assert(kRosterCountMax * (kControlNameBytesMax + 64) + kRosterDeclineCountMax * (kControlReasonBytesMax + 12) <
               kControlBytesMax);
 static_assert(kEngineWorkerCountMax * (kWorkerNameBytesMax + 8) + 4 * kControlReasonBytesMax < kControlBytesMax);
 

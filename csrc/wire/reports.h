@@ -5,6 +5,7 @@
 // interval.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -18,6 +19,10 @@ namespace penstock::wire {
 // (net/keys.h), so that nobody who knows the id alone can speak in its name. No status shows it.
 constexpr size_t kRunSecretBytes = 16;
 using RunSecret = WipedArray<kRunSecretBytes>;
+
+// The public half of a CURVE key. All zeros are nobody's.
+constexpr size_t kPublicKeyBytes = 32;
+using PublicKeyBytes = std::array<std::byte, kPublicKeyBytes>;
 
 constexpr size_t kDeclinedCountMax = 64;  // trainers that a worker remembers to have declined; older ones may ask again
 constexpr size_t kRosterDeclineCountMax = 16;   // workers of which a roster says why they declined
@@ -189,6 +194,7 @@ struct TrainerRoster {
   struct Entry {
     RosterEntry worker{};
     std::string endpoint{};
+    PublicKeyBytes key{};  // that the worker shows to the controller, and by which the trainer knows it
 
     friend bool operator==(const Entry&, const Entry&) = default;
   };

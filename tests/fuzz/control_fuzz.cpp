@@ -13,7 +13,7 @@ using namespace penstock::wire;
 namespace {
 
 constexpr size_t kHeadBytes = 8;
-constexpr size_t kEmptyEntryBytes = 17;    // of a roster, without an endpoint
+constexpr size_t kEmptyEntryBytes = 49;    // of a roster, without an endpoint
 constexpr size_t kEmptyDeclineBytes = 12;  // without a reason
 constexpr size_t kEmptyEngineWorkerBytes = 5;
 
@@ -38,11 +38,12 @@ std::vector<Bytes> make_seeds() {
                                              .secret = {std::byte{1}, std::byte{2}}}),
       wire::write_control(wire::WorkerOrders{.incarnation = 1, .is_fenced = true}),
       wire::write_control(wire::TrainerReport{.trainer_id = 3, .job = "train.py", .worker_count_max = 4, .about = "y"}),
-      wire::write_control(wire::TrainerRoster{.controller_id = 1,
-                                              .view = 2,
-                                              .is_settled = true,
-                                              .entries = {{worker, "tcp://b:2"}, {worker, "tcp://c:3"}},
-                                              .declines = {{9, "z"}}}),
+      wire::write_control(
+          wire::TrainerRoster{.controller_id = 1,
+                              .view = 2,
+                              .is_settled = true,
+                              .entries = {{worker, "tcp://b:2", {std::byte{5}}}, {worker, "tcp://c:3", {std::byte{6}}}},
+                              .declines = {{9, "z"}}}),
       wire::write_control(wire::Farewell{.id = 5, .is_worker = true, .secret = {std::byte{3}}}),
       wire::write_control(wire::StatusRequest{}),
       wire::write_control(wire::Status{.json = "{}"}),

@@ -118,14 +118,16 @@ def test_a_controller_with_keys_serves_their_operator_and_nobody_else(pool: Pool
     assert "operator.secret" in err
 
 
-def test_keys_are_made_for_users_and_rotated(pool: Pool) -> None:
+def test_keys_are_made_for_users_and_machines_and_rotated(pool: Pool) -> None:
     folder = pool.folder / "keys"
     assert pool.run("keys", "keys")[0] == 0
-    code, out, err = pool.run("keys", "keys", "--user", "ann", "--out", "of-ann")
-    assert (code, err) == (0, "")
-    assert "of-ann is what" in out
-    assert "keys/ann.user.public" in out
-    assert (folder / "ann.user.public").exists()
+    for what, name in (("user", "ann"), ("machine", "beta")):
+        code, out, err = pool.run("keys", "keys", f"--{what}", name, "--out", f"of-{name}")
+        assert (code, err) == (0, "")
+        assert f"of-{name} is what" in out
+        assert f"keys/{name}.{what}.public" in out
+        assert (folder / f"{name}.{what}.public").exists()
+    assert (pool.folder / "of-beta" / "worker.secret").exists()
     code, _, err = pool.run("keys", "keys", "--finish")
     assert code == 1
     assert "there is no rotation to finish in keys" in err
@@ -165,6 +167,8 @@ def test_what_is_wrong_is_said(pool: Pool) -> None:
         (["controller", "--bind", endpoint], 1, endpoint),
         (["keys"], 2, "DIR is missing"),
         (["keys", "a", "--user", "b"], 2, "--user NAME and --out FOLDER go together"),
+        (["keys", "a", "--machine", "b"], 2, "--machine NAME and --out FOLDER go together"),
+        (["keys", "a", "--out", "b"], 2, "--out FOLDER goes with --user NAME or --machine NAME"),
         (["keys", "a", "--rotate", "--finish"], 2, "--finish not allowed with argument --rotate"),
         (["keys", "a", "--rotate"], 1, "make keys with penstock keys, or correct the path"),
     ]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from typing import Any
 import pytest
 import torch
 from bench_runs import BENCH
-from pool_datasets import CODE, Augmented
+from pool_datasets import CODE, Augmented, digests
 from pool_processes import SECONDS_MAX, PoolProcesses, Process, Worker
 from raw_zeromq import (
     DEALER,
@@ -351,6 +352,54 @@ def test_a_user_whose_key_is_deleted_is_out_and_a_new_one_is_let_in(tmp_path: Pa
                 break
             except PenstockError:
                 assert time.monotonic() < until
+    finally:
+        pool.close()
+
+
+@pytest.mark.long
+def test_a_machine_whose_key_is_deleted_is_out_and_others_make_its_batches(tmp_path: Path) -> None:
+    """All workers had one key, so no machine could be put out alone."""
+    pool = PoolProcesses(tmp_path)
+    keys = tmp_path / "keys"
+    folders = {machine: tmp_path / f"of {machine}" for machine in ("beta", "gamma")}
+    options: dict[str, Any] = {"batch_size": 2, "timeout": 60, "code_paths": [CODE]}
+    torch.manual_seed(7)
+    expected = digests(DataLoader(Augmented(1600), seeding="batch", batch_size=2))
+
+    def status() -> PoolStatus:
+        said = _pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX)
+        return PoolStatus(json.loads(said))
+
+    def machines(of: Callable[[dict[str, Any]], bool]) -> list[str]:
+        return sorted(worker["machine"] for worker in status().fields["workers"] if of(worker))
+
+    try:
+        _pool.make_key_folder(str(keys))
+        for machine, folder in folders.items():
+            _pool.make_machine_keys(str(keys), machine, str(folder))
+        pool.start_controller("--keys", str(keys))
+        workers = {one: pool.start_worker("--keys", str(folders[one])) for one in folders}
+        dataset = Augmented(1600, seconds=0.02)  # so that both are of use
+        torch.manual_seed(7)
+        batches = iter(DataLoader(dataset, pool=pool.endpoint, keys=str(keys), **options))
+        found: list[str] = []
+
+        def train_until(is_over: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + SECONDS_MAX
+            while not is_over():
+                assert time.monotonic() < deadline, status_text(status())
+                if len(found) < len(expected) - 100:
+                    found.extend(digests(itertools.islice(batches, 1)))
+
+        train_until(lambda: machines(lambda one: one["trainer"] is not None) == [*folders])
+        shown = status_text(status())
+        assert " (beta) " in shown and " (gamma) " in shown
+        (keys / "beta.machine.public").unlink()
+        train_until(lambda: machines(lambda one: True) == ["gamma"])
+        found += digests(batches)
+        assert found == expected
+        assert workers["beta"].wait() == 1  # who is not let in any more
+        assert "does not let this key in" in workers["beta"].output
     finally:
         pool.close()
 

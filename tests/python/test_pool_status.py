@@ -35,6 +35,7 @@ def worker(number: int, **others: Any) -> dict[str, Any]:
         "id": f"00a{number}000000000001",
         "endpoint": f"tcp://10.0.0.2:400{number}",
         "about": f"node{number}, process 17, {SOFTWARE}",
+        "machine": None,
         "trainer": None,
         "assigned_to": None,
         "is_withdrawn": False,
@@ -144,6 +145,14 @@ job               trainer  id        workers  batches/s  waits  delivered  ready
 train.py: Images  gpu1/4   11a10000  2        12.3       26%    12,345     3      4      2.5 MB
 train.py: Images  gpu2/4   11a20000  1 of 3   12.3       26%    12,345     3      4      2.5 MB"""
     )
+
+
+def test_machine_whose_key_a_worker_has_is_shown_with_it() -> None:
+    lines = shown([worker(1, machine="beta"), worker(2)], []).splitlines()
+    assert lines[3:5] == [
+        "node1/17 (beta)  00a10000  tcp://10.0.0.2:4001  nobody",
+        "node2/17         00a20000  tcp://10.0.0.2:4002  nobody",
+    ]
 
 
 def test_a_pool_of_nobody_says_so() -> None:

@@ -44,17 +44,19 @@ def run_command(command: str, arguments: Sequence[str]) -> int:
 def _make_keys(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "keys",
-        "keys DIR [--user NAME --out FOLDER]\n"
+        "keys DIR [--user NAME --out FOLDER | --machine NAME --out FOLDER]\n"
         "keys DIR --rotate | --finish",
         """\
 Makes the keys of a pool: a pair for each role. A pool that spans machines needs them; one on a
 single machine has keys that this user's processes share. With --user, makes a folder of keys for
-one user's training programs, whom the pool then knows apart from others. With --rotate, replaces
-the keys of all roles while training goes on; --finish ends that.""",
+one user's training programs, whom the pool then knows apart from others. With --machine, makes one
+for the workers of one machine, which can then be put out alone. With --rotate, replaces the keys of
+all roles while training goes on; --finish ends that.""",
         """\
 examples:
   penstock keys keys
   penstock keys keys --user ann --out keys-of-ann
+  penstock keys keys --machine beta --out keys-of-beta
   penstock keys keys --rotate""",
     )
     parser.add_argument(
@@ -65,6 +67,7 @@ examples:
     )
     task = parser.add_mutually_exclusive_group()
     task.add_argument("--user", metavar="NAME", help="make keys for a user of this pool")
+    task.add_argument("--machine", metavar="NAME", help="make keys for a machine with workers")
     task.add_argument(
         "--rotate",
         action="store_true",
@@ -75,17 +78,30 @@ examples:
         action="store_true",
         help="have the former keys count no more: whoever still uses them is out within seconds",
     )
-    parser.add_argument("--out", metavar="FOLDER", help="folder for the user's keys; it is made")
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="folder for the user's or the machine's keys; it is made"
+    )
     args = parser.parse(arguments)
     folder = args.folder
-    if (args.user is None) != (args.out is None):
+    if args.out is None and args.user is not None:
         raise CommandError("--user NAME and --out FOLDER go together", "keys")
+    if args.out is None and args.machine is not None:
+        raise CommandError("--machine NAME and --out FOLDER go together", "keys")
+    if args.out is not None and args.user is None and args.machine is None:
+        raise CommandError("--out FOLDER goes with --user NAME or --machine NAME", "keys")
     if args.user is not None:
         _pool.make_user_keys(folder, args.user, args.out)
         said = (
             f"{args.out} is what {args.user} needs to train, and {folder}/{args.user}.user.public "
             f"lets {args.user} in: copy it to the key folders of the controller and the workers, "
             f"which see it within seconds"
+        )
+    elif args.machine is not None:
+        _pool.make_machine_keys(folder, args.machine, args.out)
+        said = (
+            f"{args.out} is what the workers of {args.machine} need, and "
+            f"{folder}/{args.machine}.machine.public lets them in: copy it to the key folder of "
+            f"the controller, which sees it within seconds"
         )
     elif args.rotate:
         _pool.rotate_keys(folder)

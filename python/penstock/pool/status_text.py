@@ -88,7 +88,12 @@ class _Page:
 
     def _worker_lines(self) -> Iterator[str]:
         rows = [
-            (name_of(worker), short_id(worker["id"]), worker["endpoint"], self._work_of(worker))
+            (
+                _with_machine(worker),
+                short_id(worker["id"]),
+                worker["endpoint"],
+                self._work_of(worker),
+            )
             for worker in self._workers
         ]
         yield from table(("worker", "id", "reached at", "works for"), rows)
@@ -234,6 +239,12 @@ class _Page:
         if len(unfit) == len(able):
             return "none of the pool can run it"
         return "they work for other jobs, or are about to begin"
+
+
+def _with_machine(worker: dict[str, Any]) -> str:
+    """A worker's name, and the machine whose key it has."""
+    machine = worker["machine"]
+    return name_of(worker) if machine is None else f"{name_of(worker)} ({text_of(machine)})"
 
 
 def _or_dash(value: float | None, form: str) -> str:

@@ -89,6 +89,22 @@ TEST_F(RosterTest, SettlesBeforeItAssigns) {
   EXPECT_EQ(last_.entries.front().endpoint, "tcp://10.0.0.1:1");
 }
 
+TEST_F(RosterTest, TrainersAreToldTheKeyOfTheConnectionThatAWorkerReportsOver) {
+  const auto report = [this](const WorkerHolder& holder) {
+    roster_.worker_reported({.worker_id = 1, .incarnation = 1, .endpoint = "tcp://10.0.0.1:1"}, now_, holder);
+  };
+  settle();
+  report({.key = {std::byte{7}}, .machine = "beta"});
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{1}));
+  EXPECT_EQ(last_.entries.front().key, (wire::PublicKeyBytes{std::byte{7}}));
+  EXPECT_EQ(roster_.workers(now_).at(0).machine, "beta");
+  EXPECT_TRUE(roster_.changed_trainers().empty());
+  report({.key = {std::byte{8}}});
+  EXPECT_EQ(roster_.changed_trainers(), (std::vector<uint64_t>{100})) << "its trainer connects to another";
+  EXPECT_EQ(roster_.roster_of(100).entries.front().key, (wire::PublicKeyBytes{std::byte{8}}));
+  EXPECT_EQ(roster_.workers(now_).at(0).machine, "");
+}
+
 TEST_F(RosterTest, AdoptsWhoWorksForWhomAfterARestart) {
   for (uint64_t id = 1; id <= 4; ++id) worker(id, /*serves=*/id % 2 == 0 ? 100 : 200);
   trainer(100);

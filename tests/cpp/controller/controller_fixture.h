@@ -51,7 +51,8 @@ class ControllerTest : public net::PoolSocketsTest {
 
   void start(const net::Endpoint& endpoint) {
     const auto deadline = Clock::now() + kPatience;
-    const net::KeyRing keys = keys_.ring(net::Role::kController, net::KeyOrigin::kGiven, {{anns_.public_key(), "ann"}});
+    const net::KeyRing keys = keys_.ring(net::Role::kController, net::KeyOrigin::kGiven, {{anns_.public_key(), "ann"}},
+                                         {{betas_.public_key(), "beta"}});
     auto started = Controller::start(endpoint, keys);
     while (!started && Clock::now() < deadline) started = Controller::start(endpoint, keys);
     ASSERT_TRUE(started) << started.error().message;
@@ -155,7 +156,8 @@ class ControllerTest : public net::PoolSocketsTest {
     EXPECT_TRUE(is_whole_json(std::get<wire::Status>(status).json)) << std::get<wire::Status>(status).json;
   }
 
-  const net::KeyPair anns_ = net::KeyPair::generate();  // of the user ann
+  const net::KeyPair anns_ = net::KeyPair::generate();   // of the user ann
+  const net::KeyPair betas_ = net::KeyPair::generate();  // of the machine beta
   std::map<std::pair<net::Role, int>, net::RunId> runs_;
   FileDescriptor stop_fd_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::unique_ptr<Controller> controller_;

@@ -265,6 +265,60 @@ TEST(PoolStatus, IdsAreSixteenDigits) {
   EXPECT_EQ(spoken_id(~uint64_t{0}), "ffffffffffffffff");
 }
 
+wire::PublicKeyBytes bytes_of(const net::PublicKey& key) {
+  wire::PublicKeyBytes bytes{};
+  std::ranges::copy(key.bytes(), bytes.begin());
+  return bytes;
+}
+
+// Whoever had the worker's key could listen in the place of another worker.
+TEST_F(ControllerTest, TellsATrainerTheKeyOfEachWorkersConnectionAndAnOperatorItsMachine) {
+  const auto role_client = join(Role::kWorker);
+  const auto betas_client = join(betas_);
+  const auto trainer_client = join(Role::kTrainer);
+  const auto operator_client = join(Role::kOperator);
+  const net::RunId betas_run = net::draw_run_id(betas_.public_key());
+  wire::WorkerReport betas = worker(8);
+  betas.worker_id = betas_run.id;
+  betas.secret = betas_run.secret;
+  const auto deadline = Clock::now() + kPatience;
+  TrainerRoster roster;
+  while (roster.entries.size() < 2 && Clock::now() < deadline) {
+    const auto answer = exchange(*betas_client, betas);
+    const auto* orders = std::get_if<WorkerOrders>(&answer);
+    ASSERT_NE(orders, nullptr);
+    if (orders->is_fenced) ++betas.incarnation;  // its lease ran out while the controller settled
+    roster = settled(*role_client, *trainer_client);
+  }
+  ASSERT_EQ(roster.entries.size(), 2u);
+  for (const TrainerRoster::Entry& entry : roster.entries) {
+    const bool is_betas = entry.worker.worker_id == betas_run.id;
+    EXPECT_EQ(entry.key, bytes_of(is_betas ? betas_.public_key() : keys_.public_key(Role::kWorker)));
+  }
+  const auto status = std::get<wire::Status>(exchange(*operator_client, wire::StatusRequest{})).json;
+  EXPECT_EQ(count_of(status, "\"machine\": \"beta\", \"trainer\""), 1u) << status;
+  EXPECT_EQ(count_of(status, "\"machine\": null, \"trainer\""), 1u) << status;
+
+  ControlMessage answer = exchange(*betas_client, worker(7));                         // with its secret, too
+  while (std::holds_alternative<WorkerOrders>(answer)) answer = next(*betas_client);  // that were pushed before
+  ASSERT_TRUE(std::holds_alternative<wire::Refusal>(answer));
+  const auto told = std::get<wire::Status>(exchange(*operator_client, wire::StatusRequest{})).json;
+  EXPECT_NE(told.find("{\"by\": \"the machine beta\", \"text\": \"a process with the key of the machine beta "),
+            std::string::npos)
+      << told;
+}
+
+TEST_F(ControllerTest, KeyOfAMachineIsThatOfAWorkerAndOfNoOtherRole) {
+  const auto client = join(betas_);
+  for (const ControlMessage& message : {ControlMessage(trainer(1)), ControlMessage(wire::StatusRequest{}),
+                                        ControlMessage(wire::DrainRequest{.worker_id = 1})}) {
+    const auto answer = exchange(*client, message);
+    const auto* refusal = std::get_if<wire::Refusal>(&answer);
+    ASSERT_NE(refusal, nullptr);
+    EXPECT_NE(refusal->reason.find("that of a worker"), std::string::npos) << refusal->reason;
+  }
+}
+
 // One connection filled every trainer's roster with thousands of workers that were not there.
 TEST_F(ControllerTest, ConnectionReportsOneWorkerOrOneTrainer) {
   const auto worker_client = join(Role::kWorker);

@@ -39,8 +39,9 @@ constexpr WrongRoster kRosters[] = {
     {"entries: 4,096 that are not there",
      [](TrainerRoster& r) {
        while (r.entries.size() < wire::kRosterCountMax)
-         r.entries.push_back(
-             {.worker = {.worker_id = 1000 + r.entries.size(), .incarnation = 1}, .endpoint = "tcp://127.0.0.1:9"});
+         r.entries.push_back({.worker = {.worker_id = 1000 + r.entries.size(), .incarnation = 1},
+                              .endpoint = "tcp://127.0.0.1:9",
+                              .key = r.entries[0].key});
      }},
     {"declines: unknown workers",
      [](TrainerRoster& r) {
@@ -61,8 +62,10 @@ constexpr WrongRoster kRosters[] = {
     {"endpoint: none", [](TrainerRoster& r) { r.entries[0].endpoint.clear(); }},
     {"endpoint: no address", [](TrainerRoster& r) { r.entries[0].endpoint = "\xff"; }},
     {"endpoint: nobody listens", [](TrainerRoster& r) { r.entries[0].endpoint = "tcp://127.0.0.1:9"; }},
+    {"key: nobody's", [](TrainerRoster& r) { r.entries[0].key = {}; }},
+    {"key: another", [](TrainerRoster& r) { r.entries[0].key[0] ^= std::byte{1}; }},
 };
-static_assert(field_count<TrainerRoster>() == 7 && field_count<TrainerRoster::Entry>() == 2 &&
+static_assert(field_count<TrainerRoster>() == 7 && field_count<TrainerRoster::Entry>() == 3 &&
                   field_count<wire::RosterEntry>() == 3 && field_count<TrainerRoster::Decline>() == 2,
               "a field of a roster has no case");
 
@@ -82,7 +85,9 @@ void expect_sound_with(const std::function<std::vector<std::byte>(TrainerRoster)
     controller = &answer;
     pool.add({.worker_id = kOwn, .may_work = may_work});
     const auto endpoint = pool.add_to_pool({.worker_id = kOfPool, .may_work = may_work});
-    right.entries = {{.worker = {.worker_id = kOfPool, .incarnation = 1}, .endpoint = endpoint.text()}};
+    right.entries = {{.worker = {.worker_id = kOfPool, .incarnation = 1},
+                      .endpoint = endpoint.text(),
+                      .key = pool.key_of(net::Role::kWorker)}};
     pool.begin();
     pool.expect_sound(answer.endpoint().text());
   }
@@ -129,6 +134,25 @@ TEST(HostileControllers, MessageThatIsNoRosterIsMadeGoodOrNamed) {
       return bytes;
     });
   });
+}
+
+// Each worker was taken for one of the pool by the key of the role, which all workers had.
+TEST(RosterKeys, WorkerIsReachedByTheKeyThatTheRosterNamesAndByNoOther) {
+  constexpr uint64_t kOfMachine = 7, kInItsName = 8;
+  TrainerRoster roster{.controller_id = 11, .view = 5, .is_settled = true, .pool_count = 2};
+  HostilePool pool;
+  pool.start_controller([&](const wire::TrainerReport&, int) { return wire::write_control(roster); });
+  // The key of any other role stands for that of a machine, which the trainer does not know beforehand.
+  const auto machine = pool.add_to_pool({.worker_id = kOfMachine}, {}, net::Role::kOperator);
+  const auto other = pool.add_to_pool({.worker_id = kInItsName});
+  for (const auto& [worker_id, endpoint] : {std::pair(kOfMachine, machine), std::pair(kInItsName, other)})
+    roster.entries.push_back({.worker = {.worker_id = worker_id, .incarnation = 1},
+                              .endpoint = endpoint.text(),
+                              .key = pool.key_of(net::Role::kOperator)});
+  pool.begin();
+  pool.expect_sound("");
+  EXPECT_GT(pool.hello_count(0), 0);
+  EXPECT_EQ(pool.hello_count(1), 0) << "it has the key of the role, and not the machine's";
 }
 
 }  // namespace

@@ -87,14 +87,23 @@ class HostilePool : private net::PoolSockets {
     return id;
   }
 
-  // A worker of the pool, and where it listens.
-  net::Endpoint add_to_pool(HandWorker::Options options, net::HandDataServer::Alteration alter_head = {}) {
-    auto server = serve({.allowed_roles = {net::Role::kTrainer}}, net::Role::kWorker);
+  // A worker of the pool, and where it listens. It has the key of `role`, whatever that is.
+  net::Endpoint add_to_pool(HandWorker::Options options, net::HandDataServer::Alteration alter_head = {},
+                            net::Role role = net::Role::kWorker) {
+    auto server = serve({.allowed_roles = {net::Role::kTrainer}}, role);
     const net::Endpoint endpoint = server->endpoint();
     auto data = std::make_unique<net::HandDataServer>(context_, *authenticator_, options.worker_id, alter_head);
     workers_.push_back(std::make_unique<Worker>(std::move(server), std::move(data), std::move(options)));
     return endpoint;
   }
+  // As rosters have it.
+  wire::PublicKeyBytes key_of(net::Role role) const {
+    wire::PublicKeyBytes bytes{};
+    std::ranges::copy(keys_.public_key(role).bytes(), bytes.begin());
+    return bytes;
+  }
+  // Of the worker that was added as this one.
+  int hello_count(size_t place) const { return workers_.at(place)->hello_count(); }
   // A worker of the trainer's own.
   void add(const HandWorker::Options& options, net::HandDataServer::Alteration alter_head = {}) {
     own_.push_back({.worker_id = options.worker_id,

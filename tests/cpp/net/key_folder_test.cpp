@@ -108,6 +108,54 @@ TEST_F(KeyFolder, UserThatIsThereOrHasNoNameIsRefusedAndNothingIsChanged) {
   EXPECT_EQ(names_in(folder_), before);
 }
 
+TEST_F(KeyFolder, MachinesHaveWorkersKeysOfTheirOwn) {
+  ASSERT_TRUE(make_user_keys(folder_, "ann", temp_ / "of-ann"));
+  const std::string betas = temp_ / "of-beta";
+  const auto made = make_machine_keys(folder_, "beta", betas);
+  ASSERT_TRUE(made) << made.error().message;
+  EXPECT_EQ(file_mode(betas), 0700u);
+  EXPECT_EQ(file_mode(betas + "/worker.secret"), 0600u);
+  EXPECT_EQ(names_in(betas),
+            (std::set<std::string>{"controller.public", "trainer.public", "worker.public", "operator.public",
+                                   "ann.user.public", "beta.machine.public", "worker.secret"}));
+  const auto beta = load_key_folder(betas, Role::kWorker);
+  ASSERT_TRUE(beta) << beta.error().message;
+  const auto pool = load_key_folder(folder_, Role::kController);
+  ASSERT_TRUE(pool) << pool.error().message;
+  const PublicKey& key = beta.value().own().public_key();
+  EXPECT_NE(key, pool.value().public_key(Role::kWorker));
+  EXPECT_EQ(beta.value().public_keys(), pool.value().public_keys());
+  EXPECT_EQ(pool.value().public_keys().machines, (KeyNames{{key, "beta"}}));
+  for (const Role role : kRoles) EXPECT_EQ(pool.value().public_keys().lets_in(key, role), role == Role::kWorker);
+  EXPECT_FALSE(make_machine_keys(folder_, "beta", temp_ / "again"));
+  EXPECT_FALSE(std::filesystem::exists(temp_ / "again"));
+  EXPECT_FALSE(make_machine_keys(folder_, "../beta", temp_ / "again"));
+}
+
+// All hosts may be given all public keys.
+TEST_F(KeyFolder, MachinesFolderTakesThePublicKeysOfThePool) {
+  ASSERT_TRUE(make_machine_keys(folder_, "beta", temp_ / "of-beta"));
+  ASSERT_TRUE(make_machine_keys(folder_, "gamma", temp_ / "of-gamma"));
+  for (const std::string& name : names_in(folder_))
+    if (name.ends_with(".public"))
+      std::filesystem::copy_file(file(name), temp_ / ("of-beta/" + name),
+                                 std::filesystem::copy_options::overwrite_existing);
+  const auto beta = load_key_folder(temp_ / "of-beta", Role::kWorker);
+  ASSERT_TRUE(beta) << beta.error().message;
+  EXPECT_EQ(beta.value().public_keys().machines.at(beta.value().own().public_key()), "beta");
+  ASSERT_EQ(::unlink((temp_ / "of-beta/beta.machine.public").c_str()), 0);
+  const auto removed = load_key_folder(temp_ / "of-beta", Role::kWorker);
+  ASSERT_FALSE(removed);
+  EXPECT_NE(removed.error().message.find("worker.secret does not belong to worker.public"), std::string::npos);
+}
+
+TEST_F(KeyFolder, MachineWithTheKeyOfAUserIsRefused) {
+  ASSERT_TRUE(make_user_keys(folder_, "ann", temp_ / "of-ann"));
+  write_file(file("ann.machine.public"), file_text(file("ann.user.public")));
+  ASSERT_EQ(::chmod(file("ann.machine.public").c_str(), 0600), 0);
+  expect_refused(Errc::kMismatch, {"the machine ann has the key of a role, or of another user or machine"});
+}
+
 TEST_F(KeyFolder, UserWithTheKeyOfARoleIsRefused) {
   write_file(file("eve.user.public"), file_text(file("operator.public")));
   ASSERT_EQ(::chmod(file("eve.user.public").c_str(), 0600), 0);
@@ -338,8 +386,13 @@ TEST_F(WatchedKeyFolder, KeysThatComeAndGoAreSeenOnce) {
   EXPECT_TRUE(change().ends_with("which counts when it is started again"));
 }
 
-TEST_F(WatchedKeyFolder, GenerationsThatComeAndGoAreTold) {
+TEST_F(WatchedKeyFolder, MachinesAndGenerationsThatComeAndGoAreTold) {
   const std::string again = "has read the keys in " + folder_ + " again";
+  ASSERT_TRUE(make_machine_keys(folder_, "beta", temp_ / "of-beta"));
+  EXPECT_EQ(change(), again + "; let in from now on: those of the machine beta");
+  EXPECT_EQ(keys_.machines.size(), 1u);
+  ASSERT_EQ(::unlink(file("beta.machine.public").c_str()), 0);
+  EXPECT_EQ(change(), again + "; no longer let in: the keys of the machine beta");
   ASSERT_TRUE(rotate_keys(folder_));
   const std::string rotated = change();
   EXPECT_NE(rotated.find("; other keys than before stand for: controller, trainer, operator; the former keys count as "

@@ -40,6 +40,7 @@ class KeyRotation : public testing::Test {
   void SetUp() override {
     ASSERT_TRUE(make_key_folder(folder_));
     ASSERT_TRUE(make_user_keys(folder_, "ann", temp_ / "of-ann"));
+    ASSERT_TRUE(make_machine_keys(folder_, "beta", temp_ / "of-beta"));
     before_ = public_keys(folder_);
   }
 
@@ -61,6 +62,7 @@ class KeyRotation : public testing::Test {
       EXPECT_TRUE(now.lets_in(before_.roles[static_cast<size_t>(role)], role));
     }
     EXPECT_EQ(now.users, before_.users);
+    EXPECT_EQ(now.machines, before_.machines);
   }
   static void expect_refused_with(const Result<void>& result, const std::string& words) {
     ASSERT_FALSE(result);
@@ -124,10 +126,10 @@ TEST_F(KeyRotation, EndThatWasInterruptedIsCompletedAndNotTakenForABeginning) {
 }
 
 TEST_F(KeyRotation, NeedsTheSecretsOfAllRolesAndChangesNothingWithoutThem) {
-  const auto names = names_in(temp_ / "of-ann");
-  expect_refused_with(rotate_keys(temp_ / "of-ann"), "it has no controller.secret");
-  EXPECT_EQ(names_in(temp_ / "of-ann"), names);
-  write_file(file("worker.secret"), file_text(temp_ / "of-ann/trainer.secret"));
+  const auto names = names_in(temp_ / "of-beta");
+  expect_refused_with(rotate_keys(temp_ / "of-beta"), "it has no controller.secret");
+  EXPECT_EQ(names_in(temp_ / "of-beta"), names);
+  write_file(file("worker.secret"), file_text(temp_ / "of-beta/worker.secret"));
   expect_refused_with(rotate_keys(folder_), "worker.secret does not belong to worker.public");
   EXPECT_EQ(public_keys(folder_), before_);
 }

@@ -31,8 +31,8 @@ class PoolKeys {
   const KeyPair& pair(Role role) const { return pairs_[static_cast<size_t>(role)]; }
   const PublicKey& public_key(Role role) const { return pair(role).public_key(); }
 
-  KeyRing ring(Role own_role, KeyOrigin origin = KeyOrigin::kGiven, KeyNames users = {}) const {
-    PublicKeys keys{.users = std::move(users)};
+  KeyRing ring(Role own_role, KeyOrigin origin = KeyOrigin::kGiven, KeyNames users = {}, KeyNames machines = {}) const {
+    PublicKeys keys{.users = std::move(users), .machines = std::move(machines)};
     for (const Role role : kRoles) keys.roles[static_cast<size_t>(role)] = public_key(role);
     return {own_role, copy_of(pair(own_role)), std::move(keys), origin};
   }

@@ -317,6 +317,25 @@ TEST_F(ServerOfAKeyFolder, FormerKeyOfARoleIsLetInUntilItsRotationIsFinished) {
   receive_from(*renewed, is_served(keys.own().public_key()));
 }
 
+TEST_F(ServerOfAKeyFolder, MachineIsKnownByItsNameAndOutOnceItsKeyIsRemoved) {
+  ASSERT_TRUE(make_machine_keys(folder_, "beta", temp_ / "of-beta"));
+  server_ = ServerSocket::bind(context_, *authenticator_, {.host = "127.0.0.1", .port = 0},
+                               load_key_folder(folder_, Role::kController).value(), {.allowed_roles = {Role::kWorker}})
+                .value();
+  const auto keys = load_key_folder(temp_ / "of-beta", Role::kWorker).value();
+  const auto beta = connect(server_->endpoint(), keys.own(), keys.controller_key());
+  expect_connected(*beta);
+  const auto received = receive_from(*beta, [](const auto& receipt) { return receipt.parts.size() == 1; });
+  EXPECT_EQ(received.peer.machine, "beta");
+  EXPECT_EQ(received.peer.user, "");
+  EXPECT_EQ(received.peer.identity, (PeerIdentity{.role = Role::kWorker, .key = keys.own().public_key()}));
+  ASSERT_EQ(::unlink((folder_ + "/beta.machine.public").c_str()), 0);
+  const auto dropped = receive_from(*beta, [](const auto& receipt) { return receipt.parts.empty(); });
+  EXPECT_EQ(dropped.offence, "its key is let in no more");
+  const auto again = connect(server_->endpoint(), keys.own(), keys.controller_key());
+  expect_refused(*again, "does not let this key in");
+}
+
 TEST_F(ServerOfAKeyFolder, KeyThatIsAddedIsLetInWithoutAStart) {
   ASSERT_TRUE(make_user_keys(folder_, "ben", temp_ / "of-ben"));
   const auto deadline = Clock::now() + kPatience;
