@@ -275,7 +275,7 @@ void PoolServerIo::serve_maker(Instant now) {
   if (asked.is_to_drain && !session_.is_draining()) drain(now);
   if (asked.result) take_result(*std::move(asked.result), now);
   finish_given_up();
-  if (asked.wants_work) begin_work();
+  if (asked.wants_work) begin_work(now);
   fetch_blob(asked.blob, now);
   const bool is_wanted = session_.may_be_wanted();
   exchange_.set_wanted(is_wanted);
@@ -322,12 +322,15 @@ void PoolServerIo::finish_given_up() {
   session_.finished();
 }
 
-void PoolServerIo::begin_work() {
+void PoolServerIo::begin_work(Instant now) {
   if (is_given_up_) {
     if (!session_.is_wanted()) return;
     is_given_up_ = false;
     return exchange_.offer(running_);
   }
+  // The next trainer may greet before the last batch of the one before it is over, and the worker is never idle.
+  const bool is_first = work_tenancy_ != tenancy_ && session_.queued_count() > 0;
+  if (is_first && work_tenancy_ > 0) leave_if_short(now);
   const auto request = session_.begin();
   if (!request) return;
   const auto found = queued_.find(request->key);
@@ -447,7 +450,11 @@ void PoolServerIo::look_at_descriptors(Instant now) {
   if (!is_idle()) return looked_at_.reset();
   if (looked_at_ && now - *looked_at_ < kDescriptorLookInterval) return;
   looked_at_ = now;
-  if (!are_descriptors_short()) return;
+  leave_if_short(now);
+}
+
+void PoolServerIo::leave_if_short(Instant now) {
+  if (options_.exit_fd < 0 || session_.is_draining() || !are_descriptors_short()) return;
   shortage_ = "half of the files that it may have open, or more, are open, as its jobs have left them";
   drain(now);
 }

@@ -121,7 +121,7 @@ class PoolServerIo final : public EventLoop::Handler {
   void serve_maker(Instant now);
   void take_result(PoolResult result, Instant now);
   void finish_given_up();
-  void begin_work();
+  void begin_work(Instant now);
   void fetch_blob(const std::optional<wire::BlobId>& id, Instant now);
   void carry_out();
   std::string reason_of(const cluster::WorkerSession::Command& command) const;
@@ -130,6 +130,7 @@ class PoolServerIo final : public EventLoop::Handler {
   bool is_idle() const { return session_.trainer_id() == 0 && session_.is_empty(); }
   // Has a worker leave that jobs have left short of descriptors: looks once it is idle, and every now and then after.
   void look_at_descriptors(Instant now);
+  void leave_if_short(Instant now);
   // Has the log know when it changes.
   void note_standing();
   // Why this worker ends now, if it does, and the word for its supervisor, if there is one.
