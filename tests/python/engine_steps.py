@@ -3,8 +3,8 @@
 
 usage: engine_steps.py CONTROLLER FOLDER MAX STEP
 
-The steps are counted over all calls of the journal and of the engine, before and after each. STEP 0
-is never. It says how many there were when SIGTERM ends it.
+The steps are counted over the calls that change which workers there are, before and after each.
+STEP 0 is never. It says how many there were when SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from penstock.engines.journal import Journal
 from penstock.engines.local_engine import LocalEngine
 
 _DEADLY = int(sys.argv[4])
-_COUNTED = {"take_names", "note_stop", "note_gone", "note_spent", "spawn", "stop"}
+# Not what a pool has cost, which is noted every now and then.
+_COUNTED = {"take_names", "note_stop", "note_gone", "spawn", "stop"}
 _step_count = 0
 
 
