@@ -32,6 +32,8 @@ INPUT_LIMITS = ("-timeout=5", "-malloc_limit_mb=16")
 MEMORY_MB_MAX = 1024
 # Beyond the time that libFuzzer was given: starting, and replaying the corpus.
 GRACE_SECONDS = 60
+# For a number of inputs, which takes as long as it takes: an end of what hangs.
+RUNS_SECONDS_MAX = 1800
 NO_TOOLS = 77
 
 
@@ -223,13 +225,14 @@ def run_libfuzzer(program: str, target: str, folder: Path, seconds: int, options
     limits = [*INPUT_LIMITS, f"-max_len={INPUT_BYTES_MAX}", f"-rss_limit_mb={MEMORY_MB_MAX}"]
     limits += [f"-artifact_prefix={folder}/", "-print_final_stats=1"]
     amount = [f"-max_total_time={seconds}"]
+    seconds_max = seconds + GRACE_SECONDS
     if options.runs is not None:
         amount = [f"-runs={options.runs}", "-seed=1"]
+        seconds_max = RUNS_SECONDS_MAX
     log = options.build / "logs" / f"{program}.log"
     log.parent.mkdir(exist_ok=True)
     command = [options.build / program, *limits, *amount]
     command += [corpus, options.build / "seeds" / target]
-    seconds_max = seconds + GRACE_SECONDS
     with log.open("wb") as output:
         try:
             done = subprocess.run(command, stdout=output, stderr=output, timeout=seconds_max)
