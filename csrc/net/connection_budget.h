@@ -35,7 +35,7 @@ constexpr std::array<std::chrono::milliseconds, kHandshakeStageCount> kStageTime
 
 // The room of a stage at one server: a sixteenth of what the process may have open, within these bounds. A connection
 // takes two descriptors, and a worker has two servers, of which one has two stages: at least three eighths of the
-// descriptors are left, however many strangers connect.
+// descriptors are left, however many strangers connect, but for what libzmq accepts before the guard's thread runs.
 constexpr size_t kStageConnectionsMax = 128;
 constexpr size_t kStageConnectionsLeast = 4;
 constexpr uint64_t kDescriptorsForEach = 16;
