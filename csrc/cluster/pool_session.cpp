@@ -248,16 +248,20 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
     distrust(worker_id, std::nullopt, "it sent a message without a number", now);
     return false;
   }
+  using Kind = wire::ToTrainer::Kind;
   switch (peer.link.receive(message.link, message.stamp)) {
     case Link::Receipt::kOld: return false;
-    case Link::Receipt::kGap: make_anew(worker_id, peer, now); return false;
+    case Link::Receipt::kGap:
+      // With the news of a death the link has ended, so nothing on it is missed.
+      if (message.kind == Kind::kDied) break;
+      make_anew(worker_id, peer, now);
+      return false;
     case Link::Receipt::kNext: break;
   }
   peer.heard_at = now;
   peer.has_answer_waiting = false;
-  using Kind = wire::ToTrainer::Kind;
-  const bool is_of_request =
-      message.kind == Kind::kStarted || message.kind == Kind::kAnswer || message.kind == Kind::kHandedBack;
+  const bool is_of_request = message.kind == Kind::kStarted || message.kind == Kind::kAnswer ||
+                             message.kind == Kind::kHandedBack || message.kind == Kind::kDied;
   if (is_of_request && peer.slot && !dispatch_.was_asked(*peer.slot, message.key)) {
     distrust(worker_id, std::nullopt, "it answers " + to_text(message.key) + ", which it was not asked for", now);
     return false;
@@ -279,6 +283,11 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
       break;
     case wire::ToTrainer::Kind::kHandedBack:
       if (peer.slot) dispatch_.handed_back(*peer.slot, message.key, now);
+      break;
+    case wire::ToTrainer::Kind::kDied:
+      // No welcome makes up for it: its process has died in any case, also where it was leaving.
+      if (peer.slot) dispatch_.started(*peer.slot, message.key);
+      lose(peer, Loss::kDied, now + kDiedPause, now);
       break;
     case wire::ToTrainer::Kind::kLeaving:
       peer.is_leaving = true;

@@ -102,7 +102,8 @@ class PoolSession {
   bool distrust(uint64_t worker_id, std::optional<wire::BatchKey> asked, std::string reason, Instant now,
                 Wrong wrong = Wrong::kByWorker);
   // The connection to a worker ended, most likely because its process did. When the worker says later that it lives,
-  // the batch that it was making is blamed no longer: connections can end by themselves, time and again.
+  // the batch that it was making is blamed no longer: connections can end by themselves, time and again. Where the
+  // worker itself tells of a death (kDied), that one stands.
   void died(uint64_t worker_id, Instant now);
   // There is a connection to a worker, a new one if there was one before: the last messages may be lost.
   void connected(uint64_t worker_id, Instant now);

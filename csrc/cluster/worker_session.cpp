@@ -165,9 +165,7 @@ void WorkerSession::assign(uint64_t trainer_id, bool is_to_part) {
   assigned_id_ = trainer_id;
   if (!is_to_part || !tenant_ || tenant_->trainer_id == trainer_id) return;
   // It asks others for what it was owed as soon as it knows.
-  commands_.push_back({.kind = Command::Kind::kSend,
-                       .trainer_id = tenant_->trainer_id,
-                       .message = {.kind = wire::ToTrainer::Kind::kBroken, .link = tenant_->link.number()}});
+  tell_unstamped(wire::ToTrainer::Kind::kBroken);
   abandon();
 }
 
@@ -181,11 +179,21 @@ void WorkerSession::abandon() {
   drop_unclaimed();
 }
 
+void WorkerSession::lose_process(uint64_t trainer_id) {
+  const bool is_tenants = tenant_ && tenant_->trainer_id == trainer_id;
+  if (!is_tenants) return running_.reset();
+  if (is_wanted() && !tenant_->is_broken) {
+    send(wire::ToTrainer::Kind::kDied, running_->key);
+  } else {
+    tell_unstamped(wire::ToTrainer::Kind::kBroken);
+  }
+  running_.reset();
+  abandon();
+}
+
 void WorkerSession::decline() {
   if (!tenant_) return;
-  commands_.push_back({.kind = Command::Kind::kSend,
-                       .trainer_id = tenant_->trainer_id,
-                       .message = {.kind = wire::ToTrainer::Kind::kDeclined, .link = tenant_->link.number()}});
+  tell_unstamped(wire::ToTrainer::Kind::kDeclined);
   declined_.push_back(tenant_->trainer_id);
   if (declined_.size() > wire::kDeclinedCountMax) declined_.pop_front();
   abandon();
@@ -211,6 +219,11 @@ void WorkerSession::answer_stranger(const wire::ToWorker& message, wire::ToTrain
   commands_.push_back({.kind = Command::Kind::kSend,
                        .trainer_id = message.trainer_id,
                        .message = {.kind = kind, .link = message.link}});
+}
+
+// Whatever was lost on the trainer's link, this is heard.
+void WorkerSession::tell_unstamped(wire::ToTrainer::Kind kind) {
+  answer_stranger({.trainer_id = tenant_->trainer_id, .link = tenant_->link.number()}, kind);
 }
 
 size_t WorkerSession::claimed_count() const {

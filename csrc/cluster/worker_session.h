@@ -82,6 +82,10 @@ class WorkerSession {
   void serve_anyone() { assigned_id_.reset(); }
   // Gives up the trainer and all that it asked for: this worker's lease is lost.
   void abandon();
+  // The process that made this trainer's batches has ended, and all that it had begun with it: lanes, and the batch
+  // that was being made. Nothing is to be finished for that one. The trainer is told, if it is still worked for, and
+  // greets anew.
+  void lose_process(uint64_t trainer_id);
   // Gives the trainer up and ignores it from now on: its batches cannot be made here.
   void decline();
   // Whether this trainer was declined.
@@ -118,6 +122,7 @@ class WorkerSession {
   void cancel(wire::BatchKey key);
   void send(wire::ToTrainer::Kind kind, wire::BatchKey key = {}, bool is_fresh = false);
   void answer_stranger(const wire::ToWorker& message, wire::ToTrainer::Kind kind);
+  void tell_unstamped(wire::ToTrainer::Kind kind);
   void drop_held(wire::BatchKey key);
   void drop_unclaimed();
 

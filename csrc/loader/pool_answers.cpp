@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/hex.h"
 #include "wire/frame.h"
 #include "wire/nest.h"
 
@@ -13,6 +14,7 @@ namespace penstock::loader {
 namespace {
 
 constexpr size_t kQuotedSampleCountMax = 64;
+constexpr size_t kSpokenEndBytesMax = 512;  // a sentence
 
 std::string spoken_samples(wire::IndexKind kind, std::span<const std::byte> indices) {
   if (kind != wire::IndexKind::kInteger && kind != wire::IndexKind::kIntegers) return "";
@@ -90,25 +92,40 @@ std::unique_ptr<Batch> error_of_wrong_answers(wire::BatchKey key, const std::str
       wire::to_text(key) + " was asked for " + std::to_string(count) + " times and cannot be read: " + reason);
 }
 
+std::string spoken_end(std::span<const std::byte> reason) {
+  std::string text;
+  for (const char c : text_of(reason.first(std::min(reason.size(), kSpokenEndBytesMax)))) {
+    if (c >= ' ' && c <= '~') {
+      text += c;
+    } else {
+      text += "\\x";
+      append_hex(text, static_cast<uint8_t>(c));
+    }
+  }
+  return text;
+}
+
 std::string spoken_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
-                          const std::string& lost_at) {
+                          const DeathTraces& traces) {
   const std::string batch = wire::to_text(key) + spoken_samples(content.request.index_kind, content.indices);
   std::string text = "1 worker died while it made " + batch;
   if (death_count > 1) {
     text = std::to_string(death_count) + " workers died one after the other while they made " + batch +
            ", the last ones with nothing else to do";
   }
-  if (!lost_at.empty()) text += std::string(death_count > 1 ? " (one of them at " : " (at ") + lost_at + ")";
+  if (!traces.lost_at.empty())
+    text += std::string(death_count > 1 ? " (one of them at " : " (at ") + traces.lost_at + ")";
+  if (!traces.last_end.empty()) text += (death_count > 1 ? "; the last of them " : "; it ") + traces.last_end;
   return text +
          "; look there for the cause (memory, a crash in native code, an exit): run it with num_workers=0 and "
          "pool=\"\"";
 }
 
 std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
-                                       const std::string& lost_at) {
+                                       const DeathTraces& traces) {
   return Batch::from_error(
       descriptor_of(key),
-      {.type_name = "RuntimeError", .text = spoken_deaths(key, content, death_count, lost_at), .worker = {}});
+      {.type_name = "RuntimeError", .text = spoken_deaths(key, content, death_count, traces), .worker = {}});
 }
 
 std::unique_ptr<Batch> error_of_indices(wire::BatchKey key, size_t index_bytes) {

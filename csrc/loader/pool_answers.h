@@ -45,12 +45,21 @@ std::unique_ptr<Batch> error_in_batch(wire::BatchKey key, const std::string& pla
 std::unique_ptr<Batch> error_of_wrong_answers(wire::BatchKey key, const std::string& place, const std::string& reason,
                                               uint32_t count);
 
-// That one worker after the other died of a batch. `lost_at` is where one of them listened, or empty.
+// How a process of a worker's ended, in the worker's own words, for a user's terminal.
+std::string spoken_end(std::span<const std::byte> reason);
+
+// What is known of workers that died of a batch.
+struct DeathTraces {
+  std::string lost_at{};   // where one of them listened, or empty
+  std::string last_end{};  // how the process of the last one ended that told, as spoken_end() says it; or empty
+};
+
+// That one worker after the other died of a batch.
 std::string spoken_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
-                          const std::string& lost_at);
+                          const DeathTraces& traces);
 // The error in its place.
 std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
-                                       const std::string& lost_at);
+                                       const DeathTraces& traces);
 
 // The error in place of a batch whose indices are more than a request may carry.
 std::unique_ptr<Batch> error_of_indices(wire::BatchKey key, size_t index_bytes);

@@ -380,9 +380,24 @@ void PoolIo::note_distrust(const PoolSession::Command& command) {
   tell("worker " + place + " is connected to anew, since " + command.reason);
 }
 
+// The link has ended with the process, and its pieces come no more.
+void PoolIo::note_death(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer, bool is_awaited) {
+  links_->end_link(worker_id);
+  link.data_missed_at.reset();
+  lost_at_ = link.endpoint().text();
+  if (is_awaited) told_ends_[answer.message.key] = spoken_end(answer.body);
+}
+
+DeathTraces PoolIo::traces_of(BatchKey key) const {
+  const auto told = told_ends_.find(key);
+  return {.lost_at = lost_at_, .last_end = told == told_ends_.end() ? "" : told->second};
+}
+
 std::unique_ptr<Batch> PoolIo::error_in_place(const PoolSession::Command& command) {
+  const DeathTraces traces = traces_of(command.key);
+  told_ends_.erase(command.key);
   const auto wrong = wrong_answers_.extract(command.key);
-  if (wrong.empty()) return error_of_deaths(command.key, *command.content, command.death_count, lost_at_);
+  if (wrong.empty()) return error_of_deaths(command.key, *command.content, command.death_count, traces);
   return error_of_wrong_answers(command.key, wrong.mapped().place, wrong.mapped().reason, command.death_count);
 }
 
@@ -401,7 +416,8 @@ void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<net::R
   take_answer(worker_id, link, std::move(parts.front()), now);
 }
 
-// A refusal, and that the link is broken, is heard at once. All else keeps its order behind an answer that waits.
+// A refusal, and that the link is broken or its worker's process dead, is heard at once: the pieces of an answer that
+// waits may never come then. All else keeps its order behind it.
 void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart part, Instant now) {
   const auto parsed = wire::parse_to_trainer(part.bytes());
   if (!parsed) return refuse_message(worker_id, link, parsed.error().message, now);
@@ -413,7 +429,8 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart
   }
   if (!std::exchange(link.has_spoken, true)) standing_.forget_refusal(worker_id);
   note_message(worker_id, link, answer);
-  const bool has_turn = answer.message.stamp == 0 || (!link.has_waiting() && !waits_for_pieces(link, answer));
+  const bool ends_link = answer.message.stamp == 0 || answer.message.kind == ToTrainer::Kind::kDied;
+  const bool has_turn = ends_link || (!link.has_waiting() && !waits_for_pieces(link, answer));
   if (has_turn) return take_answer_in_turn(worker_id, link, answer, now);
   const bool is_of_link = session_.is_in_force(worker_id, answer.message.link);
   if (!link.add_waiting(std::move(part))) return lose_track(worker_id, answer.message.link, now);
@@ -486,9 +503,12 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
     batch = std::move(read).value();
   }
   const bool counts = session_.receive(worker_id, message, answer.payload_bytes, now);
+  const bool has_ended = is_in_force && !session_.is_in_force(worker_id, message.link);
+  if (message.kind == ToTrainer::Kind::kDied && has_ended) note_death(worker_id, link, answer, is_awaited);
   if (!counts) return;
   was_served_ = true;
   wrong_answers_.erase(message.key);
+  told_ends_.erase(message.key);
   note_made(worker_id, answer, content.get());
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
   if (lane != wire::kNoLane) lanes_.answered(lane, answer.state);
@@ -745,6 +765,7 @@ void PoolIo::begin_epoch(uint32_t epoch, std::map<wire::Lane, LanePlaces::Place>
   for (const wire::Lane lane : ended_lanes_) session_.end_lane(epoch_, lane, now);
   ended_lanes_.clear();
   std::erase_if(wrong_answers_, [](const auto& item) { return !wire::is_recall(item.first); });
+  std::erase_if(told_ends_, [](const auto& item) { return !wire::is_recall(item.first); });
   lanes_.begin(std::move(lanes));
   epoch_ = epoch;
 }
@@ -775,6 +796,7 @@ void PoolIo::forget_recall(const Batch::Origin& origin) {
   const wire::Request& request = origin.request->request;
   const BatchKey key = wire::recall_of({.epoch = request.epoch, .sequence = request.sequence});
   wrong_answers_.erase(key);
+  told_ends_.erase(key);
   session_.forget(key, clock_now());
 }
 
@@ -858,7 +880,7 @@ std::string PoolIo::deaths_of_last_workers() const {
   const auto deadliest = session_.dispatch().deadliest();
   if (!deadliest || wrong_answers_.contains(deadliest->first)) return "";
   const cluster::SharedContent content = session_.dispatch().content_of(deadliest->first);
-  return content ? spoken_deaths(deadliest->first, *content, deadliest->second, lost_at_) : "";
+  return content ? spoken_deaths(deadliest->first, *content, deadliest->second, traces_of(deadliest->first)) : "";
 }
 
 void PoolIo::note_controller(Instant now, size_t open_count) {

@@ -28,6 +28,7 @@
 #include "loader/job_meter.h"
 #include "loader/kind_comparison.h"
 #include "loader/lane_places.h"
+#include "loader/pool_answers.h"
 #include "loader/pool_directory.h"
 #include "loader/pool_standing.h"
 #include "loader/stage_chain.h"
@@ -182,6 +183,8 @@ class PoolIo final : public EventLoop::Handler {
   void complain(uint64_t worker_id, WorkerLink& link, const std::string& what);
   void refuse_message(uint64_t worker_id, WorkerLink& link, const std::string& what, Instant now);
   void note_distrust(const cluster::PoolSession::Command& command);
+  void note_death(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer, bool is_awaited);
+  DeathTraces traces_of(BatchKey key) const;
   // The error in place of a batch that workers died of, or did not answer with.
   std::unique_ptr<Batch> error_in_place(const cluster::PoolSession::Command& command);
   void tell(std::string news);
@@ -244,11 +247,13 @@ class PoolIo final : public EventLoop::Handler {
     std::string reason;
   };
   std::map<BatchKey, WrongAnswer> wrong_answers_;
+  // By unanswered request: how the process ended of the last worker that told that it had died of it.
+  std::map<BatchKey, std::string> told_ends_;
 
   bool is_silence_told_ = false;
   bool was_served_ = false;    // some worker has answered a request
   bool is_hopeless_ = false;   // every worker of the pool has declined this trainer
-  std::string lost_at_;        // the endpoint of the worker whose connection was lost last
+  std::string lost_at_;        // the endpoint of the worker whose connection, or whose process, was lost last
   Instant silent_links_at_{};  // when they are looked for
 };
 

@@ -46,6 +46,7 @@ struct ToTrainer {
     kPong,
     kLeaving,   // the worker takes no more requests
     kDeclined,  // the worker cannot make the batches of this trainer
+    kDied,      // the worker goes on, and the process has ended in which it made this batch: begin another link
   };
   Kind kind = Kind::kPong;
   uint32_t link = 0;

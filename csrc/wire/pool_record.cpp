@@ -165,8 +165,10 @@ Result<SlabPlace> parse_place(std::span<const std::byte> body) {
                    .slab_bytes = record.slab_bytes};
 }
 
-// Whether the body of such a message is the reason of a refusal.
-bool is_reason(ToTrainer::Kind kind) { return kind == ToTrainer::Kind::kRefused || kind == ToTrainer::Kind::kDeclined; }
+// Whether the body of such a message is the reason of a refusal, or of a death.
+bool is_reason(ToTrainer::Kind kind) {
+  return kind == ToTrainer::Kind::kRefused || kind == ToTrainer::Kind::kDeclined || kind == ToTrainer::Kind::kDied;
+}
 
 }  // namespace
 
@@ -296,7 +298,7 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
 }
 
 Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
-  constexpr auto kKindMax = static_cast<uint8_t>(ToTrainer::Kind::kDeclined);
+  constexpr auto kKindMax = static_cast<uint8_t>(ToTrainer::Kind::kDied);
   const auto read = read_head<ToTrainerHead>(part, kToTrainerMagic, kKindMax, kFlagFresh | kFlagInSlab, "worker");
   if (!read) return read.error();
   const ToTrainerHead& head = read.value();

@@ -27,7 +27,7 @@ namespace penstock::wire {
 
 constexpr uint32_t kToWorkerMagic = 0x31574e50;   // "PNW1"
 constexpr uint32_t kToTrainerMagic = 0x31544e50;  // "PNT1"
-constexpr uint16_t kPoolVersion = 8;
+constexpr uint16_t kPoolVersion = 9;
 constexpr int kCpuShareUnit = 64;  // so that four CPUs fit a byte
 constexpr size_t kToWorkerHeadBytes = 88;
 constexpr size_t kToTrainerHeadBytes = 120;
@@ -41,7 +41,7 @@ constexpr uint64_t kClockMax = uint64_t{1} << 61;
 // The flags of a descriptor that say something of a batch, and not of the memory in which it lies.
 constexpr uint8_t kPoolAnswerFlags =
     kDescriptorRaises | kDescriptorThreadsDrew | kDescriptorCompiled | kDescriptorDatasetStays;
-constexpr size_t kReasonBytesMax = 4096;  // of why a worker refuses or declines a trainer
+constexpr size_t kReasonBytesMax = 4096;  // of why a worker refuses or declines a trainer, or how its process ended
 constexpr size_t kSealNonceBytes = 32;
 constexpr size_t kDataEndpointBytesMax = 256;
 
@@ -117,7 +117,7 @@ struct PoolAnswer {
   WorkerMeter meter{};    // when it was sent
   uint32_t sample_count = 0;              // in a batch; 0 for a recall
   uint64_t dataset_size = kSizeUntold;    // of a batch: of the dataset that it is of
-  std::span<const std::byte> body = {};   // of an error, or the reason of a refusal
+  std::span<const std::byte> body = {};   // of an error, or the reason of a refusal or a death
   std::span<const std::byte> state = {};  // the dataset's after the batch, or after the error in its place
   std::optional<SealGrant> grant = {};    // of a welcome
   std::optional<SlabPlace> place = {};    // of a batch that does not cross in pieces

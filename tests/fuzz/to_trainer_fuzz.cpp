@@ -31,7 +31,7 @@ Bytes make(wire::PoolAnswer answer) {
 }
 
 bool has_text(Kind kind, wire::AnswerKind answer) {
-  return kind == Kind::kRefused || kind == Kind::kDeclined || answer == wire::AnswerKind::kError;
+  return kind == Kind::kRefused || kind == Kind::kDeclined || kind == Kind::kDied || answer == wire::AnswerKind::kError;
 }
 
 }  // namespace
@@ -48,6 +48,7 @@ std::vector<Bytes> make_seeds() {
   return {make({.message = {.kind = Kind::kWelcome}, .grant = grant}),
           make({.message = {.kind = Kind::kRefused}, .body = text}),
           make({.message = {.kind = Kind::kDeclined}, .body = text}),
+          make({.message = {.kind = Kind::kDied}, .body = text}),
           make({.message = {.kind = Kind::kPong}}),
           make(batch),
           make(with_state),
@@ -62,7 +63,7 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (bytes.size() < wire::kToTrainerHeadBytes) bytes.resize(wire::kToTrainerHeadBytes);
   if (choices.mostly()) std::memcpy(bytes.data(), &wire::kToTrainerMagic, sizeof wire::kToTrainerMagic);
   if (choices.mostly()) std::memcpy(bytes.data() + 4, &wire::kPoolVersion, sizeof wire::kPoolVersion);
-  const auto any_kind = static_cast<Kind>(1 + choices.below(static_cast<size_t>(Kind::kDeclined)));
+  const auto any_kind = static_cast<Kind>(1 + choices.below(static_cast<size_t>(Kind::kDied)));
   const Kind kind = choices.one_of({Kind::kAnswer, Kind::kWelcome, any_kind, any_kind});
   const auto answer =
       kind == Kind::kAnswer ? static_cast<wire::AnswerKind>(1 + choices.below(3)) : wire::AnswerKind::kNone;
@@ -113,7 +114,8 @@ void check(std::span<const std::byte> bytes) {
   expect(is_batch || answer.kind == wire::AnswerKind::kError || answer.state.empty(),
          "only batches and errors have a state");
   expect(!answer.place || is_batch, "only batches lie in a slab");
-  expect(answer.body.empty() || has_text(answer.message.kind, answer.kind), "only errors and refusals have a text");
+  expect(answer.body.empty() || has_text(answer.message.kind, answer.kind),
+         "only errors, refusals and deaths have a text");
   expect(answer.payload_bytes <= wire::kPoolPayloadBytesMax, "batches are capped");
   expect(is_batch || answer.payload_bytes == 0, "only batches have a payload");
   expect(answer.record_bytes <= answer.payload_bytes, "a record lies in its payload");

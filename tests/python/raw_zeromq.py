@@ -20,7 +20,7 @@ _PLAIN_USERNAME, _PLAIN_PASSWORD = 45, 46
 _CURVE_SERVER, _CURVE_PUBLICKEY, _CURVE_SECRETKEY, _CURVE_SERVERKEY = 47, 48, 49, 50
 _SNDMORE = 2
 _PART_BYTES_MAX = 9 << 20
-CONTROL_VERSION, POOL_VERSION = 7, 8
+CONTROL_VERSION, POOL_VERSION = 7, 9
 SECRET = bytes(range(16))  # of a run
 
 
@@ -131,12 +131,17 @@ def _key(keys: Path, name: str) -> bytes:
 
 def run_id(keys: Path, role: str, secret: bytes = SECRET) -> int:
     """The id of a run with this secret, and with the role's key in that folder."""
+    key = key_bytes(keys, f"{role}.public")
+    digest = hashlib.sha256(b"penstock run 1" + key + secret).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def key_bytes(keys: Path, name: str) -> bytes:
     key = ctypes.create_string_buffer(32)
     decode = _library().zmq_z85_decode
     decode.restype = ctypes.c_void_p
-    assert decode(key, _key(keys, f"{role}.public"))
-    digest = hashlib.sha256(b"penstock run 1" + key.raw + secret).digest()
-    return int.from_bytes(digest[:8], "little")
+    assert decode(key, _key(keys, name))
+    return key.raw
 
 
 def control(kind: int, *fields: bytes, version: int = CONTROL_VERSION) -> bytes:

@@ -120,6 +120,35 @@ void Dispatch::forgive""",
             "static_cast<void>(now);",
         ),
     ),
+    "a worker whose process has ended goes on as if it had its lanes": (
+        Mutation(
+            "worker_session.cpp",
+            """  running_.reset();
+  abandon();
+}
+
+void WorkerSession::decline""",
+            """  running_.reset();
+}
+
+void WorkerSession::decline""",
+        ),
+    ),
+    "deaths of workers' processes are not counted": (
+        Mutation(
+            "pool_session.cpp",
+            "      lose(peer, Loss::kDied, now + kDiedPause, now);\n      break;",
+            "      lose(peer, Loss::kSilent, now + kDiedPause, now);\n      break;",
+        ),
+    ),
+    "a welcome takes back the death that the worker has told": (
+        Mutation(
+            "pool_session.cpp",
+            "      if (peer.slot) dispatch_.started(*peer.slot, message.key);\n      lose(",
+            "      if (peer.slot) dispatch_.started(*peer.slot, message.key);\n"
+            "      peer.blamed = message.key;\n      lose(",
+        ),
+    ),
     "a worker serves whoever greets it": (
         Mutation(
             "worker_session.cpp",

@@ -121,6 +121,13 @@ void SimWorker::drain() {
   carry_out();
 }
 
+void SimWorker::lose_process() {
+  session_.lose_process(session_.trainer_id());
+  work_.reset();
+  lanes_.clear();
+  carry_out();
+}
+
 std::optional<std::pair<uint32_t, BatchKey>> SimWorker::working_on() const {
   if (!work_) return std::nullopt;
   return std::pair(work_->content.job, work_->request.key);

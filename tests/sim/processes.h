@@ -66,6 +66,8 @@ class SimWorker : public Process {
   cluster::WorkerSession& session() { return session_; }
   const cluster::WorkerSession& session() const { return session_; }
   void drain();
+  // The process in which it makes its batches ends, and another one takes its place.
+  void lose_process();
   // The job and the key of the batch that it makes now.
   std::optional<std::pair<uint32_t, BatchKey>> working_on() const;
   uint32_t job() const { return job_; }

@@ -51,6 +51,11 @@ Scenario Scenario::draw(uint64_t seed) {
   if (s.shard_count == 0 && chance(2)) s.recall = number(1, 10) / 10.0;
   s.intruders = few(4, 2);
   if (s.intruders > 0) s.end_at += cluster::kLeaveTime;  // for which one that found a way in may stay
+  if (s.has_poison) {
+    s.poison_spares_workers = chance(2);
+  } else {
+    s.process_ends = few(2, 4);
+  }
   return s;
 }
 
@@ -62,9 +67,11 @@ std::string Scenario::describe() const {
   text << ", depth " << depth_max << ", credit " << credit_bytes << "; loss " << loss << ", duplication " << duplication
        << ", reordering " << reordering << ", lateness " << lateness << "; crashes of workers " << worker_crashes
        << ", machines " << machine_crashes << ", the controller " << controller_crashes << ", trainers "
-       << trainer_crashes << "; joins " << worker_joins << ", drains " << worker_drains << ", stalls " << stalls
-       << ", partitions " << partitions << "; recalls " << recall << (has_declining ? "; workers that decline" : "")
-       << (intruders > 0 ? "; intruders " + std::to_string(intruders) : "") << (has_poison ? "; poison" : "");
+       << trainer_crashes << "; ends of workers' processes " << process_ends << "; joins " << worker_joins
+       << ", drains " << worker_drains << ", stalls " << stalls << ", partitions " << partitions << "; recalls "
+       << recall << (has_declining ? "; workers that decline" : "")
+       << (intruders > 0 ? "; intruders " + std::to_string(intruders) : "") << (has_poison ? "; poison" : "")
+       << (poison_spares_workers ? " that spares workers" : "");
   return text.str();
 }
 

@@ -42,10 +42,12 @@ struct Scenario {
   uint32_t stalls = 0;      // of any process, up to several leases
   uint32_t partitions = 0;  // between two processes, either way or both
   uint32_t controller_crashes = 0;
-  uint32_t trainer_crashes = 0;  // and a resume from the batches that it had delivered
-  bool has_declining = false;    // some workers decline some trainers
-  uint32_t intruders = 0;        // trainers that greet every worker, and were given none by the controller
-  bool has_poison = false;       // a batch of the first trainer's kills whoever makes it
+  uint32_t trainer_crashes = 0;        // and a resume from the batches that it had delivered
+  bool has_declining = false;          // some workers decline some trainers
+  uint32_t intruders = 0;              // trainers that greet every worker, and were given none by the controller
+  bool has_poison = false;             // a batch of the first trainer's kills whoever makes it
+  uint32_t process_ends = 0;           // of the process in which a worker makes its batches, while the worker lives
+  bool poison_spares_workers = false;  // the batch that kills ends that process alone
   Duration calm_at{};
   Duration end_at{};  // by then all is delivered, or something is lost
 

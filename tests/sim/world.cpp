@@ -28,8 +28,8 @@ std::string spoken(const Message& message) {
            (m->head.is_lane_start ? " start" : "") + ", count " + std::to_string(m->head.count);
   }
   if (const auto* m = std::get_if<TrainerMessage>(&message)) {
-    constexpr const char* kNames[] = {"",     "welcome", "refused", "broken",  "started", "answer", "handed back",
-                                      "pong", "leaving", "piece",   "declined"};
+    constexpr const char* kNames[] = {"",     "welcome", "refused",  "broken", "started", "answer", "handed back",
+                                      "pong", "leaving", "declined", "died"};
     return std::string(kNames[static_cast<size_t>(m->head.kind)]) + " of worker " + std::to_string(m->worker_id) +
            ", link " + std::to_string(m->head.link) + ", stamp " + std::to_string(m->head.stamp) + ", " +
            to_text(m->head.key) + (m->head.is_fresh ? ", fresh" : "");
@@ -246,6 +246,10 @@ void World::plan_faults() {
       add_trainer(job, std::move(resumed));
     });
   });
+  plan(scenario_.process_ends, [this, is_worker] {
+    const ProcessId id = pick_process(is_worker);
+    at(now_, id, [this, id] { end_process_of(static_cast<SimWorker&>(*processes_.at(id))); });
+  });
 }
 
 void World::kill(ProcessId victim, bool is_seen) {
@@ -270,8 +274,15 @@ void World::kill(ProcessId victim, bool is_seen) {
   }
 }
 
+void World::end_process_of(SimWorker& worker) {
+  say("the process ends in which ", worker.name(), " makes its batches");
+  if (worker.working_on()) ++deaths_[*worker.working_on()];
+  worker.lose_process();
+}
+
 void World::die_of(SimWorker& worker, uint32_t job, BatchKey key) {
   if (worker.working_on() != std::pair(job, key)) return;
+  if (scenario_.poison_spares_workers) return end_process_of(worker);
   const uint32_t declined_jobs = worker.declined_jobs();
   kill(worker.id(), true);
   fault_at(now_ + between(milliseconds(10), seconds(1)), [this, declined_jobs] { add_worker(declined_jobs); });

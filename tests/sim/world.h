@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A pool in one thread: controller, workers and trainers run the live state machines of csrc/cluster on a clock of the
-// world's own, over a network that loses, doubles, reorders and delays, while processes crash, stall and are cut off.
-// All of it follows from the scenario's seed, so a run that fails can be run again.
+// world's own, over a network that loses, doubles, reorders and delays, while processes crash, stall and are cut off,
+// and while those end in which workers make their batches. All of it follows from the scenario's seed, so a run that
+// fails can be run again.
 //
 // Invariants:
 //
@@ -12,7 +13,8 @@
 //
 //   credit    a worker never has more bytes asked of it or held than the trainer granted, one batch aside
 //
-//   blame     a batch fails only if that many workers died while making it, and a batch that kills fails
+//   blame     a batch fails only if that many workers, or processes of theirs, died while making it, and a batch that
+//             kills fails
 //
 //   sharing   no worker stays idle that a trainer could use, with a trainer that it has declined, with one that is to
 //             leave it, or with one that has two more than another
@@ -137,7 +139,7 @@ class World {
   std::vector<uint64_t> worker_ids() const;  // of all that there ever were
   bool is_intruder(uint64_t trainer_id) const { return intruders_.contains(trainer_id); }
   ProcessId process_of_trainer(uint64_t trainer_id) const;
-  // A worker's process ends while it makes a batch.
+  // A worker dies while it makes a batch, or the process does in which it makes it.
   void die_of(SimWorker& worker, uint32_t job, BatchKey key);
   void leave(SimWorker& worker);
   bool has_blame(uint32_t job, BatchKey key, uint32_t death_count) const;
@@ -164,6 +166,7 @@ class World {
   void add_trainer(uint32_t job, std::unique_ptr<SimTrainer> resumed_from);
   void add_intruder();
   void kill(ProcessId process, bool is_seen);
+  void end_process_of(SimWorker& worker);
   void wake(Process& process);
   bool is_cut(ProcessId from, ProcessId to) const;
   bool is_done() const;

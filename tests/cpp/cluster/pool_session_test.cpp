@@ -268,6 +268,174 @@ TEST_F(PoolSessionTest, WorkerThatIsHeardAgainAfterItsConnectionEndedWasNotKille
   EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
 }
 
+class LostProcesses : public PoolSessionTest {
+ protected:
+  // The process in which the worker makes its batches ends, while it makes one if it has any to make.
+  void lose_process(uint64_t worker_id) {
+    worker_sessions_[worker_id].begin();
+    exchange();
+    worker_sessions_[worker_id].lose_process(worker_sessions_[worker_id].trainer_id());
+    exchange();
+  }
+  uint32_t death_count() const {
+    const auto deadliest = session_.dispatch().deadliest();
+    return deadliest ? deadliest->second : 0;
+  }
+};
+
+TEST_F(LostProcesses, LeaveTheirWorkersToBeGreetedAgainWhileOthersMakeWhatTheyOwed) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  lose_process(1);
+  EXPECT_EQ(session_.open_count(), 1u);
+  EXPECT_EQ(worker_sessions_[2].queued_count(), 1u);
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+  const size_t hellos = hello_count();
+  pass(milliseconds(99));
+  EXPECT_EQ(hello_count(), hellos);
+  pass(milliseconds(1));
+  EXPECT_EQ(hello_count(), hellos + 1);
+  EXPECT_EQ(session_.open_count(), 2u);
+  EXPECT_EQ(session_.dispatch().worker_count(), 2u);
+  for (uint64_t sequence = 1; sequence < 5; ++sequence) ask(sequence);
+  EXPECT_GT(worker_sessions_[1].queued_count(), 0u);
+  work();
+  EXPECT_EQ(taken().size(), 4u);
+  EXPECT_EQ(count(Kind::kDisconnect), 0u);
+}
+
+TEST_F(LostProcesses, OfOneWorkerCountAsDeathsOfTheirBatchWhateverItWelcomes) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  for (uint32_t deaths = 1; deaths <= 3; ++deaths) {
+    EXPECT_EQ(count(Kind::kFail), 0u);
+    lose_process(1);
+    EXPECT_EQ(session_.open_count(), 0u);
+    pass(milliseconds(100));
+    EXPECT_EQ(session_.open_count(), 1u);
+    EXPECT_EQ(death_count(), deaths < 3 ? deaths : 0);
+  }
+  ASSERT_EQ(count(Kind::kFail), 1u);
+  const auto failed = std::find_if(commands_.begin(), commands_.end(), [](auto& c) { return c.kind == Kind::kFail; });
+  EXPECT_EQ(failed->key, batch(0));
+  EXPECT_EQ(failed->death_count, 3u);
+  EXPECT_EQ(count(Kind::kDistrust), 0u);
+  ask(1);
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{1}));
+}
+
+TEST_F(LostProcesses, OfSeveralWorkersCountTogetherWithTheDeathsOfWorkers) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  lose_process(1);
+  roster({{.worker_id = 2, .incarnation = 1}});
+  lose_process(2);
+  EXPECT_EQ(death_count(), 2u);
+  roster({{.worker_id = 3, .incarnation = 1}});
+  ASSERT_TRUE(worker_sessions_[3].begin());
+  exchange();
+  session_.died(3, now_);
+  exchange();
+  EXPECT_EQ(count(Kind::kFail), 1u);
+}
+
+TEST_F(LostProcesses, AreBlamedOnWhatTheyWereAtAlone) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  work();
+  ask(1);
+  ask(2);
+  EXPECT_EQ(worker_sessions_[1].queued_count(), 2u);
+  lose_process(1);
+  ASSERT_TRUE(session_.dispatch().deadliest());
+  EXPECT_EQ(session_.dispatch().deadliest()->first, batch(1));
+  pass(milliseconds(100));
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0, 1, 2}));
+  EXPECT_EQ(count(Kind::kFail), 0u);
+}
+
+TEST_F(LostProcesses, AreHeardOfAlsoWhereAMessageBeforeWasLost) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  ASSERT_TRUE(worker_sessions_[1].begin());
+  worker_sessions_[1].take_commands();
+  worker_sessions_[1].lose_process(worker_sessions_[1].trainer_id());
+  exchange();
+  EXPECT_EQ(death_count(), 1u);
+  EXPECT_EQ(session_.open_count(), 0u);
+  pass(milliseconds(100));
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+}
+
+TEST_F(LostProcesses, AreDeathsAlsoWhereTheWorkerLeaves) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  ASSERT_TRUE(worker_sessions_[1].begin());
+  worker_sessions_[1].drain();
+  exchange();
+  lose_process(1);
+  EXPECT_EQ(death_count(), 1u);
+}
+
+TEST_F(LostProcesses, OfIdleWorkersAreNoDeathsAndTheirLanesStartAgain) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  session_.ask(batch(0), /*lane=*/1, now_);
+  exchange();
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+  lose_process(1);
+  EXPECT_EQ(session_.open_count(), 1u) << "it is greeted at once";
+  session_.ask(batch(1), /*lane=*/1, now_);
+  exchange();
+  const auto begun = worker_sessions_[1].begin();
+  ASSERT_TRUE(begun);
+  EXPECT_EQ(begun->key, batch(1));
+  EXPECT_TRUE(begun->is_lane_start);
+  EXPECT_EQ(death_count(), 0u);
+}
+
+TEST_F(LostProcesses, HaveTheirLanesStartAgain) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  session_.ask(batch(0), /*lane=*/1, now_);
+  exchange();
+  work();
+  session_.ask(batch(1), /*lane=*/1, now_);
+  exchange();
+  lose_process(1);
+  pass(milliseconds(100));
+  const auto begun = worker_sessions_[1].begin();
+  ASSERT_TRUE(begun);
+  EXPECT_EQ(begun->key, batch(1));
+  EXPECT_TRUE(begun->is_lane_start);
+}
+
+TEST_F(LostProcesses, OfABatchThatWasNotAskedForAreALie) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  deliver(1, {.kind = wire::ToTrainer::Kind::kDied, .link = last_link(1), .stamp = 2, .key = batch(7)});
+  exchange();
+  ASSERT_EQ(count(Kind::kDistrust), 1u);
+  EXPECT_FALSE(session_.dispatch().is_unanswered(batch(7)));
+}
+
+TEST_F(LostProcesses, OnALinkThatHasEndedOrWithoutAStampCountForNoDeath) {
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  ask(0);
+  break_link(1);
+  deliver(1, {.kind = wire::ToTrainer::Kind::kDied, .link = 1, .stamp = 2, .key = batch(0)});
+  EXPECT_EQ(death_count(), 0u);
+  EXPECT_EQ(session_.open_count(), 2u);
+  deliver(1, {.kind = wire::ToTrainer::Kind::kDied, .link = last_link(1), .key = batch(0)});
+  exchange();
+  EXPECT_EQ(count(Kind::kDistrust), 1u);
+  EXPECT_EQ(death_count(), 0u);
+}
+
 // A worker was asked twice for batches of a shard, and made those behind them from too far on.
 TEST_F(PoolSessionTest, WhatASilentWorkerOwedIsAskedOnceOfOneThatIsGreetedAtThatMoment) {
   roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});

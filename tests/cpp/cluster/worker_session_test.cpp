@@ -302,6 +302,152 @@ TEST_F(WorkerSessionTest, WorkThatNobodyWantsIsHandedBackInSilence) {
   EXPECT_TRUE(session_.is_empty());
 }
 
+class LostProcess : public WorkerSessionTest {
+ protected:
+  void lose() {
+    said();
+    session_.lose_process(session_.trainer_id());
+    collect();
+  }
+  void request_of_lane(uint64_t sequence, bool is_start) {
+    send({.kind = In::kRequest, .key = batch(sequence), .lane = 1, .is_lane_start = is_start});
+  }
+};
+
+TEST_F(LostProcess, IsToldWithTheBatchThatItWasMakingAndAllElseIsGivenUp) {
+  hello(1);
+  for (uint64_t sequence = 0; sequence < 3; ++sequence) request(sequence);
+  begin();
+  finish();
+  begin();  // 0 is held, 1 is being made, 2 waits
+  lose();
+  EXPECT_EQ(said(), (std::vector{Out::kDied}));
+  EXPECT_EQ(last_.trainer_id, 7u);
+  EXPECT_EQ(last_.message.link, 1u);
+  EXPECT_EQ(last_.message.stamp, 5u);
+  EXPECT_EQ(last_.message.key, batch(1));
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
+  EXPECT_FALSE(session_.is_busy());
+  EXPECT_TRUE(session_.is_empty());
+  EXPECT_EQ(session_.trainer_id(), 0u);
+  EXPECT_EQ(session_.next_tick(), std::nullopt);
+  request(3);  // which was under way
+  EXPECT_EQ(said(), (std::vector{Out::kBroken}));
+}
+
+TEST_F(LostProcess, LeavesAWorkerThatWelcomesItsTrainerAfresh) {
+  hello(1);
+  request(0);
+  request(1);
+  begin();
+  lose();
+  hello(2, /*repeated_count=*/1, /*is_continued=*/true);
+  EXPECT_EQ(last_.message.kind, Out::kWelcome);
+  EXPECT_TRUE(last_.message.is_fresh);
+  request(1);  // which will be asked for anew
+  EXPECT_EQ(begin(), std::nullopt);
+  request(0);
+  EXPECT_EQ(begin(), 0u);
+  finish();
+  EXPECT_EQ(said().back(), Out::kAnswer);
+}
+
+TEST_F(LostProcess, TakesItsLanesWithIt) {
+  hello(1);
+  request_of_lane(0, /*is_start=*/true);
+  begin();
+  finish();
+  send({.kind = In::kAck, .key = batch(0)});
+  lose();
+  EXPECT_EQ(said(), (std::vector{Out::kBroken}));
+  hello(2, /*repeated_count=*/1, /*is_continued=*/true);
+  request_of_lane(1, /*is_start=*/false);
+  EXPECT_EQ(begin(), std::nullopt) << "it has nothing of the lane";
+  request_of_lane(1, /*is_start=*/true);
+  EXPECT_EQ(begin(), 1u);
+}
+
+TEST_F(LostProcess, IsABrokenLinkWhereNothingWasBeingMade) {
+  hello(1);
+  request(0);
+  begin();
+  finish();
+  lose();
+  EXPECT_EQ(said(), (std::vector{Out::kBroken}));
+  EXPECT_EQ(last_.trainer_id, 7u);
+  EXPECT_EQ(last_.message.link, 1u);
+  EXPECT_EQ(last_.message.stamp, 0u);
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
+  EXPECT_EQ(session_.trainer_id(), 0u);
+}
+
+TEST_F(LostProcess, BlamesNoBatchThatNobodyWants) {
+  hello(1);
+  request(0);
+  begin();
+  send({.kind = In::kCancel, .key = batch(0)});
+  lose();
+  EXPECT_EQ(said(), (std::vector{Out::kBroken}));
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{}));
+  EXPECT_TRUE(session_.is_empty());
+}
+
+TEST_F(LostProcess, BlamesNoBatchOfATrainerForThatOfTheOneBefore) {
+  hello(1);
+  request(0);
+  begin();
+  send({.kind = In::kBye});
+  trainer_id_ = 8;
+  hello(1);
+  request(0);
+  lose();
+  EXPECT_EQ(said(), (std::vector{Out::kBroken}));
+  EXPECT_EQ(last_.trainer_id, 8u);
+  EXPECT_TRUE(session_.is_empty());
+  hello(2);
+  request(0);
+  EXPECT_EQ(begin(), 0u) << "nothing is waited for";
+}
+
+TEST_F(LostProcess, IsSaidOnALinkOnWhichSomethingWasLostToBeBroken) {
+  hello(1);
+  request(0);
+  begin();
+  stamp_ += 1;
+  request(1);
+  lose();
+  EXPECT_EQ(said(), (std::vector{Out::kBroken}));
+  EXPECT_EQ(last_.message.stamp, 0u);
+  EXPECT_TRUE(session_.is_empty());
+}
+
+TEST_F(LostProcess, IsNoNewsWithoutATrainer) {
+  lose();
+  EXPECT_EQ(said(), (std::vector<Out>{}));
+  hello(1);
+  request(0);
+  begin();
+  send({.kind = In::kBye});
+  lose();
+  EXPECT_EQ(said(), (std::vector<Out>{}));
+  EXPECT_FALSE(session_.is_busy());
+  hello(2);
+  EXPECT_EQ(said(), (std::vector{Out::kWelcome}));
+}
+
+TEST_F(LostProcess, IsToldByAWorkerThatLeaves) {
+  hello(1);
+  request(0);
+  begin();
+  session_.drain();
+  collect();
+  lose();
+  EXPECT_EQ(said(), (std::vector{Out::kDied}));
+  EXPECT_TRUE(session_.is_empty());
+  hello(2);
+  EXPECT_EQ(said(), (std::vector{Out::kRefused}));
+}
+
 class DecliningDesk : public WorkerSessionTest {
  protected:
   void decline() {

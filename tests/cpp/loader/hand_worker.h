@@ -68,6 +68,8 @@ struct HandWorkerOptions {
   bool forgets_nobody = false;                         // waits for a silent trainer however long that takes
   bool works_after_ping = false;                       // makes no batch before it has been pinged
   std::function<bool()> may_work{};                    // makes no batch before this is true
+  std::function<bool(uint64_t)> may_send_pieces_of{};  // sends none of a sequence, or later, before this is true
+  std::optional<uint64_t> dies_of{};                   // its process ends whenever it makes this sequence
   int refusals_to_hello = 0;                           // each with another reason
   std::optional<wire::BlobId> wishes{};                // asks for it before the first batch
   std::function<MadeBatch(uint64_t sequence)> make{};  // of each batch; without one its bytes count up
@@ -178,15 +180,21 @@ class HandWorkerOf {
 
   void work() {
     if (options_.works_after_ping && !was_pinged_) return;
-    if ((options_.may_work && !options_.may_work()) || !desk_.begin()) return;
+    const auto begun = options_.may_work && !options_.may_work() ? std::nullopt : desk_.begin();
+    if (!begun) return;
+    if (begun->key.sequence == options_.dies_of) return desk_.lose_process(desk_.trainer_id());
     desk_.finished();
   }
 
   void send_all() {
     for (const auto& command : desk_.take_commands()) {
-      if (command.kind != cluster::WorkerSession::Command::Kind::kSend) continue;
+      if (command.kind != cluster::WorkerSession::Command::Kind::kSend) {
+        std::erase_if(pieces_, [&](const Piece& piece) { return piece.head.key == command.key; });
+        continue;
+      }
       wire::PoolAnswer answer{.message = command.message, .worker_id = options_.worker_id, .incarnation = 1};
       static constexpr std::string_view kReason = "another torch";
+      static constexpr std::string_view kEnd = "ended with exit code 3\x1b[2J";
       if (answer.message.kind == ToTrainer::Kind::kWelcome) {
         pieces_.clear();
         answer.grant = data_->begin(command.trainer_id, answer.message.link, offer_).value();
@@ -194,6 +202,7 @@ class HandWorkerOf {
         answer.grant->numerics = options_.numerics;
       }
       if (answer.message.kind == ToTrainer::Kind::kDeclined) answer.body = std::as_bytes(std::span(kReason));
+      if (answer.message.kind == ToTrainer::Kind::kDied) answer.body = std::as_bytes(std::span(kEnd));
       if (answer.message.kind == ToTrainer::Kind::kAnswer) {
         send_answer(answer);
       } else {
@@ -245,6 +254,7 @@ class HandWorkerOf {
   void send_pieces() {
     while (!pieces_.empty() && data_->has_room()) {
       Piece& piece = pieces_.front();
+      if (options_.may_send_pieces_of && !options_.may_send_pieces_of(piece.head.key.sequence)) return;
       const auto bytes = std::span(piece.made->payload).subspan(piece.head.payload_offset, piece.size);
       static_cast<void>(data_->send(piece.head, bytes));  // the trainer may have ended the link
       pieces_.pop_front();

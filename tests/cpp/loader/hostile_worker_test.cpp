@@ -39,6 +39,7 @@ constexpr WrongField kMessageFields[] = {
     {"kind: another that it is not", 6, 1, static_cast<uint64_t>(Said::kHandedBack)},
     {"kind: broken", 6, 1, static_cast<uint64_t>(Said::kBroken)},
     {"kind: refused", 6, 1, static_cast<uint64_t>(Said::kRefused)},
+    {"kind: unknown", 6, 1, 11},
     {"flags: unknown", 7, 1, 0x80},
     {"flags: in a slab", 7, 1, 2},
     {"worker id", 8, 8, 77},
@@ -312,6 +313,17 @@ TEST(HostileWorkers, WorkerOfWhichAllIsWrongIsAskedForNothingAnyMoreOnceAnotherI
   EXPECT_TRUE(pool.is_told("is asked for nothing any more, since a batch record is malformed"));
   may_work.store(true);
   pool.expect_sound("");
+}
+
+TEST(HostileWorkers, WorkerThatSaysThatItsProcessDiedOfEachBatchHoldsNoneUp) {
+  HandWorker::Options options{.worker_id = kHostile};
+  options.alter_message = [](const ToTrainer& message, std::span<std::byte> bytes) {
+    if (message.kind == Said::kStarted) bytes[6] = static_cast<std::byte>(Said::kDied);
+  };
+  HostilePool pool;
+  pool.add(options);
+  pool.begin();
+  pool.expect_sound("3 workers died");
 }
 
 // It was raised when the batch was read, though nothing that the trainer asked for lets leaves stay behind.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstring>
@@ -169,6 +170,49 @@ TEST_F(PoolClientTest, BatchWithoutOneOfItsPiecesIsAskedForAgain) {
   start({.batch_bytes = 5000, .piece_bytes = 700, .loses_piece_of = 3});
   expect_stream(5000, 8);
   EXPECT_NE(news_.find("is connected to anew"), std::string::npos) << news_;
+}
+
+TEST_F(PoolClientTest, BatchOfWhichProcessesOfAWorkerDieIsAnErrorThatSaysHowTheLastOneEnded) {
+  start({.dies_of = 1});
+  submit(0);
+  submit(1);
+  Event event = next();
+  ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
+  expect_counting(*event.batch, 1000);
+  event = next();
+  ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
+  ASSERT_TRUE(event.batch->remote_error());
+  const std::string& text = event.batch->remote_error()->text;
+  EXPECT_EQ(text.find("3 workers died one after the other while they made batch 1 of epoch 1 (samples 1)"), 0u) << text;
+  EXPECT_NE(text.find("(one of them at tcp://127.0.0.1:"), std::string::npos) << text;
+  EXPECT_NE(text.find("; the last of them ended with exit code 3\\x1b[2J; look there"), std::string::npos) << text;
+  submit(2);
+  event = next();
+  ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
+  expect_counting(*event.batch, 1000);
+}
+
+// The news of a death waited for them, and for a worker that knew nothing of the link any more: no death counted.
+TEST_F(PoolClientTest, DeathIsHeardOfThoughThePiecesOfAnAnswerBeforeItNeverCome) {
+  const auto death_count = std::make_shared<std::atomic<int>>(0);
+  HandWorker::Options options{.dies_of = 2};
+  options.may_send_pieces_of = [=](uint64_t sequence) { return sequence != 1 || death_count->load() > 0; };
+  options.alter_message = [=](const ToTrainer& message, std::span<std::byte>) {
+    if (message.kind == ToTrainer::Kind::kDied) death_count->fetch_add(1);
+  };
+  start(options);
+  submit(0);
+  ASSERT_EQ(next().kind, Event::Kind::kBatch);
+  submit(1);
+  submit(2);
+  Event event = next();
+  ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
+  expect_counting(*event.batch, 1000);
+  event = next();
+  ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
+  ASSERT_TRUE(event.batch->remote_error());
+  EXPECT_EQ(event.batch->remote_error()->text.find("3 workers died"), 0u) << event.batch->remote_error()->text;
+  EXPECT_EQ(death_count->load(), 3);
 }
 
 TEST_F(PoolClientTest, BatchLargerThanAnyBeforeItComesAsItIs) {

@@ -78,6 +78,12 @@ class PoolRecord : public testing::Test {
     raised.state = {};
     return raised;
   }
+  PoolAnswer death() const {
+    auto death = refusal(ToTrainer::Kind::kDied);
+    death.message.stamp = 10;
+    death.message.key = {.epoch = 11, .sequence = 12};
+    return death;
+  }
   static bool is_taken(const PoolAnswer& answer) { return bool(parse_to_trainer(write_to_trainer(answer))); }
 
   std::vector<std::byte> indices_ = bytes_of("sixteen bytes...");
@@ -147,7 +153,7 @@ TEST_F(PoolRecord, EveryKindComesBack) {
     ASSERT_TRUE(parse_to_worker(part));
     EXPECT_EQ(parse_to_worker(part).value().message, sent.message);
   }
-  for (uint8_t kind = 1; kind <= static_cast<uint8_t>(ToTrainer::Kind::kDeclined); ++kind) {
+  for (uint8_t kind = 1; kind <= static_cast<uint8_t>(ToTrainer::Kind::kDied); ++kind) {
     PoolAnswer sent{.message = {.kind = static_cast<ToTrainer::Kind>(kind), .is_fresh = true}};
     if (sent.message.kind == ToTrainer::Kind::kAnswer) sent.kind = AnswerKind::kEnd;
     if (sent.message.kind == ToTrainer::Kind::kWelcome) sent.grant = grant_;
@@ -210,7 +216,8 @@ TEST_F(PoolRecord, PlaceOfOtherThanABatchOrOfAnotherLengthIsRefused) {
 }
 
 TEST_F(PoolRecord, ReasonsAndErrorsComeBack) {
-  for (const auto& sent : {refusal(ToTrainer::Kind::kRefused), refusal(ToTrainer::Kind::kDeclined), raised()}) {
+  for (const auto& sent :
+       {refusal(ToTrainer::Kind::kRefused), refusal(ToTrainer::Kind::kDeclined), death(), raised()}) {
     const auto part = write_to_trainer(sent);
     const auto parsed = parse_to_trainer(part);
     ASSERT_TRUE(parsed) << parsed.error().message;
@@ -223,15 +230,39 @@ TEST_F(PoolRecord, ReasonsAndErrorsComeBack) {
 
 TEST_F(PoolRecord, ReasonAboveItsCapIsCutOffByTheWriterAndRefusedByTheReader) {
   const std::vector<std::byte> longer(kReasonBytesMax + 1, std::byte{'x'});
-  auto sent = refusal(ToTrainer::Kind::kDeclined);
-  sent.body = longer;
-  auto part = write_to_trainer(sent);
-  const auto parsed = parse_to_trainer(part);
-  ASSERT_TRUE(parsed) << parsed.error().message;
-  EXPECT_EQ(parsed.value().body.size(), kReasonBytesMax);
-  part.push_back(std::byte{'x'});
-  ASSERT_FALSE(parse_to_trainer(part));
-  EXPECT_EQ(parse_to_trainer(part).error().code, Errc::kTooLarge);
+  for (auto sent : {refusal(ToTrainer::Kind::kDeclined), death()}) {
+    sent.body = longer;
+    auto part = write_to_trainer(sent);
+    const auto parsed = parse_to_trainer(part);
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    EXPECT_EQ(parsed.value().body.size(), kReasonBytesMax);
+    part.push_back(std::byte{'x'});
+    ASSERT_FALSE(parse_to_trainer(part));
+    EXPECT_EQ(parse_to_trainer(part).error().code, Errc::kTooLarge);
+  }
+}
+
+TEST_F(PoolRecord, DeathThatIsAnAnswerAsWellOrHasMoreThanAReasonIsRefused) {
+  EXPECT_TRUE(is_taken(death()));
+  for (const AnswerKind kind : {AnswerKind::kBatch, AnswerKind::kEnd, AnswerKind::kError}) {
+    auto answering = death();
+    answering.kind = kind;
+    if (kind == AnswerKind::kBatch) answering.record_bytes = 17, answering.payload_bytes = 1000;
+    if (kind != AnswerKind::kError) answering.body = {};
+    EXPECT_FALSE(is_taken(answering)) << int{static_cast<uint8_t>(kind)};
+  }
+  auto with_payload = death();
+  with_payload.payload_bytes = 1000;
+  EXPECT_FALSE(is_taken(with_payload));
+  auto with_samples = death();
+  with_samples.sample_count = 1;
+  EXPECT_FALSE(is_taken(with_samples));
+  auto in_slab = write_to_trainer(death());
+  in_slab[7] |= std::byte{2};
+  EXPECT_FALSE(parse_to_trainer(in_slab));
+  auto beyond_the_last_kind = write_to_trainer(death());
+  beyond_the_last_kind[6] = std::byte{11};
+  EXPECT_FALSE(parse_to_trainer(beyond_the_last_kind));
 }
 
 TEST_F(PoolRecord, TextOfWhatIsNeitherAnErrorNorARefusalIsRefused) {
@@ -257,7 +288,7 @@ TEST_F(PoolRecord, ErrorComesBackWithTheStateAfterIt) {
 TEST_F(PoolRecord, StateOfWhatIsNeitherABatchNorAnErrorIsRefused) {
   auto end = raised();
   end.kind = AnswerKind::kEnd;
-  for (auto sent : {refusal(ToTrainer::Kind::kDeclined), refusal(ToTrainer::Kind::kPong), end}) {
+  for (auto sent : {refusal(ToTrainer::Kind::kDeclined), refusal(ToTrainer::Kind::kPong), death(), end}) {
     sent.body = {};
     EXPECT_TRUE(is_taken(sent));
     sent.state = state_;
