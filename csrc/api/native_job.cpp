@@ -24,8 +24,8 @@
 
 namespace penstock::api {
 
-using worker::PoolServer;
-using worker::PoolWork;
+using server::PoolWork;
+using worker::BatchServer;
 
 namespace {
 
@@ -105,7 +105,7 @@ Value NativeJob::describe() const {
   return Value::dict({{"iterable", reader_.is_iterable()}, {"size", reader_.is_iterable() ? Value() : Value(size_)}});
 }
 
-Result<void> NativeJob::answer(PoolServer& server, const PoolWork& work) {
+Result<void> NativeJob::answer(BatchServer& server, const PoolWork& work) {
   if (work.is_recall()) {
     auto kept = server.answer_kept(work);
     if (!kept) return kept.error();
@@ -114,7 +114,7 @@ Result<void> NativeJob::answer(PoolServer& server, const PoolWork& work) {
   server.writer().begin();
   const uint32_t shard_id = work.lane == wire::kNoLane ? 0 : static_cast<uint32_t>(work.lane - 1);
   const bool is_description = work.lane == wire::kNoLane && work.index_kind == wire::IndexKind::kNone;
-  PoolServer::Failure failure;
+  BatchServer::Failure failure;
   try {
     const at::NoGradGuard no_grad;
     if (is_description) return send(server, work, describe(), {});
@@ -144,7 +144,7 @@ Result<void> NativeJob::answer(PoolServer& server, const PoolWork& work) {
   return server.answer_error(work, failure, std::move(state));
 }
 
-std::optional<Value> NativeJob::make(PoolServer& server, const PoolWork& work) {
+std::optional<Value> NativeJob::make(BatchServer& server, const PoolWork& work) {
   const auto seeds = wire::EpochSeeds::from_bytes(work.seeds);
   if (!seeds) throw Error(ErrorKind::kValue, "a batch is asked for without the seeds of its epoch");
   SlabMemory memory(server.writer());
@@ -203,7 +203,7 @@ std::vector<std::byte> NativeJob::state_of(uint32_t shard_id) const {
   return std::move(packed).value();
 }
 
-Result<void> NativeJob::send(PoolServer& server, const PoolWork& work, const Value& batch,
+Result<void> NativeJob::send(BatchServer& server, const PoolWork& work, const Value& batch,
                              std::vector<std::byte> state) {
   const auto nested = dataset::write_value(batch);
   if (!nested) return nested.error();

@@ -16,7 +16,7 @@
 #include "api/batch_transform.h"
 #include "dataset/batch_reader.h"
 #include "dataset/job_text.h"
-#include "worker/pool_server.h"
+#include "worker/batch_server.h"
 
 namespace penstock::api {
 
@@ -35,14 +35,14 @@ class NativeJob {
   const std::string& name() const { return text_.name; }
 
   // Makes the batch, or describes the exception in its place. kClosed when this worker ends meanwhile.
-  Result<void> answer(worker::PoolServer& server, const worker::PoolWork& work);
+  Result<void> answer(worker::BatchServer& server, const server::PoolWork& work);
 
  private:
   Value describe() const;
-  std::optional<Value> make(worker::PoolServer& server, const worker::PoolWork& work);
-  void find_lane(const worker::PoolWork& work, uint32_t shard_id);
+  std::optional<Value> make(worker::BatchServer& server, const server::PoolWork& work);
+  void find_lane(const server::PoolWork& work, uint32_t shard_id);
   std::vector<std::byte> state_of(uint32_t shard_id) const;
-  Result<void> send(worker::PoolServer& server, const worker::PoolWork& work, const Value& batch,
+  Result<void> send(worker::BatchServer& server, const server::PoolWork& work, const Value& batch,
                     std::vector<std::byte> state);
 
   const dataset::JobText text_;

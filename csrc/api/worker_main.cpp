@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "api/memory_caps.h"
-#include "api/process_log.h"
 #include "api/torch_check.h"
 #include "api/worker_options.h"
 #include "api/worker_service.h"
@@ -30,16 +29,16 @@
 #include "base/identity.h"
 #include "base/instant.h"
 #include "base/live_clock.h"
+#include "base/process_log.h"
 #include "net/key_folder.h"
 #include "penstock/error.h"
+#include "server/server_addresses.h"
 #include "worker/malloc_tuning.h"
 #include "worker/pool_server.h"
-#include "worker/server_addresses.h"
 
 namespace penstock {
 namespace {
 
-using api::ProcessLog;
 using api::WorkerOptions;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
@@ -76,7 +75,7 @@ std::optional<std::string> given(const std::string& option) {
 
 Result<std::unique_ptr<worker::PoolServer>> start_server(const WorkerOptions& options) {
   const bool is_own = options.mode == WorkerOptions::Mode::kOwn;
-  auto read = worker::options_at({.bind = is_own ? "tcp://127.0.0.1:0" : options.bind,
+  auto read = server::options_at({.bind = is_own ? "tcp://127.0.0.1:0" : options.bind,
                                   .controller = given(options.controller),
                                   .advertised = given(options.advertise),
                                   .data_bind = given(options.data_bind),
@@ -87,7 +86,7 @@ Result<std::unique_ptr<worker::PoolServer>> start_server(const WorkerOptions& op
   if (!arena) return arena.error();
   const auto job = api::job_bytes();
   if (!job) return job.error();
-  worker::PoolServerOptions of_server = std::move(read).value();
+  server::PoolServerOptions of_server = std::move(read).value();
   of_server.about = about_this_process();
   of_server.job_kinds = wire::kind_bit(wire::JobKind::kPlugin);
   of_server.torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR);

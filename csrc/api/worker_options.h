@@ -30,7 +30,7 @@ struct WorkerOptions {
   std::string data_advertise{};
   int processes = 1;
   double patience_s = 60;
-  double grace_s = 30;     // worker::kDrainGrace
+  double grace_s = 30;     // server::kDrainGrace
   pid_t parent_pid = 0;    // with which it ends
   int exit_fd = -1;        // of kServe: the supervisor's ExitPipe
   std::string handover{};  // of kOwn

@@ -13,9 +13,9 @@
 
 namespace penstock::api {
 
+using server::PoolWork;
 using std::chrono::steady_clock;
-using worker::PoolServer;
-using worker::PoolWork;
+using worker::BatchServer;
 
 namespace {
 
@@ -28,7 +28,7 @@ std::string short_id(uint64_t id) { return spoken_id(id).substr(0, 8); }
 // The jobs and prefixes of a worker, which it gets from its trainer as blobs, and a line for what changes.
 class Service {
  public:
-  Service(PoolServer& server, const WorkerSpeech& speech) : server_(server), speech_(speech) {}
+  Service(BatchServer& server, const WorkerSpeech& speech) : server_(server), speech_(speech) {}
 
   Result<void> run() {
     for (;;) {
@@ -139,16 +139,16 @@ class Service {
   }
 
   void note_standing() {
-    const worker::Standing standing = server_.standing();
-    if (standing.drain_cause != worker::Standing::DrainCause::kNone && !is_draining_) {
+    const server::Standing standing = server_.standing();
+    if (standing.drain_cause != server::Standing::DrainCause::kNone && !is_draining_) {
       is_draining_ = true;
-      speech_.say("draining after " + std::string(worker::name_of(standing.drain_cause)) + "; " +
+      speech_.say("draining after " + std::string(server::name_of(standing.drain_cause)) + "; " +
                   std::to_string(standing.left_count) + (standing.left_count == 1 ? " batch" : " batches") + " left");
     }
     if (trainer_id_ != 0 && standing.trainer_id != trainer_id_) finish_service();
   }
 
-  PoolServer& server_;
+  BatchServer& server_;
   const WorkerSpeech& speech_;
   Jobs jobs_;
   uint64_t trainer_id_ = 0;
@@ -159,6 +159,6 @@ class Service {
 
 }  // namespace
 
-Result<void> serve_jobs(PoolServer& server, const WorkerSpeech& speech) { return Service(server, speech).run(); }
+Result<void> serve_jobs(BatchServer& server, const WorkerSpeech& speech) { return Service(server, speech).run(); }
 
 }  // namespace penstock::api

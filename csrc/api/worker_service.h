@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/result.h"
-#include "worker/pool_server.h"
+#include "worker/batch_server.h"
 
 namespace penstock::api {
 
@@ -16,6 +16,6 @@ struct WorkerSpeech {
 };
 
 // Serves until the worker is drained or its parent is gone. The fault says why there is no use in going on.
-Result<void> serve_jobs(worker::PoolServer& server, const WorkerSpeech& speech);
+Result<void> serve_jobs(worker::BatchServer& server, const WorkerSpeech& speech);
 
 }  // namespace penstock::api

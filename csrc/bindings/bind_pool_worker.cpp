@@ -19,22 +19,24 @@
 #include "bindings/python_sample_rows.h"
 #include "bindings/raise.h"
 #include "bindings/wait_for.h"
+#include "server/server_addresses.h"
+#include "worker/batch_server.h"
 #include "worker/pool_server.h"
 #include "worker/row_batch.h"
-#include "worker/server_addresses.h"
 
 namespace py = pybind11;
 
 namespace penstock::bindings {
 
+using server::PoolWork;
 using wire::BlobId;
+using worker::BatchServer;
 using worker::PoolServer;
-using worker::PoolWork;
 
 namespace {
 
 struct Settings {
-  worker::ServerAddresses addresses;
+  server::ServerAddresses addresses;
   std::string about;
   std::string name;
   uint64_t arena_bytes;
@@ -48,9 +50,9 @@ struct Settings {
 };
 
 Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
-  auto read = worker::options_at(settings.addresses);
+  auto read = server::options_at(settings.addresses);
   if (!read) return read.error();
-  worker::PoolServerOptions options = std::move(read).value();
+  server::PoolServerOptions options = std::move(read).value();
   options.about = settings.about;
   options.name = settings.name;
   options.torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR);
@@ -75,7 +77,7 @@ std::vector<std::byte> copy_of(const std::optional<py::bytes>& value) {
   return {bytes.begin(), bytes.end()};
 }
 
-std::optional<py::bytes> fetch_blob(PoolServer& server, const std::string& id_bytes, double timeout_s) {
+std::optional<py::bytes> fetch_blob(BatchServer& server, const std::string& id_bytes, double timeout_s) {
   const BlobId id = blob_id(id_bytes);
   const auto bytes = wait_for(timeout_s, raise_failure, [&](auto deadline) { return server.blob(id, deadline); });
   return bytes ? std::optional(to_python(*bytes)) : std::nullopt;
@@ -86,7 +88,7 @@ uint64_t told_size(const std::optional<int64_t>& dataset_size) {
   return *dataset_size < 0 ? wire::kNoSize : static_cast<uint64_t>(*dataset_size);
 }
 
-void answer(PoolServer& server, const PoolWork& work, const py::object& batch, bool threads_drew,
+void answer(BatchServer& server, const PoolWork& work, const py::object& batch, bool threads_drew,
             const std::optional<py::bytes>& state, const py::object& dumps, uint32_t sample_count,
             const std::optional<int64_t>& dataset_size) {
   EncodedNest encoded = dumps.is_none() ? encode_plain_nest(batch, "batch") : encode_nest(batch, dumps);
@@ -99,7 +101,7 @@ void answer(PoolServer& server, const PoolWork& work, const py::object& batch, b
 }
 
 // A batch of a TensorDataset. False when the request's indices are not plain rows.
-Result<bool> answer_rows(PoolServer& server, const PoolWork& work, const std::vector<at::Tensor>& sources,
+Result<bool> answer_rows(BatchServer& server, const PoolWork& work, const std::vector<at::Tensor>& sources,
                          const std::optional<int64_t>& dataset_size) {
   if (work.index_kind != wire::IndexKind::kIntegers) return false;
   const std::span indices(reinterpret_cast<const int64_t*>(work.indices.data()), work.indices.size() / sizeof(int64_t));
@@ -133,15 +135,83 @@ void bind_pool_worker(py::module_& module) {
         for (const BlobId& id : self.blobs) ids.push_back(to_python(id));
         return ids;
       });
-  py::class_<worker::Standing>(module, "PoolStanding")
-      .def_readonly("trainer_id", &worker::Standing::trainer_id)
+  py::class_<server::Standing>(module, "PoolStanding")
+      .def_readonly("trainer_id", &server::Standing::trainer_id)
       .def_property_readonly("drain_cause",
-                             [](const worker::Standing& self) -> std::optional<std::string_view> {
-                               if (self.drain_cause == worker::Standing::DrainCause::kNone) return std::nullopt;
-                               return worker::name_of(self.drain_cause);
+                             [](const server::Standing& self) -> std::optional<std::string_view> {
+                               if (self.drain_cause == server::Standing::DrainCause::kNone) return std::nullopt;
+                               return server::name_of(self.drain_cause);
                              })
-      .def_readonly("left_count", &worker::Standing::left_count);
-  py::class_<PoolServer, PoolServer::Handle>(module, "PoolServer")
+      .def_readonly("left_count", &server::Standing::left_count);
+  // Python never owns one that is not of a class below.
+  py::class_<BatchServer, std::unique_ptr<BatchServer, py::nodelete>>(module, "BatchServer")
+      .def(
+          "next",
+          [](BatchServer& self, double timeout_s) {
+            auto work = wait_for(timeout_s, raise_failure, [&](auto deadline) { return self.next(deadline); });
+            return work ? std::const_pointer_cast<PoolWork>(*work) : nullptr;  // None
+          },
+          py::arg("timeout_s"))
+      .def("take_notices", &BatchServer::take_notices)
+      .def_property_readonly("standing", &BatchServer::standing)
+      .def_property_readonly("is_wanted", &BatchServer::is_wanted)
+      .def("blob", &fetch_blob, py::arg("id"), py::arg("timeout_s"))
+      .def(
+          "has_prefix", [](BatchServer& self, const std::string& id) { return self.prefixes().has(blob_id(id)); },
+          py::arg("id"))
+      .def(
+          "add_prefix",
+          [](BatchServer& self, const std::string& id, const py::bytes& message) {
+            self.prefixes().put(blob_id(id), std::as_bytes(std::span(static_cast<std::string_view>(message))));
+          },
+          py::arg("id"), py::arg("message"))
+      .def("begin", [](BatchServer& self) { self.writer().begin(); })
+      .def(
+          "fetch_clock", [](BatchServer& self) -> dataset::FetchClock& { return self.writer().clock(); },
+          py::return_value_policy::reference_internal)
+      .def("answer", &answer, py::arg("work"), py::arg("batch"), py::arg("threads_drew"), py::arg("state"),
+           py::arg("dumps"), py::arg("sample_count"), py::arg("dataset_size"))
+      .def(
+          "answer_rows",
+          [](BatchServer& self, const PoolWork& work, const std::vector<at::Tensor>& sources,
+             std::optional<int64_t> dataset_size) {
+            return unwrap(without_gil([&] { return answer_rows(self, work, sources, dataset_size); }));
+          },
+          py::arg("work"), py::arg("sources"), py::arg("dataset_size"))
+      .def(
+          "answer_kept",
+          [](BatchServer& self, const PoolWork& work) {
+            return unwrap(without_gil([&] { return self.answer_kept(work); }));
+          },
+          py::arg("work"))
+      .def(
+          "answer_end", [](BatchServer& self, const PoolWork& work) { self.answer_end(work); }, py::arg("work"))
+      .def(
+          "answer_error",
+          [](BatchServer& self, const PoolWork& work, std::string type_name, std::string text,
+             const std::optional<py::bytes>& state) {
+            unwrap(self.answer_error(work, {std::move(type_name), std::move(text)}, copy_of(state)));
+          },
+          py::arg("work"), py::arg("type_name"), py::arg("text"), py::arg("state"))
+      .def("give_up", &BatchServer::give_up)
+      .def("decline", &BatchServer::decline, py::arg("reason"))
+      .def("leave", &BatchServer::leave, py::arg("reason"))
+      .def("drain", &BatchServer::drain)
+      .def(
+          "collate",
+          [](BatchServer& self, const py::list& samples, const py::object& default_collate) {
+            return collate(self.writer(), samples, default_collate);
+          },
+          py::arg("samples"), py::arg("default_collate"))
+      .def(
+          "sample_rows", [](BatchServer& self) { return std::make_unique<PythonSampleRows>(self.writer()); },
+          py::keep_alive<0, 1>())
+      .def("new_bytes", [](BatchServer& self, int64_t bytes) {
+        at::Tensor tensor = self.writer().new_bytes(bytes);
+        return tensor.defined() ? wrap_tensor(tensor) : py::none();
+      });
+  // The C++ class has another base in front of this one.
+  py::class_<PoolServer, BatchServer, PoolServer::Handle>(module, "PoolServer", py::multiple_inheritance())
       .def_static(
           "start",
           [](const std::string& bind, std::optional<std::string> advertised, std::optional<std::string> data_bind,
@@ -179,72 +249,7 @@ void bind_pool_worker(py::module_& module) {
       .def_property_readonly("data_endpoint", [](const PoolServer& self) { return self.data_endpoint().text(); })
       .def_property_readonly("data_advertised", [](const PoolServer& self) { return self.data_advertised(); })
       .def_property_readonly("signal_fd", &PoolServer::signal_fd)
-      .def(
-          "next",
-          [](PoolServer& self, double timeout_s) {
-            auto work = wait_for(timeout_s, raise_failure, [&](auto deadline) { return self.next(deadline); });
-            return work ? std::const_pointer_cast<PoolWork>(*work) : nullptr;  // None
-          },
-          py::arg("timeout_s"))
-      .def("take_notices", &PoolServer::take_notices)
-      .def_property_readonly("standing", &PoolServer::standing)
-      .def_property_readonly("is_wanted", &PoolServer::is_wanted)
-      .def("blob", &fetch_blob, py::arg("id"), py::arg("timeout_s"))
-      .def(
-          "has_prefix", [](PoolServer& self, const std::string& id) { return self.prefixes().has(blob_id(id)); },
-          py::arg("id"))
-      .def(
-          "add_prefix",
-          [](PoolServer& self, const std::string& id, const py::bytes& message) {
-            self.prefixes().put(blob_id(id), std::as_bytes(std::span(static_cast<std::string_view>(message))));
-          },
-          py::arg("id"), py::arg("message"))
-      .def("begin", [](PoolServer& self) { self.writer().begin(); })
-      .def(
-          "fetch_clock", [](PoolServer& self) -> dataset::FetchClock& { return self.writer().clock(); },
-          py::return_value_policy::reference_internal)
-      .def("answer", &answer, py::arg("work"), py::arg("batch"), py::arg("threads_drew"), py::arg("state"),
-           py::arg("dumps"), py::arg("sample_count"), py::arg("dataset_size"))
-      .def(
-          "answer_rows",
-          [](PoolServer& self, const PoolWork& work, const std::vector<at::Tensor>& sources,
-             std::optional<int64_t> dataset_size) {
-            return unwrap(without_gil([&] { return answer_rows(self, work, sources, dataset_size); }));
-          },
-          py::arg("work"), py::arg("sources"), py::arg("dataset_size"))
-      .def(
-          "answer_kept",
-          [](PoolServer& self, const PoolWork& work) {
-            return unwrap(without_gil([&] { return self.answer_kept(work); }));
-          },
-          py::arg("work"))
-      .def(
-          "answer_end", [](PoolServer& self, const PoolWork& work) { self.answer_end(work); }, py::arg("work"))
-      .def(
-          "answer_error",
-          [](PoolServer& self, const PoolWork& work, std::string type_name, std::string text,
-             const std::optional<py::bytes>& state) {
-            unwrap(self.answer_error(work, {std::move(type_name), std::move(text)}, copy_of(state)));
-          },
-          py::arg("work"), py::arg("type_name"), py::arg("text"), py::arg("state"))
-      .def("give_up", &PoolServer::give_up)
-      .def("decline", &PoolServer::decline, py::arg("reason"))
-      .def("leave", &PoolServer::leave, py::arg("reason"))
-      .def("drain", &PoolServer::drain)
-      .def("close", [](PoolServer& self) { unwrap(without_gil([&] { return self.close(), Result<void>(); })); })
-      .def(
-          "collate",
-          [](PoolServer& self, const py::list& samples, const py::object& default_collate) {
-            return collate(self.writer(), samples, default_collate);
-          },
-          py::arg("samples"), py::arg("default_collate"))
-      .def(
-          "sample_rows", [](PoolServer& self) { return std::make_unique<PythonSampleRows>(self.writer()); },
-          py::keep_alive<0, 1>())
-      .def("new_bytes", [](PoolServer& self, int64_t bytes) {
-        at::Tensor tensor = self.writer().new_bytes(bytes);
-        return tensor.defined() ? wrap_tensor(tensor) : py::none();
-      });
+      .def("close", [](PoolServer& self) { unwrap(without_gil([&] { return self.close(), Result<void>(); })); });
 }
 
 }  // namespace penstock::bindings

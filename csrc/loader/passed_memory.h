@@ -38,7 +38,7 @@ class PassedMemory {
   std::map<uint32_t, std::shared_ptr<shm::ArenaView>> arenas_;  // shared with the leases on their slabs
 };
 
-// The same of a worker whose batches are named in messages on another connection (worker/slab_handover.h). It passes an
+// The same of a worker whose batches are named in messages on another connection (server/slab_handover.h). It passes an
 // arena before it names it, and a descriptor that was passed can be received at once, so nothing here waits. Confined
 // to the I/O thread.
 class HandedOverMemory {

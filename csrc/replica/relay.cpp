@@ -40,7 +40,7 @@ RequestDigest digest_of(const cluster::RequestContent& content) {
                    request.first_place);
 }
 
-RequestDigest digest_of(const worker::PoolWork& work) {
+RequestDigest digest_of(const server::PoolWork& work) {
   return digest_of(work.number(), work.index_kind, work.indices, work.seeds, work.epoch_seed, work.first_place);
 }
 
@@ -104,7 +104,7 @@ Result<void> Relay::open_follower(const FollowerSeat& seat) {
   auto keys = key_ring(seat);
   if (!keys) return keys.error();
   net::Endpoint bind{.host = options_.bind_host, .port = 0};
-  worker::PoolServerOptions options{.bind = std::move(bind), .keys = std::move(keys).value()};
+  server::PoolServerOptions options{.bind = std::move(bind), .keys = std::move(keys).value()};
   options.about = host_name() + ", " + options_.leader;
   options.arena_bytes = options_.arena_bytes;
   options.handover = seat.handover;
@@ -186,7 +186,7 @@ void Relay::serve(size_t follower) {
   }
 }
 
-void Relay::answer(size_t follower, const worker::PoolWork& work) {
+void Relay::answer(size_t follower, const server::PoolWork& work) {
   worker::PoolServer& server = *followers_[follower].server;
   const RequestDigest request = digest_of(work);
   const Instant requested_at = clock_now();

@@ -86,7 +86,7 @@ class Relay final : public loader::ArrivalTap {
   void run(size_t follower);
   void serve(size_t follower);
   void fail(size_t follower, const std::string& what);
-  void answer(size_t follower, const worker::PoolWork& work);
+  void answer(size_t follower, const server::PoolWork& work);
 
   const RelayOptions options_;
   ReplicaStore store_;

@@ -1,54 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/pool_server.h"
 
-#include <algorithm>
-#include <cmath>
-#include <span>
+#include <utility>
 
-#include "base/live_clock.h"
 #include "runtime/numeric_fingerprint.h"
-#include "worker/cpu_time.h"
 
 namespace penstock::worker {
 
-using wire::AnswerKind;
-
-namespace {
-
-// Batches that are ready or on their way to the trainer, beside the one that is made. The trainer takes them as they
-// come, so that two hide the time on the way.
-constexpr uint32_t kBatchesAhead = 4;
-
-Result<void> check_state(std::span<const std::byte> state) {
-  if (state.size() <= wire::kPoolBodyBytesMax / 2) return {};
-  return Fault{Errc::kTooLarge, "the dataset's state after a batch has " + std::to_string(state.size()) +
-                                    " bytes, and a pool's worker can send " +
-                                    std::to_string(wire::kPoolBodyBytesMax / 2) +
-                                    "; keep large things out of state_dict()"};
-}
-
-// A trainer takes no more of them, so that each worker in turn would seem to answer wrongly.
-Result<void> check_elements(const BatchContent& content) {
-  uint64_t bytes = 0;
-  for (size_t index = 0; index < content.tensors.size(); ++index) {
-    if (std::binary_search(content.withheld.begin(), content.withheld.end(), index)) continue;
-    const at::Tensor& tensor = content.tensors[index];
-    uint64_t its_bytes = 0;
-    const bool overflows = __builtin_mul_overflow(static_cast<uint64_t>(tensor.numel()), tensor.itemsize(), &its_bytes);
-    if (!overflows && its_bytes <= wire::kElementBytesMax - bytes) {
-      bytes += its_bytes;
-      continue;
-    }
-    return Fault{Errc::kTooLarge, "the tensors of a batch have elements of more than " +
-                                      std::to_string(wire::kElementBytesMax) +
-                                      " bytes, each counted that expand() repeats; expand them in the program"};
-  }
-  return {};
-}
-
-}  // namespace
-
-Result<std::unique_ptr<PoolServer>> PoolServer::start(PoolServerOptions options) {
+Result<std::unique_ptr<PoolServer>> PoolServer::start(server::PoolServerOptions options) {
   const net::RunId run = net::draw_run_id(options.keys.own().public_key());
   if (options.numerics == Numerics{}) options.numerics = runtime::numeric_fingerprint();
   auto server = std::make_unique<PoolServer>(std::move(options), run);
@@ -57,110 +16,20 @@ Result<std::unique_ptr<PoolServer>> PoolServer::start(PoolServerOptions options)
   return server;
 }
 
-PoolServer::PoolServer(PoolServerOptions options, const net::RunId& run)
-    : options_(std::move(options)),
+PoolServer::PoolServer(server::PoolServerOptions options, const net::RunId& run)
+    // Slabs that were handed over may all be with batches that come after the one that the trainer waits for.
+    : BatchServer(exchange,
+                  {.arena_bytes = options.arena_bytes,
+                   .prefetch_factor = kBatchesAhead + kKeptBatchesMax,
+                   .waits = options.handover.empty()},
+                  exchange.is_closed()),
+      options_(std::move(options)),
       worker_id_(run.id),
-      // Slabs that were handed over may all be with batches that come after the one that the trainer waits for.
-      maker_({.arena_bytes = options_.arena_bytes,
-              .prefetch_factor = kBatchesAhead + kKeptBatchesMax,
-              .waits = options_.handover.empty()},
-             exchange_.is_closed()),
-      io_(options_, run, exchange_, maker_.pool()),
+      io_(options_, run, exchange, &pool()),
       loop_("pk_pool_server", "which speaks with trainers", io_) {
-  maker_.bound_sharing();
-  exchange_.set_waker(loop_.waker());
+  exchange.set_waker(loop_.waker());
 }
 
 PoolServer::~PoolServer() { close(); }
-
-void PoolServer::note_cost(const PoolWork& work, PoolResult& result) {
-  const auto time = std::chrono::steady_clock::now() - work.begun_at;
-  const auto cpu_time = process_cpu_time() - work.cpu_begun_at;
-  const double share = static_cast<double>(cpu_time.count()) / std::max<double>(1.0, static_cast<double>(time.count()));
-  result.fetch_time = wire::time_units(time);
-  result.cpu_share = static_cast<uint8_t>(std::clamp(std::round(share * wire::kCpuShareUnit), 0.0, 255.0));
-}
-
-Result<void> PoolServer::answer(const PoolWork& work, BatchContent content, PoolMarks marks) {
-  if (auto checked = check_state(marks.state); !checked) return checked;
-  const auto times = writer().clock().times(work.begun_at, clock_now());
-  prefix_cache_.select(work.prefixes(), maker_.prefixes());
-  const bool is_whole =
-      work.is_recall() || work.is_handed_over;  // to leave tensors out would cost a copy of the others
-  auto made = maker_.make(content, {.epoch_seed = work.epoch_seed,
-                                    .sequence = work.number(),
-                                    .shipment = is_whole ? nullptr : prefix_cache_.shipment(),
-                                    .link_bytes_per_s = work.is_handed_over ? 0 : work.link_bytes_per_s});
-  if (!made) return made.error();
-  if (auto checked = check_elements(content); !checked) {
-    const HeldBatch unsent(std::move(made.value().sealed));  // which gives its slab back
-    return checked;
-  }
-  if (made.value().is_compiled) marks.flags |= wire::kDescriptorCompiled;
-  if (!content.withheld.empty())
-    kept_.keep(work.trainer_id, work.key, content, marks.flags, options_.arena_bytes / (2 * kKeptBatchesMax));
-  return send(work, std::move(made).value(), std::move(marks), times);
-}
-
-Result<bool> PoolServer::answer_kept(const PoolWork& work) {
-  const auto* kept = kept_.find(work.trainer_id, {work.key.epoch, work.number()});
-  if (kept == nullptr) return false;
-  writer().begin();
-  auto made = maker_.make_plain(kept->content());
-  if (!made) return made.error();
-  if (auto sent = send(work, std::move(made).value(), {.flags = kept->flags}, {}); !sent) return sent.error();
-  return true;
-}
-
-Result<void> PoolServer::send(const PoolWork& work, MadeBatch made, PoolMarks marks,
-                              const dataset::FetchClock::Times& times) {
-  PoolResult result{.answer = AnswerKind::kBatch, .flags = marks.flags};
-  result.batch = std::make_unique<HeldBatch>(std::move(made.sealed));
-  if (result.batch->payload().size() > wire::kPoolPayloadBytesMax) {
-    return Fault{Errc::kTooLarge, "a batch has " + std::to_string(result.batch->payload().size()) +
-                                      " bytes, and a pool's worker can send " +
-                                      std::to_string(wire::kPoolPayloadBytesMax) + "; lower batch_size"};
-  }
-  result.state = std::move(marks.state);
-  if (!work.is_recall()) result.sample_count = marks.sample_count;
-  result.dataset_size = marks.dataset_size;
-  note_cost(work, result);
-  result.prefix_time = wire::time_units(made.on_prefix);
-  result.samples = times.in_units();
-  exchange_.finish(std::move(result));
-  return {};
-}
-
-void PoolServer::answer_end(const PoolWork& work) {
-  PoolResult result{.answer = AnswerKind::kEnd};
-  note_cost(work, result);
-  exchange_.finish(std::move(result));
-}
-
-Result<void> PoolServer::answer_error(const PoolWork& work, const Failure& failure, std::vector<std::byte> state) {
-  if (auto checked = check_state(state); !checked) return checked;
-  PoolResult result{.answer = AnswerKind::kError};
-  result.text = failure.type_name + '\0' + failure.text;
-  result.text.resize(std::min(result.text.size(), wire::kPoolBodyBytesMax / 2));
-  result.state = std::move(state);
-  note_cost(work, result);
-  exchange_.finish(std::move(result));
-  return {};
-}
-
-void PoolServer::give_up() { exchange_.finish({.kind = PoolResult::Kind::kGivenUp}); }
-
-void PoolServer::decline(std::string reason) {
-  PoolResult result{.kind = PoolResult::Kind::kDeclined};
-  result.text = std::move(reason);
-  result.text.resize(std::min(result.text.size(), wire::kPoolBodyBytesMax / 2));
-  exchange_.finish(std::move(result));
-}
-
-void PoolServer::leave(std::string reason) {
-  PoolResult result{.kind = PoolResult::Kind::kHandedBack};
-  result.text = std::move(reason);
-  exchange_.finish(std::move(result));
-}
 
 }  // namespace penstock::worker

@@ -9,8 +9,8 @@
 
 #include "base/event_loop.h"
 #include "base/result.h"
-#include "worker/orphan_grace.h"
-#include "worker/watched_process.h"
+#include "server/orphan_grace.h"
+#include "server/watched_process.h"
 
 namespace penstock::worker {
 
@@ -19,7 +19,7 @@ class Watchdog final : private EventLoop::Handler {
  public:
   // Looks at the connection to the trainer, and at whether the trainer's process is there. Once it is not, or this
   // fails, the connection is shut down, so that whoever waits for the trainer goes on: another process may hold the
-  // trainer's end. `trainer_pid` is as for WatchedProcess.
+  // trainer's end. `trainer_pid` is as for server::WatchedProcess.
   Watchdog(int connection_fd, pid_t trainer_pid);
   ~Watchdog() override { loop_.stop(); }
 
@@ -38,10 +38,10 @@ class Watchdog final : private EventLoop::Handler {
   void hang_up();
 
   const int connection_fd_;
-  const WatchedProcess trainer_;
+  const server::WatchedProcess trainer_;
   std::atomic<bool> is_closing_{false};
   bool has_hung_up_ = false;
-  OrphanGrace grace_;
+  server::OrphanGrace grace_;
   EventLoop loop_;
 };
 

@@ -20,11 +20,11 @@
 
 #include "../base/child_process.h"
 #include "../net/pool_sockets.h"
+#include "../server/powercap_folder.h"
 #include "base/identity.h"
 #include "megabyte.h"
 #include "net/control_limits.h"
 #include "pool_trainer.h"
-#include "powercap_folder.h"
 #include "wire/control_record.h"
 #include "wire/frame.h"
 #include "wire/nest.h"
@@ -33,6 +33,11 @@ namespace penstock::worker {
 namespace {
 
 using net::Role;
+using server::AbandonedGrace;
+using server::PoolServerOptions;
+using server::PoolWork;
+using server::PowercapFolder;
+using server::Standing;
 using wire::AnswerKind;
 using wire::BlobId;
 using wire::ToTrainer;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Batches that a worker hands over as slabs, against the trainer's half by hand.
-#include "worker/slab_handover.h"
+#include "server/slab_handover.h"
 
 #include <gtest/gtest.h>
 
@@ -19,6 +19,7 @@
 #include "base/identity.h"
 #include "shm/arena.h"
 #include "shm/channel.h"
+#include "worker/slab_batch.h"
 
 namespace penstock::worker {
 namespace {
@@ -51,11 +52,11 @@ class Trainer {
 
 class SlabHandoverTest : public ::testing::Test {
  protected:
-  std::unique_ptr<HeldBatch> make_batch(int value) {
+  std::unique_ptr<SlabBatch> make_batch(int value) {
     auto region = slabs_.acquire_now(kBatchBytes);
     EXPECT_TRUE(region);
     std::memset(region.value().data(), value, kBatchBytes);
-    return std::make_unique<HeldBatch>(SealedBatch{.region = std::move(region).value(),
+    return std::make_unique<SlabBatch>(SealedBatch{.region = std::move(region).value(),
                                                    .record_offset = kBatchBytes - 64,
                                                    .record_bytes = 64,
                                                    .record = {},
@@ -92,7 +93,7 @@ class SlabHandoverTest : public ::testing::Test {
   const std::string name_ = make_endpoint_name();
   std::atomic<bool> is_closing_{false};
   shm::SlabPool slabs_{{.arena_bytes = 1 << 20, .prefetch_factor = 2, .waits = false}, is_closing_};  // four slabs
-  std::unique_ptr<SlabHandover> handover_ = SlabHandover::listen(name_, slabs_).value();
+  std::unique_ptr<server::SlabHandover> handover_ = server::SlabHandover::listen(name_, slabs_).value();
 };
 
 TEST_F(SlabHandoverTest, BatchIsReadWhereItWasWritten) {

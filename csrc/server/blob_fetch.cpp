@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/blob_fetch.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+
+namespace penstock::server {
+
+std::vector<wire::BlobWish> BlobFetch::take_wishes(Instant now) {
+  if (wished_at_ && now - *wished_at_ >= kBlobPatience) wished_offsets_.clear();
+  std::vector<wire::BlobWish> wishes;
+  while (wished_offsets_.size() < kBlobWishCountMax) {
+    const uint64_t offset = wished_offsets_.empty() ? bytes_.size() : wished_offsets_.back() + wire::kBlobPieceBytesMax;
+    // Before its size is known there may be no second piece.
+    if (offset > 0 && offset >= total_bytes_) break;
+    wished_offsets_.push_back(offset);
+    wishes.push_back({.id = id_, .offset = offset});
+  }
+  if (!wishes.empty()) wished_at_ = now;
+  return wishes;
+}
+
+Result<void> BlobFetch::receive(const wire::BlobPiece& piece, std::span<const std::byte> bytes, Instant now) {
+  if (piece.total_bytes > bytes_max_) {
+    return Fault{Errc::kTooLarge, "a part that the batches are made with has " + std::to_string(piece.total_bytes) +
+                                      " bytes, and this worker takes " + std::to_string(bytes_max_) +
+                                      "; have the dataset read its data instead of holding it, or raise "
+                                      "PENSTOCK_JOB_BYTES on the workers"};
+  }
+  if (total_bytes_ != 0 && piece.total_bytes != total_bytes_) {
+    return Fault{Errc::kMismatch, "a blob had " + std::to_string(total_bytes_) + " bytes and then " +
+                                      std::to_string(piece.total_bytes) +
+                                      "; trainer and workers must run the same version of penstock"};
+  }
+  std::erase(wished_offsets_, piece.offset);
+  if (piece.offset != bytes_.size()) return {};  // one that comes twice, or behind one that was lost
+  try {
+    if (total_bytes_ == 0) bytes_.reserve(piece.total_bytes);
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  } catch (const std::bad_alloc&) {
+    return Fault{Errc::kNoMemory, "there is no memory for the " + std::to_string(piece.total_bytes) +
+                                      " bytes that the batches are made with; give the worker more, or have the "
+                                      "dataset read its data instead of holding it"};
+  }
+  total_bytes_ = piece.total_bytes;
+  wished_at_ = now;
+  return {};
+}
+
+}  // namespace penstock::server

@@ -1,0 +1,560 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/pool_server_io.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/assert.h"
+#include "base/descriptor_limit.h"
+#include "base/identity.h"
+#include "base/live_clock.h"
+#include "net/readiness.h"
+
+namespace penstock::server {
+
+using cluster::WorkerSession;
+using std::chrono::milliseconds;
+using wire::ToTrainer;
+using wire::ToWorker;
+
+namespace {
+
+constexpr auto kLookInterval = milliseconds(200);  // at the parent, and at how long the controller has been silent
+constexpr auto kDescriptorLookInterval = milliseconds(1000);  // at how many are open, while there is nothing to do
+constexpr int kReceiveCountMax = 256;                         // before other things are looked at
+
+std::string spoken_seconds(Duration time) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time).count()) + " s";
+}
+
+}  // namespace
+
+PoolServerIo::PoolServerIo(const PoolServerOptions& options, const net::RunId& run, Maker& maker, shm::SlabPool* slabs)
+    : options_(options), run_(run), parent_(options.parent_pid), maker_(maker), slabs_(slabs) {}
+
+Result<void> PoolServerIo::begin() {
+  int ends[2] = {-1, -1};
+  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+    return Fault{Errc::kNoMemory, std::string("opening a pipe failed: ") + std::strerror(errno)};
+  signal_read_fd_ = FileDescriptor(ends[0]);
+  signal_write_fd_ = FileDescriptor(ends[1]);
+  auto resolver = net::Resolver::open();
+  if (!resolver) return resolver.error();
+  resolver_ = std::move(resolver).value();
+  auto context = net::SocketContext::open();
+  if (!context) return context.error();
+  context_ = std::move(context).value();
+  auto authenticator = net::Authenticator::start(*context_);
+  if (!authenticator) return authenticator.error();
+  authenticator_ = std::move(authenticator).value();
+  auto server = net::ServerSocket::bind(*context_, *authenticator_, options_.bind, options_.keys,
+                                        {.allowed_roles = {net::Role::kTrainer}});
+  if (!server) return server.error();
+  server_ = std::move(server).value();
+  endpoint_ = server_->endpoint();
+  net::Endpoint advertised = options_.advertised.value_or(endpoint_);
+  if (advertised.port == 0) advertised.port = endpoint_.port;
+  advertised_ = advertised.text();
+  advertised_host_ = advertised.host;
+  if (auto opened = open_data_port(); !opened) return opened;
+  if (!options_.handover.empty()) {
+    PENSTOCK_ASSERT(slabs_ != nullptr, "who hands batches over has slabs");
+    auto handover = SlabHandover::listen(options_.handover, *slabs_);
+    if (!handover) return handover.error();
+    handover_ = std::move(handover).value();
+  }
+  if (auto opened = open_energy_meter(); !opened) return opened;
+  if (!options_.controller) return {};
+  auto registration = Registration::open(*context_, *resolver_, *options_.controller, options_.keys,
+                                         {.run = run_,
+                                          .endpoint = advertised_,
+                                          .about = options_.about,
+                                          .name = options_.name,
+                                          .job_kinds = options_.job_kinds,
+                                          .torch = options_.torch},
+                                         clock_now());
+  if (!registration) return registration.error();
+  registration_ = std::move(registration).value();
+  session_.assign(0, /*is_to_part=*/false);  // the controller will say to whom this worker is given
+  return {};
+}
+
+Result<void> PoolServerIo::open_energy_meter() {
+  const bool is_asked_for = !options_.powercap.empty();
+  auto meter = EnergyMeter::open(is_asked_for ? options_.powercap : kPowercapFolder,
+                                 [&maker = maker_] { return maker.cpu_time(); });
+  if (meter) {
+    energy_.emplace(std::move(meter).value());
+  } else if (is_asked_for) {
+    return Fault{Errc::kFailed,
+                 meter.error().message + "; without --powercap a worker serves in any case, and its energy is unknown"};
+  }
+  return {};
+}
+
+wire::WorkerMeter PoolServerIo::meter() const {
+  wire::WorkerMeter meter{.cpu_ns = static_cast<uint64_t>(maker_.cpu_time().count())};
+  if (!energy_) return meter;
+  if (const auto energy_uj = energy_->process_uj()) meter.energy_uj = energy_uj.value();
+  return meter;
+}
+
+Result<void> PoolServerIo::open_data_port() {
+  const net::Endpoint bind = options_.data_bind.value_or(net::Endpoint{.host = options_.bind.host, .port = 0});
+  auto data =
+      net::DataServer::bind(*context_, *authenticator_, bind,
+                            {.origin = options_.keys.origin(), .worker_id = run_.id, .ciphers = options_.ciphers},
+                            [&maker = maker_] { maker.wake(); });
+  if (!data) return data.error();
+  data_ = std::move(data).value();
+  data_endpoint_ = data_->endpoint();
+  net::Endpoint advertised = options_.data_advertised.value_or(net::Endpoint{.host = advertised_host_, .port = 0});
+  if (advertised.port == 0) advertised.port = data_endpoint_.port;
+  data_advertised_ = advertised.text();
+  return {};
+}
+
+void PoolServerIo::end_because(End end) {
+  if (std::exchange(has_ended_, true)) return;
+  // Before the main thread knows, which may then end the process.
+  if (end.word) write_exit_line(options_.exit_fd, *end.word, end.text);
+  maker_.close(std::move(end.reason));
+  outbox_.clear();
+  held_.clear();
+  if (registration_) registration_->say_farewell();
+  registration_.reset();
+  handover_.reset();
+  data_.reset();
+  server_.reset();
+  authenticator_.reset();
+  context_.reset();
+}
+
+void PoolServerIo::end() { end_because({.reason = {Errc::kClosed, "this worker was stopped"}}); }
+
+Result<void> PoolServerIo::serve() {
+  if (has_ended_) {
+    grace_.note(is_orphan());
+    return {};
+  }
+  const Instant now = clock_now();
+  if (auto received = receive(now); !received) {
+    end_because({.reason = received.error()});
+    return {};
+  }
+  // A worker that the controller refuses is refused again.
+  if (auto heard = registration_ ? registration_->receive(session_, now) : Result<void>(); !heard) {
+    end_because({.reason = heard.error(), .word = ExitWord::kUseless});
+    return {};
+  }
+  take_signals(now);
+  session_.tick(now);
+  serve_maker(now);
+  look_at_descriptors(now);
+  carry_out();
+  note_standing();
+  if (energy_) energy_->tick(now);
+  for (std::string& notice : server_->take_notices()) maker_.add_notice(std::move(notice));
+  outbox_.pump(*server_, *data_, handover_.get(), meter());
+  if (registration_) {
+    registration_->report(session_, maker_watch_.is_stuck() ? maker_watch_.abandoned() : Duration(0), now);
+    for (std::string& notice : registration_->take_notices()) maker_.add_notice(std::move(notice));
+  }
+  if (auto end = end_of(now)) end_because(*std::move(end));
+  if (!has_ended_ && options_.exit_fd >= 0) end_lost_process(now);
+  return {};
+}
+
+Result<void> PoolServerIo::receive(Instant now) {
+  net::ServerReceipt receipt;
+  for (int count = 0; count < kReceiveCountMax; ++count) {
+    auto received = server_->try_receive(receipt);
+    if (!received) return received.error();
+    if (!received.value()) break;
+    if (receipt.parts.empty()) continue;  // it broke a rule of the protocol
+    const auto first = receipt.parts.front().bytes();
+    const bool has_piece = receipt.parts.size() == 2;
+    const auto piece = has_piece ? receipt.parts[1].bytes() : std::span<const std::byte>();
+    if (wire::is_blob_message(first)) {
+      if (auto message = wire::parse_blob_message(first, piece.size()))
+        take_blob(message.value(), piece, receipt.peer, now);
+      continue;
+    }
+    const auto request = wire::parse_to_worker(first);
+    if (request && receipt.parts.size() == 1) {
+      take_request(request.value(), receipt.peer, now);
+    } else if (!request && request.error().code == Errc::kMismatch) {
+      // Its own parser names the fault when it reads this answer.
+      outbox_.push({.routing_id = receipt.peer.routing_id,
+                    .message = {.kind = ToTrainer::Kind::kDeclined},
+                    .worker_id = run_.id,
+                    .text = request.error().message});
+    }
+  }
+  return data_->receive();
+}
+
+// An id says nothing of who sent it: a trainer's ids are shown to operators, and to all who read their dashboard.
+bool PoolServerIo::is_of_its_trainer(const wire::PoolRequest& request, const net::Peer& peer) {
+  const ToWorker& message = request.message;
+  if (message.kind != ToWorker::Kind::kHello) {
+    const auto route = routes_.find(message.trainer_id);
+    return route == routes_.end() || route->second.routing_id == peer.routing_id;
+  }
+  if (net::run_id_of(peer.identity.key, request.secret) == message.trainer_id) return true;
+  refuse_impostor(message, peer);
+  return false;
+}
+
+void PoolServerIo::refuse_impostor(const ToWorker& hello, const net::Peer& peer) {
+  outbox_.push({.routing_id = peer.routing_id,
+                .message = {.kind = ToTrainer::Kind::kRefused, .link = hello.link},
+                .worker_id = run_.id,
+                .text = "trainer " + spoken_id(hello.trainer_id) + " is a run of another key or process"});
+  if (!impostors_.insert(peer.identity.key).second) return;
+  maker_.add_notice("refused a process that claims to be trainer " + spoken_id(hello.trainer_id) +
+                    " and is not; it has the key of " +
+                    (peer.user.empty() ? "the role trainer" : "the user " + peer.user) + ": check who holds that key");
+}
+
+void PoolServerIo::take_request(const wire::PoolRequest& request, const net::Peer& peer, Instant now) {
+  const ToWorker& message = request.message;
+  if (!is_of_its_trainer(request, peer)) return;
+  Route& route = routes_[message.trainer_id];
+  // A message of a link before this one was on its way over the connection before.
+  if (message.link >= route.link) {
+    route.link = message.link;
+    route.routing_id = peer.routing_id;
+  }
+  if (request.offer && message.link == route.link) route.offer = *request.offer;
+  const size_t queued_before = session_.queued_count();
+  session_.receive(message, now);
+  const size_t queued_count = session_.queued_count();
+  if (message.kind == ToWorker::Kind::kRequest && queued_count == queued_before + 1) {
+    queued_.emplace(message.key, PoolWork{.trainer_id = message.trainer_id,
+                                          .key = message.key,
+                                          .lane = message.lane,
+                                          .is_lane_start = message.is_lane_start,
+                                          .index_kind = request.index_kind,
+                                          .epoch_seed = request.epoch_seed,
+                                          .first_place = request.first_place,
+                                          .link_bytes_per_s = request.link_mb_per_s * 1e6,
+                                          .indices = {request.indices.begin(), request.indices.end()},
+                                          .seeds = {request.seeds.begin(), request.seeds.end()},
+                                          .state = {request.state.begin(), request.state.end()},
+                                          .blobs = {request.blobs.begin(), request.blobs.end()}});
+  }
+  if (message.kind == ToWorker::Kind::kCancel && queued_count < queued_before) queued_.erase(message.key);
+  carry_out();
+  std::erase_if(routes_, [&](const auto& item) { return item.first != session_.trainer_id(); });
+}
+
+void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, const net::Peer& peer,
+                             Instant now) {
+  // Others who know the job's id could spoil its bytes, or say that there are none.
+  const auto route = running_ ? routes_.find(running_->trainer_id) : routes_.end();
+  if (route == routes_.end() || route->second.routing_id != peer.routing_id) return;
+  if (const auto* piece = std::get_if<wire::BlobPiece>(&message); piece != nullptr) {
+    if (!fetch_ || fetch_->id() != piece->id) return;
+    if (auto taken = fetch_->receive(*piece, bytes, now); !taken) maker_.give_blob(piece->id, taken.error());
+    if (fetch_->is_whole()) maker_.give_blob(piece->id, fetch_->take_bytes());
+  }
+  if (const auto* unknown = std::get_if<wire::BlobUnknown>(&message); unknown != nullptr) {
+    maker_.give_blob(unknown->id,
+                     Fault{Errc::kUnsupported, "the trainer does not have the parts that its batches are made with"});
+  }
+}
+
+// ---- The thread that makes batches
+
+void PoolServerIo::serve_maker(Instant now) {
+  auto asked = maker_.take_asked();
+  if (asked.is_to_drain && !session_.is_draining()) drain(now);
+  if (asked.result) take_result(*std::move(asked.result), now);
+  if (asked.lost_process_of != 0) lose_process(asked.lost_process_of);
+  if (asked.failure && !failure_) failure_ = std::move(asked.failure);
+  finish_given_up();
+  if (asked.wants_work) begin_work(now);
+  fetch_blob(asked.blob, now);
+  const bool is_wanted = session_.may_be_wanted();
+  maker_.set_wanted(is_wanted);
+  has_maker_ = has_maker_ || asked.wants_work;
+  if (asked.wants_work || !has_maker_)
+    maker_watch_.note(MakerWatch::State::kWaiting, now);
+  else
+    maker_watch_.note(running_ && is_wanted ? MakerWatch::State::kMaking : MakerWatch::State::kAbandoned, now);
+}
+
+void PoolServerIo::take_result(PoolResult result, Instant now) {
+  PENSTOCK_ASSERT(running_, "a result of no work");
+  if (result.kind == PoolResult::Kind::kHandedBack) {
+    if (!session_.is_draining()) shortage_ = std::move(result.text);
+    session_.hand_back();
+    if (registration_) registration_->hurry(now);
+    running_.reset();
+    return;
+  }
+  if (result.kind == PoolResult::Kind::kDied) {
+    how_it_died_ = std::move(result.text);
+    return lose_process(running_->trainer_id);
+  }
+  if (result.kind == PoolResult::Kind::kGivenUp) {
+    is_given_up_ = true;
+    return;
+  }
+  if (result.kind == PoolResult::Kind::kDeclined) {
+    if (session_.trainer_id() == running_->trainer_id) {
+      if (declined_.size() >= wire::kDeclinedCountMax) declined_.erase(declined_.begin());
+      if (registration_) registration_->set_decline_reason(result.text);
+      declined_[running_->trainer_id] = std::move(result.text);
+      session_.decline();
+    }
+  } else {
+    maker_watch_.note_made(std::chrono::steady_clock::now() - running_->begun_at);
+    held_[running_->key] = std::make_shared<const PoolResult>(std::move(result));
+  }
+  const auto done = std::exchange(running_, nullptr);
+  session_.finished();
+}
+
+void PoolServerIo::lose_process(uint64_t trainer_id) {
+  session_.lose_process(trainer_id);
+  running_.reset();
+  is_given_up_ = false;
+}
+
+// A batch that was given up as unwanted may have been asked for again in the same moment.
+void PoolServerIo::finish_given_up() {
+  if (!is_given_up_ || session_.may_be_wanted()) return;
+  is_given_up_ = false;
+  running_.reset();
+  session_.finished();
+}
+
+void PoolServerIo::begin_work(Instant now) {
+  if (is_given_up_) {
+    if (!session_.is_wanted()) return;
+    is_given_up_ = false;
+    return maker_.offer(running_);
+  }
+  // The next trainer may greet before the last batch of the one before it is over, and the worker is never idle.
+  const bool is_first = work_tenancy_ != tenancy_ && session_.queued_count() > 0;
+  if (is_first && work_tenancy_ > 0) leave_if_short(now);
+  const auto request = session_.begin();
+  if (!request) return;
+  const auto found = queued_.find(request->key);
+  PENSTOCK_ASSERT(found != queued_.end(), "a request was queued without its bytes");
+  PoolWork work = std::move(found->second);
+  queued_.erase(found);
+  if (work_tenancy_ != tenancy_) maker_watch_.begin_tenancy();
+  work_tenancy_ = work.tenancy = tenancy_;
+  work.begun_at = std::chrono::steady_clock::now();
+  work.cpu_begun_at = maker_.cpu_time();
+  work.is_handed_over = handover_ && handover_->is_on();
+  running_ = std::make_shared<const PoolWork>(std::move(work));
+  maker_.offer(running_);
+}
+
+void PoolServerIo::fetch_blob(const std::optional<wire::BlobId>& id, Instant now) {
+  if (!id || !running_) return fetch_.reset();
+  if (!fetch_ || fetch_->id() != *id) fetch_.emplace(*id, options_.blob_bytes_max);
+  const auto route = routes_.find(running_->trainer_id);
+  if (route == routes_.end()) return;
+  for (const wire::BlobWish& wish : fetch_->take_wishes(now))
+    static_cast<void>(server_->send(route->second.routing_id, wire::write_blob_message(wish)));
+}
+
+// ---- Commands of the session
+
+void PoolServerIo::carry_out() {
+  for (const WorkerSession::Command& command : session_.take_commands()) {
+    if (command.kind == WorkerSession::Command::Kind::kDrop) {
+      held_.erase(command.key);
+      outbox_.drop(command.key);
+      continue;
+    }
+    const auto route = routes_.find(command.trainer_id);
+    if (route == routes_.end()) continue;
+    const ToTrainer& message = command.message;
+    std::optional<wire::SealGrant> grant;
+    if (message.kind == ToTrainer::Kind::kWelcome) {
+      outbox_.clear();  // the messages that wait to be sent are of the link before
+      if (message.is_fresh) ++tenancy_;
+      if (handover_) handover_->begin(command.trainer_id, message.link);
+      auto begun = data_->begin(command.trainer_id, message.link, route->second.offer);
+      route->second.offer = {};
+      if (!begun) {
+        failure_ = begun.error();
+        continue;
+      }
+      grant = std::move(begun).value();
+      grant->data_endpoint = data_advertised_;
+      grant->numerics = options_.numerics;
+    }
+    outbox_.push({.routing_id = route->second.routing_id,
+                  .message = message,
+                  .worker_id = run_.id,
+                  .incarnation = registration_ ? registration_->incarnation() : 1,
+                  .result = message.kind == ToTrainer::Kind::kAnswer ? held_.at(message.key) : nullptr,
+                  .text = reason_of(command),
+                  .grant = std::move(grant)});
+  }
+  if (session_.trainer_id() == 0) {
+    data_->end();
+    if (handover_) handover_->end();
+  }
+  // It forgets its queue without a command for each request.
+  if (session_.queued_count() == 0) queued_.clear();
+}
+
+std::string PoolServerIo::reason_of(const WorkerSession::Command& command) const {
+  if (command.message.kind == ToTrainer::Kind::kDeclined) {
+    const auto found = declined_.find(command.trainer_id);
+    return found != declined_.end() ? found->second : std::string();
+  }
+  if (command.message.kind == ToTrainer::Kind::kDied) return how_it_died_;
+  if (command.message.kind != ToTrainer::Kind::kRefused) return {};
+  if (session_.is_draining()) return "it is leaving";
+  return session_.trainer_id() != 0 ? "it serves another trainer"
+                                    : "the pool's controller has not given it to this trainer yet";
+}
+
+// ---- The end
+
+void PoolServerIo::take_signals(Instant now) {
+  std::array<uint8_t, 64> numbers{};
+  const ssize_t count = ::read(signal_read_fd_.get(), numbers.data(), numbers.size());
+  for (ssize_t place = 0; place < count; ++place) {
+    const int number = numbers[static_cast<size_t>(place)];
+    if (number != SIGTERM && number != SIGINT) continue;
+    if (++signal_count_ > 1) ::_exit(128 + number);
+    first_signal_ = number;
+    if (!session_.is_draining()) drain(now);
+  }
+}
+
+void PoolServerIo::drain(Instant now) {
+  session_.drain();
+  if (registration_) registration_->hurry(now);
+}
+
+void PoolServerIo::note_standing() {
+  using Cause = Standing::DrainCause;
+  Standing standing = standing_;
+  standing.trainer_id = session_.trainer_id();
+  if (session_.is_draining() && standing.drain_cause == Cause::kNone) {
+    standing.drain_cause = !shortage_.empty()         ? Cause::kShortage
+                           : first_signal_ == SIGTERM ? Cause::kSigterm
+                           : first_signal_ == SIGINT  ? Cause::kSigint
+                                                      : Cause::kOrder;
+    standing.left_count = static_cast<uint32_t>(session_.held_count()) + (session_.is_busy() ? 1 : 0);
+  }
+  if (standing == standing_) return;
+  standing_ = standing;
+  maker_.set_standing(standing_);
+}
+
+// What jobs have left open is not for the next one to pay for, nor what their threads go on opening.
+void PoolServerIo::look_at_descriptors(Instant now) {
+  if (options_.exit_fd < 0 || tenancy_ == 0 || session_.is_draining()) return;
+  if (!is_idle()) return looked_at_.reset();
+  if (looked_at_ && now - *looked_at_ < kDescriptorLookInterval) return;
+  looked_at_ = now;
+  leave_if_short(now);
+}
+
+void PoolServerIo::leave_if_short(Instant now) {
+  if (options_.exit_fd < 0 || session_.is_draining() || !are_descriptors_short()) return;
+  shortage_ = "half of the files that it may have open, or more, are open, as its jobs have left them";
+  drain(now);
+}
+
+std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) const {
+  if (failure_) return End{.reason = *failure_, .word = ExitWord::kFailed, .text = failure_->message};
+  if (is_orphan()) return End{.reason = {Errc::kClosed, "the process that started this worker is gone"}};
+  // A trainer that has not read yet that its batch is handed back takes the end for a death by it.
+  const bool is_understood = shortage_.empty() || session_.trainer_id() == 0;
+  if (session_.is_draining() && session_.is_empty() && outbox_.is_empty() && is_understood) {
+    End end{.reason = {Errc::kClosed, "this worker was drained"}};
+    end.word = shortage_.empty() ? ExitWord::kDrained : ExitWord::kFailed;
+    end.text = shortage_;
+    return end;
+  }
+  const auto silence = registration_ ? registration_->silence(now) : std::nullopt;
+  if (silence && *silence >= options_.patience && is_idle()) {
+    return End{.reason = {Errc::kFailed,
+                          "the controller at " + options_.controller->text() + " has said nothing for " +
+                              spoken_seconds(*silence) +
+                              ", and there is nothing to do; start this worker again when there is a controller"},
+               .word = ExitWord::kUseless};
+  }
+  return std::nullopt;
+}
+
+void PoolServerIo::end_lost_process(Instant now) {
+  if (session_.is_draining() && !drained_at_) drained_at_ = now;
+  std::string text;
+  if (maker_watch_.is_lost(options_.abandoned_grace)) {
+    const std::string batch = running_ ? to_text(running_->key) : "a batch that it had answered";
+    text = "it was at " + batch + " for " + spoken_seconds(maker_watch_.abandoned()) +
+           " in which nobody wanted that: its dataset hangs, or took far longer than for other batches";
+    if (maker_.end_work(text)) return;
+  } else if (drained_at_ && now - *drained_at_ >= options_.drain_grace) {
+    const std::string left =
+        (running_ ? "it was still at " + to_text(running_->key) : "its trainer had not taken what it has made") +
+        ", which others make now";
+    const std::string time = spoken_seconds(now - *drained_at_);
+    text = shortage_.empty() ? time + " after it was told to leave " + left + "; --grace gives it longer"
+                             : shortage_ + "; " + time + " after that " + left;
+  } else {
+    return;
+  }
+  const bool was_told = session_.is_draining() && shortage_.empty();
+  write_exit_line(options_.exit_fd, was_told ? ExitWord::kDrained : ExitWord::kFailed, text);
+  ::_exit(EXIT_FAILURE);
+}
+
+Result<bool> PoolServerIo::wait(int wake_fd, bool may_sleep) {
+  const Instant now = clock_now();
+  std::optional<Instant> due = now + kLookInterval;
+  std::vector<net::Waitable> sockets;
+  if (!has_ended_) {
+    sockets.push_back(server_->waitable());
+    sockets.push_back(data_->waitable());
+    due = earlier(earlier(due, session_.next_tick()), maker_.due_at());
+    if (registration_) {
+      for (const auto& waitable : registration_->socket().waitables()) sockets.push_back(waitable);
+      due = earlier(due, registration_->due_at());
+    }
+    if (fetch_) due = earlier(due, fetch_->due_at());
+  }
+  std::vector<int> fds{wake_fd};
+  if (!has_ended_) {  // nothing else matters after that
+    fds.push_back(signal_read_fd_.get());
+    fds.push_back(resolver_->fd());
+    const auto of_maker = maker_.fds();
+    fds.insert(fds.end(), of_maker.begin(), of_maker.end());
+  }
+  constexpr size_t kResolverPlace = 2;
+  const auto is_readable = std::make_unique<bool[]>(fds.size());
+  const auto timeout = may_sleep ? wait_time(due, now) : milliseconds(0);
+  if (auto waited = net::wait_readable(sockets, fds, std::span(is_readable.get(), fds.size()), timeout); !waited)
+    return waited.error();
+  // The controller's client asks for the answer by itself, in each turn.
+  if (!has_ended_ && is_readable[kResolverPlace]) static_cast<void>(resolver_->take_done());
+  return is_readable[0];
+}
+
+bool PoolServerIo::is_orphan() const { return options_.watches_parent && parent_.is_gone(); }
+
+}  // namespace penstock::server

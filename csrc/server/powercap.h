@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The energy that this machine's processors and memory have used, from Linux's powercap tree: RAPL's counters, by Intel
+// and AMD. The kernel lets root read them, and others once an administrator allows it.
+//
+//   intel-rapl:0      name "package-0", energy_uj, max_energy_range_uj     a processor: summed
+//   intel-rapl:0:0    name "core"                                          a part of its processor
+//   intel-rapl:0:1    name "dram"                                          no part of its processor: summed
+//   intel-rapl:1      name "psys"                                          the platform, processors included
+//   intel-rapl-mmio:0 name "package-0"                                     the same counter by another way
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace penstock::server {
+
+inline constexpr char kPowercapFolder[] = "/sys/class/powercap";
+
+// Thread-compatible.
+class Powercap {
+ public:
+  // Finds the counters under `folder` and reads each once. kUnsupported, with the file and the reason, where there are
+  // none or one cannot be read: the sum of the others would be the energy of something else.
+  static Result<Powercap> open(const std::string& folder);
+
+  // Microjoules since it was opened. A counter wraps around, after 15 minutes at the earliest; it must be read in
+  // between. An error as above stays: what was used meanwhile is not known any more.
+  Result<uint64_t> read();
+
+ private:
+  struct Zone {
+    std::string counter;  // the path of energy_uj
+    uint64_t range_uj = 0;
+    uint64_t last_uj = 0;
+  };
+
+  std::vector<Zone> zones_;
+  uint64_t total_uj_ = 0;
+};
+
+}  // namespace penstock::server

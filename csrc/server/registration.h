@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A worker's connection to the controller of its pool: reports go out when they are due, orders come in and are carried
+// out. News for people is printed once, when it changes.
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/instant.h"
+#include "base/result.h"
+#include "cluster/enrolment.h"
+#include "cluster/worker_session.h"
+#include "net/client_socket.h"
+#include "net/endpoint.h"
+#include "net/key_ring.h"
+#include "wire/reports.h"
+
+namespace penstock::server {
+
+// Confined to the I/O thread.
+class Registration {
+ public:
+  // All but `run` describe this worker in its reports.
+  struct Description {
+    net::RunId run{};
+    std::string endpoint;
+    std::string about;
+    std::string name;  // that its engine knows it by; empty without one
+    uint8_t job_kinds = wire::kind_bit(wire::JobKind::kPython);
+    uint16_t torch = 0;  // as wire::torch_number()
+  };
+  static Result<std::unique_ptr<Registration>> open(net::SocketContext& context, net::Resolver& resolver,
+                                                    const net::Endpoint& controller, const net::KeyRing& keys,
+                                                    Description description, Instant now);
+  // For `open`.
+  Registration(std::unique_ptr<net::ClientSocket> socket, Description description, Instant now);
+
+  // Takes the messages that have come, and has `session` carry them out. kFailed with the reason if the controller
+  // refuses this worker.
+  Result<void> receive(cluster::WorkerSession& session, Instant now);
+  // Sends a report if one is due. `stuck` is for how long the worker has been stuck, as MakerWatch has it; 0: it is
+  // not.
+  void report(const cluster::WorkerSession& session, Duration stuck, Instant now);
+  // Why the latest trainer was declined; reports say it.
+  void set_decline_reason(std::string_view reason);
+  // Has one go out now.
+  void hurry(Instant now) { enrolment_.clock.hurry(now); }
+  // Says that this worker ends. Messages that were sent may still take a moment to leave.
+  void say_farewell();
+
+  std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
+  uint32_t incarnation() const { return enrolment_.incarnation(); }
+  Instant due_at() const { return enrolment_.clock.due_at(); }
+  // For how long a controller that had answered has said nothing.
+  std::optional<Duration> silence(Instant now) const;
+  net::ClientSocket& socket() { return *socket_; }
+
+ private:
+  Result<void> take(std::span<const std::byte> bytes, cluster::WorkerSession& session, Instant now);
+  void take_event(const net::ConnectionEvent& event, Instant now);
+  void tell(std::string text);
+  std::string where() const { return "the controller at " + socket_->endpoint().text(); }
+
+  std::unique_ptr<net::ClientSocket> socket_;
+  Description description_;
+  cluster::WorkerEnrolment enrolment_;
+  Instant opened_at_;
+  bool has_answered_ = false;
+  std::string decline_reason_;
+  std::string told_;  // last
+  std::vector<std::string> notices_;
+};
+
+}  // namespace penstock::server
