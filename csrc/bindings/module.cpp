@@ -17,6 +17,7 @@ void bind_pool(pybind11::module_& module);
 void bind_worker(pybind11::module_& module);
 void bind_values(pybind11::module_& module);
 void bind_pool_worker(pybind11::module_& module);
+void bind_job_process(pybind11::module_& module);
 void bind_replica(pybind11::module_& module);
 
 }  // namespace penstock::bindings
@@ -36,4 +37,5 @@ PYBIND11_MODULE(_C, module) {
   penstock::bindings::bind_worker(module);
   penstock::bindings::bind_values(module);
   penstock::bindings::bind_pool_worker(module);
+  penstock::bindings::bind_job_process(module);
 }

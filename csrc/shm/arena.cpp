@@ -3,9 +3,11 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -187,6 +189,10 @@ uint64_t Arena::total_backed_bytes() const {
 Result<std::shared_ptr<ArenaView>> ArenaView::map(const FileDescriptor& fd) {
   struct stat status {};
   if (::fstat(fd.get(), &status) != 0) return bad_arena("fstat: " + std::string(std::strerror(errno)));
+  // Huge pages are not there for sure, and reading one that is not ends the process.
+  struct statfs system {};
+  if (::fstatfs(fd.get(), &system) != 0 || system.f_type == HUGETLBFS_MAGIC)
+    return bad_arena("it is made of huge pages");
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) return bad_arena("it is not sealed against resizing");
   const auto bytes = static_cast<uint64_t>(status.st_size);

@@ -157,14 +157,14 @@ Fault malformed_message(const std::string& what) {
                                 "descriptors alone"};
 }
 
-Result<void> check(const MessageHead& head) {
+Result<void> check(const MessageHead& head, uint64_t bytes_max) {
   if (head.magic != kMessageMagic) return malformed_message("it does not begin with PNM1");
   if (head.fd_count > kMessageFdCountMax)
     return malformed_message("it names " + std::to_string(head.fd_count) + " descriptors and may name " +
                              std::to_string(kMessageFdCountMax));
-  if (head.bytes > kMessageBytesMax)
+  if (head.bytes > bytes_max)
     return malformed_message("it is " + std::to_string(head.bytes) + " bytes long and may be " +
-                             std::to_string(kMessageBytesMax));
+                             std::to_string(bytes_max));
   return {};
 }
 
@@ -219,6 +219,20 @@ Result<void> Channel::post(Parts parts, std::shared_ptr<const std::vector<std::b
     keep(std::move(shared), begin);
   }
   return {};
+}
+
+Result<bool> Channel::try_send(Parts parts, std::span<const int> fds) {
+  const auto head = make_head(parts, fds.size());
+  if (!head) return head.error();
+  if (has_unsent()) return false;
+  Outgoing outgoing(head.value(), parts);
+  const size_t all = outgoing.left();
+  if (auto sent = outgoing.send(fd(), fds, MSG_DONTWAIT); !sent) return sent.error();
+  if (outgoing.left() == all) return false;
+  // The descriptors went with the first byte.
+  if (outgoing.left() > 0)
+    keep(std::make_shared<const std::vector<std::byte>>(outgoing.copy_of_next(outgoing.left())), 0);
+  return true;
 }
 
 Result<void> Channel::check_unsent() const {
@@ -319,7 +333,7 @@ Result<std::optional<Channel::Message>> Channel::next() {
   MessageHead head;
   if (held < sizeof head) return std::optional<Message>();
   std::memcpy(&head, buffer_.data() + begin_, sizeof head);
-  if (auto checked = check(head); !checked) return fail(checked.error());
+  if (auto checked = check(head, received_bytes_max_); !checked) return fail(checked.error());
   if (held - sizeof head < head.bytes) return std::optional<Message>();
   if (fds_.size() < head.fd_count)
     return fail(malformed_message("it names " + std::to_string(head.fd_count) + " descriptors, and " +

@@ -49,8 +49,9 @@ struct ChannelEnds {
 // Confined to one thread.
 class Channel {
  public:
-  // `socket` is connected.
-  explicit Channel(FileDescriptor socket) : socket_(std::move(socket)) {}
+  // `socket` is connected. A message of the peer's with more bytes than `received_bytes_max` is malformed.
+  explicit Channel(FileDescriptor socket, uint64_t received_bytes_max = kMessageBytesMax)
+      : socket_(std::move(socket)), received_bytes_max_(received_bytes_max) {}
 
   // kNoMemory where no descriptor is left.
   static Result<ChannelEnds> open_pair();
@@ -77,6 +78,9 @@ class Channel {
   Result<void> post(Parts parts);
   // The same, for bytes that are posted to several peers: they are kept once.
   Result<void> post(std::shared_ptr<const std::vector<std::byte>> bytes);
+  // Sends a message with descriptors without blocking. False where the socket has no room for it now, or something
+  // else is still to be sent.
+  Result<bool> try_send(Parts parts, std::span<const int> fds);
   // Sends what was kept, as far as the socket takes it. kClosed when the peer is gone, and then nothing is kept.
   Result<void> flush();
   bool has_unsent() const { return !unsent_.empty(); }
@@ -122,6 +126,7 @@ class Channel {
   Fault fail(Fault fault);
 
   FileDescriptor socket_;
+  uint64_t received_bytes_max_;
   std::deque<Unsent> unsent_;
   uint64_t unsent_bytes_ = 0;
 

@@ -148,6 +148,9 @@ VERSIONS = [
     ("Data connection of a link", "csrc/wire/piece_record.h", "kPieceVersion", 1),
     ("Blob message", "csrc/wire/blob_record.h", "kBlobVersion", 1),
     ("Control message", "csrc/wire/control_record.h", "kControlVersion", 1),
+    ("Message to the process of a job", "csrc/wire/job_record.h", "kJobVersion", 1),
+    ("Message from the process of a job", "csrc/wire/job_record.h", "kJobVersion", 1),
+    ("Message between a server and its warm", "csrc/wire/job_record.h", "kJobVersion", 1),
     ("Request", "csrc/wire/message.h", "kMessageVersion", 1),
     ("Descriptor", "csrc/wire/message.h", "kMessageVersion", 1),
     ("Batch record", "csrc/wire/frame.h", "kFrameVersion", 1),
@@ -169,6 +172,15 @@ SIZES = [
     ("Data connection", r"a tag of (\d+) bytes", "piece_record", "kSealTagBytes"),
     ("Blob message", r"Blob message: (\d+) bytes", "blob_record", "kBlobRecordBytes"),
     ("Connections of a pool", r"parts of a message \| (\d+)", "message_limits", "kPartCountMax"),
+    ("Processes of a pool", r"at most (\d+) bytes, 8", "job_record", "kFromJobHeadBytes"),
+    ("Processes of a pool", r"and (2\^\d+) bytes of it", "job_record", "kJobBatchBytesMax"),
+    ("Message to the process", r"of a job: (\d+) bytes", "job_record", "kToJobHeadBytes"),
+    ("Message to the process", r"it names, at most (\d+)", "pool_record", "kRequestBlobCountMax"),
+    ("Message from the process", r"of a job: (\d+) bytes", "job_record", "kFromJobHeadBytes"),
+    ("Message from the", r"included, at most (2\^\d+)", "piece_record", "kPoolPayloadBytesMax"),
+    ("Message between a server", r"process: (\d+) bytes", "job_record", "kWarmHeadBytes"),
+    ("Message between", r"most ([\d,]+)\s+bytes\. Of", "job_record", "kAboutBytesMax"),
+    ("Message between", r"most ([\d,]+) bytes: the", "job_record", "kLogNameBytesMax"),
     ("Batch record", r"comes to at most (\d+) times", "frame", "kWholeFactorMax"),
     ("Batch record", r"it has at most (\d+) times as many", "frame", "kWidenFactorMax"),
     ("Batch record", r"([\d,]+) bytes for the object of", "frame", "kTensorObjectBytes"),
@@ -210,5 +222,20 @@ def test_magic_numbers_of_the_protocol_are_those_of_the_code() -> None:
 def test_worked_examples_have_the_versions_of_the_code() -> None:
     control = constant("csrc/wire/control_record.h", "kControlVersion")
     assert re.findall(r"`50 4e 43 31  (\w\w) 00  09", PROTOCOL) == [f"{control:02x}"]
+    job = constant("csrc/wire/job_record.h", "kJobVersion")
+    assert re.findall(r"50 4e 48 31  (\w\w) 00  05", PROTOCOL) == [f"{job:02x}"]
     blob = constant("csrc/wire/blob_record.h", "kBlobVersion")
     assert re.findall(r"50 4e 42 31  (\w\w) 00  01", PROTOCOL) == [f"{blob:02x}"]
+
+
+JOB_HOST = [
+    (r"or (\d+ s) after its trainer", "kJobLinger"),
+    (r"has (\d+ s) to leave by itself", "kJobEndGrace"),
+    (r"more than (\d+ MiB) is in a file", "kInlineBlobBytesMax"),
+]
+
+
+@pytest.mark.parametrize(("words", "name"), JOB_HOST)
+def test_what_the_protocol_says_of_jobs_is_what_their_host_does(words: str, name: str) -> None:
+    found = re.findall(words, PROTOCOL)
+    assert [value_of(number) for number in found] == [constant("csrc/server/job_host.h", name)]

@@ -22,6 +22,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "../base/child_process.h"
@@ -82,6 +83,9 @@ class ChannelTest : public testing::Test {
     return send(channel, std::as_bytes(std::span(text)), fds);
   }
   static Result<void> post(Channel& channel, std::span<const std::byte> bytes) { return channel.post({&bytes, 1}); }
+  static Result<bool> try_send(Channel& channel, std::span<const std::byte> bytes, std::span<const int> fds = {}) {
+    return channel.try_send({&bytes, 1}, fds);
+  }
 
   // The next message as text, with the number of its descriptors if it has any, or the name of the error.
   std::string received() { return spoken(here_->receive(soon())); }
@@ -91,6 +95,13 @@ class ChannelTest : public testing::Test {
     std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     if (!message.value().fds.empty()) text += " +" + std::to_string(message.value().fds.size());
     return text;
+  }
+
+  // Another pair, whose reader takes messages of so many bytes.
+  void open_with(uint64_t received_bytes_max) {
+    auto ends = Channel::open_pair().value();
+    here_.emplace(std::move(ends.here), received_bytes_max);
+    there_.emplace(std::move(ends.there));
   }
 
   // Sends bytes and descriptors as they are.
@@ -321,6 +332,67 @@ TEST_F(ChannelTest, MessageThatIsThereIsReceivedAfterTheDeadlineToo) {
   EXPECT_EQ(spoken(here_->receive(steady_clock::now() - minutes(1))), "late");
 }
 
+// ---- Sending with descriptors and without blocking
+
+TEST_F(ChannelTest, WhatIsTriedComesWithItsDescriptors) {
+  const FileDescriptor file = make_file(9);
+  const int fd = file.get();
+  ASSERT_TRUE(try_send(*there_, bytes_of("file"), {&fd, 1}).value());
+  ASSERT_TRUE(try_send(*there_, bytes_of("none")).value());
+  EXPECT_FALSE(there_->has_unsent());
+  const auto message = here_->receive(soon());
+  EXPECT_EQ(spoken(message), "file +1");
+  EXPECT_EQ(identity_of(message.value().fds.front().get()), identity_of(fd));
+  EXPECT_EQ(received(), "none");
+}
+
+TEST_F(ChannelTest, TryingWhereThePeerDoesNotReadIsFalseAndSendsNothing) {
+  int count = 0;
+  while (try_send(*there_, bytes_of(std::to_string(count))).value()) ++count;
+  ASSERT_GT(count, 0);
+  const FileDescriptor file = make_file();
+  const int fd = file.get();
+  EXPECT_FALSE(try_send(*there_, bytes_of(std::to_string(count)), {&fd, 1}).value());
+  EXPECT_FALSE(there_->has_unsent());
+  for (int index = 0; index < count; ++index) ASSERT_EQ(received(), std::to_string(index));
+  EXPECT_FALSE(here_->fill().value());
+  ASSERT_TRUE(try_send(*there_, bytes_of("again")).value());
+  EXPECT_EQ(received(), "again") << "a descriptor came of a message that was not sent";
+}
+
+TEST_F(ChannelTest, RestOfWhatIsTriedIsKeptInItsOrderAndNothingOvertakesIt) {
+  const FileDescriptor file = make_file(9);
+  const int fd = file.get();
+  ASSERT_TRUE(try_send(*there_, filled(3'000'000, 1), {&fd, 1}).value());
+  ASSERT_TRUE(there_->has_unsent()) << "it fits the socket";
+  EXPECT_FALSE(try_send(*there_, bytes_of("overtakes"), {&fd, 1}).value());
+  ASSERT_TRUE(post(*there_, bytes_of("behind it")));
+  EXPECT_FALSE(try_send(*there_, bytes_of("overtakes")).value());
+  std::vector<std::pair<size_t, size_t>> seen;  // bytes and descriptors
+  while (seen.size() < 2) {
+    ASSERT_TRUE(there_->flush());
+    ASSERT_TRUE(here_->fill());
+    for (auto message = here_->next(); message && message.value(); message = here_->next())
+      seen.emplace_back(message.value()->bytes.size(), message.value()->fds.size());
+  }
+  EXPECT_EQ(seen, (std::vector<std::pair<size_t, size_t>>{{3'000'000, 1}, {9, 0}}));
+  ASSERT_TRUE(try_send(*there_, bytes_of("now"), {&fd, 1}).value());
+  EXPECT_EQ(received(), "now +1");
+}
+
+TEST_F(ChannelTest, TryingBehindWhatWasPostedAndIsUnsentIsFalse) {
+  ASSERT_TRUE(post(*there_, filled(3'000'000, 1)));
+  ASSERT_TRUE(there_->has_unsent());
+  EXPECT_FALSE(try_send(*there_, bytes_of("overtakes")).value());
+}
+
+TEST_F(ChannelTest, TryingIsAnErrorWhereThePeerIsGoneAndAboveTheLimit) {
+  const Bytes bytes(1);
+  EXPECT_EQ(try_send(*there_, std::span(bytes.data(), kMessageBytesMax + 1)).error().code, Errc::kTooLarge);
+  here_.reset();
+  EXPECT_EQ(try_send(*there_, bytes).error().code, Errc::kClosed);
+}
+
 // ---- The end of a peer
 
 TEST_F(ChannelTest, MessagesOfAPeerThatHasDiedComeBeforeItsEnd) {
@@ -488,6 +560,25 @@ TEST_F(ChannelTest, LengthAboveTheLimitIsMalformed) {
   const auto fault = this->fault();
   EXPECT_EQ(fault.code, Errc::kMalformed);
   EXPECT_NE(fault.message.find(std::to_string(kMessageBytesMax)), std::string::npos) << fault.message;
+}
+
+TEST_F(ChannelTest, MessageAboveWhatTheReaderTakesIsMalformedBeforeItsBytesCome) {
+  open_with(1000);
+  ASSERT_TRUE(send(*there_, filled(1000, 'x')));
+  EXPECT_EQ(received(), std::string(1000, 'x'));
+  send_raw(message_bytes({.bytes = 1001}));
+  const auto fault = this->fault();
+  EXPECT_EQ(fault.code, Errc::kMalformed);
+  EXPECT_NE(fault.message.find("1001"), std::string::npos) << fault.message;
+  EXPECT_NE(fault.message.find("1000"), std::string::npos) << fault.message;
+}
+
+TEST_F(ChannelTest, WhatTheReaderTakesBoundsNothingThatItSends) {
+  open_with(10);
+  ASSERT_TRUE(send(*here_, "more than ten bytes"));
+  EXPECT_EQ(spoken(there_->receive(soon())), "more than ten bytes");
+  ASSERT_TRUE(post(*here_, bytes_of("more than ten bytes")));
+  ASSERT_TRUE(try_send(*here_, bytes_of("more than ten bytes")).value());
 }
 
 TEST_F(ChannelTest, MoreDescriptorsThanMayBeNamedAreMalformed) {

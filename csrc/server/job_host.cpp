@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/job_host.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <new>
+
+#include "base/assert.h"
+#include "base/child_process.h"
+#include "base/identity.h"
+#include "base/live_clock.h"
+
+namespace penstock::server {
+
+using std::chrono::steady_clock;
+using wire::FromJob;
+using wire::ToJob;
+
+namespace {
+
+constexpr int kMessagesATurn = 64;  // of a job's process, before other things are looked at
+constexpr auto kUnsentInterval = std::chrono::milliseconds(2);
+constexpr size_t kNoticesMax = 64;  // older ones are dropped
+
+Fault wrong(const std::string& what) {
+  return {Errc::kMalformed, "it spoke to its server as no process of a job does: " + what};
+}
+
+// A batch in memory that a job's process has passed. Nothing that the process does to that memory reaches more than
+// the bytes of its own batch.
+class PassedBatch final : public HeldBatch {
+ public:
+  PassedBatch(std::shared_ptr<shm::ArenaView> view, const wire::SlabPlace& place, uint64_t payload_bytes,
+              uint32_t record_bytes)
+      : view_(std::move(view)), slab_index_(place.slab_index), generation_(place.generation) {
+    hold({view_->slab(slab_index_), payload_bytes}, record_bytes);
+  }
+  ~PassedBatch() override { view_->release(slab_index_, generation_); }
+
+ private:
+  const std::shared_ptr<shm::ArenaView> view_;  // shared with the job, while that uses it
+  const uint32_t slab_index_;
+  const uint32_t generation_;
+};
+
+// A batch that came without a slab.
+class CopiedBatch final : public HeldBatch {
+ public:
+  CopiedBatch(std::span<const std::byte> payload, uint32_t record_bytes) : bytes_(payload.begin(), payload.end()) {
+    hold(bytes_, record_bytes);
+  }
+
+ private:
+  const std::vector<std::byte> bytes_;
+};
+
+// Of another process; nothing where that cannot be told.
+std::optional<std::chrono::nanoseconds> cpu_time_of(pid_t pid) {
+  clockid_t clock{};
+  timespec time{};
+  if (pid <= 0 || ::clock_getcpuclockid(pid, &clock) != 0 || ::clock_gettime(clock, &time) != 0) return std::nullopt;
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+std::string text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace
+
+JobHost::JobHost(WarmProcess& warm, std::string log_name) : warm_(warm), log_name_(std::move(log_name)) { note_fds(); }
+
+JobHost::~JobHost() = default;
+
+// ---- For any thread
+
+std::vector<std::string> JobHost::take_notices() {
+  MutexLock lock(mutex_);
+  return std::exchange(notices_, {});
+}
+
+Standing JobHost::standing() const {
+  MutexLock lock(mutex_);
+  return standing_;
+}
+
+std::optional<Fault> JobHost::wait_closed(steady_clock::time_point deadline) {
+  MutexLock lock(mutex_);
+  while (!reason_) {
+    if (!changed_.wait_until(mutex_, deadline) && !reason_) return std::nullopt;
+  }
+  return reason_;
+}
+
+void JobHost::wake() const {
+  if (waker_ != nullptr) waker_->wake();
+}
+
+void JobHost::add_notice(std::string text) {
+  MutexLock lock(mutex_);
+  if (notices_.size() >= kNoticesMax) notices_.erase(notices_.begin());
+  notices_.push_back(std::move(text));
+}
+
+void JobHost::set_standing(const Standing& standing) {
+  MutexLock lock(mutex_);
+  standing_ = standing;
+}
+
+void JobHost::close(Fault reason) {
+  is_closed_ = true;
+  MutexLock lock(mutex_);
+  if (!reason_) reason_ = std::move(reason);
+  changed_.notify_all();
+}
+
+// ---- The work
+
+Maker::Asked JobHost::take_asked() {
+  Asked asked;
+  const Instant now = clock_now();
+  if (is_closed_) return asked;
+  take_news(asked);
+  receive(asked);
+  send_blob();
+  const bool has_trainer = standing().trainer_id != 0;
+  if (has_trainer || !job_ || job_->work) idle_since_.reset();
+  if (!has_trainer && job_ && !job_->work && !job_->is_ending) {
+    if (!idle_since_) idle_since_ = now;
+    if (now - *idle_since_ >= kJobLinger) let_go();
+  }
+  kill_late(now);
+  note_fds();
+  asked.wants_work = !failure_ && (!job_ || (!job_->work && !job_->is_ending));
+  if (job_ && job_->work && !job_->blob) asked.blob = job_->wish;
+  asked.failure = failure_;
+  return asked;
+}
+
+void JobHost::offer(std::shared_ptr<const PoolWork> work) {
+  if (job_ && job_->trainer_id != work->trainer_id) let_go();
+  if (!job_) start(work->trainer_id);
+  job_->is_wanted = true;
+  job_->work = std::move(work);
+  if (job_->is_ending) return;  // it could not be started
+  const PoolWork& made = *job_->work;
+  auto posted = post({.kind = ToJob::Kind::kWork,
+                      .is_lane_start = made.is_lane_start,
+                      .index_kind = made.index_kind,
+                      .trainer_id = made.trainer_id,
+                      .tenancy = made.tenancy,
+                      .key = made.key,
+                      .lane = made.lane,
+                      .epoch_seed = made.epoch_seed,
+                      .first_place = made.first_place,
+                      .link_bytes_per_s = made.link_bytes_per_s,
+                      .indices = made.indices,
+                      .seeds = made.seeds,
+                      .state = made.state,
+                      .blobs = made.blobs});
+  if (!posted) kill(posted.error().message);
+}
+
+void JobHost::set_wanted(bool is_wanted) {
+  if (!job_ || !job_->work || job_->is_ending || job_->is_wanted == is_wanted) return;
+  job_->is_wanted = is_wanted;
+  if (auto posted = post({.kind = is_wanted ? ToJob::Kind::kWanted : ToJob::Kind::kUnwanted}); !posted)
+    kill(posted.error().message);
+}
+
+void JobHost::give_blob(const wire::BlobId& id, Result<std::vector<std::byte>> bytes) {
+  if (!job_ || job_->is_ending || job_->wish != id || job_->blob) return;
+  if (!bytes) {
+    job_->wish.reset();
+    if (auto posted = post({.kind = ToJob::Kind::kNoBlob,
+                            .error = static_cast<uint8_t>(bytes.error().code),
+                            .blobs = {&id, 1},
+                            .body = std::as_bytes(std::span(bytes.error().message))});
+        !posted)
+      kill(posted.error().message);
+    return;
+  }
+  job_->blob = OutgoingBlob{.bytes = std::move(bytes).value()};
+  wake();
+}
+
+// A large blob is copied piece by piece, since trainers expect an answer to their pings meanwhile.
+void JobHost::send_blob() {
+  if (!job_ || !job_->blob || job_->is_ending) return;
+  OutgoingBlob& blob = *job_->blob;
+  const wire::BlobId id = *job_->wish;
+  Result<void> sent;
+  if (blob.bytes.size() <= kInlineBlobBytesMax) {
+    sent = post({.kind = ToJob::Kind::kBlob, .blobs = {&id, 1}, .body = blob.bytes});
+  } else {
+    if (!blob.file) blob.file = FileDescriptor(::memfd_create("penstock-blob", MFD_CLOEXEC));
+    const uint64_t step = std::min(kBlobStepBytes, blob.bytes.size() - blob.written);
+    const ssize_t count = blob.file ? ::write(blob.file.get(), blob.bytes.data() + blob.written, step) : -1;
+    if (count < 0 && errno != EINTR) {
+      const std::string why = std::strerror(errno);
+      job_->blob.reset();
+      return give_blob(id, Fault{Errc::kNoMemory, "a worker has no memory for a part of the job: " + why});
+    }
+    if (count > 0) blob.written += static_cast<uint64_t>(count);
+    wake();
+    if (blob.written < blob.bytes.size()) return;
+    const auto bytes =
+        wire::write_to_job({.kind = ToJob::Kind::kBlobInFile, .blob_bytes = blob.bytes.size(), .blobs = {&id, 1}});
+    const std::span<const std::byte> part(bytes);
+    const int file = blob.file.get();
+    const auto has_sent = job_->channel.try_send({&part, 1}, {&file, 1});
+    if (!has_sent) {
+      sent = has_sent.error();
+    } else if (!has_sent.value()) {
+      sent = wrong("it asked for a part of its job and did not read what came");
+    }
+  }
+  job_->blob.reset();
+  job_->wish.reset();
+  if (!sent) kill(sent.error().message);
+}
+
+Result<void> JobHost::post(const ToJob& message) {
+  const auto bytes = wire::write_to_job(message);
+  const std::span<const std::byte> part(bytes);
+  auto posted = job_->channel.post({&part, 1});
+  // It may have ended a moment ago, which is told with how it did.
+  if (!posted && posted.error().code == Errc::kClosed) return {};
+  return posted;
+}
+
+// ---- What the process of a job says
+
+void JobHost::receive(Asked& asked) {
+  if (!job_ || job_->is_ending) return;
+  try {
+    receive_messages(asked);
+  } catch (const std::bad_alloc&) {
+    kill("there was no memory for what it sent to its server");
+  }
+}
+
+void JobHost::receive_messages(Asked& asked) {
+  if (auto flushed = job_->channel.flush(); !flushed && flushed.error().code != Errc::kClosed)
+    return kill(flushed.error().message);
+  for (int count = 0; count < kMessagesATurn && job_ && !job_->is_ending; ++count) {
+    auto next = job_->channel.next();
+    if (!next) return kill(next.error().message);
+    if (!next.value()) {
+      const auto filled = job_->channel.fill();
+      if (!filled && filled.error().code == Errc::kClosed) return note_hang_up();
+      if (!filled) return kill(filled.error().message);
+      if (!filled.value()) return;
+      continue;
+    }
+    const auto message = wire::parse_from_job(next.value()->bytes);
+    if (!message) return kill(message.error().message);
+    if (auto taken = take_message(message.value(), next.value()->fds, asked); !taken)
+      return kill(taken.error().message);
+  }
+  wake();
+}
+
+Result<void> JobHost::take_message(const FromJob& message, std::span<FileDescriptor> fds, Asked& asked) {
+  if (!job_->work) return wrong("it answers, and nothing was asked for");
+  if (!fds.empty() && !message.place) return wrong("descriptors came with a message that is about none");
+  if (message.kind == FromJob::Kind::kBlobWish) {
+    if (job_->blob) return wrong("it asks for a part of its job while another is on its way");
+    job_->wish = message.blob;
+    return {};
+  }
+  auto result = result_of(message, fds);
+  if (!result) return result.error();
+  asked.result = std::move(result).value();
+  job_->work.reset();
+  job_->wish.reset();
+  job_->blob.reset();
+  return {};
+}
+
+Result<PoolResult> JobHost::result_of(const FromJob& message, std::span<FileDescriptor> fds) {
+  PoolResult result{.answer = message.answer, .flags = message.flags, .text = text_of(message.text)};
+  if (message.kind == FromJob::Kind::kGivenUp) result.kind = PoolResult::Kind::kGivenUp;
+  if (message.kind == FromJob::Kind::kDeclined) result.kind = PoolResult::Kind::kDeclined;
+  result.state.assign(message.state.begin(), message.state.end());
+  result.fetch_time = message.fetch_time;
+  result.prefix_time = message.prefix_time;
+  result.samples = message.samples;
+  result.cpu_share = message.cpu_share;
+  result.sample_count = message.sample_count;
+  result.dataset_size = message.dataset_size;
+  if (message.answer != wire::AnswerKind::kBatch) return result;
+  if (message.place) {
+    auto view = arena_of(*message.place, fds);
+    if (!view) return view.error();
+    if (message.place->slab_index >= view.value()->slab_count() || message.payload_bytes > view.value()->slab_bytes())
+      return wrong("its batch lies outside of the memory that it has passed");
+    result.batch = std::make_unique<PassedBatch>(std::move(view).value(), *message.place, message.payload_bytes,
+                                                 message.record_bytes);
+    return result;
+  }
+  result.batch = std::make_unique<CopiedBatch>(message.payload, message.record_bytes);
+  return result;
+}
+
+Result<std::shared_ptr<shm::ArenaView>> JobHost::arena_of(const wire::SlabPlace& place, std::span<FileDescriptor> fds) {
+  if (fds.size() > 1) return wrong("a batch came with " + std::to_string(fds.size()) + " descriptors");
+  const auto found = job_->arenas.find(place.arena_id);
+  if (fds.empty()) {
+    if (found == job_->arenas.end()) return wrong("its batch lies in memory that it has not passed");
+    return found->second;
+  }
+  auto view = shm::ArenaView::map(fds.front());
+  if (!view || place.is_transient) return view;
+  // Lasting arenas are used one at a time.
+  job_->arenas.clear();
+  job_->arenas.emplace(place.arena_id, view.value());
+  return view;
+}
+
+// ---- The processes
+
+void JobHost::start(uint64_t trainer_id) {
+  auto ends = shm::Channel::open_pair();
+  job_.emplace(Job{
+      .number = next_number_++,
+      .trainer_id = trainer_id,
+      .channel = shm::Channel(ends ? std::move(ends.value().here) : FileDescriptor(), wire::kFromJobMessageBytesMax)});
+  const auto forked = ends ? warm_.fork(job_->number, ends.value().there.get(), log_name_) : Result<void>(ends.error());
+  if (forked) return;
+  // The trainer hears of it as of a process that has died, and asks again.
+  failure_ = Fault{Errc::kNoMemory, "no process could be started for a job: " + forked.error().message};
+  job_->is_ending = true;
+}
+
+void JobHost::kill(std::string why) {
+  if (job_->is_ending) return;
+  job_->is_ending = true;
+  job_->fault = std::move(why);
+  job_->channel.shut_down();
+  static_cast<void>(warm_.end(job_->number));  // whose own end would be told
+}
+
+// As a process does that ends: what becomes of it is told in a moment.
+void JobHost::note_hang_up() {
+  job_->is_ending = true;
+  job_->killed_at = clock_now() + kJobEndGrace;
+}
+
+bool JobHost::end_work(const std::string& why) {
+  if (!job_ || !job_->work) return false;
+  if (!job_->is_ending) add_notice("ends the process of a job: " + why);
+  kill(why);
+  return true;
+}
+
+void JobHost::let_go() {
+  job_->channel.shut_down();
+  past_cpu_time_ += job_->cpu_time;
+  leaving_.emplace(job_->number, Leaving{.channel = std::move(job_->channel), .killed_at = clock_now() + kJobEndGrace});
+  job_.reset();
+}
+
+void JobHost::kill_late(Instant now) {
+  if (job_ && job_->killed_at && now >= *job_->killed_at) {
+    job_->killed_at.reset();
+    job_->fault = "it had hung up on its server and lived on";
+    static_cast<void>(warm_.end(job_->number));
+  }
+  for (auto& [number, leaving] : leaving_) {
+    if (leaving.is_killed || now < leaving.killed_at) continue;
+    static_cast<void>(warm_.end(number));
+    leaving.is_killed = true;
+  }
+}
+
+void JobHost::take_news(Asked& asked) {
+  while (!failure_) {
+    const auto news = warm_.next_news();
+    if (!news) {
+      failure_ = Fault{Errc::kFailed, news.error().message};
+      return;
+    }
+    if (!news.value()) break;
+    const WarmProcess::News& told = *news.value();
+    if (told.kind == wire::WarmMessage::Kind::kEnded) {
+      take_end(told.job, told, asked);
+    } else if (job_ && job_->number == told.job) {
+      job_->pid = told.pid;
+    }
+  }
+  if (job_ && !job_->is_ending)
+    job_->cpu_time = std::max(job_->cpu_time, cpu_time_of(job_->pid).value_or(job_->cpu_time));
+}
+
+void JobHost::take_end(uint64_t number, const WarmProcess::News& news, Asked& asked) {
+  if (leaving_.erase(number) > 0 || !job_ || job_->number != number) return;
+  // What it has said before its end counts.
+  receive(asked);
+  if (!job_ || job_->number != number) return;
+  past_cpu_time_ += job_->cpu_time;
+  std::string how;
+  if (news.pid == 0) {
+    how = "could not be started; the system has no memory or no process numbers left";
+  } else if (!job_->fault.empty()) {
+    how = "was ended by its server: " + job_->fault;
+  } else {
+    how = ProcessEnd{.status = news.status}.spoken();
+  }
+  if (job_->work) {
+    PENSTOCK_ASSERT(!asked.result, "a result of work that is still in hand");
+    asked.result = PoolResult{.kind = PoolResult::Kind::kDied, .text = how};
+  } else {
+    asked.lost_process_of = job_->trainer_id;
+  }
+  add_notice("the process of a job of trainer " + spoken_id(job_->trainer_id).substr(0, 8) + " " + how);
+  job_.reset();
+}
+
+std::chrono::nanoseconds JobHost::cpu_time() const {
+  return process_cpu_time() + past_cpu_time_ + (job_ ? job_->cpu_time : std::chrono::nanoseconds(0));
+}
+
+std::optional<Instant> JobHost::due_at() const {
+  std::optional<Instant> due;
+  if (idle_since_) due = *idle_since_ + kJobLinger;
+  if (job_ && job_->killed_at) due = earlier(due, *job_->killed_at);
+  // Nobody tells when a channel has room again.
+  if (job_ && !job_->is_ending && job_->channel.has_unsent()) due = earlier(due, clock_now() + kUnsentInterval);
+  for (const auto& [number, leaving] : leaving_)
+    if (!leaving.is_killed) due = earlier(due, leaving.killed_at);
+  return due;
+}
+
+// A channel that has hung up is readable for ever.
+void JobHost::note_fds() {
+  fds_.clear();
+  if (!failure_) fds_.push_back(warm_.fd());
+  if (job_ && !job_->is_ending) fds_.push_back(job_->channel.fd());
+}
+
+}  // namespace penstock::server

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/warm_process.h"
+
+#include <array>
+#include <csignal>
+#include <span>
+#include <utility>
+
+namespace penstock::server {
+
+using std::chrono::steady_clock;
+using wire::WarmMessage;
+
+namespace {
+
+// For the jobs' processes and then the warm one to end in, before it is killed; theirs die with it.
+constexpr auto kEndMax = std::chrono::seconds(3);
+constexpr auto kReapMax = std::chrono::seconds(1);  // for the end of a process that has closed its channel
+
+}  // namespace
+
+Result<std::unique_ptr<WarmProcess>> WarmProcess::start(std::vector<std::string> command) {
+  auto ends = shm::Channel::open_pair();
+  if (!ends) return ends.error();
+  const int there = ends.value().there.get();
+  command.push_back(std::to_string(there));
+  auto process = ChildProcess::start({.command = std::move(command), .passed_fd = there, .has_own_session = true});
+  if (!process) return process.error();
+  return std::make_unique<WarmProcess>(std::move(process).value(), shm::Channel(std::move(ends.value().here)));
+}
+
+WarmProcess::WarmProcess(ChildProcess process, shm::Channel channel)
+    : process_(std::move(process)), channel_(std::move(channel)) {}
+
+WarmProcess::~WarmProcess() {
+  channel_.shut_down();
+  if (!process_.wait_until(steady_clock::now() + kEndMax)) process_.signal(SIGKILL);
+}
+
+Fault WarmProcess::ended() {
+  static_cast<void>(process_.wait_until(steady_clock::now() + kReapMax));
+  const auto& end = process_.poll();
+  return {Errc::kClosed, "the process from which those of jobs are forked " +
+                             (end ? end->spoken() : "has closed its channel to the server")};
+}
+
+Result<WarmFacts> WarmProcess::wait_until_ready(steady_clock::time_point deadline) {
+  const auto received = channel_.receive(deadline);
+  if (!received && received.error().code == Errc::kClosed) return ended();
+  if (!received) return received.error();
+  const auto message = wire::parse_warm_message(received.value().bytes);
+  if (!message) return message.error();
+  if (message.value().kind != WarmMessage::Kind::kReady)
+    return Fault{Errc::kMalformed, "a warm process must say first that it is ready"};
+  return WarmFacts{
+      .numerics = message.value().numerics, .torch = message.value().torch, .about = std::string(message.value().text)};
+}
+
+Result<void> WarmProcess::fork(uint64_t job, int channel, const std::string& log_name) {
+  return send({.kind = WarmMessage::Kind::kFork, .job = job, .text = log_name}, {&channel, 1});
+}
+
+Result<void> WarmProcess::end(uint64_t job) { return send({.kind = WarmMessage::Kind::kEnd, .job = job}); }
+
+Result<void> WarmProcess::send(const WarmMessage& message, std::span<const int> fds) {
+  const auto bytes = wire::write_warm_message(message);
+  const std::span<const std::byte> part(bytes);
+  // It does nothing but read these, and they are few: the socket has room for a thousand.
+  return channel_.send({&part, 1}, fds);
+}
+
+Result<std::optional<WarmProcess::News>> WarmProcess::next_news() {
+  for (;;) {
+    const auto received = channel_.next();
+    if (!received) return received.error();
+    if (received.value()) {
+      const auto message = wire::parse_warm_message(received.value()->bytes);
+      if (!message) return message.error();
+      const WarmMessage& news = message.value();
+      if (news.kind != WarmMessage::Kind::kStarted && news.kind != WarmMessage::Kind::kEnded)
+        return Fault{Errc::kMalformed, "a warm process must tell of its jobs' processes alone once it is ready"};
+      return std::optional(News{.kind = news.kind, .job = news.job, .pid = news.pid, .status = news.status});
+    }
+    const auto filled = channel_.fill();
+    if (!filled && filled.error().code == Errc::kClosed) return ended();
+    if (!filled) return filled.error();
+    if (!filled.value()) return std::optional<News>();
+  }
+}
+
+}  // namespace penstock::server

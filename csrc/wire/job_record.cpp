@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "wire/job_record.h"
+
+#include <algorithm>
+#include <cstring>
+#include <initializer_list>
+#include <utility>
+
+#include "base/assert.h"
+#include "wire/malformed.h"
+
+namespace penstock::wire {
+namespace {
+
+constexpr uint8_t kJobLaneStart = 1;
+constexpr uint8_t kPlaced = 1;
+constexpr uint8_t kTransient = 2;
+constexpr uint8_t kErrcMax = static_cast<uint8_t>(Errc::kFailed);
+
+struct ToJobHead {
+  uint32_t magic = kToJobMagic;
+  uint16_t version = kJobVersion;
+  uint8_t kind = 0;
+  uint8_t flags = 0;
+  uint64_t trainer_id = 0;
+  uint64_t tenancy = 0;
+  uint64_t sequence = 0;
+  uint32_t epoch = 0;
+  uint32_t lane = 0;
+  uint64_t epoch_seed = 0;
+  uint64_t first_place = 0;
+  double link_bytes_per_s = 0;
+  uint64_t blob_bytes = 0;
+  uint64_t index_bytes = 0;
+  uint64_t state_bytes = 0;
+  uint32_t seeds_bytes = 0;
+  uint32_t blob_count = 0;
+  uint8_t index_kind = 0;
+  uint8_t error = 0;
+  uint8_t reserved[6] = {};
+};
+static_assert(sizeof(ToJobHead) == kToJobHeadBytes);
+
+struct FromJobHead {
+  uint32_t magic = kFromJobMagic;
+  uint16_t version = kJobVersion;
+  uint8_t kind = 0;
+  uint8_t answer = 0;
+  uint8_t flags = 0;
+  uint8_t cpu_share = 0;
+  uint8_t placed = 0;  // kPlaced, kTransient
+  uint8_t reserved = 0;
+  uint32_t record_bytes = 0;
+  uint64_t payload_bytes = 0;
+  uint32_t fetch_time = 0;
+  uint32_t prefix_time = 0;
+  SampleTimes samples{};
+  uint32_t sample_count = 0;
+  uint32_t arena_id = 0;
+  uint64_t dataset_size = kSizeUntold;
+  uint32_t slab_index = 0;
+  uint32_t generation = 0;
+  uint64_t slab_bytes = 0;
+  uint64_t state_bytes = 0;
+  uint32_t text_bytes = 0;
+  uint32_t zero = 0;
+  BlobId blob{};
+  uint64_t reserved_end[2] = {};
+};
+static_assert(sizeof(FromJobHead) == kFromJobHeadBytes);
+
+struct WarmHead {
+  uint32_t magic = kWarmMagic;
+  uint16_t version = kJobVersion;
+  uint8_t kind = 0;
+  uint8_t reserved = 0;
+  uint64_t job = 0;
+  int32_t pid = 0;
+  int32_t status = 0;
+  uint16_t torch = 0;
+  uint8_t reserved_end[14] = {};
+};
+static_assert(sizeof(WarmHead) == kWarmHeadBytes);
+
+Fault malformed_job(std::string_view who, std::string_view reason) {
+  return malformed("a message of " + std::string(who), reason);
+}
+
+template <typename Head>
+Result<Head> read_job_head(std::span<const std::byte> part, uint32_t magic, uint8_t kind_max, std::string_view who) {
+  Head head;
+  if (part.size() < sizeof head) return malformed_job(who, std::to_string(part.size()) + " bytes long");
+  std::memcpy(&head, part.data(), sizeof head);
+  if (head.magic != magic) return malformed_job(who, "it has another magic number");
+  if (head.version != kJobVersion) {
+    return Fault{Errc::kMismatch, "a message of " + std::string(who) + " has version " + std::to_string(head.version) +
+                                      ", and this process speaks version " + std::to_string(kJobVersion) +
+                                      "; the server and its processes must be of the same installation of penstock"};
+  }
+  if (head.kind == 0 || head.kind > kind_max) return malformed_job(who, "unknown kind " + std::to_string(head.kind));
+  return head;
+}
+
+template <typename Head>
+std::vector<std::byte> message_of(const Head& head, std::initializer_list<std::span<const std::byte>> bodies) {
+  size_t size = sizeof head;
+  for (const auto body : bodies) size += body.size();
+  std::vector<std::byte> part(size);
+  std::memcpy(part.data(), &head, sizeof head);
+  size_t end = sizeof head;
+  for (const auto body : bodies) {
+    if (!body.empty()) std::memcpy(part.data() + end, body.data(), body.size());
+    end += body.size();
+  }
+  return part;
+}
+
+// Takes `bytes` from the front of `body`. Nothing where it has fewer.
+std::optional<std::span<const std::byte>> take_front(std::span<const std::byte>& body, uint64_t bytes) {
+  if (bytes > body.size()) return std::nullopt;
+  const auto taken = body.first(bytes);
+  body = body.subspan(bytes);
+  return taken;
+}
+
+template <size_t kCount>
+bool are_zero(const uint8_t (&bytes)[kCount]) {
+  return std::all_of(std::begin(bytes), std::end(bytes), [](uint8_t byte) { return byte == 0; });
+}
+
+std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+}  // namespace
+
+std::vector<std::byte> write_to_job(const ToJob& message) {
+  const ToJobHead head{.kind = static_cast<uint8_t>(message.kind),
+                       .flags = message.is_lane_start ? kJobLaneStart : uint8_t{0},
+                       .trainer_id = message.trainer_id,
+                       .tenancy = message.tenancy,
+                       .sequence = message.key.sequence,
+                       .epoch = message.key.epoch,
+                       .lane = message.lane,
+                       .epoch_seed = message.epoch_seed,
+                       .first_place = message.first_place,
+                       .link_bytes_per_s = message.link_bytes_per_s,
+                       .blob_bytes = message.blob_bytes,
+                       .index_bytes = message.indices.size(),
+                       .state_bytes = message.state.size(),
+                       .seeds_bytes = static_cast<uint32_t>(message.seeds.size()),
+                       .blob_count = static_cast<uint32_t>(message.blobs.size()),
+                       .index_kind = static_cast<uint8_t>(message.index_kind),
+                       .error = message.error};
+  return message_of(head, {std::as_bytes(message.blobs), message.indices, message.seeds, message.state, message.body});
+}
+
+Result<ToJob> parse_to_job(std::span<const std::byte> part) {
+  constexpr std::string_view kWho = "a server to its job";
+  const auto read = read_job_head<ToJobHead>(part, kToJobMagic, static_cast<uint8_t>(ToJob::Kind::kNoBlob), kWho);
+  if (!read) return read.error();
+  const ToJobHead& head = read.value();
+  if ((head.flags & ~kJobLaneStart) != 0 || !are_zero(head.reserved) || head.error > kErrcMax ||
+      head.index_kind > static_cast<uint8_t>(IndexKind::kPickle) || head.blob_count > kRequestBlobCountMax)
+    return malformed_job(kWho, "a field is out of range");
+  auto body = part.subspan(sizeof head);
+  const auto blobs = take_front(body, head.blob_count * sizeof(BlobId));
+  const auto indices = blobs ? take_front(body, head.index_bytes) : std::nullopt;
+  const auto seeds = indices ? take_front(body, head.seeds_bytes) : std::nullopt;
+  const auto state = seeds ? take_front(body, head.state_bytes) : std::nullopt;
+  if (!state) return malformed_job(kWho, "it is shorter than its head says");
+  return ToJob{.kind = static_cast<ToJob::Kind>(head.kind),
+               .error = head.error,
+               .is_lane_start = head.flags == kJobLaneStart,
+               .index_kind = static_cast<IndexKind>(head.index_kind),
+               .trainer_id = head.trainer_id,
+               .tenancy = head.tenancy,
+               .key = {.epoch = head.epoch, .sequence = head.sequence},
+               .lane = head.lane,
+               .epoch_seed = head.epoch_seed,
+               .first_place = head.first_place,
+               .link_bytes_per_s = head.link_bytes_per_s,
+               .blob_bytes = head.blob_bytes,
+               .indices = *indices,
+               .seeds = *seeds,
+               .state = *state,
+               .blobs = blob_ids(*blobs),
+               .body = body};
+}
+
+std::vector<std::byte> write_from_job(const FromJob& message) {
+  FromJobHead head{.kind = static_cast<uint8_t>(message.kind),
+                   .answer = static_cast<uint8_t>(message.answer),
+                   .flags = message.flags,
+                   .cpu_share = message.cpu_share,
+                   .record_bytes = message.record_bytes,
+                   .payload_bytes = message.payload_bytes,
+                   .fetch_time = message.fetch_time,
+                   .prefix_time = message.prefix_time,
+                   .samples = message.samples,
+                   .sample_count = message.sample_count,
+                   .dataset_size = message.dataset_size,
+                   .state_bytes = message.state.size(),
+                   .text_bytes = static_cast<uint32_t>(message.text.size()),
+                   .blob = message.blob};
+  if (message.place) {
+    head.placed = static_cast<uint8_t>(kPlaced | (message.place->is_transient ? kTransient : 0));
+    head.arena_id = message.place->arena_id;
+    head.slab_index = message.place->slab_index;
+    head.generation = message.place->generation;
+    head.slab_bytes = message.place->slab_bytes;
+  }
+  return message_of(head, {message.text, message.state});
+}
+
+Result<FromJob> parse_from_job(std::span<const std::byte> part) {
+  constexpr std::string_view kWho = "a job to its server";
+  const auto read =
+      read_job_head<FromJobHead>(part, kFromJobMagic, static_cast<uint8_t>(FromJob::Kind::kBlobWish), kWho);
+  if (!read) return read.error();
+  const FromJobHead& head = read.value();
+  const auto kind = static_cast<FromJob::Kind>(head.kind);
+  const bool is_batch = head.answer == static_cast<uint8_t>(AnswerKind::kBatch);
+  const bool is_placed = (head.placed & kPlaced) != 0;
+  if (head.reserved != 0 || head.zero != 0 || head.reserved_end[0] != 0 || head.reserved_end[1] != 0)
+    return malformed_job(kWho, "reserved bytes are not zero");
+  if ((kind == FromJob::Kind::kResult) != (head.answer != 0) || head.answer > static_cast<uint8_t>(AnswerKind::kError))
+    return malformed_job(kWho, "a result and its kind of answer do not come together");
+  if ((head.flags & ~kPoolAnswerFlags) != 0 || (head.placed & ~(kPlaced | kTransient)) != 0 ||
+      (!is_placed && head.placed != 0) || (!is_batch && (head.flags != 0 || is_placed)))
+    return malformed_job(kWho, "unknown flags");
+  if (is_batch != (head.payload_bytes != 0) || is_batch != (head.record_bytes != 0) ||
+      head.record_bytes > head.payload_bytes || head.payload_bytes > kPoolPayloadBytesMax)
+    return malformed_job(kWho, "the sizes of its batch contradict each other");
+  const bool has_samples =
+      head.samples.dataset_time != 0 || head.samples.slowest_place != 0 || head.samples.slowest_share != 0;
+  if (!is_batch && (has_samples || head.sample_count != 0 || head.prefix_time != 0))
+    return malformed_job(kWho, "it counts the samples of no batch");
+  if (!is_placed && ((head.arena_id | head.slab_index | head.generation) != 0 || head.slab_bytes != 0))
+    return malformed_job(kWho, "it names a slab, and nothing lies there");
+  const bool has_text = head.answer == static_cast<uint8_t>(AnswerKind::kError) || kind == FromJob::Kind::kDeclined;
+  const bool has_state = is_batch || head.answer == static_cast<uint8_t>(AnswerKind::kError);
+  if ((!has_text && head.text_bytes != 0) || (!has_state && head.state_bytes != 0))
+    return malformed_job(kWho, "it has a text or a state that its kind has not");
+  if (head.text_bytes > kJobBodyBytesMax || head.state_bytes > kJobBodyBytesMax ||
+      head.text_bytes + head.state_bytes > kJobBodyBytesMax) {
+    return Fault{Errc::kTooLarge,
+                 "a message of a job to its server has " + std::to_string(head.text_bytes + head.state_bytes) +
+                     " bytes of texts and states, above the cap of " + std::to_string(kJobBodyBytesMax)};
+  }
+  auto body = part.subspan(sizeof head);
+  const auto text = take_front(body, head.text_bytes);
+  const auto state = text ? take_front(body, head.state_bytes) : std::nullopt;
+  if (!state) return malformed_job(kWho, "it is shorter than its head says");
+  if (body.size() != (is_batch && !is_placed ? head.payload_bytes : 0))
+    return malformed_job(kWho, "the bytes of its batch are not those that its head says");
+  FromJob message{.kind = kind,
+                  .answer = static_cast<AnswerKind>(head.answer),
+                  .flags = head.flags,
+                  .cpu_share = head.cpu_share,
+                  .record_bytes = head.record_bytes,
+                  .payload_bytes = head.payload_bytes,
+                  .fetch_time = head.fetch_time,
+                  .prefix_time = head.prefix_time,
+                  .samples = head.samples,
+                  .sample_count = head.sample_count,
+                  .dataset_size = head.dataset_size,
+                  .blob = head.blob,
+                  .text = *text,
+                  .state = *state,
+                  .payload = body};
+  if (is_placed) {
+    message.place = SlabPlace{.arena_id = head.arena_id,
+                              .slab_index = head.slab_index,
+                              .generation = head.generation,
+                              .is_transient = (head.placed & kTransient) != 0,
+                              .slab_bytes = head.slab_bytes};
+  }
+  return message;
+}
+
+std::vector<std::byte> write_warm_message(const WarmMessage& message) {
+  const WarmHead head{.kind = static_cast<uint8_t>(message.kind),
+                      .job = message.job,
+                      .pid = message.pid,
+                      .status = message.status,
+                      .torch = message.torch};
+  const bool is_ready = message.kind == WarmMessage::Kind::kReady;
+  const auto numerics = std::as_bytes(std::span(message.numerics));
+  return message_of(head, {is_ready ? numerics : std::span<const std::byte>(), bytes_of(message.text)});
+}
+
+Result<WarmMessage> parse_warm_message(std::span<const std::byte> part) {
+  constexpr std::string_view kWho = "a warm process or its server";
+  const auto read = read_job_head<WarmHead>(part, kWarmMagic, static_cast<uint8_t>(WarmMessage::Kind::kEnd), kWho);
+  if (!read) return read.error();
+  const WarmHead& head = read.value();
+  if (head.reserved != 0 || !are_zero(head.reserved_end)) return malformed_job(kWho, "reserved bytes are not zero");
+  WarmMessage message{.kind = static_cast<WarmMessage::Kind>(head.kind),
+                      .torch = head.torch,
+                      .job = head.job,
+                      .pid = head.pid,
+                      .status = head.status};
+  auto body = part.subspan(sizeof head);
+  if (message.kind == WarmMessage::Kind::kReady) {
+    const auto numerics = take_front(body, sizeof message.numerics);
+    if (!numerics) return malformed_job(kWho, "it is shorter than its head says");
+    std::memcpy(message.numerics.data(), numerics->data(), sizeof message.numerics);
+  }
+  const bool has_text = message.kind == WarmMessage::Kind::kReady || message.kind == WarmMessage::Kind::kFork;
+  const size_t bytes_max = message.kind == WarmMessage::Kind::kReady ? kAboutBytesMax : kLogNameBytesMax;
+  if (body.size() > (has_text ? bytes_max : 0)) return malformed_job(kWho, "its text is too long");
+  message.text = {reinterpret_cast<const char*>(body.data()), body.size()};
+  return message;
+}
+
+}  // namespace penstock::wire

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The messages between the server of a pool's worker and the processes beside it: the warm process, which forks one
+// process for each job, and the process of a job, which makes its batches. Each is one message of a channel
+// (shm/channel.h). PROTOCOL.md is the specification.
+//
+// A job's process runs people's code and may send anything. What a server reads of it is checked here, and says
+// something about that job's batches alone.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/numerics.h"
+#include "base/result.h"
+#include "wire/batch_key.h"
+#include "wire/blob_record.h"
+#include "wire/data_message.h"
+#include "wire/message.h"
+#include "wire/pool_record.h"
+#include "wire/slab_place.h"
+
+namespace penstock::wire {
+
+constexpr uint32_t kToJobMagic = 0x314a4e50;    // "PNJ1"
+constexpr uint32_t kFromJobMagic = 0x314f4e50;  // "PNO1"
+constexpr uint32_t kWarmMagic = 0x31484e50;     // "PNH1"
+constexpr uint16_t kJobVersion = 1;
+constexpr size_t kToJobHeadBytes = 104;
+constexpr size_t kFromJobHeadBytes = 136;
+constexpr size_t kWarmHeadBytes = 40;
+
+// The most that a job's process may put behind a head, beside the bytes of a batch for which there is no slab.
+constexpr uint64_t kJobBodyBytesMax = kPoolBodyBytesMax;
+// The largest batch that crosses without a slab, which the server takes into its own memory.
+constexpr uint64_t kJobBatchBytesMax = uint64_t{1} << 30;
+constexpr uint64_t kFromJobMessageBytesMax = kFromJobHeadBytes + kJobBodyBytesMax + kJobBatchBytesMax;
+constexpr size_t kAboutBytesMax = 4096;   // of a warm process
+constexpr size_t kLogNameBytesMax = 256;  // of a job's process
+
+// ---- To the process of a job
+
+struct ToJob {
+  enum class Kind : uint8_t {
+    kWork = 1,    // make this batch; all fields below count
+    kUnwanted,    // nobody wants the batch that is being made any more
+    kWanted,      // somebody does again
+    kBlob,        // `body` is the first of `blobs`, which was wished for
+    kBlobInFile,  // the descriptor that comes along has it
+    kNoBlob,      // it cannot be had: `error`, with the text of `body`
+  };
+  Kind kind = Kind::kWork;
+  uint8_t error = 0;  // an Errc
+  bool is_lane_start = false;
+  IndexKind index_kind = IndexKind::kNone;
+  uint64_t trainer_id = 0;
+  uint64_t tenancy = 0;
+  BatchKey key{};
+  Lane lane = kNoLane;
+  uint64_t epoch_seed = 0;
+  uint64_t first_place = 0;
+  double link_bytes_per_s = 0;
+  uint64_t blob_bytes = 0;  // of kBlobInFile
+  std::span<const std::byte> indices = {};
+  std::span<const std::byte> seeds = {};
+  std::span<const std::byte> state = {};
+  std::span<const BlobId> blobs = {};
+  std::span<const std::byte> body = {};  // of kBlob and kNoBlob
+};
+
+std::vector<std::byte> write_to_job(const ToJob& message);
+// The spans of the result lie in `part`. kMalformed, or kMismatch for another version.
+Result<ToJob> parse_to_job(std::span<const std::byte> part);
+
+// ---- From the process of a job
+
+struct FromJob {
+  enum class Kind : uint8_t {
+    kResult = 1,  // the outcome of the work, by `answer`; a batch lies in the slab of `place`, or in `payload`
+    kGivenUp,     // nobody wanted it any more
+    kDeclined,    // nothing that this trainer asks for can be made here; `text` says why
+    kBlobWish,    // `blob` is needed
+  };
+  Kind kind = Kind::kResult;
+  AnswerKind answer = AnswerKind::kNone;
+  uint8_t flags = 0;  // kPoolAnswerFlags
+  uint8_t cpu_share = 0;
+  uint32_t record_bytes = 0;
+  uint64_t payload_bytes = 0;  // of a batch, its record included
+  uint32_t fetch_time = 0;
+  uint32_t prefix_time = 0;
+  SampleTimes samples{};
+  uint32_t sample_count = 0;
+  uint64_t dataset_size = kSizeUntold;
+  // Where the batch lies from the slab's beginning; the arena's descriptor comes along where it is new.
+  std::optional<SlabPlace> place = {};
+  BlobId blob{};
+  std::span<const std::byte> text = {};
+  std::span<const std::byte> state = {};
+  std::span<const std::byte> payload = {};  // of a batch that lies in no slab
+};
+
+// The head with what is behind it but for the payload, which follows in the same message.
+std::vector<std::byte> write_from_job(const FromJob& message);
+// The spans of the result lie in `part`. kMalformed, kTooLarge, or kMismatch for another version.
+Result<FromJob> parse_from_job(std::span<const std::byte> part);
+
+// ---- Between a server and its warm process
+
+struct WarmMessage {
+  enum class Kind : uint8_t {
+    kReady = 1,  // from the process: it can fork; `numerics`, `torch`, and `text` about it for people
+    kFork,       // to it: the descriptor that comes along is that of `job`, whose process logs under the name `text`
+    kStarted,    // from it: `pid` is the process of `job`
+    kEnded,      // from it: that process has ended, `status` as waitpid() has it, or could not be forked: pid 0
+    kEnd,        // to it: end the process of `job` at once, and all of its session
+  };
+  Kind kind = Kind::kReady;
+  uint16_t torch = 0;
+  uint64_t job = 0;
+  int32_t pid = 0;
+  int32_t status = 0;
+  Numerics numerics{};
+  std::string_view text = {};
+};
+
+std::vector<std::byte> write_warm_message(const WarmMessage& message);
+// The text of the result lies in `part`. kMalformed, or kMismatch for another version.
+Result<WarmMessage> parse_warm_message(std::span<const std::byte> part);
+
+}  // namespace penstock::wire

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/job_channel.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <span>
+#include <utility>
+
+#include "server/cpu_time.h"
+
+namespace penstock::worker {
+
+using server::HeldBatch;
+using server::PoolResult;
+using server::PoolWork;
+using wire::FromJob;
+using wire::ToJob;
+
+namespace {
+
+Fault job_is_over() { return {Errc::kClosed, "the job is over"}; }
+
+std::vector<std::byte> owned(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.end()}; }
+
+// The whole of a file that the server has made for this.
+Result<std::vector<std::byte>> read_file(int fd, uint64_t size) {
+  std::vector<std::byte> bytes;
+  try {
+    bytes.resize(size);
+  } catch (const std::bad_alloc&) {
+    return Fault{Errc::kNoMemory, "there is no memory for a part of the job, of " + std::to_string(size) + " bytes"};
+  }
+  for (uint64_t done = 0; done < size;) {
+    const ssize_t count = ::pread(fd, bytes.data() + done, size - done, static_cast<off_t>(done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0)
+      return Fault{Errc::kFailed, std::string("a part of the job cannot be read: ") +
+                                      (count < 0 ? std::strerror(errno) : "it is shorter than the server said")};
+    done += static_cast<uint64_t>(count);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const PoolWork>> JobChannel::next(Deadline deadline) {
+  for (;;) {
+    const auto received = channel_.receive(deadline);
+    if (!received && received.error().code == Errc::kClosed) return job_is_over();
+    if (!received) return received.error();
+    const auto message = wire::parse_to_job(received.value().bytes);
+    if (!message) return message.error();
+    // The rest is about work that is over.
+    if (message.value().kind == ToJob::Kind::kWork) return begin(message.value());
+  }
+}
+
+Result<std::shared_ptr<const PoolWork>> JobChannel::begin(const ToJob& message) {
+  is_in_hand_ = is_wanted_ = true;
+  wished_.reset();
+  arrived_.reset();
+  trainer_id_ = message.trainer_id;
+  return std::make_shared<const PoolWork>(PoolWork{.trainer_id = message.trainer_id,
+                                                   .tenancy = message.tenancy,
+                                                   .key = message.key,
+                                                   .lane = message.lane,
+                                                   .is_lane_start = message.is_lane_start,
+                                                   .index_kind = message.index_kind,
+                                                   .epoch_seed = message.epoch_seed,
+                                                   .first_place = message.first_place,
+                                                   .link_bytes_per_s = message.link_bytes_per_s,
+                                                   .indices = owned(message.indices),
+                                                   .seeds = owned(message.seeds),
+                                                   .state = owned(message.state),
+                                                   .blobs = {message.blobs.begin(), message.blobs.end()},
+                                                   .begun_at = std::chrono::steady_clock::now(),
+                                                   .cpu_begun_at = server::process_cpu_time()});
+}
+
+Result<std::vector<std::byte>> JobChannel::blob(const wire::BlobId& id, Deadline deadline) {
+  if (!is_wanted()) return Fault{Errc::kClosed, "nobody wants this batch any more"};
+  if (wished_ != id) {
+    wished_ = id;
+    arrived_.reset();
+    const auto wish = wire::write_from_job({.kind = FromJob::Kind::kBlobWish, .blob = id});
+    const std::span<const std::byte> part(wish);
+    if (auto sent = channel_.send({&part, 1}); !sent) return job_is_over();
+  }
+  while (!arrived_) {
+    const auto received = channel_.receive(deadline);
+    if (!received && received.error().code == Errc::kClosed) return job_is_over();
+    if (!received) return received.error();
+    if (auto taken = take(received.value()); !taken) return taken.error();
+    if (!is_wanted_) {
+      wished_.reset();
+      return Fault{Errc::kClosed, "nobody wants this batch any more"};
+    }
+  }
+  wished_.reset();
+  return *std::exchange(arrived_, std::nullopt);
+}
+
+bool JobChannel::is_wanted() const {
+  for (;;) {
+    const auto message = channel_.next();
+    if (!message) return false;
+    if (message.value()) {
+      if (!take(*message.value())) return false;
+      continue;
+    }
+    const auto filled = channel_.fill();
+    if (!filled) return false;
+    if (!filled.value()) return is_wanted_;
+  }
+}
+
+// A message that comes while work is in hand.
+Result<void> JobChannel::take(const shm::Channel::Message& message) const {
+  const auto parsed = wire::parse_to_job(message.bytes);
+  if (!parsed) return parsed.error();
+  const ToJob& told = parsed.value();
+  if (told.kind == ToJob::Kind::kUnwanted) is_wanted_ = false;
+  if (told.kind == ToJob::Kind::kWanted) is_wanted_ = true;
+  if (told.blobs.size() != 1 || wished_ != told.blobs.front()) return {};  // of work before this
+  if (told.kind == ToJob::Kind::kBlob) arrived_ = owned(told.body);
+  if (told.kind == ToJob::Kind::kNoBlob) {
+    arrived_ = Fault{static_cast<Errc>(told.error),
+                     std::string(reinterpret_cast<const char*>(told.body.data()), told.body.size())};
+  }
+  if (told.kind == ToJob::Kind::kBlobInFile) {
+    if (message.fds.size() != 1) return Fault{Errc::kMalformed, "a part of the job was named and did not come"};
+    arrived_ = read_file(message.fds.front().get(), told.blob_bytes);
+  }
+  return {};
+}
+
+void JobChannel::finish(PoolResult result) {
+  if (!std::exchange(is_in_hand_, false)) return;
+  if (result.kind == PoolResult::Kind::kHandedBack) {
+    std::fprintf(stderr, "penstock: the process of a job ends: %s\n", result.text.c_str());
+    std::_Exit(EXIT_FAILURE);
+  }
+  // Where the server has hung up, next() says so.
+  static_cast<void>(send(result));
+}
+
+Result<void> JobChannel::send(PoolResult& result) {
+  FromJob message{.answer = result.answer,
+                  .flags = result.flags,
+                  .cpu_share = result.cpu_share,
+                  .fetch_time = result.fetch_time,
+                  .prefix_time = result.prefix_time,
+                  .samples = result.samples,
+                  .sample_count = result.sample_count,
+                  .dataset_size = result.dataset_size,
+                  .text = std::as_bytes(std::span(result.text)),
+                  .state = result.state};
+  if (result.kind == PoolResult::Kind::kGivenUp) message.kind = FromJob::Kind::kGivenUp;
+  if (result.kind == PoolResult::Kind::kDeclined) message.kind = FromJob::Kind::kDeclined;
+  if (result.batch) return send_batch(*result.batch, message);
+  const auto bytes = wire::write_from_job(message);
+  const std::span<const std::byte> part(bytes);
+  return channel_.send({&part, 1});
+}
+
+Result<void> JobChannel::send_batch(HeldBatch& batch, FromJob message) {
+  message.record_bytes = batch.record_bytes();
+  message.payload_bytes = batch.payload().size();
+  const shm::SlabRegion* region = batch.region();
+  if (region == nullptr) {
+    if (message.payload_bytes > wire::kJobBatchBytesMax) {
+      PoolResult refusal{.answer = wire::AnswerKind::kError};
+      refusal.text = std::string("MemoryError") + '\0' + "there is no shared memory for a batch of " +
+                     std::to_string(message.payload_bytes) +
+                     " bytes; give the worker more (/dev/shm, its memory limit), or make batches smaller";
+      return send(refusal);
+    }
+    const auto bytes = wire::write_from_job(message);
+    const std::span<const std::byte> parts[] = {bytes, batch.payload()};
+    return channel_.send(parts);
+  }
+  const shm::Arena& arena = *region->arena;
+  message.place = wire::SlabPlace{.arena_id = arena.id(),
+                                  .slab_index = region->slab_index,
+                                  .generation = arena.generation(region->slab_index),
+                                  .is_transient = region->is_transient,
+                                  .slab_bytes = arena.backed_bytes(region->slab_index)};
+  const int fd = arena.fd();
+  const bool is_new = slabs_->take_unannounced(*region);
+  const auto bytes = wire::write_from_job(message);
+  const std::span<const std::byte> part(bytes);
+  auto sent = channel_.send({&part, 1}, std::span(&fd, is_new ? 1 : 0));
+  // It is the server's from now on, which releases it once the trainer has the batch.
+  if (sent) batch.note_handed_over();
+  return sent;
+}
+
+}  // namespace penstock::worker

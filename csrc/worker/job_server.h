@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the process of a job makes batches with: its work comes from the server that it was forked for, and it has
+// neither keys nor sockets of its pool.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "base/file_descriptor.h"
+#include "worker/batch_server.h"
+#include "worker/job_channel.h"
+
+namespace penstock::worker {
+
+// What the base that takes work from it has to be outlived by.
+struct OwnJobChannel {
+  explicit OwnJobChannel(FileDescriptor socket) : channel(std::move(socket)) {}
+
+  JobChannel channel;
+  const std::atomic<bool> is_closing{false};  // never: the server ends a process that does not leave by itself
+};
+
+// As its base: confined to the thread that makes batches.
+class JobServer : private OwnJobChannel, public BatchServer {
+ public:
+  // Takes over this process's end of the channel. `arena_bytes` is the cap of its lasting arena.
+  JobServer(FileDescriptor socket, uint64_t arena_bytes)
+      : OwnJobChannel(std::move(socket)),
+        BatchServer(
+            channel,
+            {.arena_bytes = arena_bytes, .prefetch_factor = kBatchesAhead + uint32_t{kKeptBatchesMax}, .waits = true},
+            is_closing) {
+    channel.set_slabs(pool());
+  }
+};
+
+}  // namespace penstock::worker

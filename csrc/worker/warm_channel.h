@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The end of a warm process in its server's channel (server/warm_process.h): it is told for which jobs to fork, and
+// tells how their processes end. It waits for these by itself, and ends what they have left behind.
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "base/file_descriptor.h"
+#include "base/result.h"
+#include "shm/channel.h"
+#include "wire/job_record.h"
+
+namespace penstock::worker {
+
+// Confined to the one thread of the warm process.
+class WarmChannel {
+ public:
+  // `socket` is closed in a program that this process starts.
+  explicit WarmChannel(FileDescriptor socket);
+
+  // Says that this process can fork: with the numerics of its kernels and its torch, and `about` it for people.
+  Result<void> ready(const std::string& about);
+
+  // A process is wanted for a job.
+  struct Order {
+    uint64_t job = 0;
+    FileDescriptor channel{};
+    std::string log_name{};
+  };
+  // The process of a job has ended, and the server knows.
+  struct End {
+    uint64_t job = 0;
+  };
+  // The next of them. kClosed once the server is gone, and all processes of jobs with it. Blocks.
+  Result<std::variant<Order, End>> next();
+
+  // The process of the job was forked; 0: it could not be.
+  Result<void> started(uint64_t job, pid_t pid);
+
+  // In a forked child: the channel is not for it.
+  void close_in_child();
+
+ private:
+  std::optional<End> reap();
+  static void end_session(pid_t pid);
+  void end_all();
+  Result<void> send(const wire::WarmMessage& message);
+  void wait();
+
+  shm::Channel channel_;
+  std::map<uint64_t, pid_t> processes_;  // by job
+};
+
+}  // namespace penstock::worker
