@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent
 # One compiler process on torch's headers takes up to 1.6 GB.
 COMPILER_GB = 2
 # CMake's targets of which a package is made.
-PARTS = ("_C", "_pool", "penstock", "penstock-worker")
+PARTS = ("_C", "_pool", "penstock-server", "penstock", "penstock-worker")
 
 
 def job_count() -> int:
@@ -160,9 +160,10 @@ def check_torch() -> None:
 
 
 class BuildExtension(build_ext):
-    """Has CMake build the native parts and put them where setuptools wants them: `_pool` into the
-    package, and what depends on the torch into lib/torch_X_Y. Folders that PENSTOCK_NATIVE_PARTS
-    names, separated by `:`, come into lib, too: what was built for other torches (`make wheels`).
+    """Has CMake build the native parts and put them where setuptools wants them: `_pool` and
+    penstock-server into the package, and what depends on the torch into lib/torch_X_Y. Folders that
+    PENSTOCK_NATIVE_PARTS names, separated by `:`, come into lib, too: what was built for other
+    torches (`make wheels`).
     """
 
     def build_extension(self, ext: Extension) -> None:

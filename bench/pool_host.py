@@ -2,8 +2,9 @@
 """A pool for a bench: a controller, and workers that start and leave when the bench says so.
 
 Both are processes of their own, and speak over TCP with the keys of ``penstock keys``. Workers are
-what ``penstock worker`` starts, but forked from one process that has imported torch already, since
-64 imports would take this machine minutes. That process is this file, run with --nursery.
+in one process each, as those that a trainer starts for itself, and not in several, as those of
+``penstock worker``. They are forked from one process that has imported torch already, since 64
+imports would take this machine minutes. That process is this file, run with --nursery.
 """
 
 from __future__ import annotations
@@ -196,10 +197,10 @@ def run_nursery() -> None:
                         controller=order["controller"],
                         key_folder=order["keys"],
                         patience_s=60.0,
-                        code_root=tempfile.mkdtemp(prefix="penstock-"),
                         parent_pid=os.getpid(),
                     )
-                    children[_fork_worker(spec)] = spec.code_root
+                    code_root = tempfile.mkdtemp(prefix="penstock-")
+                    children[_fork_worker(spec, code_root)] = code_root
         _reap(children)
     for pid in children:
         os.kill(pid, signal.SIGTERM)
@@ -212,7 +213,7 @@ def run_nursery() -> None:
         select.select([], [], [], 0.02)
 
 
-def _fork_worker(spec: PoolWorkerSpec) -> int:
+def _fork_worker(spec: PoolWorkerSpec, code_root: str) -> int:
     pid = os.fork()
     if pid != 0:
         return pid
@@ -223,7 +224,7 @@ def _fork_worker(spec: PoolWorkerSpec) -> int:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-        run_worker(spec, _say_where, lambda text: print(text, file=sys.stderr))
+        run_worker(spec, code_root, _say_where, lambda text: print(text, file=sys.stderr))
         code = 0
     except Exception as error:
         print(f"a worker of the bench ended: {error}", file=sys.stderr)

@@ -142,39 +142,7 @@ class PoolStanding:
     @property
     def left_count(self) -> int: ...
 
-class PoolServer:
-    @staticmethod
-    def start(
-        *,
-        bind: str,
-        advertised: str | None,
-        data_bind: str | None,
-        data_advertised: str | None,
-        controller: str | None,
-        key_folder: str | None,
-        about: str,
-        name: str,
-        arena_bytes: int,
-        blob_bytes_max: int,
-        patience_s: float,
-        parent_pid: int,
-        handover: str,
-        powercap: str,
-        exit_fd: int,
-        grace_s: float,
-    ) -> PoolServer: ...
-    @property
-    def worker_id(self) -> int: ...
-    @property
-    def endpoint(self) -> str: ...
-    @property
-    def advertised(self) -> str: ...
-    @property
-    def data_endpoint(self) -> str: ...
-    @property
-    def data_advertised(self) -> str: ...
-    @property
-    def signal_fd(self) -> int: ...
+class BatchServer:
     def next(self, timeout_s: float) -> PoolWork | None: ...
     def take_notices(self) -> list[str]: ...
     @property
@@ -211,10 +179,73 @@ class PoolServer:
     def decline(self, reason: str) -> None: ...
     def leave(self, reason: str) -> None: ...
     def drain(self) -> None: ...
-    def close(self) -> None: ...
     def collate(self, samples: list[Any], default_collate: Callable[[Any], Any]) -> Any: ...
     def sample_rows(self) -> SampleRows: ...
     def new_bytes(self, bytes: int) -> torch.Tensor | None: ...
+
+class PoolServer(BatchServer):
+    @staticmethod
+    def start(
+        *,
+        bind: str,
+        advertised: str | None,
+        data_bind: str | None,
+        data_advertised: str | None,
+        controller: str | None,
+        key_folder: str | None,
+        about: str,
+        name: str,
+        arena_bytes: int,
+        blob_bytes_max: int,
+        patience_s: float,
+        parent_pid: int,
+        handover: str,
+        powercap: str,
+        exit_fd: int,
+        grace_s: float,
+    ) -> PoolServer: ...
+    @property
+    def worker_id(self) -> int: ...
+    @property
+    def endpoint(self) -> str: ...
+    @property
+    def advertised(self) -> str: ...
+    @property
+    def data_endpoint(self) -> str: ...
+    @property
+    def data_advertised(self) -> str: ...
+    @property
+    def signal_fd(self) -> int: ...
+    def close(self) -> None: ...
+
+class JobServer(BatchServer):
+    @staticmethod
+    def open(fd: int, arena_bytes: int) -> JobServer:
+        """Takes ``fd`` over."""
+
+class JobOrder:
+    @property
+    def job(self) -> int: ...
+    @property
+    def fd(self) -> int:
+        """Of the job's process; this one is to close it after the fork."""
+    @property
+    def log_name(self) -> str: ...
+
+class JobEnd:
+    @property
+    def job(self) -> int: ...
+
+class WarmChannel:
+    @staticmethod
+    def open(fd: int) -> WarmChannel:
+        """Takes ``fd`` over."""
+    def ready(self, about: str) -> None: ...
+    def next(self) -> JobOrder | JobEnd | None:
+        """None once the server is gone, and all processes of jobs with it."""
+    def started(self, job: int, pid: int) -> None:
+        """``pid`` is 0 where there was no fork."""
+    def close_in_child(self) -> None: ...
 
 # loader
 

@@ -118,12 +118,15 @@ class Elastic:
                 found[int(entry.name)] = names[0].decode().partition("=")[2]
         children = set()
         for pid in found:
-            try:
-                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if parent in found:
-                children.add(pid)
+            above = pid
+            for _ in range(2):  # a worker's server lets nobody but root read its environment
+                try:
+                    stat = Path(f"/proc/{above}/stat").read_text()
+                except OSError:
+                    break
+                above = int(stat.rpartition(")")[2].split()[1])
+                if above in found:
+                    children.add(pid)
         return {name: pid for pid, name in found.items() if pid not in children}
 
     def loader(self, count: int, seconds: float = 0.02, **options: Any) -> Any:

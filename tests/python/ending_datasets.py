@@ -135,14 +135,20 @@ class Ending(Numbers):
 
 
 class EndingWithItsSupervisor(Numbers):
-    """Leaves nobody who would start another worker."""
+    """Leaves nobody who would start another worker, or tell how this process has ended."""
 
     def __getitem__(self, index: int) -> Any:
         if index == 3:
             time.sleep(2)  # by then the worker has told its trainer which batch it makes
-            os.kill(os.getppid(), signal.SIGKILL)
+            server = _parent_of(os.getppid())
+            os.kill(_parent_of(server), signal.SIGKILL)
+            os.kill(server, signal.SIGKILL)
             os._exit(0)
         return index
+
+
+def _parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class LeavingAChild(Numbers):
@@ -196,8 +202,8 @@ class Opening(Numbers):
         return index
 
 
-class InheritedPipes(Numbers):
-    """How many of this process's pipes a program that it starts has, beside the standard ones."""
+class InheritedSockets(Numbers):
+    """How many of this process's sockets a program that it starts has."""
 
     def __getitem__(self, index: int) -> Any:
         listing = "import os; print([os.readlink(f'/proc/self/fd/{fd}') for fd in range(3, 64) "
@@ -210,9 +216,9 @@ class InheritedPipes(Numbers):
             for fd in range(3, 64)
             if os.path.exists(f"/proc/self/fd/{fd}")
         ]
-        pipes = [name for name in own if name.startswith("pipe:")]
-        assert pipes
-        return sum(name.encode() in done.stdout for name in pipes)
+        sockets = [name for name in own if name.startswith("socket:")]
+        assert sockets
+        return sum(name.encode() in done.stdout for name in sockets)
 
 
 class Hanging(Numbers):

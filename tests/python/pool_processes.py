@@ -137,7 +137,6 @@ class PoolProcesses:
             self.environment.pop(name, None)
         self.endpoint = ""
         self.processes: list[Process] = []
-        self.altered_workers: list[Worker] = []
 
     def start_controller(
         self, *arguments: str, bind: str = "tcp://127.0.0.1:0", within: Sequence[str] = ()
@@ -189,11 +188,10 @@ class PoolProcesses:
         return training
 
     def start_altered_worker(self, alteration: str, argument: str) -> Worker:
-        """One process of altered_worker.py."""
+        """A worker of altered_worker.py."""
         program = (sys.executable, str(Path(__file__).with_name("altered_worker.py")))
         arguments = [alteration, argument, self.endpoint, ""]
         worker = Worker(arguments, self.environment, program=program)
-        self.altered_workers.append(worker)
         self.processes.append(worker)
         worker.served()
         return worker
@@ -203,8 +201,6 @@ class PoolProcesses:
         return status
 
     def close(self) -> None:
-        for worker in self.altered_workers:
-            worker.end()  # with no parent to see it killed, it would leave its folder
         for process in reversed(self.processes):
             with contextlib.suppress(ProcessLookupError):
                 process.process.kill()

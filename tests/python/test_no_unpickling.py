@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from altered_worker import Trap
 from pool_datasets import CODE, Augmented, StatefulShards
 from pool_processes import PoolProcesses, pool_of
+from worker_alterations import Trap
 
 import penstock
 from penstock import DataLoader

@@ -12,7 +12,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +20,8 @@ from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
 from torch.utils.data import TensorDataset
 
 from penstock import DataLoader, _pool
+from penstock.pool.job_journal import JobJournal
 from penstock.pool.pool_log import PoolLog, printable
-from penstock.pool.worker_journal import WorkerJournal
 
 HOST = re.escape(socket.gethostname())
 LINE = re.compile(
@@ -121,29 +120,25 @@ def test_a_worker_says_whom_it_refuses_and_that_an_operator_had_it_leave(
     ]
 
 
-def standing(trainer_id: int = 0, cause: str | None = None, left_count: int = 0) -> Any:
-    return SimpleNamespace(trainer_id=trainer_id, drain_cause=cause, left_count=left_count)
-
-
 def test_a_journal_has_a_line_for_a_change_and_none_for_a_batch() -> None:
     lines: list[str] = []
-    journal = WorkerJournal(lines.append)
-    for trainer_id, job in [(1, "a"), (1, "a"), (1, "b"), (2, "b")]:
-        journal.note_standing(standing(trainer_id))
+    journal = JobJournal(lines.append)
+    for trainer_id, job in [(1, "a"), (1, "a"), (1, "b"), (2, "b"), (2, "b")]:
         journal.note_batch(trainer_id, job)
-    journal.note_standing(standing(2, "SIGTERM", 1))
-    journal.note_batch(2, "b")
-    journal.note_standing(standing(0, "SIGTERM", 1))
-    journal.note_end("it was drained")
+    journal.note_refusal(2, "it has another penstock")
+    journal.note_batch(2, "a")
+    journal.finish()
+    journal.finish()
     assert lines == [
         "serves a of trainer 00000000",
         "has finished a of trainer 00000000: 2 batches",
         "serves b of trainer 00000000",
         "has finished b of trainer 00000000: 1 batch",
         "serves b of trainer 00000000",
-        "draining after SIGTERM; 1 batch left",
         "has finished b of trainer 00000000: 2 batches",
-        "ends: it was drained",
+        "refuses trainer 00000000: it has another penstock",
+        "serves a of trainer 00000000",
+        "has finished a of trainer 00000000: 1 batch",
     ]
 
 
@@ -152,12 +147,12 @@ def test_a_job_with_a_name_that_is_no_name_writes_no_line_of_its_own(
 ) -> None:
     """Whoever has a trainer's key chooses it."""
     log = PoolLog("penstock worker 3f2a")
-    WorkerJournal(log.say).note_batch(7, "x\x1b[2J\n2026-11-23T14:05:01+0000 penstock worker 3f2a")
+    JobJournal(log.say).note_batch(7, "x\x1b[2J\n2026-11-23T14:05:01+0000 penstock worker 3f2a")
     first, second = capfd.readouterr().out.splitlines()
     assert LINE.fullmatch(first.replace("3f2a", "3f2a3f2a")) and "x\\x1b[2J" in first
     assert second.startswith("    ")
     assert printable("Bücher.py: 学习\t") == "Bücher.py: 学习\\t"
-    WorkerJournal(log.say).note_batch(7, "y" * 100_000)
+    JobJournal(log.say).note_batch(7, "y" * 100_000)
     assert len(capfd.readouterr().out) < 400
 
 
@@ -165,6 +160,6 @@ def test_a_log_that_cannot_be_written_ends_nobody(monkeypatch: pytest.MonkeyPatc
     """A worker whose log filled its disk would leave at the first line after that."""
     full = open("/dev/full", "w")  # noqa: SIM115 - its end fails as well
     monkeypatch.setattr(sys, "stdout", full)
-    WorkerJournal(PoolLog("penstock worker").say).note_end("it was drained")
+    JobJournal(PoolLog("penstock worker").say).note_batch(7, "train.py")
     with contextlib.suppress(OSError):
         full.close()

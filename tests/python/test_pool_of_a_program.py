@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import process_traces
 import pytest
 from pool_processes import SECONDS_MAX, Process
 from process_traces import wait_gone
@@ -77,6 +78,11 @@ class Programs:
                 if f"{MARK}={self._mark}".encode() in environ and command in line:
                     found.add(int(entry.name))
         return found
+
+    def warm_pids(self) -> set[int]:
+        """One for each worker: those of jobs are its children, by the same command."""
+        pids = self.pids("run_warm")
+        return pids - {child for pid in pids for child in process_traces.children(pid)}
 
     def wait_gone(self) -> None:
         """Waits until none of them is left."""
@@ -158,7 +164,7 @@ def test_a_program_that_a_signal_ends_leaves_no_pool(programs: Programs, number:
     """
     program = programs.start("--pool-local", "2", "train.py", source=TRAINING + waiting)
     program.wait_for_lines(lambda line: line == "trained")
-    assert len(programs.pids("run_child")) == 2
+    assert len(programs.warm_pids()) == 2
     assert len(programs.pids("keep_pool")) == 1
     assert program.end(number) == -number
     programs.wait_gone()
@@ -201,7 +207,7 @@ def test_a_program_goes_on_when_its_pool_is_killed(programs: Programs) -> None:
     program = programs.start("--pool-local", "2", "train.py", source=source)
     program.wait_for_lines(lambda line: line == "has begun")
     (keeper,) = programs.pids("keep_pool")
-    workers = programs.pids("run_child")
+    workers = programs.pids("run_warm")
     os.kill(keeper, signal.SIGKILL)
     assert wait_gone([keeper, *workers], SECONDS_MAX) == []
     (programs.folder / "killed").touch()

@@ -273,7 +273,6 @@ examples:
                 controller=where,
                 key_folder=args.keys,
                 patience_s=args.patience,
-                code_root="",  # each process has its own
                 parent_pid=os.getpid(),
                 name=os.environ.get(NAME_VARIABLE, ""),
                 powercap=args.powercap or "",

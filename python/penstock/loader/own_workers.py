@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers that a trainer starts itself beside a pool: ``num_workers`` of them.
 
-They serve as the pool's workers do, one process each, and are reached on loopback with the keys
-that this user's processes share; the job comes to them in the same way. Their batches lie in shared
-memory, as those of local workers do. No controller knows them.
+They serve as the pool's workers do, but in one process each, and are reached on loopback with the
+keys that this user's processes share; the job comes to them in the same way. Their batches lie in
+shared memory, as those of local workers do. No controller knows them.
 """
 
 from __future__ import annotations
@@ -118,5 +118,5 @@ def _run_own_worker(
         sender.send((server.worker_id, server.endpoint))
         sender.close()
 
-    spec = PoolWorkerSpec.of_trainer(code_root, trainer_pid, handover, key_folder)
-    run_worker(spec, started, lambda text: print(text, file=sys.stderr))
+    spec = PoolWorkerSpec.of_trainer(trainer_pid, handover, key_folder)
+    run_worker(spec, code_root, started, lambda text: print(text, file=sys.stderr))

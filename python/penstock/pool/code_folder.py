@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The temporary folder that a worker process of a pool extracts the modules of jobs in.
+"""The temporary folder that a pool's worker extracts the modules of jobs in.
 
 It belongs to the process that started the worker, since a killed worker removes nothing. A folder
 that a killed starter has left is removed by the next one of the same user.

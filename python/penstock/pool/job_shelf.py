@@ -29,7 +29,7 @@ _KEPT_BYTES_MAX = 16 << 20
 class JobShelf:
     """Confined to the thread that makes batches."""
 
-    def __init__(self, server: _C.PoolServer, code_root: str) -> None:
+    def __init__(self, server: _C.BatchServer, code_root: str) -> None:
         self._server = server
         self._code_root = code_root
         self._jobs: OrderedDict[bytes, RunningJob] = OrderedDict()

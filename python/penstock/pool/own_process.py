@@ -31,9 +31,9 @@ def main() -> int:
         os.close(args.report_fd)
 
     code = CodeFolder()
-    spec = PoolWorkerSpec.of_trainer(code.path, args.parent, args.handover)
+    spec = PoolWorkerSpec.of_trainer(args.parent, args.handover)
     try:
-        run_worker(spec, started, lambda text: print(text, file=sys.stderr))
+        run_worker(spec, code.path, started, lambda text: print(text, file=sys.stderr))
     except (PenstockError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

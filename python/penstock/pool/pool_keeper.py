@@ -50,6 +50,17 @@ def keep_pool(settings: dict[str, object]) -> int:
     raise_descriptor_limit()
     try:
         controller = _pool.Controller.start(_LOOPBACK, orders.key_folder)
+        spec = PoolWorkerSpec(
+            bind=_LOOPBACK,
+            advertised=None,
+            data_bind=None,
+            data_advertised=None,
+            controller=controller.endpoint,
+            key_folder=orders.key_folder,
+            patience_s=PATIENCE_S,
+            parent_pid=os.getpid(),
+        )
+        supervisor = Supervisor([spec] * orders.worker_count, is_quiet=True)
     except (PenstockError, ValueError, OSError) as error:
         KeeperReport(os.getpid(), refusal=str(error)).write(orders.report_fd)
         return 1
@@ -57,20 +68,7 @@ def keep_pool(settings: dict[str, object]) -> int:
     serving = threading.Thread(target=controller.run, args=(stop_read,))
     serving.start()
     KeeperReport(os.getpid(), endpoint=controller.endpoint).write(orders.report_fd)
-    spec = PoolWorkerSpec(
-        bind=_LOOPBACK,
-        advertised=None,
-        data_bind=None,
-        data_advertised=None,
-        controller=controller.endpoint,
-        key_folder=orders.key_folder,
-        patience_s=PATIENCE_S,
-        code_root="",  # each process has its own
-        parent_pid=os.getpid(),
-        is_quiet=True,
-    )
     try:
-        supervisor = Supervisor([spec] * orders.worker_count, is_quiet=True)
         return supervisor.run(end_fd=orders.program_fd, grace_s=GRACE_S)
     finally:
         os.write(stop_write, b"x")

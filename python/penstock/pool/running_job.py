@@ -41,7 +41,7 @@ _SEEDS = struct.Struct("<qqq")  # as loader::EpochSeeds writes them
 class RunningJob:
     """Confined to the thread that makes batches."""
 
-    def __init__(self, server: _C.PoolServer, job: Job, seeds: EpochSeeds) -> None:
+    def __init__(self, server: _C.BatchServer, job: Job, seeds: EpochSeeds) -> None:
         """``seeds`` are those of the first batch: the draws of worker_init_fn follow from them."""
         self.name = job.name
         self.code_folders = job.code_folders
@@ -243,7 +243,7 @@ class _Epoch:
         threads: FetchPool | None,
         shard_count: int,
         seeds: EpochSeeds,
-        server: _C.PoolServer,
+        server: _C.BatchServer,
     ) -> None:
         self._spec = fetch
         self._datasets: dict[int, Any] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The orders of a pool's worker process when it starts.
+"""The orders of a pool's worker when it starts.
 
 The process that starts it has no torch, so this module has none either.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PATIENCE_S = 60.0
-DRAIN_GRACE_S = 30.0  # worker::kDrainGrace
+DRAIN_GRACE_S = 30.0  # server::kDrainGrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,6 @@ class PoolWorkerSpec:
     controller: str | None
     key_folder: str | None
     patience_s: float
-    # A folder for the modules of jobs, which the process that starts the worker removes.
-    code_root: str
     parent_pid: int  # of the process that it ends with
     # A name at which it listens for a trainer of this machine, to hand batches over as slabs.
     handover: str = ""
@@ -34,16 +32,12 @@ class PoolWorkerSpec:
     # The powercap tree of this machine, which must tell its energy; "" is where Linux has it, if it
     # can be read.
     powercap: str = ""
-    # Whether its log has trouble only.
-    is_quiet: bool = False
     # How long it may take for what it has begun, once it is to leave.
     grace_s: float = DRAIN_GRACE_S
-    # The writing end of its supervisor's ExitPipe; -1 where none looks after it.
-    exit_fd: int = -1
 
     @classmethod
     def of_trainer(
-        cls, code_root: str, trainer_pid: int, handover: str, key_folder: str | None = None
+        cls, trainer_pid: int, handover: str, key_folder: str | None = None
     ) -> PoolWorkerSpec:
         """A worker that a trainer starts for itself, on loopback. Without ``key_folder`` it has the
         keys that this user's processes share, as its own environment says where they lie."""
@@ -55,7 +49,6 @@ class PoolWorkerSpec:
             controller=None,
             key_folder=key_folder,
             patience_s=PATIENCE_S,
-            code_root=code_root,
             parent_pid=trainer_pid,
             handover=handover,
         )

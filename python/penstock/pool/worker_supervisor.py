@@ -1,52 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``penstock worker``: starts the worker processes of one host, and starts again those that end
-without having been told to.
+"""``penstock worker``: starts the workers of one host, and starts again those that end without
+having been told to.
 
-A process tells over a pipe why it ends (csrc/base/exit_pipe.h). Its exit code is only reported: the
-dataset that it runs may end it with any. The processes import torch. This one does not.
+A worker is several processes: its server, which has its keys and sockets and no Python; the warm
+process, from which the server has one process forked for each job; and those. This one looks after
+the servers. A server tells over a pipe why it ends (csrc/base/exit_pipe.h), and its exit code is
+only reported.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 
 from penstock import _pool
 from penstock.errors import SharedMemoryError
 from penstock.pool.code_folder import CodeFolder
 from penstock.pool.pool_log import PoolLog
+from penstock.pool.server_program import ServerProgram
 from penstock.pool.worker_spec import PoolWorkerSpec
 
 _PAUSE_S = 0.1  # before a process that ended is started again; doubled each time
 _PAUSE_S_MAX = 5.0
 _LIVED_LONG_S = 30.0  # then the next pause is a short one again
-# For a process that has told why it ends, or has had its grace; then it is killed. What a dataset
-# has the interpreter do at its exit may hang.
+# For a server that has told why it ends, or has had its grace; then it is killed. It may have to
+# wait for the processes of jobs.
 _EXIT_S_MAX = 10.0
-# As the parent was found, its process would find modules, whatever the folder it is in.
-_PROGRAM = """\
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from penstock.pool.worker_process import run_child
-sys.exit(run_child(json.loads(sys.argv[2])))
-"""
 
 
 class Supervisor:
-    """The processes of one ``penstock worker``. Confined to the main thread."""
+    """The workers of one ``penstock worker``. Confined to the main thread."""
 
     def __init__(self, specs: Sequence[PoolWorkerSpec], *, is_quiet: bool = False) -> None:
-        """A quiet one says only what needs attention."""
+        """A quiet one says only what needs attention, and so do its workers. Raises as
+        `ServerProgram`."""
         self._log = PoolLog("penstock worker", is_quiet=is_quiet)
-        self._children = [_Child(spec, self._log) for spec in specs]
+        program = ServerProgram(is_quiet=is_quiet)
+        self._children = [_Child(spec, program, self._log) for spec in specs]
         self._signal_count = 0
         self._has_failed = False
 
@@ -146,8 +142,9 @@ class _End:
 
 
 class _Child:
-    def __init__(self, spec: PoolWorkerSpec, log: PoolLog) -> None:
+    def __init__(self, spec: PoolWorkerSpec, program: ServerProgram, log: PoolLog) -> None:
         self._spec = spec
+        self._program = program
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: _pool.ExitPipe | None = None  # of the process
@@ -192,10 +189,9 @@ class _Child:
         self._pipe = _pool.ExitPipe.open()
         self._is_pipe_open = True
         exit_fd = self._pipe.write_fd
-        spec = replace(self._spec, code_root=self._code.path, exit_fd=exit_fd)
         # A session of its own: Ctrl-C at a terminal is for the parent, which tells it once.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), json.dumps(asdict(spec))],
+            self._program.command(self._spec, self._code.path, exit_fd),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=(exit_fd,),
@@ -208,7 +204,7 @@ class _Child:
             return None
         code = self._process.poll()  # what it has told is in the pipe by then
         had_told = self._pipe.end is not None
-        # A process that its dataset has forked may live on and keep the pipe open.
+        # A process that it has started may live on and keep the pipe open.
         self._is_pipe_open = self._pipe.read()
         if self._pipe.end is not None and not had_told:
             self._kill_within(_EXIT_S_MAX)

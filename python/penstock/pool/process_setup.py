@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process that makes batches of a pool's jobs is like, whoever started it."""
+
+from __future__ import annotations
+
+import platform
+import signal
+import socket
+
+import torch
+
+from penstock import _C
+from penstock._version import __version__
+from penstock.pool.pool_status import spoken_numerics
+from penstock.seams.iterators import set_thread_name, set_worker_signal_handlers
+from penstock.worker.arrow_memory import tune_arrow_memory
+
+
+def set_up_process() -> None:
+    set_worker_signal_handlers()
+    set_thread_name("pt_data_worker")
+    _C.tune_malloc()
+    tune_arrow_memory()
+    torch.set_num_threads(1)
+
+
+def ignore_end_signals() -> None:
+    """Has SIGTERM and SIGINT do nothing here: it is told otherwise when this process ends. They are
+    not ignored, which programs that a dataset starts would inherit.
+
+    To be called after :func:`set_up_process`, since torch has a handler of its own for SIGTERM, and
+    again where a job's modules may have put others in the place of these.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not _do_nothing:
+            signal.signal(number, _do_nothing)
+
+
+def _do_nothing(*_: object) -> None:
+    pass
+
+
+def about_worker(pid: int) -> str:
+    """A worker for people, by its process and the versions that its batches are made with."""
+    return (
+        f"{socket.gethostname()}, process {pid}, penstock {__version__}, "
+        f"torch {torch.__version__}, Python {platform.python_version()}, {spoken_numerics()}"
+    )

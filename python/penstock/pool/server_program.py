@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the server of a pool's worker is started: a program without Python and torch, which has the
+worker's keys and sockets. It starts the warm process of the worker itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from penstock import _pool
+from penstock.errors import PenstockError
+from penstock.pool.worker_spec import PoolWorkerSpec
+from penstock.worker.arena_cap import arena_bytes, job_bytes
+
+# As the parent was found, the warm process would find modules, whatever the folder it is in. The
+# server adds the descriptor of its channel to the arguments. At its end there is nothing to do that
+# the system does not do faster.
+_WARM_PROGRAM = """\
+import json, os, sys
+sys.path[:] = json.loads(sys.argv[1])
+from penstock.pool.warm_process import run_warm
+os._exit(run_warm(json.loads(sys.argv[2]), int(sys.argv[3])))
+"""
+
+
+class ServerProgram:
+    """The program and what all workers of one supervisor have in common."""
+
+    def __init__(self, *, is_quiet: bool) -> None:
+        """A quiet worker logs trouble only. Raises PenstockError where there is no such program,
+        and ValueError for an environment that names no cap."""
+        self._path = _path_of_program()
+        self._is_quiet = is_quiet
+        self._caps = {"arena-bytes": arena_bytes(), "blob-bytes": job_bytes()}
+
+    def command(self, spec: PoolWorkerSpec, code_root: str, exit_fd: int) -> list[str]:
+        """``code_root`` is a folder for the modules of jobs, which the caller removes, and
+        ``exit_fd`` the writing end of its ExitPipe."""
+        options = {
+            "bind": spec.bind,
+            "controller": spec.controller,
+            "advertised": spec.advertised,
+            "data-bind": spec.data_bind,
+            "data-advertised": spec.data_advertised,
+            "keys": spec.key_folder,
+            "name": spec.name,
+            "powercap": spec.powercap,
+            "patience": spec.patience_s,
+            "grace": spec.grace_s,
+            "parent": spec.parent_pid,
+            "exit-fd": exit_fd,
+            "quiet": int(self._is_quiet),
+            **self._caps,
+        }
+        given = (f"--{name}={value}" for name, value in options.items() if value is not None)
+        of_warm = {"code_root": code_root, "is_quiet": self._is_quiet}
+        warm = (sys.executable, "-c", _WARM_PROGRAM, json.dumps(sys.path), json.dumps(of_warm))
+        return [str(self._path), *given, "--", *warm]
+
+
+def _path_of_program() -> Path:
+    assert _pool.__file__ is not None
+    path = Path(_pool.__file__).with_name("penstock-server")
+    if not os.access(path, os.X_OK):
+        raise PenstockError(
+            f"the program that serves trainers of a pool, {path}, is not there or cannot be run; "
+            f"install penstock again, or build it again where this is a source tree"
+        )
+    return path

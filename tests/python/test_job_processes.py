@@ -1,0 +1,514 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a pool's worker: its server, the warm process, and one for each job, which is
+that job's alone, has nothing of the server's, and ends with it."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import os
+import re
+import resource
+import signal
+import subprocess
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import process_traces
+import pytest
+import torch
+from ending_datasets import Hanging, Numbers
+from pool_datasets import CODE, ShardIterator, Shards, StatefulShards, digests
+from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
+from raw_zeromq import key_bytes
+from torch.utils.data import Dataset, get_worker_info
+
+from penstock import DataLoader, _pool
+from penstock.errors import PenstockError, PoolWarning
+from penstock.pool import server_program
+from penstock.pool.server_program import ServerProgram
+
+pytestmark = pytest.mark.slow
+
+SERVER_MEGABYTES_MAX = 15.0
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
+    given = {"batch_size": None, "timeout": 60, **options}
+    return DataLoader(dataset, pool=pool.endpoint, code_paths=[CODE], **given)
+
+
+def expect_served(pool: PoolProcesses) -> None:
+    assert list(pooled(pool, Numbers())) == list(range(6))
+
+
+def server_of(worker: Worker) -> int:
+    ((_, _, pid),) = worker.served()
+    return pid
+
+
+def warm_of(worker: Worker) -> int:
+    (pid,) = process_traces.children(server_of(worker))
+    return pid
+
+
+def expect_same_server(worker: Worker, pid: int) -> None:
+    assert process_traces.is_running(pid)
+    assert server_of(worker) == pid
+    assert "another one starts" not in worker.output
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# ---- A job leaves nothing to the next
+
+
+class Looking(Dataset[dict[str, Any]]):
+    """What its process is like, as far as a dataset may have changed it."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "dtype": str(torch.get_default_dtype()),
+            "folder": os.getcwd(),
+            "variable": os.environ.get("SPOILT_BY_TEST", ""),
+            "umask": _umask(),
+            "threads": [one.name for one in threading.enumerate()],
+            "builtins": hasattr(builtins, "spoilt_by_test"),
+            "ascii": ascii("x"),
+            "relu": torch.nn.functional.relu.__module__,
+            "timer": signal.getitimer(signal.ITIMER_REAL),
+            "handler": str(signal.getsignal(signal.SIGUSR1)),
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "children": len(process_traces.children()),
+        }
+
+
+class Spoiling(Looking):
+    """Changes all of that first."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        torch.set_default_dtype(torch.float64)
+        os.chdir("/")
+        os.environ["SPOILT_BY_TEST"] = "1"
+        os.umask(0o007)
+        threading.Thread(target=threading.Event().wait, name="leaked", daemon=True).start()
+        builtins.spoilt_by_test = True  # type: ignore[attr-defined]
+        builtins.ascii = lambda _: "spoilt"
+        torch.nn.functional.relu = spoilt_relu
+        signal.setitimer(signal.ITIMER_REAL, 10_000)
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+        subprocess.Popen(["sleep", "1000"])
+        return super().__getitem__(index)
+
+
+def spoilt_relu(*_: Any, **__: Any) -> Any:
+    raise AssertionError
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def look(pool: PoolProcesses, dataset: Any) -> tuple[int, dict[str, Any]]:
+    """The process that made the only batch, and what that was like."""
+    (found,) = pooled(pool, dataset)
+    return found.pop("pid"), found
+
+
+def test_what_a_job_has_changed_in_its_process_reaches_no_other(pool: PoolProcesses) -> None:
+    """Threads, monkeypatches and limits that one job left met the next in the same process."""
+    worker = pool.start_worker()
+    server = server_of(worker)
+    first_pid, clean = look(pool, Looking())
+    spoilt_pid, spoilt = look(pool, Spoiling())
+    assert not [name for name in clean if spoilt[name] == clean[name]]
+    last_pid, after = look(pool, Looking())
+    assert after == clean
+    assert len({first_pid, spoilt_pid, last_pid}) == 3
+    expect_same_server(worker, server)
+
+
+class Signalled(Dataset[str]):
+    """Which signals a program that it starts ignores and holds back."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> str:
+        done = subprocess.run(
+            ["cat", "/proc/self/status"], capture_output=True, check=True, text=True
+        )
+        return done.stdout
+
+
+def test_a_program_that_a_dataset_starts_has_the_signals_of_any_program(
+    pool: PoolProcesses,
+) -> None:
+    pool.start_worker()
+    (status,) = pooled(pool, Signalled())
+    for mask in ("SigBlk", "SigIgn"):
+        (bits,) = re.findall(rf"^{mask}:\s+([0-9a-f]+)$", status, re.MULTILINE)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            assert not int(bits, 16) >> (number - 1) & 1, (mask, number)
+
+
+# ---- A job's process that ends
+
+
+class EndingBy(Numbers):
+    """Ends its process at sample 3, the first time only if a file is to note that."""
+
+    def __init__(self, how: str, mark: Path | None = None) -> None:
+        super().__init__()
+        self.how = how
+        self.mark = None if mark is None else str(mark)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3 and (self.mark is None or not os.path.exists(self.mark)):
+            if self.mark is not None:
+                Path(self.mark).touch()
+            end_process(self.how)
+        return super().__getitem__(index)
+
+
+def end_process(how: str) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if how == "exit":
+        os._exit(5)
+    if how == "segfault":
+        ctypes.string_at(0)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.abort()
+
+
+ENDS = {
+    "exit": "ended with exit code 5",
+    "segfault": "was ended by SIGSEGV",
+    "kill": "was ended by SIGKILL",
+    "abort": "was ended by SIGABRT",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_batch_that_ends_each_process_fails_with_how_and_the_worker_goes_on(
+    pool: PoolProcesses, how: str
+) -> None:
+    worker = pool.start_worker()
+    server = server_of(worker)
+    batches = iter(pooled(pool, EndingBy(how)))
+    assert [next(batches) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match=rf"(?s)died.* batch 3 of epoch 1 .*{ENDS[how]}"):
+        next(batches)
+    del batches
+    expect_served(pool)
+    expect_same_server(worker, server)
+    worker.wait_for_lines(
+        lambda line: "the process of a job of trainer " in line and ENDS[how] in line
+    )
+    assert worker.end() == 0
+
+
+class Regression(EndingBy):
+    """Pairs to fit a line to."""
+
+    def __init__(self, how: str, mark: Path) -> None:
+        super().__init__(how, mark)
+        generator = torch.Generator().manual_seed(1)
+        self.values = torch.randn(self.count, 6, generator=generator)
+
+    def __getitem__(self, index: int) -> Any:
+        super().__getitem__(index)
+        return self.values[index], self.values[index].sum().sin()
+
+
+def losses_of(loader: Any) -> list[float]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = []
+    for _ in range(2):
+        for inputs, targets in loader:
+            loss = torch.nn.functional.mse_loss(model(inputs).squeeze(1), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("how", ["exit", pytest.param("segfault", marks=pytest.mark.long)])
+def test_a_training_whose_process_dies_once_has_torchs_losses(
+    pool: PoolProcesses, tmp_path: Path, how: str
+) -> None:
+    worker = pool.start_worker()
+    server = server_of(worker)
+    mark, there = tmp_path / "mark", tmp_path / "there"
+    there.touch()
+    order = [5, 0, 3, 1, 4, 2] * 3
+    plain = torch.utils.data.DataLoader(Regression(how, there), batch_size=2, sampler=order)
+    expected = losses_of(plain)
+    assert len(set(expected)) == len(expected) == 18
+    assert losses_of(pooled(pool, Regression(how, mark), batch_size=2, sampler=order)) == expected
+    assert mark.exists()
+    expect_same_server(worker, server)
+
+
+class DyingShards(Shards):
+    """Ends its process once, in the middle of an epoch."""
+
+    def __init__(self, count: int, mark: Path) -> None:
+        super().__init__(count)
+        self.mark = str(mark)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, values in super().__iter__():
+            die_once(number, self.count, self.mark)
+            yield number, values
+
+
+class DyingStatefulShards(StatefulShards):
+    """The same of one that goes on from its state."""
+
+    def __init__(self, count: int, mark: Path) -> None:
+        super().__init__(count)
+        self.mark = str(mark)
+
+    def __iter__(self) -> ShardIterator:
+        info = get_worker_info()
+        start, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return DyingIterator(list(range(start, self.count, step)), self.count, self.mark)
+
+
+class DyingIterator(ShardIterator):
+    def __init__(self, numbers: list[int], count: int, mark: str) -> None:
+        super().__init__(numbers)
+        self._count = count
+        self._mark = mark
+
+    def __next__(self) -> torch.Tensor:
+        if self._place < len(self._numbers):
+            die_once(self._numbers[self._place], self._count, self._mark)
+        return super().__next__()
+
+
+def die_once(number: int, count: int, mark: str) -> None:
+    if number == count // 2 and not os.path.exists(mark):
+        Path(mark).touch()
+        end_process("kill")
+
+
+@pytest.mark.parametrize(
+    "make", [DyingShards, pytest.param(DyingStatefulShards, marks=pytest.mark.long)]
+)
+def test_shards_whose_process_dies_in_the_middle_go_on_to_the_bit(
+    pool: PoolProcesses, tmp_path: Path, make: Any
+) -> None:
+    worker = pool.start_worker()
+    server = server_of(worker)
+    mark, there = tmp_path / "mark", tmp_path / "there"
+    there.touch()
+    options: dict[str, Any] = {"batch_size": 4, "shards": 3}
+    torch.manual_seed(7)
+    expected = digests(DataLoader(make(96, there), seeding="batch", **options))
+    torch.manual_seed(7)
+    assert digests(pooled(pool, make(96, mark), **options)) == expected
+    assert mark.exists()
+    expect_same_server(worker, server)
+
+
+# ---- What each process has
+
+
+def libraries_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except PermissionError:  # it lets nobody but root look at its memory
+        program = ServerProgram(is_quiet=True)._path
+        done = subprocess.run(["ldd", str(program)], capture_output=True, check=True, text=True)
+        return done.stdout
+
+
+def test_the_server_has_no_python_and_no_torch(pool: PoolProcesses) -> None:
+    worker = pool.start_worker()
+    expect_served(pool)
+    libraries = libraries_of(server_of(worker))
+    assert "libzmq" in libraries
+    assert not re.search(r"libtorch|libc10|libpython|_C\.", libraries)
+    status = Path(f"/proc/{server_of(worker)}/status").read_text()
+    (kilobytes,) = re.findall(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
+    assert int(kilobytes) / 1024 < SERVER_MEGABYTES_MAX
+    assert "libtorch" in libraries_of(warm_of(worker))
+
+
+class Blocking(Numbers):
+    """Says which process makes it, and goes on once there is a file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = str(folder)
+
+    def __getitem__(self, index: int) -> Any:
+        Path(self.folder, f"process-{os.getpid()}").touch()
+        while not Path(self.folder, "go").exists():
+            time.sleep(0.01)
+        return index
+
+
+def process_in(folder: Path) -> int:
+    wait_until(lambda: any(folder.glob("process-*")))
+    (path,) = folder.glob("process-*")
+    return int(path.name.removeprefix("process-"))
+
+
+def tcp_sockets() -> set[str]:
+    """All of this machine, as links of /proc/PID/fd name them."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(FileNotFoundError):
+            lines = Path(table).read_text().splitlines()[1:]
+            found |= {f"socket:[{line.split()[9]}]" for line in lines}
+    return found
+
+
+def memory_has(pid: int, wanted: list[bytes]) -> bool:
+    """Whether any of these bytes is in memory that is the process's own."""
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            span, mode, *_ = line.split()
+            if mode != "rw-p":
+                continue
+            start, end = (int(part, 16) for part in span.split("-"))
+            with contextlib.suppress(OSError):  # pages of devices, and what was given back
+                memory.seek(start)
+                held = memory.read(end - start)
+                if any(one in held for one in wanted):
+                    return True
+    return False
+
+
+def test_the_process_of_a_job_has_no_key_and_no_socket_of_the_pool(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    _pool.make_key_folder(str(keys))
+    controller = pool.start_controller("--keys", str(keys))
+    worker = pool.start_worker("--keys", str(keys))
+    batches = iter(pooled(pool, Blocking(tmp_path), keys=str(keys)))
+    job = process_in(tmp_path)
+    assert process_traces.children(warm_of(worker)) == [job]
+    secrets = {
+        path.name: [path.read_bytes().strip(), key_bytes(keys, path.name)]
+        for path in keys.glob("*.secret")
+    }
+    assert memory_has(controller.process.pid, secrets["controller.secret"])
+    sockets = tcp_sockets()
+    for pid in (job, warm_of(worker)):
+        links = [entry.partition(" -> ")[2] for entry in process_traces.descriptors(pid)]
+        assert any(link.startswith("socket:") for link in links)  # to the server
+        assert sockets.isdisjoint(links)
+        for file in ("environ", "cmdline"):
+            text = Path(f"/proc/{pid}/{file}").read_bytes()
+            assert not [name for name, (secret, _) in secrets.items() if secret in text]
+        assert not [name for name, forms in secrets.items() if memory_has(pid, forms)]
+    (tmp_path / "go").touch()
+    assert list(batches) == list(range(6))
+
+
+# ---- When they end
+
+
+def test_the_process_of_a_job_ends_when_its_trainer_has_left(pool: PoolProcesses) -> None:
+    worker = pool.start_worker()
+    batches = iter(pooled(pool, Numbers()))
+    assert next(batches) == 0
+    warm = warm_of(worker)
+    assert len(process_traces.children(warm)) == 1
+    assert any((pool.folder / "tmp").glob("penstock-code-*/*"))
+    del batches
+    wait_until(lambda: process_traces.children(warm) == [])
+    wait_until(lambda: not any((pool.folder / "tmp").glob("penstock-code-*/*")))
+
+
+def tell_to_leave(worker: Worker, server: int, warm: int) -> None:
+    assert worker.end(signal.SIGTERM) == 0
+
+
+def kill_the_supervisor(worker: Worker, server: int, warm: int) -> None:
+    worker.end(signal.SIGKILL)
+
+
+def kill_the_server(worker: Worker, server: int, warm: int) -> None:
+    os.kill(server, signal.SIGKILL)
+
+
+def kill_the_warm_process(worker: Worker, server: int, warm: int) -> None:
+    os.kill(warm, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "end", [tell_to_leave, kill_the_supervisor, kill_the_server, kill_the_warm_process]
+)
+@pytest.mark.parametrize("how", ["sleep", pytest.param("call", marks=pytest.mark.long)])
+def test_all_processes_end_with_their_worker(
+    pool: PoolProcesses, tmp_path: Path, end: Callable[[Worker, int, int], None], how: str
+) -> None:
+    """Also with a dataset that hangs, and with the interpreter's lock held."""
+    worker = pool.start_worker("--grace", "1")
+    batches = iter(pooled(pool, Hanging(how, tmp_path)))
+    assert [next(batches) for _ in range(3)] == [0, 1, 2]
+    wait_until((tmp_path / "hangs").exists)
+    server, warm = server_of(worker), warm_of(worker)
+    jobs = process_traces.children(warm)
+    assert len(jobs) == 1
+    end(worker, server, warm)
+    assert process_traces.wait_gone([server, warm, *jobs], SECONDS_MAX) == []
+    (tmp_path / "go").touch()
+    if end in (kill_the_server, kill_the_warm_process):
+        assert len(worker.served(2)) == 2
+    else:
+        pool.start_worker()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PoolWarning)  # that there was no worker for a while
+        assert list(batches) == [3, 4, 5]
+
+
+@pytest.mark.long
+def test_a_fork_that_the_system_refuses_ends_no_worker(pool: PoolProcesses) -> None:
+    worker = pool.start_altered_worker("refuse_forks", "1")
+    server = server_of(worker)
+    expect_served(pool)
+    worker.wait_for_lines(lambda line: "the process of a job could not be started" in line)
+    expect_same_server(worker, server)
+
+
+def test_without_the_program_a_worker_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(server_program._pool, "__file__", str(tmp_path / "_pool.so"))
+    where = re.escape(str(tmp_path / "penstock-server"))
+    with pytest.raises(PenstockError, match=f"{where}.*install penstock again"):
+        ServerProgram(is_quiet=False)
