@@ -118,7 +118,8 @@ void Registration::say_farewell() {
 }
 
 std::optional<Duration> Registration::silence(Instant now) const {
-  return has_answered_ ? std::optional(enrolment_.clock.silence(now)) : std::nullopt;
+  if (has_answered_) return enrolment_.clock.silence(now);
+  return description_.name.empty() ? std::nullopt : std::optional<Duration>(now - opened_at_);
 }
 
 void Registration::tell(std::string text) {

@@ -56,7 +56,8 @@ class Registration {
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
   uint32_t incarnation() const { return enrolment_.incarnation(); }
   Instant due_at() const { return enrolment_.clock.due_at(); }
-  // For how long a controller that had answered has said nothing.
+  // For how long a controller that had answered has said nothing. One that never has may be started later, but for a
+  // worker that an engine has started: the controller that had it do so is gone then.
   std::optional<Duration> silence(Instant now) const;
   net::ClientSocket& socket() { return *socket_; }
 

@@ -813,6 +813,17 @@ TEST_F(RegisteredWorker, OneWhoseControllerIsSilentEndsOnceItHasNothingToDo) {
   EXPECT_NE(error.message.find("has said nothing"), std::string::npos) << error.message;
 }
 
+TEST_F(RegisteredWorker, OneThatAnEngineHasStartedEndsAlsoWhereNoControllerEverAnswers) {
+  auto impatient = registered();
+  impatient.patience = std::chrono::milliseconds(300);
+  impatient.name = "engine-1";
+  start(std::move(impatient));
+  serve_batches();
+  const Fault error = ended_.get();
+  EXPECT_EQ(error.code, Errc::kFailed);
+  EXPECT_NE(error.message.find("has said nothing"), std::string::npos) << error.message;
+}
+
 // ---- The supervisor
 
 class SupervisedWorker : public RegisteredWorker {
