@@ -235,6 +235,7 @@ void PoolServerIo::take_request(const wire::PoolRequest& request, const net::Pee
   if (message.link >= route.link) {
     route.link = message.link;
     route.routing_id = peer.routing_id;
+    route.key = peer.identity.key;
   }
   if (request.offer && message.link == route.link) route.offer = *request.offer;
   const size_t queued_before = session_.queued_count();
@@ -267,7 +268,11 @@ void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const s
   if (const auto* piece = std::get_if<wire::BlobPiece>(&message); piece != nullptr) {
     if (!fetch_ || fetch_->id() != piece->id) return;
     if (auto taken = fetch_->receive(*piece, bytes, now); !taken) maker_.give_blob(piece->id, taken.error());
-    if (fetch_->is_whole()) maker_.give_blob(piece->id, fetch_->take_bytes());
+    if (fetch_->is_whole()) {
+      auto whole = fetch_->take_bytes();
+      blobs_.put(route->second.key, piece->id, whole);
+      maker_.give_blob(piece->id, std::move(whole));
+    }
   }
   if (const auto* unknown = std::get_if<wire::BlobUnknown>(&message); unknown != nullptr) {
     maker_.give_blob(unknown->id,
@@ -367,9 +372,10 @@ void PoolServerIo::begin_work(Instant now) {
 
 void PoolServerIo::fetch_blob(const std::optional<wire::BlobId>& id, Instant now) {
   if (!id || !running_) return fetch_.reset();
-  if (!fetch_ || fetch_->id() != *id) fetch_.emplace(*id, options_.blob_bytes_max);
   const auto route = routes_.find(running_->trainer_id);
   if (route == routes_.end()) return;
+  if (const auto* kept = blobs_.find(route->second.key, *id); kept != nullptr) return maker_.give_blob(*id, *kept);
+  if (!fetch_ || fetch_->id() != *id) fetch_.emplace(*id, options_.blob_bytes_max);
   for (const wire::BlobWish& wish : fetch_->take_wishes(now))
     static_cast<void>(server_->send(route->second.routing_id, wire::write_blob_message(wish)));
 }

@@ -26,6 +26,7 @@
 #include "net/resolver.h"
 #include "net/server_socket.h"
 #include "server/answer_outbox.h"
+#include "server/blob_cache.h"
 #include "server/blob_fetch.h"
 #include "server/energy_meter.h"
 #include "server/maker.h"
@@ -62,7 +63,8 @@ struct PoolServerOptions {
   uint16_t torch = 0;                                          // as wire::torch_number()
   uint64_t arena_bytes = 0;
   uint64_t blob_bytes_max = wire::kBlobBytesMax;
-  // Without a trainer, and with a controller that has been silent for so long, the worker ends.
+  // Without a trainer, and with a controller that has been silent for so long, the worker ends. One that has a name
+  // counts from its start.
   Duration patience = std::chrono::seconds(60);
   // The process that this one ends with, as for WatchedProcess.
   pid_t parent_pid = 0;
@@ -106,6 +108,7 @@ class PoolServerIo final : public EventLoop::Handler {
   struct Route {
     uint32_t link = 0;
     std::string routing_id;
+    net::PublicKey key{};
     wire::SealOffer offer;  // of the hello that began it
   };
 
@@ -172,6 +175,7 @@ class PoolServerIo final : public EventLoop::Handler {
   std::map<wire::BatchKey, std::shared_ptr<const PoolResult>> held_;  // shared with messages on their way
   std::map<uint64_t, std::string> declined_;                          // why, by trainer
   std::optional<BlobFetch> fetch_;
+  BlobCache blobs_;
   MakerWatch maker_watch_;
   std::string how_it_died_;    // the process that made a batch last
   bool has_maker_ = false;     // it has asked for work
