@@ -36,6 +36,14 @@ def rss_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def pss_bytes(pid: int) -> int:
+    """Its memory, of which each page counts by its part of those who have it mapped."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def private_bytes(pid: int) -> int:
     """Its memory that no other process has mapped: of a forked process, its own part."""
     total_kb = 0

@@ -85,7 +85,7 @@ class PoolHost:
             [*self._prefix, *penstock, "controller", "--bind", bind, "--keys", self.keys],
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
         assert self._controller.stdout is not None
         line = self._controller.stdout.readline()
@@ -143,9 +143,9 @@ class PoolHost:
         if self._nursery is not None:
             assert self._nursery.stdin is not None
             self._nursery.stdin.close()  # which ends the workers
-            _end(self._nursery, signal.SIGCONT)
+            end_process(self._nursery, signal.SIGCONT)
         if self._controller is not None:
-            _end(self._controller, signal.SIGTERM)
+            end_process(self._controller, signal.SIGTERM)
 
     def _tell(self, order: dict[str, Any]) -> None:
         assert self._nursery is not None and self._nursery.stdin is not None
@@ -153,12 +153,13 @@ class PoolHost:
         self._nursery.stdin.flush()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Has the system end the process that is about to start when the bench is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _end(process: subprocess.Popen[Any], number: int) -> None:
+def end_process(process: subprocess.Popen[Any], number: int) -> None:
+    """By the signal, and where it does not end by that, by force."""
     process.send_signal(number)
     try:
         process.wait(END_S_MAX)

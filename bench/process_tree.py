@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import one_process
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -32,18 +34,22 @@ def usage(root_pid: int) -> Usage:
     return Usage(ticks / TICKS_PER_S, faults)
 
 
+def parents(root_pid: int) -> dict[int, int]:
+    """Of each descendant, its parent."""
+    found = {int(fields[-1]): int(fields[1]) for fields in _stats_of_tree(root_pid)}
+    found.pop(root_pid, None)
+    return found
+
+
 def pss_bytes(root_pid: int) -> int:
     """Memory of the tree, every shared page counted once. The kernel walks page tables for it."""
-    total_kb = 0
+    total_bytes = 0
     for fields in _stats_of_tree(root_pid):
         try:
-            rollup = Path(f"/proc/{fields[-1]}/smaps_rollup").read_text()
+            total_bytes += one_process.pss_bytes(int(fields[-1]))
         except OSError:
             continue  # it ended meanwhile
-        for line in rollup.splitlines():
-            if line.startswith("Pss:"):
-                total_kb += int(line.split()[1])
-    return total_kb * 1024
+    return total_bytes
 
 
 def memory_bytes(root_pid: int) -> int:

@@ -88,6 +88,26 @@ def test_soak_counts_after_each_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="the memory of a worker's server is shown to root")
+def test_first_jobs_have_times_and_the_memory_before_and_after(tmp_path: Path) -> None:
+    lines = tmp_path / "jobs.jsonl"
+    done = run_bench("first_jobs.py", "--quick", "--json", str(lines))
+    assert done.returncode == 0, done.stderr
+    *figures, foreign = lines_of(lines)
+    assert foreign["name"] == "first_jobs/foreign_cores"
+    assert all(0 < one["min"] <= one["median"] <= one["max"] for one in figures)
+    assert [(one["name"].partition("/")[2], one["n"]) for one in figures[:3]] == [
+        ("first_job_s", 1), ("next_jobs_s", 1), ("second_epoch_s", 2),
+    ]  # fmt: skip
+    counted = [one["parameters"] for one in figures[3:]]
+    assert [(one["after_jobs"], one["kind"]) for one in counted] == [
+        (jobs, kind) for jobs in (0, 2) for kind in ("server", "warm", "all")
+    ]
+    again = run_bench("first_jobs.py", "--read", str(lines))
+    assert again.returncode == 0 and "| memory after 2 jobs: server, MB " in again.stdout
+
+
+@pytest.mark.long
 def test_the_loader_is_measured_for_each_size(tmp_path: Path) -> None:
     lines = tmp_path / "transport.jsonl"
     done = run_bench(
