@@ -27,6 +27,7 @@ namespace {
 struct JobOrder {
   uint64_t job;
   int fd;
+  int error_fd;
   std::string log_name;
 };
 
@@ -37,7 +38,8 @@ py::object next_order(WarmChannel& channel) {
   auto told = unwrap(std::move(next));
   if (const auto* end = std::get_if<WarmChannel::End>(&told)) return py::cast(*end);
   auto& order = std::get<WarmChannel::Order>(told);
-  return py::cast(JobOrder{.job = order.job, .fd = order.channel.release(), .log_name = order.log_name});
+  return py::cast(JobOrder{
+      .job = order.job, .fd = order.channel.release(), .error_fd = order.errors.release(), .log_name = order.log_name});
 }
 
 }  // namespace
@@ -46,6 +48,7 @@ void bind_job_process(py::module_& module) {
   py::class_<JobOrder>(module, "JobOrder")
       .def_readonly("job", &JobOrder::job)
       .def_readonly("fd", &JobOrder::fd)
+      .def_readonly("error_fd", &JobOrder::error_fd)
       .def_readonly("log_name", &JobOrder::log_name);
   py::class_<WarmChannel::End>(module, "JobEnd").def_readonly("job", &WarmChannel::End::job);
   py::class_<WarmChannel>(module, "WarmChannel")

@@ -84,6 +84,22 @@ std::vector<std::string> JobHost::take_notices() {
   return std::exchange(notices_, {});
 }
 
+std::string JobHost::take_output() {
+  MutexLock lock(mutex_);
+  std::string output = std::exchange(output_, {});
+  if (const uint64_t bytes = std::exchange(left_out_, 0); bytes > 0)
+    output += "\n[" + std::to_string(bytes) + " bytes that a job has written to standard error are left out]\n";
+  return output;
+}
+
+void JobHost::take_output_of(JobOutput& output) {
+  const std::string text = output.read();
+  MutexLock lock(mutex_);
+  const size_t taken = std::min(text.size(), kOutputBytesMax - output_.size());
+  output_.append(text, 0, taken);
+  left_out_ += text.size() - taken;
+}
+
 Standing JobHost::standing() const {
   MutexLock lock(mutex_);
   return standing_;
@@ -125,6 +141,8 @@ Maker::Asked JobHost::take_asked() {
   Asked asked;
   const Instant now = clock_now();
   if (is_closed_) return asked;
+  if (job_) take_output_of(job_->output);
+  for (auto& [number, leaving] : leaving_) take_output_of(leaving.output);
   take_news(asked);
   receive(asked);
   send_blob();
@@ -327,11 +345,15 @@ Result<std::shared_ptr<shm::ArenaView>> JobHost::arena_of(const wire::SlabPlace&
 
 void JobHost::start(uint64_t trainer_id) {
   auto ends = shm::Channel::open_pair();
+  auto output = ends ? JobOutput::open() : Result<JobOutput::Ends>(ends.error());
   job_.emplace(Job{
       .number = next_number_++,
       .trainer_id = trainer_id,
       .channel = shm::Channel(ends ? std::move(ends.value().here) : FileDescriptor(), wire::kFromJobMessageBytesMax)});
-  const auto forked = ends ? warm_.fork(job_->number, ends.value().there.get(), log_name_) : Result<void>(ends.error());
+  if (output) job_->output = std::move(output.value().here);
+  const auto forked = output ? warm_.fork(job_->number, ends.value().there.get(), output.value().there.get(), log_name_)
+                             : Result<void>(output.error());
+  note_fds();
   if (forked) return;
   // The trainer hears of it as of a process that has died, and asks again.
   failure_ = Fault{Errc::kNoMemory, "no process could be started for a job: " + forked.error().message};
@@ -362,7 +384,9 @@ bool JobHost::end_work(const std::string& why) {
 void JobHost::let_go() {
   job_->channel.shut_down();
   past_cpu_time_ += job_->cpu_time;
-  leaving_.emplace(job_->number, Leaving{.channel = std::move(job_->channel), .killed_at = clock_now() + kJobEndGrace});
+  leaving_.emplace(job_->number, Leaving{.channel = std::move(job_->channel),
+                                         .output = std::move(job_->output),
+                                         .killed_at = clock_now() + kJobEndGrace});
   job_.reset();
 }
 
@@ -399,7 +423,12 @@ void JobHost::take_news(Asked& asked) {
 }
 
 void JobHost::take_end(uint64_t number, const WarmProcess::News& news, Asked& asked) {
-  if (leaving_.erase(number) > 0 || !job_ || job_->number != number) return;
+  if (const auto leaving = leaving_.find(number); leaving != leaving_.end()) {
+    take_output_of(leaving->second.output);
+    leaving_.erase(leaving);
+    return;
+  }
+  if (!job_ || job_->number != number) return;
   // What it has said before its end counts.
   receive(asked);
   if (!job_ || job_->number != number) return;
@@ -412,6 +441,8 @@ void JobHost::take_end(uint64_t number, const WarmProcess::News& news, Asked& as
   } else {
     how = ProcessEnd{.status = news.status}.spoken();
   }
+  take_output_of(job_->output);
+  if (const std::string words = job_->output.last_words(); !words.empty()) how += "; the last that it wrote: " + words;
   if (job_->work) {
     PENSTOCK_ASSERT(!asked.result, "a result of work that is still in hand");
     asked.result = PoolResult{.kind = PoolResult::Kind::kDied, .text = how};
@@ -441,6 +472,9 @@ std::optional<Instant> JobHost::due_at() const {
 void JobHost::note_fds() {
   fds_.clear();
   if (!failure_) fds_.push_back(warm_.fd());
+  if (job_ && job_->output.fd() >= 0) fds_.push_back(job_->output.fd());
+  for (const auto& [number, leaving] : leaving_)
+    if (leaving.output.fd() >= 0) fds_.push_back(leaving.output.fd());
   if (job_ && !job_->is_ending) fds_.push_back(job_->channel.fd());
 }
 

@@ -26,6 +26,7 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "base/waker.h"
+#include "server/job_output.h"
 #include "server/maker.h"
 #include "server/pool_work.h"
 #include "server/warm_process.h"
@@ -42,7 +43,9 @@ constexpr Duration kJobLinger = std::chrono::seconds(5);
 constexpr Duration kJobEndGrace = std::chrono::seconds(2);
 // A larger blob crosses as a file.
 constexpr uint64_t kInlineBlobBytesMax = uint64_t{1} << 20;
-// So much of one is copied in one turn.
+// So much of what jobs write to standard error waits for the log; what goes beyond is left out.
+constexpr size_t kOutputBytesMax = size_t{1} << 20;
+// So much of a blob is copied in one turn.
 constexpr uint64_t kBlobStepBytes = uint64_t{32} << 20;
 
 // Confined to the I/O thread, but for what is marked.
@@ -58,6 +61,8 @@ class JobHost final : public Maker {
   // ---- For any thread
 
   std::vector<std::string> take_notices();
+  // What processes of jobs have written to standard error since the last call.
+  std::string take_output();
   Standing standing() const;
   // Waits until the server has ended, and says why. Nothing at the deadline. Blocks.
   std::optional<Fault> wait_closed(std::chrono::steady_clock::time_point deadline);
@@ -88,6 +93,7 @@ class JobHost final : public Maker {
     uint64_t number = 0;
     uint64_t trainer_id = 0;
     shm::Channel channel;
+    JobOutput output{};
     pid_t pid = 0;                                                 // 0 until it has begun
     std::shared_ptr<const PoolWork> work{};                        // in hand; shared with the I/O thread's requests
     bool is_wanted = true;                                         // as it was told
@@ -102,11 +108,13 @@ class JobHost final : public Maker {
   // The process of a job that is over.
   struct Leaving {
     shm::Channel channel;  // shut down
+    JobOutput output;
     Instant killed_at;
     bool is_killed = false;
   };
 
   void take_news(Asked& asked);
+  void take_output_of(JobOutput& output);
   void take_end(uint64_t number, const WarmProcess::News& news, Asked& asked);
   void receive(Asked& asked);
   void receive_messages(Asked& asked);
@@ -139,6 +147,8 @@ class JobHost final : public Maker {
   mutable Mutex mutex_;
   Condition changed_;
   std::vector<std::string> notices_ PENSTOCK_GUARDED_BY(mutex_);
+  std::string output_ PENSTOCK_GUARDED_BY(mutex_);
+  uint64_t left_out_ PENSTOCK_GUARDED_BY(mutex_) = 0;  // bytes behind it
   Standing standing_ PENSTOCK_GUARDED_BY(mutex_);
   std::optional<Fault> reason_ PENSTOCK_GUARDED_BY(mutex_);
 };

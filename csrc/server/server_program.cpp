@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
@@ -142,6 +143,7 @@ class ServerProcess {
     });
     for (;;) {
       const auto reason = jobs.wait_closed(steady_clock::now() + kLook);
+      write_output(jobs.take_output());
       for (const std::string& notice : jobs.take_notices()) log_.tell(notice);
       note_standing(jobs.standing());
       if (!reason) continue;
@@ -151,6 +153,16 @@ class ServerProcess {
       }
       log_.tell(reason->message);
       return EXIT_FAILURE;
+    }
+  }
+
+  // As the job has written it.
+  static void write_output(std::string_view text) {
+    while (!text.empty()) {
+      const ssize_t count = ::write(STDERR_FILENO, text.data(), text.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return;
+      text.remove_prefix(static_cast<size_t>(count));
     }
   }
 

@@ -56,8 +56,9 @@ Result<WarmFacts> WarmProcess::wait_until_ready(steady_clock::time_point deadlin
       .numerics = message.value().numerics, .torch = message.value().torch, .about = std::string(message.value().text)};
 }
 
-Result<void> WarmProcess::fork(uint64_t job, int channel, const std::string& log_name) {
-  return send({.kind = WarmMessage::Kind::kFork, .job = job, .text = log_name}, {&channel, 1});
+Result<void> WarmProcess::fork(uint64_t job, int channel, int errors, const std::string& log_name) {
+  const std::array<int, 2> fds{channel, errors};
+  return send({.kind = WarmMessage::Kind::kFork, .job = job, .text = log_name}, fds);
 }
 
 Result<void> WarmProcess::end(uint64_t job) { return send({.kind = WarmMessage::Kind::kEnd, .job = job}); }

@@ -44,8 +44,9 @@ class WarmProcess {
   // Waits for it to be ready. kTimeout at the deadline, kClosed with how it ended. Blocks.
   Result<WarmFacts> wait_until_ready(std::chrono::steady_clock::time_point deadline);
 
-  // Has it fork a process for the job, which gets `channel`. Its news says what became of it.
-  Result<void> fork(uint64_t job, int channel, const std::string& log_name);
+  // Has it fork a process for the job, which gets `channel`, and `errors` to write its standard error to. Its news says
+  // what became of it.
+  Result<void> fork(uint64_t job, int channel, int errors, const std::string& log_name);
   // Has it end the process of the job at once, with all that this has started in its session.
   Result<void> end(uint64_t job);
 

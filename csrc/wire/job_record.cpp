@@ -230,6 +230,8 @@ Result<FromJob> parse_from_job(std::span<const std::byte> part) {
   if (is_batch != (head.payload_bytes != 0) || is_batch != (head.record_bytes != 0) ||
       head.record_bytes > head.payload_bytes || head.payload_bytes > kPoolPayloadBytesMax)
     return malformed_job(kWho, "the sizes of its batch contradict each other");
+  if (head.samples.slowest_share == 0 && head.samples.slowest_place != 0)
+    return malformed_job(kWho, "the slowest sample has a place and no time");
   const bool has_samples =
       head.samples.dataset_time != 0 || head.samples.slowest_place != 0 || head.samples.slowest_share != 0;
   if (!is_batch && (has_samples || head.sample_count != 0 || head.prefix_time != 0))

@@ -114,7 +114,8 @@ Result<FromJob> parse_from_job(std::span<const std::byte> part);
 struct WarmMessage {
   enum class Kind : uint8_t {
     kReady = 1,  // from the process: it can fork; `numerics`, `torch`, and `text` about it for people
-    kFork,       // to it: the descriptor that comes along is that of `job`, whose process logs under the name `text`
+    kFork,       // to it: `job` wants a process, which logs under the name `text`; its channel and where its standard
+                 // error goes come along
     kStarted,    // from it: `pid` is the process of `job`
     kEnded,      // from it: that process has ended, `status` as waitpid() has it, or could not be forked: pid 0
     kEnd,        // to it: end the process of `job` at once, and all of its session

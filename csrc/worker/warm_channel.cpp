@@ -60,9 +60,11 @@ Result<std::variant<WarmChannel::Order, WarmChannel::End>> WarmChannel::next() {
     const auto told = wire::parse_warm_message(message.bytes);
     if (!told) return told.error();
     const WarmMessage& order = told.value();
-    if (order.kind == WarmMessage::Kind::kFork && message.fds.size() == 1)
-      return Next(
-          Order{.job = order.job, .channel = std::move(message.fds.front()), .log_name = std::string(order.text)});
+    if (order.kind == WarmMessage::Kind::kFork && message.fds.size() == 2)
+      return Next(Order{.job = order.job,
+                        .channel = std::move(message.fds[0]),
+                        .errors = std::move(message.fds[1]),
+                        .log_name = std::string(order.text)});
     const auto process = processes_.find(order.job);
     if (order.kind == WarmMessage::Kind::kEnd && process != processes_.end()) end_session(process->second);
   }

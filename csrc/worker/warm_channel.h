@@ -31,6 +31,7 @@ class WarmChannel {
   struct Order {
     uint64_t job = 0;
     FileDescriptor channel{};
+    FileDescriptor errors{};  // for its standard error
     std::string log_name{};
   };
   // The process of a job has ended, and the server knows.

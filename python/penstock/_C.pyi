@@ -230,6 +230,9 @@ class JobOrder:
     def fd(self) -> int:
         """Of the job's process; this one is to close it after the fork."""
     @property
+    def error_fd(self) -> int:
+        """The same, for its standard error."""
+    @property
     def log_name(self) -> str: ...
 
 class JobEnd:

@@ -12,6 +12,7 @@ import re
 import resource
 import signal
 import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -195,6 +196,7 @@ class EndingBy(Numbers):
 
 
 def end_process(how: str) -> None:
+    print(f"about to end: {how}", file=sys.stderr, flush=True)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if how == "exit":
         os._exit(5)
@@ -221,14 +223,18 @@ def test_a_batch_that_ends_each_process_fails_with_how_and_the_worker_goes_on(
     server = server_of(worker)
     batches = iter(pooled(pool, EndingBy(how)))
     assert [next(batches) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(RuntimeError, match=rf"(?s)died.* batch 3 of epoch 1 .*{ENDS[how]}"):
+    with pytest.raises(
+        RuntimeError, match=rf"(?s)died.* batch 3 of epoch 1 .*{ENDS[how]}"
+    ) as caught:
         next(batches)
+    assert re.search(rf"(?s)the last that it wrote: .*about to end: {how}", str(caught.value))
     del batches
     expect_served(pool)
     expect_same_server(worker, server)
     worker.wait_for_lines(
         lambda line: "the process of a job of trainer " in line and ENDS[how] in line
     )
+    assert worker.wait_for_lines(lambda line: line == f"about to end: {how}", 3)
     assert worker.end() == 0
 
 

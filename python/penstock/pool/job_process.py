@@ -36,6 +36,8 @@ def run_job(
     dataset's threads."""
     status = 1
     try:
+        os.dup2(order.error_fd, 2)  # the server tells its end where the process ends
+        os.close(order.error_fd)
         warm.close_in_child()  # from here on this process ends with the warm one, too
         _part_from(warm_pid)
         _serve(order, code_root, is_quiet=is_quiet)

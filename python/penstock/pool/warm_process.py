@@ -82,6 +82,7 @@ class _WarmProcess:
         if pid == 0:
             run_job(self._channel, order, self._pid, folder, is_quiet=self._settings.is_quiet)
         os.close(order.fd)
+        os.close(order.error_fd)
         self._channel.started(order.job, pid or 0)
 
     def _folder_of(self, job: int) -> str:

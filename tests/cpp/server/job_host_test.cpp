@@ -317,6 +317,13 @@ TEST_F(JobHostTest, DeathInTheMiddleOfWorkIsItsResultAndAnotherProcessMakesTheNe
   expect_death("hang_up", "ended");
 }
 
+TEST_F(JobHostTest, WhatAProcessHasWrittenToStandardErrorIsToldWithItsEndAndForTheLog) {
+  start();
+  expect_death("complain", "ended with exit code 3; the last that it wrote: there is no disk");
+  EXPECT_EQ(host_->take_output(), "there is no disk\n");
+  EXPECT_EQ(host_->take_output(), "");
+}
+
 TEST_F(JobHostTest, WhatAProcessHasSaidBeforeItsEndCounts) {
   start();
   EXPECT_EQ(told("answer_and_exit"), "last words");

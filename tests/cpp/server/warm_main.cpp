@@ -101,6 +101,7 @@ class Job {
         {"wish_two", [&] { wish(0), wish(1), tell(reply_to(1)); }},
         // It ends, or does not go on.
         {"exit", [&] { ::_exit(kExitCode); }},
+        {"complain", [&] { complain(), ::_exit(kExitCode); }},
         {"segv", [&] { die_of_a_fault(); }},
         {"kill", [&] { ::raise(SIGKILL); }},
         {"answer_and_exit", [&] { tell("last words"), ::_exit(kExitCode); }},
@@ -186,6 +187,11 @@ class Job {
     while (process_cpu_time() < end) {
     }
     answer({.answer = AnswerKind::kEnd});
+  }
+
+  static void complain() {
+    constexpr std::string_view kWords = "there is no disk\n";
+    static_cast<void>(::write(STDERR_FILENO, kWords.data(), kWords.size()) < 0);
   }
 
   [[noreturn]] static void die_of_a_fault() {
@@ -364,12 +370,12 @@ class Warm {
 
   void take(shm::Channel::Message message) {
     const auto order = wire::parse_warm_message(message.bytes).value();
-    if (order.kind == WarmMessage::Kind::kFork) return fork(order.job, std::move(message.fds.front()));
+    if (order.kind == WarmMessage::Kind::kFork) return fork(order.job, std::move(message.fds[0]), message.fds[1]);
     const auto process = processes_.find(order.job);
     if (process != processes_.end()) end_session(process->second);
   }
 
-  void fork(uint64_t job, FileDescriptor socket) {
+  void fork(uint64_t job, FileDescriptor socket, const FileDescriptor& errors) {
     if (word_ == "cannot_fork") return send({.kind = WarmMessage::Kind::kEnded, .job = job});
     if (word_ == "leaves") ::_exit(kExitCodeOfWarm);
     if (word_ == "says_it_again") return say_ready();
@@ -377,6 +383,7 @@ class Warm {
     if (pid == 0) {
       ::setsid();
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      ::dup2(errors.get(), STDERR_FILENO);
       channel_ = shm::Channel(FileDescriptor());
       ::_exit(Job(std::move(socket)).run());
     }
