@@ -17,10 +17,19 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def crash(pid: int) -> None:
+    """With SIGSEGV, as the process's own fault would, but for the core that it would leave."""
+    with contextlib.suppress(ProcessLookupError):
+        hard = resource.prlimit(pid, resource.RLIMIT_CORE)[1]
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, hard))
+        os.kill(pid, signal.SIGSEGV)
+
+
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
     """The process stands still, and then goes on without knowing that it did."""
-    os.kill(pid, signal.SIGSTOP)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:

@@ -2,7 +2,8 @@
 """What a scenario left behind: processes, and files in shared memory, in its runtime folder and
 among the temporary ones.
 
-Its processes are known by their environment, which names a folder that is the scenario's own.
+Its processes are known by their environment, which names a folder that is the scenario's own, or,
+where they show it to nobody but root, by such a folder among their arguments.
 """
 
 from __future__ import annotations
@@ -17,20 +18,29 @@ CODE_FOLDER = re.compile(r"penstock-code-\d+-(\d+)-")
 ENDING_SECONDS_MAX = 10.0  # that processes on their way out may take on a busy machine
 
 
-def processes_of(runtime_folder: Path) -> list[int]:
-    """Every process that has the folder in its environment, but this one."""
+def processes_of(runtime_folder: Path, temporary_folder: Path) -> list[int]:
+    """Every process that has the first in its environment, or the second among the arguments that
+    it shows instead, but this one."""
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
+    return [
+        pid
+        for pid in pids
+        if pid != os.getpid()
+        and _names_one_of(pid, runtime_folder, temporary_folder)
+        and process_traces.is_running(pid)
+    ]
+
+
+def _names_one_of(pid: int, runtime_folder: Path, temporary_folder: Path) -> bool:
     marker = f"XDG_RUNTIME_DIR={runtime_folder}".encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdecimal() or int(entry) == os.getpid():
-            continue
+    try:
         try:
-            variables = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended, or is another user's
-        if marker in variables and process_traces.is_running(int(entry)):
-            found.append(int(entry))
-    return found
+            return marker in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except PermissionError:  # the server of a worker has keys
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+            return f"{temporary_folder}{os.sep}".encode() in arguments
+    except OSError:
+        return False  # it has ended, or is another user's
 
 
 def left_behind(
@@ -40,9 +50,11 @@ def left_behind(
 
     Files that a killed process has left are removed by the next one of its kind.
     """
-    process_traces.wait_gone(processes_of(runtime_folder), ENDING_SECONDS_MAX)
+    running = processes_of(runtime_folder, temporary_folder)
+    process_traces.wait_gone(running, ENDING_SECONDS_MAX)
     left = [
-        f"process {pid} ({process_traces.name_of(pid)})" for pid in processes_of(runtime_folder)
+        f"process {pid} ({process_traces.name_of(pid)})"
+        for pid in processes_of(runtime_folder, temporary_folder)
     ]
     new_files = set(os.listdir(process_traces.SHARED_MEMORY)) - shared_before
     left += [f"/dev/shm/{name}" for name in process_traces.unused_files(new_files)]

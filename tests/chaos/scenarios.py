@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from paced_datasets import LEAK_VARIABLE
 from pool_processes import Worker
 from trainers import Trainer
 from trials import Trial
+from worker_processes import all_processes, job_process, warm_process
 
 GROUP_BYTES = 192 << 20
 WORKER_COUNT = 3
@@ -26,14 +28,58 @@ LEAK_BYTES = 1 << 20  # with every sample
 SHORT = {"sample_count": 800, "epoch_count": 2}  # where every stream has one fault
 
 
-def kill_worker(trial: Trial, trainer: Trainer) -> None:
-    """One of several, where another makes batches meanwhile."""
+# A worker process is the server of a worker, unless something else is said.
+
+
+def one_of_several(trial: Trial) -> int | None:
+    """A worker process where another makes batches meanwhile."""
     settled = trial.settled(trial.worker)
     pids = [pid for pid in trial.worker.pids if set(settled) - {pid}]
-    if pids:
-        victim = trial.rng.choice(pids)
+    return trial.rng.choice(pids) if pids else None
+
+
+def kill_worker(trial: Trial, trainer: Trainer) -> None:
+    victim = one_of_several(trial)
+    if victim is not None:
         trial.fault(f"SIGKILL of worker process {victim}")
         trial.kill(victim)
+
+
+def kill_warm_process(trial: Trial, trainer: Trainer) -> None:
+    """The processes of its jobs end with it, and so does its server, in whose place another worker
+    process is started."""
+    server = one_of_several(trial)
+    warm = None if server is None else warm_process(server)
+    if server is not None and warm is not None:
+        trial.fault(f"SIGKILL of the warm process {warm} of worker process {server}")
+        trial.end_warm(server, warm)
+
+
+def kill_job(trial: Trial, trainer: Trainer) -> None:
+    """Its server lives, and has another one forked at once. A batch over which three processes die
+    fails, and is to, so that this waits until all workers have had time for those before."""
+    settled = trial.settled(trial.worker)
+    if len(settled) < WORKER_COUNT:
+        return
+    server = trial.rng.choice(settled)
+    job = job_process(server)
+    if job is not None:
+        number = trial.rng.choice((signal.SIGKILL, signal.SIGSEGV))
+        trial.fault(f"{number.name} of the job's process {job} of worker process {server}")
+        trial.end_job(server, job, number)
+
+
+def stop_job(trial: Trial, trainer: Trainer) -> None:
+    """Its server goes on saying that it lives, so that a batch of a shard has to wait."""
+    jobs = {server: job_process(server) for server in trial.settled(trial.worker)}
+    servers = [server for server, job in jobs.items() if job is not None]
+    if servers:
+        server = trial.rng.choice(servers)
+        job = jobs[server]
+        assert job is not None
+        trial.fault(f"SIGSTOP of the job's process {job} of worker process {server}")
+        with stopped(job):
+            trainer.runs_for(trial.rng.uniform(0.3, 4.0))
 
 
 def kill_all_workers(trial: Trial, trainer: Trainer) -> None:
@@ -68,7 +114,8 @@ def stop_worker(trial: Trial, trainer: Trainer) -> None:
             trainer.runs_for(trial.rng.uniform(2.1, 4.0))
 
 
-POOL_FAULTS = (kill_worker, stop_worker, kill_controller, kill_all_workers)
+JOB_FAULTS = (kill_job, stop_job, kill_warm_process)
+POOL_FAULTS = (*JOB_FAULTS, kill_worker, stop_worker, kill_controller, kill_all_workers)
 
 
 def keep_doing(*faults: Callable[[Trial, Trainer], None]) -> Callable[[Trial], None]:
@@ -78,11 +125,13 @@ def keep_doing(*faults: Callable[[Trial, Trainer], None]) -> Callable[[Trial], N
     def run(trial: Trial) -> None:
         trial.controller = trial.pool.processes[0]
         trial.worker = trial.pool.start_worker(processes=WORKER_COUNT)
+        trial.settled(trial.worker)  # the time counts from here on
         for number, stream in enumerate(trial.streams()):
             with trial.training(stream, persistent_workers=number % 2 == 0) as trainer:
                 while trial.wants_more and trainer.wait_for_batches(trial.rng.randint(1, 40)):
                     if trainer.runs_for(trial.rng.uniform(0.0, 0.3)):
                         faults[trial.outcome.fault_count % len(faults)](trial, trainer)
+        trial.expect_servers()
 
     return run
 
@@ -193,33 +242,54 @@ def _fill(trial: Trial, tiny: TinyFolder) -> None:
         trial.end_processes(1)
 
 
+STARVED = (
+    "a trainer",
+    "a server",
+    "a trainer from its start on",
+    "a worker from its start on",
+    "a warm process",
+    "the process of a job",
+)
+
+
 def exhaust_descriptors(trial: Trial) -> None:
-    """Nothing more can be opened: by a trainer whose workers change, by a worker whose trainers
-    change; for a while, or from the start on."""
+    """Nothing more can be opened: by a trainer whose workers change, by a process of a worker whose
+    trainers change; for a while, or from the start on."""
+    # What a server has open is shown to nobody but root.
+    starved = [who for who in STARVED if who != "a server" or os.geteuid() == 0]
     for number, stream in enumerate(trial.streams(**SHORT)):
-        how = number % 4
-        if how == 3:
+        who = starved[number % len(starved)]
+        if who == "a worker from its start on":
             limit = trial.rng.choice((12, 16, 24, 32, 48))
             trial.fault(f"a worker may have {limit} descriptors from its start on")
             within = ("prlimit", f"--nofile={limit}", "--")
             arguments = ["worker", "--controller", trial.pool.endpoint]
             trial.pool.processes.append(Worker(arguments, trial.pool.environment, within))
         worker = trial.pool.start_worker(processes=2)
-        if how == 2:
+        server = worker.pids[0]
+        if who == "a trainer from its start on":
             limit = trial.rng.choice((16, 24, 32, 48))
             trial.fault(f"a trainer may have {limit} descriptors from its start on")
             within = ("prlimit", f"--nofile={limit}", "--")
             with trial.training(stream, within=within, may_fail=True, waits_for_a_batch=False):
                 pass
-        elif how == 3:
+        elif who == "a worker from its start on":
             with trial.training(stream):
                 pass
-        elif how == 1:
-            pid = worker.pids[0]
+        elif who in ("a server", "a warm process"):
+            pid = server if who == "a server" else warm_process(server)
+            assert pid is not None
             with no_more_descriptors(pid) as limit:
-                trial.fault(f"worker process {pid} may have no more than {limit} descriptors")
+                trial.fault(f"{who}, {pid}, may have no more than {limit} descriptors")
                 with trial.training(stream):
                     pass
+        elif who == "the process of a job":
+            with trial.training(stream) as trainer:
+                pid = job_process(server) if trainer.runs_for(trial.rng.uniform(0.1, 1.0)) else None
+                if pid is not None:
+                    with no_more_descriptors(pid) as limit:
+                        trial.fault(f"{who}, {pid}, may have no more than {limit} descriptors")
+                        trainer.runs_for(trial.rng.uniform(4.0, 8.0))
         else:
             with trial.training(stream, may_fail=True) as trainer:
                 if trainer.runs_for(trial.rng.uniform(0.1, 1.0)):
@@ -231,7 +301,8 @@ def exhaust_descriptors(trial: Trial) -> None:
 
 
 def exhaust_memory(trial: Trial) -> None:
-    """A worker that loses memory is killed by the kernel, over and over; another one is healthy."""
+    """The process of a job that loses memory is killed by the kernel, over and over; another worker
+    is healthy."""
     with memory_group(GROUP_BYTES) as group:
         try:
             worker = trial.pool.start_worker(within=("env", f"{LEAK_VARIABLE}={LEAK_BYTES}"))
@@ -241,12 +312,14 @@ def exhaust_memory(trial: Trial) -> None:
             for stream in trial.streams():
                 with trial.training(stream) as trainer:
                     while trainer.runs_for(0.05) and trial.wants_more:
-                        for pid in set(worker.pids) - added:
+                        # Processes of jobs that are forked from now on are in the warm one's group.
+                        pids = {pid for server in worker.pids for pid in all_processes(server)}
+                        for pid in pids - added:
                             added.add(pid)
                             group.add(pid)
                         while seen_count < group.kill_count:
                             seen_count += 1
-                            trial.fault("the kernel killed a worker process that had no memory")
+                            trial.fault("the kernel killed a process of a worker without memory")
         finally:
             trial.end_processes(0)
 
@@ -264,12 +337,15 @@ SCENARIOS: Mapping[str, Scenario] = {
     "kill-all-workers": Scenario(keep_doing(kill_all_workers), 10),
     "kill-controllers": Scenario(keep_doing(kill_controller), 20),
     "stop-workers": Scenario(keep_doing(stop_worker), 20, is_stall_bounded=True),
-    "mixed": Scenario(keep_doing(*POOL_FAULTS), 20),
+    "kill-jobs": Scenario(keep_doing(kill_job), 30, is_stall_bounded=True),
+    "stop-jobs": Scenario(keep_doing(stop_job), 20),
+    "kill-warm-processes": Scenario(keep_doing(kill_warm_process), 20, is_stall_bounded=True),
+    "mixed": Scenario(keep_doing(*POOL_FAULTS), 35),
     "kill-trainers": Scenario(kill_trainers, 20),
     "cut-links": Scenario(cut_links, 10, has_own_controller=True),
     "full-shared-memory": Scenario(fill_shared_memory, 5),
     "full-disks": Scenario(fill_disks, 5),
-    "no-descriptors": Scenario(exhaust_descriptors, 5),
+    "no-descriptors": Scenario(exhaust_descriptors, len(STARVED)),
     "no-memory": Scenario(exhaust_memory, 5),
 }
 

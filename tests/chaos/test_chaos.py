@@ -8,13 +8,26 @@ from typing import Any
 
 import pytest
 from outcomes import Outcome, findings, table
-from scenarios import POOL_FAULTS, SCENARIOS, run_scenario
+from scenarios import JOB_FAULTS, POOL_FAULTS, SCENARIOS, run_scenario
 from streams import Delivery, Differences, Stream, compare, percentile, stalls
+from trials import told_crashes
 
-# "mixed" does all that the four scenarios do which are left out: a pool for each takes long.
-FAULT_COUNTS = dict.fromkeys(SCENARIOS, 1) | {"mixed": len(POOL_FAULTS), "kill-trainers": 2}
-LEFT_OUT = {"kill-workers", "kill-all-workers", "kill-controllers", "stop-workers"}
+# "mixed" does all that the scenarios do which are left out: a pool for each takes long. It begins
+# and ends with what is done to processes of jobs, so that its first stream, which is map-style, and
+# one of shards meet that.
+MIXED_COUNT = len(POOL_FAULTS) + len(JOB_FAULTS)
+FAULT_COUNTS = dict.fromkeys(SCENARIOS, 1) | {"mixed": MIXED_COUNT, "kill-trainers": 2}
+LEFT_OUT = {
+    "kill-workers",
+    "kill-all-workers",
+    "kill-controllers",
+    "stop-workers",
+    "kill-jobs",
+    "stop-jobs",
+    "kill-warm-processes",
+}
 STREAM_OPTIONS = {"sample_count": 320, "epoch_count": 2}
+MIXED_OPTIONS = {"sample_count": 640, "epoch_count": 2}
 
 
 @pytest.mark.sampled(2)
@@ -23,8 +36,9 @@ STREAM_OPTIONS = {"sample_count": 320, "epoch_count": 2}
 @pytest.mark.parametrize("name", sorted(SCENARIOS.keys() - LEFT_OUT))
 def test_no_batch_is_lost(name: str, tmp_path: Path, seed: int) -> None:
     fault_count = FAULT_COUNTS[name]
+    stream_options = MIXED_OPTIONS if name == "mixed" else STREAM_OPTIONS
     outcome = run_scenario(
-        name, tmp_path, seed=seed, fault_count=fault_count, stream_options=STREAM_OPTIONS
+        name, tmp_path, seed=seed, fault_count=fault_count, stream_options=stream_options
     )
     if outcome.skipped:
         pytest.skip(outcome.skipped)
@@ -69,6 +83,15 @@ def test_a_percentile_is_one_of_the_values() -> None:
     assert percentile([], 99) == 0.0
     assert percentile([3.0, 1.0, 2.0], 99) == 3.0
     assert percentile([float(value) for value in range(100)], 99) == 98.0
+
+
+def test_a_process_of_a_job_that_crashed_is_told_from_all_others() -> None:
+    of_job = "penstock worker 0f: the process of a job of trainer 1e23 was ended by"
+    of_warm = "penstock worker 0f: the process from which those of jobs are forked was ended by"
+    assert told_crashes([]) == (0, 0)
+    assert told_crashes([f"{of_job} SIGKILL", f"{of_job} SIGSEGV", f"{of_job} SIGSEGV;"]) == (2, 0)
+    lines = [f"{of_job} SIGBUS", f"{of_warm} SIGSEGV", "a process was ended by SIGABRT"]
+    assert told_crashes(lines) == (0, 3)
 
 
 def test_what_must_not_be_is_found() -> None:

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from faults import kill
-from leftovers import left_behind
+from faults import crash, kill
+from leftovers import ENDING_SECONDS_MAX, left_behind
 from outcomes import Outcome
 from pool_processes import PoolProcesses, Process, Worker
-from process_traces import SHARED_MEMORY
+from process_traces import SHARED_MEMORY, is_running, wait_gone
 from streams import KINDS, Differences, Stream, compare, stalls
 from trainers import Trainer
 
@@ -27,9 +27,18 @@ SETTLED_S = 2.0  # after which a worker that has started makes batches
 LINES_SHOWN = 25
 # How a worker's death by its own fault is told by the process that started it.
 TOLD_CRASH = re.compile("SIG(BUS|SEGV|ABRT|ILL|FPE)")
+# The same of a job's process, told by its server, which may be what the trial has done to it.
+TOLD_JOB_CRASH = re.compile(r"the process of a job of trainer \w+ was ended by SIGSEGV")
 CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 # A scenario gives up when streams end and no fault was possible.
 STREAMS_WITHOUT_FAULT_MAX = 4
+
+
+def told_crashes(lines: Sequence[str]) -> tuple[int, int]:
+    """How many lines tell of a process that its own fault has ended: of processes of jobs by
+    SIGSEGV, and of all others."""
+    jobs = sum(TOLD_JOB_CRASH.search(line) is not None for line in lines)
+    return jobs, sum(TOLD_CRASH.search(line) is not None for line in lines) - jobs
 
 
 class Trial:
@@ -57,6 +66,7 @@ class Trial:
         self._shared_before = set(os.listdir(SHARED_MEMORY))
         self._began_at = time.monotonic()
         self._killed: set[int] = set()
+        self._crash_count = 0  # of processes of jobs, which the trial has crashed
         self._trainer_count = 0
         self._fault_times: list[float] = []
         self._listening_since: dict[int, float] = {}
@@ -77,6 +87,37 @@ class Trial:
         """With SIGKILL, which nobody sees coming."""
         self._killed.update(pids)
         kill(pids)
+
+    def end_job(self, server: int, job: int, number: signal.Signals) -> None:
+        """With SIGKILL or SIGSEGV. Its server, which has to make batches with another one, is as
+        good as a worker that has just started."""
+        self._listening_since[server] = time.monotonic()
+        if number == signal.SIGSEGV:
+            self._crash_count += 1
+            crash(job)
+        else:
+            self.kill(job)
+        self.expect_end(job)
+
+    def end_warm(self, server: int, warm: int) -> None:
+        """Its server can fork no more processes, so that it has to end, too."""
+        self.kill(warm)
+        self.expect_end(server)
+
+    def expect_end(self, pid: int) -> None:
+        """Of a process for which the fault was meant, or that depends on such a one."""
+        self._killed.add(pid)
+        if wait_gone([pid], ENDING_SECONDS_MAX):
+            self.complain(f"process {pid} was to end and has not")
+
+    def expect_servers(self) -> None:
+        """Each server is there, as far as its worker is, but for those that a fault has ended."""
+        for worker in self.pool.processes:
+            if not isinstance(worker, Worker) or worker.process.poll() is not None:
+                continue
+            for _, _, pid in worker.served(0):
+                if pid not in self._killed and not is_running(pid):
+                    self.complain(f"worker process {pid} has ended, which nothing was done to")
 
     def settled(self, worker: Worker) -> list[int]:
         """The processes of a worker that can be relied on to make batches now."""
@@ -215,7 +256,9 @@ class Trial:
                 self.complain(f"does not end by SIGTERM: {process.process.args}")
                 process.end(signal.SIGKILL)
                 continue
-            if -code in CRASHES or TOLD_CRASH.search(process.output):
+            job_count, other_count = told_crashes(process.lines)
+            self._crash_count -= job_count
+            if -code in CRASHES or other_count or self._crash_count < 0:
                 self.complain(f"crashed: {process.process.args}, exit code {code}")
         for process in ended:
             if process.process.stdout is not None:
