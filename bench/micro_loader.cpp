@@ -49,9 +49,7 @@ class Pool {
     if (!view) view = shm::ArenaView::map(FileDescriptor(::dup(region.arena->fd()))).value();
     const uint32_t generation = region.arena->generation(region.slab_index);
     const auto batch = loader::Batch::from_slab(
-        {.kind = wire::DescriptorKind::kSlab,
-         .record_bytes = sealed.value().record_bytes,
-         .record_offset = sealed.value().record_offset},
+        {.record_bytes = sealed.value().record_bytes, .record_offset = sealed.value().record_offset},
         c10::make_intrusive<loader::SlabLease>(view, region.slab_index, generation), /*allow_pickle=*/true);
     benchmark::DoNotOptimize(batch.value()->tensors().data());
     return true;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What does a batch cost beside its bytes: its record, its nest, and the way of a slab from a worker to its trainer and
-// back? The hand-over runs between two processes over a channel, as with a local worker; one iteration is a request, a
-// descriptor and a release, with one slab, so it is a latency and not a rate.
+// back? The hand-over runs between two processes over a channel, as with a local worker; one iteration is a request, an
+// answer and a release, with one slab, so it is a latency and not a rate.
 #include <benchmark/benchmark.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 #include "shm/arena.h"
 #include "shm/channel.h"
 #include "wire/frame.h"
-#include "wire/message.h"
+#include "wire/job_record.h"
 #include "wire/nest.h"
 
 namespace penstock {
@@ -25,6 +25,8 @@ namespace {
 
 using std::chrono::seconds;
 using std::chrono::steady_clock;
+using wire::FromJob;
+using wire::ToJob;
 
 // A record of `tensor_count` float32 tensors of [64, 3, 224, 224].
 std::vector<std::byte> make_record(int64_t tensor_count) {
@@ -99,27 +101,35 @@ void BM_AcquireAndRelease(benchmark::State& state) {
 }
 BENCHMARK(BM_AcquireAndRelease);
 
+// Sends a message that is its head alone.
+bool send_head(shm::Channel& channel, std::span<const std::byte> head, std::span<const int> fds = {}) {
+  return static_cast<bool>(channel.send({&head, 1}, fds));
+}
+
 steady_clock::time_point soon() { return steady_clock::now() + seconds(10); }
 
 // The worker's process: names its slab to the trainer whenever it is asked, until it is asked for the last time.
 [[noreturn]] void serve(shm::Channel channel) {
   const auto arena = shm::Arena::create({.slab_bytes = 1 << 20, .slab_count = 1}, 0).value();
   const int fd = arena->fd();
-  bool is_well = static_cast<bool>(channel.send_record(wire::Descriptor{}, {&fd, 1}));
+  bool is_well = send_head(channel, wire::from_job_head({.kind = FromJob::Kind::kReady}), {&fd, 1});
   while (is_well) {
     const auto message = channel.receive(soon());
     if (!message) break;
-    const wire::Request request = wire::parse_request(message.value().bytes).value();
-    if (request.kind != wire::RequestKind::kFetch) ::_exit(EXIT_SUCCESS);
+    const ToJob request = wire::parse_to_job(message.value().bytes).value();
+    if (request.kind != ToJob::Kind::kWork) ::_exit(EXIT_SUCCESS);
+    const wire::BatchKey key = request.key;
     auto slab_index = arena->try_acquire();
     while (!slab_index) {
       arena->wait_for_release(std::chrono::milliseconds(100));
       slab_index = arena->try_acquire();
     }
-    is_well = static_cast<bool>(channel.send_record(wire::Descriptor{.kind = wire::DescriptorKind::kSlab,
-                                                                     .sequence = request.sequence,
-                                                                     .slab_index = *slab_index,
-                                                                     .slab_generation = arena->generation(0)}));
+    const FromJob answer{.answer = wire::AnswerKind::kBatch,
+                         .key = key,
+                         .record_bytes = 1,
+                         .payload_bytes = 1,
+                         .place = wire::SlabPlace{.slab_index = *slab_index, .generation = arena->generation(0)}};
+    is_well = send_head(channel, wire::from_job_head(answer));
   }
   ::_exit(EXIT_FAILURE);
 }
@@ -140,16 +150,16 @@ void BM_SlabHandOver(benchmark::State& state) {
   bool is_well = static_cast<bool>(view);
   uint64_t sequence = 0;
   for (auto _ : state) {
-    is_well = is_well && channel.send_record(wire::Request{.sequence = sequence++});
+    is_well = is_well && send_head(channel, wire::to_job_head({.key = {.sequence = sequence++}}));
     const auto answer = is_well ? channel.receive(soon()) : Result<shm::Channel::Message>(Fault{Errc::kClosed, ""});
     if (!answer) {
       state.SkipWithError("the worker does not answer");
       break;
     }
-    const wire::Descriptor descriptor = wire::parse_descriptor(answer.value().bytes).value();
-    view.value()->release(descriptor.slab_index, descriptor.slab_generation);
+    const wire::SlabPlace place = wire::parse_from_job(answer.value().bytes).value().place.value();
+    view.value()->release(place.slab_index, place.generation);
   }
-  static_cast<void>(channel.send_record(wire::Request{.kind = wire::RequestKind::kEpoch}));
+  static_cast<void>(send_head(channel, wire::to_job_head({.kind = ToJob::Kind::kEpoch})));
   int status = 0;
   ::waitpid(worker, &status, 0);
 }

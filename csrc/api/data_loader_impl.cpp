@@ -243,7 +243,7 @@ Batch DataLoader::Impl::to_batch(Event& event) {
   loader::Batch& batch = *event.batch;
   const Running& running = this->running();
   if (const auto& remote = batch.remote_error()) api::raise_remote(*remote, running.workers->place_of(remote->worker));
-  const auto number = static_cast<int64_t>(batch.descriptor().sequence);
+  const auto number = static_cast<int64_t>(batch.facts().sequence);
   auto withheld = withheld_of(batch, running.workers, number);
   const size_t leaf_count = batch.frame().leaf_count();
   const auto leaves_end = batch.tensors().begin() + static_cast<ptrdiff_t>(leaf_count);

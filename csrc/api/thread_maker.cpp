@@ -13,7 +13,7 @@
 #include "dataset/memory.h"
 #include "dataset/nest_value.h"
 #include "dataset/packed_value.h"
-#include "wire/message.h"
+#include "wire/batch_facts.h"
 
 namespace penstock::api {
 namespace {
@@ -76,7 +76,7 @@ std::optional<Value> ThreadMaker::read(const cluster::RequestContent& content, c
                        integers_of(content.indices), memory);
 }
 
-void ThreadMaker::run_prefixes(const wire::Request& request, Made& made) {
+void ThreadMaker::run_prefixes(const wire::BatchRequest& request, Made& made) {
   SharedPrefixes::Known known;
   if (shared_.prefixes->try_get(prefix_version_, known)) {
     prefixes_.clear();

@@ -33,7 +33,7 @@ class ThreadMaker final : public loader::ThreadMaker {
 
  private:
   std::optional<Value> read(const cluster::RequestContent& content, const wire::EpochSeeds& seeds);
-  void run_prefixes(const wire::Request& request, Made& made);
+  void run_prefixes(const wire::BatchRequest& request, Made& made);
 
   std::unique_ptr<dataset::BatchReader> reader_;
   std::optional<BatchTransform> transform_;

@@ -75,7 +75,7 @@ py::tuple describe_leaves(Batch& batch) {
     }
   }
   const auto& origin = batch.origin();
-  return py::make_tuple(leaves, boundary, wire::number_of({.epoch = 0, .sequence = batch.descriptor().sequence}),
+  return py::make_tuple(leaves, boundary, wire::number_of({.epoch = 0, .sequence = batch.facts().sequence}),
                         origin ? py::cast(*origin) : py::none(), batch.times().worker_id,
                         batch.ahead() ? py::cast(batch.ahead()) : py::none());
 }
@@ -465,10 +465,10 @@ void bind_loader(py::module_& module) {
            })
       .def(
           "install_prefix",
-          [](Client& self, const py::bytes& message) { self.broadcast(wire::RequestKind::kPrefix, bytes_of(message)); })
+          [](Client& self, const py::bytes& message) { self.broadcast(wire::ToJob::Kind::kPrefix, bytes_of(message)); })
       .def("want_states", &Client::want_states, py::arg("every"), py::arg("question"))
       .def("worker_states", &worker_states, py::arg("timeout_s"))
-      .def("remove_prefixes", [](Client& self) { self.broadcast(wire::RequestKind::kRemovePrefixes, {}); })
+      .def("remove_prefixes", [](Client& self) { self.broadcast(wire::ToJob::Kind::kRemovePrefixes, {}); })
       .def("stop",
            [](Client& self) {
              without_gil([&] {

@@ -93,7 +93,7 @@ void answer(BatchServer& server, const PoolWork& work, const py::object& batch, 
             const std::optional<int64_t>& dataset_size) {
   EncodedNest encoded = dumps.is_none() ? encode_plain_nest(batch, "batch") : encode_nest(batch, dumps);
   worker::BatchContent content{.tensors = encoded.tensors, .boundary_keys = {}, .nest = encoded.nest.view()};
-  worker::PoolMarks marks{.flags = threads_drew ? wire::kDescriptorThreadsDrew : uint8_t{0},
+  worker::PoolMarks marks{.flags = threads_drew ? wire::kBatchThreadsDrew : uint8_t{0},
                           .state = copy_of(state),
                           .sample_count = sample_count,
                           .dataset_size = told_size(dataset_size)};

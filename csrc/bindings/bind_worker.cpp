@@ -17,27 +17,28 @@
 #include "bindings/raise.h"
 #include "bindings/timed_fetch.h"
 #include "bindings/wait_for.h"
+#include "worker/local_server.h"
 #include "worker/malloc_tuning.h"
 #include "worker/prefix_message.h"
 #include "worker/process_memory.h"
 #include "worker/row_batch.h"
-#include "worker/server.h"
 
 namespace py = pybind11;
 
 namespace penstock::bindings {
 
 using std::chrono::steady_clock;
-using worker::Server;
+using wire::ToJob;
+using worker::LocalServer;
 
 namespace {
 
-std::span<const int64_t> integers(const Server::Received& request) {
-  return {reinterpret_cast<const int64_t*>(request.body.data()), request.body.size() / sizeof(int64_t)};
+std::span<const int64_t> integers(const LocalServer::Received& request) {
+  return {reinterpret_cast<const int64_t*>(request.indices.data()), request.indices.size() / sizeof(int64_t)};
 }
 
 // The next request, or nothing at the deadline or when a signal wants to be seen. Raises ClosedError at the end.
-std::optional<Server::Received> next_request(Server& server, double timeout_s) {
+std::optional<LocalServer::Received> next_request(LocalServer& server, double timeout_s) {
   return wait_for(timeout_s, raise_error, [&](auto deadline) { return server.next(deadline); });
 }
 
@@ -49,19 +50,19 @@ struct AnswerMarks {
   std::optional<py::bytes> state;  // of the dataset after the batch
 };
 
-void answer(Server& server, const Server::Received& request, const py::object& batch, const AnswerMarks& marks,
-            const py::object& dumps) {
+void answer(LocalServer& server, const LocalServer::Received& request, const py::object& batch,
+            const AnswerMarks& marks, const py::object& dumps) {
   EncodedNest encoded =
       marks.state ? encode_nest(py::make_tuple(batch, *marks.state), dumps) : encode_nest(batch, dumps);
-  const int flags =
-      (marks.raises ? wire::kDescriptorRaises : 0) | (marks.threads_drew ? wire::kDescriptorThreadsDrew : 0) |
-      (marks.dataset_stays ? wire::kDescriptorDatasetStays : 0) | (marks.state ? wire::kDescriptorHasState : 0);
+  const int flags = (marks.raises ? wire::kBatchRaises : 0) | (marks.threads_drew ? wire::kBatchThreadsDrew : 0) |
+                    (marks.dataset_stays ? wire::kBatchDatasetStays : 0) | (marks.state ? wire::kBatchHasState : 0);
   worker::BatchContent content{.tensors = encoded.tensors, .boundary_keys = {}, .nest = encoded.nest.view()};
   unwrap(without_gil([&] { return server.answer(request, std::move(content), static_cast<uint8_t>(flags)); }));
 }
 
 // False when the indices are not plain rows.
-Result<bool> answer_rows(Server& server, const Server::Received& request, const std::vector<at::Tensor>& sources) {
+Result<bool> answer_rows(LocalServer& server, const LocalServer::Received& request,
+                         const std::vector<at::Tensor>& sources) {
   const auto batch = worker::gather_batch(server.writer(), sources, integers(request));
   if (!batch) return false;
   if (auto sent = server.answer(request, batch->content(), 0); !sent) return sent.error();
@@ -69,12 +70,12 @@ Result<bool> answer_rows(Server& server, const Server::Received& request, const 
 }
 
 // Serves plain fetches without Python until a request is something else, which is returned.
-Server::Received serve_rows(Server& server, const std::vector<at::Tensor>& sources) {
+LocalServer::Received serve_rows(LocalServer& server, const std::vector<at::Tensor>& sources) {
   for (;;) {
     auto request = next_request(server, 3600.0);
     if (!request) continue;
     const bool is_fetch =
-        request->request.kind == wire::RequestKind::kFetch && request->request.index_kind == wire::IndexKind::kIntegers;
+        request->kind == ToJob::Kind::kWork && request->request.index_kind == wire::IndexKind::kIntegers;
     if (!is_fetch) return *std::move(request);
     if (!unwrap(without_gil([&] { return answer_rows(server, *request, sources); }))) return *std::move(request);
   }
@@ -130,76 +131,73 @@ void bind_worker(py::module_& module) {
       .def("begin", &PythonSampleRows::begin, py::arg("sample_count"))
       .def("fetch", &PythonSampleRows::fetch, py::arg("dataset"), py::arg("index"))
       .def("end", &PythonSampleRows::end);
-  py::class_<Server::Received>(module, "WorkerRequest")
-      .def_property_readonly(
-          "is_epoch", [](const Server::Received& self) { return self.request.kind == wire::RequestKind::kEpoch; })
-      .def_property_readonly(
-          "is_early_epoch",
-          [](const Server::Received& self) { return self.request.kind == wire::RequestKind::kEarlyEpoch; })
-      .def_property_readonly(
-          "is_for_states", [](const Server::Received& self) { return self.request.kind == wire::RequestKind::kStates; })
-      .def_property_readonly("epoch", [](const Server::Received& self) { return self.request.epoch; })
+  py::class_<LocalServer::Received>(module, "WorkerRequest")
+      .def_property_readonly("is_epoch",
+                             [](const LocalServer::Received& self) { return self.kind == ToJob::Kind::kEpoch; })
+      .def_property_readonly("is_early_epoch",
+                             [](const LocalServer::Received& self) { return self.kind == ToJob::Kind::kEarlyEpoch; })
+      .def_property_readonly("is_for_states",
+                             [](const LocalServer::Received& self) { return self.kind == ToJob::Kind::kStates; })
+      .def_property_readonly("epoch", [](const LocalServer::Received& self) { return self.request.epoch; })
       .def_property_readonly(
           "is_pickled",
-          [](const Server::Received& self) { return self.request.index_kind == wire::IndexKind::kPickle; })
-      .def_property_readonly("sequence", [](const Server::Received& self) { return self.request.sequence; })
-      .def_property_readonly("first_place", [](const Server::Received& self) { return self.request.first_place; })
-      .def_property_readonly("shard_id", [](const Server::Received& self) { return self.request.shard_id; })
+          [](const LocalServer::Received& self) { return self.request.index_kind == wire::IndexKind::kPickle; })
+      .def_property_readonly("sequence", [](const LocalServer::Received& self) { return self.request.sequence; })
+      .def_property_readonly("first_place", [](const LocalServer::Received& self) { return self.request.first_place; })
+      .def_property_readonly("shard_id", [](const LocalServer::Received& self) { return self.request.shard_id; })
       .def("indices",
-           [](const Server::Received& self) { return indices_to_python(self.request.index_kind, self.body); });
-  py::class_<Server>(module, "WorkerServer")
+           [](const LocalServer::Received& self) { return indices_to_python(self.request.index_kind, self.indices); });
+  py::class_<LocalServer>(module, "WorkerServer")
       .def_static(
           "open",
-          [](int channel_fd, uint32_t worker_id, uint32_t prefetch_factor, uint64_t arena_bytes, bool waits_for_slabs,
-             pid_t trainer_pid) {
+          [](int channel_fd, uint32_t prefetch_factor, uint64_t arena_bytes, bool waits_for_slabs, pid_t trainer_pid) {
             return unwrap(without_gil([&] {
-              return Server::open({.worker_id = worker_id,
-                                   .prefetch_factor = prefetch_factor,
-                                   .arena_bytes = arena_bytes,
-                                   .waits_for_slabs = waits_for_slabs,
-                                   .trainer_pid = trainer_pid},
-                                  FileDescriptor(channel_fd));
+              return LocalServer::open({.prefetch_factor = prefetch_factor,
+                                        .arena_bytes = arena_bytes,
+                                        .waits_for_slabs = waits_for_slabs,
+                                        .trainer_pid = trainer_pid},
+                                       FileDescriptor(channel_fd));
             }));
           },
-          py::kw_only(), py::arg("channel_fd"), py::arg("worker_id"), py::arg("prefetch_factor"),
-          py::arg("arena_bytes"), py::arg("waits_for_slabs"), py::arg("trainer_pid"))
+          py::kw_only(), py::arg("channel_fd"), py::arg("prefetch_factor"), py::arg("arena_bytes"),
+          py::arg("waits_for_slabs"), py::arg("trainer_pid"))
       .def("next", &next_request, py::arg("timeout_s"))
-      .def("begin", [](Server& self) { self.writer().begin(); })
+      .def("begin", [](LocalServer& self) { self.writer().begin(); })
       .def(
-          "fetch_clock", [](Server& self) -> dataset::FetchClock& { return self.writer().clock(); },
+          "fetch_clock", [](LocalServer& self) -> dataset::FetchClock& { return self.writer().clock(); },
           py::return_value_policy::reference_internal)
       .def(
           "answer",
-          [](Server& self, const Server::Received& request, const py::object& batch, bool raises, bool threads_drew,
-             bool dataset_stays, std::optional<py::bytes> state, const py::object& dumps) {
+          [](LocalServer& self, const LocalServer::Received& request, const py::object& batch, bool raises,
+             bool threads_drew, bool dataset_stays, std::optional<py::bytes> state, const py::object& dumps) {
             answer(self, request, batch, {raises, threads_drew, dataset_stays, std::move(state)}, dumps);
           },
           py::arg("request"), py::arg("batch"), py::arg("raises"), py::arg("threads_drew"), py::arg("dataset_stays"),
           py::arg("state"), py::arg("dumps"))
       .def(
           "answer_end",
-          [](Server& self, const Server::Received& request, const std::optional<std::string>& state) {
+          [](LocalServer& self, const LocalServer::Received& request, const std::optional<std::string>& state) {
             const auto bytes = state ? std::as_bytes(std::span(*state)) : std::span<const std::byte>();
             unwrap(without_gil([&] { return self.answer_end(request, bytes); }));
           },
           py::arg("request"), py::arg("state"))
       .def(
           "answer_states",
-          [](Server& self, const Server::Received& request, const std::string& states) {
+          [](LocalServer& self, const LocalServer::Received& request, const std::string& states) {
             unwrap(without_gil([&] { return self.answer_states(request, std::as_bytes(std::span(states))); }));
           },
           py::arg("request"), py::arg("states"))
       .def("serve_rows", &serve_rows, py::arg("sources"))
       .def(
           "collate",
-          [](Server& self, const py::list& samples, const py::object& default_collate) {
+          [](LocalServer& self, const py::list& samples, const py::object& default_collate) {
             return collate(self.writer(), samples, default_collate);
           },
           py::arg("samples"), py::arg("default_collate"))
       .def(
-          "sample_rows", [](Server& self) { return std::make_unique<PythonSampleRows>(self.writer()); },
+          "sample_rows", [](LocalServer& self) { return std::make_unique<PythonSampleRows>(self.writer()); },
           py::keep_alive<0, 1>())
-      .def("new_bytes", [](Server& self, int64_t bytes) {
+      .def("new_bytes", [](LocalServer& self, int64_t bytes) {
         at::Tensor tensor = self.writer().new_bytes(bytes);
         return tensor.defined() ? wrap_tensor(tensor) : py::none();
       });

@@ -7,12 +7,12 @@
 #include <cstddef>
 #include <span>
 
-#include "wire/message.h"
+#include "wire/batch_facts.h"
 
 namespace penstock::bindings {
 
 // An int, a list of int, or the bytes of a pickle; None for a request without indices. `body` is as long as its kind
-// says: parse_request() has looked.
+// says: wire::parse_to_job() has looked.
 pybind11::object indices_to_python(wire::IndexKind kind, std::span<const std::byte> body);
 
 }  // namespace penstock::bindings

@@ -8,13 +8,13 @@
 #include <memory>
 #include <vector>
 
+#include "wire/batch_facts.h"
 #include "wire/blob_record.h"
-#include "wire/message.h"
 
 namespace penstock::cluster {
 
 struct RequestContent {
-  wire::Request request;
+  wire::BatchRequest request;
   std::vector<std::byte> indices;  // as request.index_kind says
   // The job and the prefixes that a pool makes the batch with. All requests between two changes of these share one
   // list.

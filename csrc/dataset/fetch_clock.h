@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "base/instant.h"
-#include "wire/message.h"
+#include "wire/batch_facts.h"
 
 namespace penstock::dataset {
 

@@ -64,8 +64,7 @@ void AheadStage::copy(Batch& batch, const AheadWish& wish) {
     places.push_back(index);
   }
   if (places.empty()) return;
-  const bool is_transient = (batch.descriptor().flags & wire::kDescriptorTransient) != 0;
-  if (batch.lease() && !is_transient) site_->registrations.add(batch.lease(), batch.descriptor().slab_bytes);
+  if (batch.lease() && !batch.facts().is_transient) site_->registrations.add(batch.lease(), batch.facts().slab_bytes);
   for (size_t i = 0; i < places.size(); ++i) {
     if (site_->device->copy(sources.tensors[i], rooms[places[i]])) continue;
     site_->copies.give_up(std::move(sources), {Errc::kFailed, "a copy could not be started"});

@@ -109,29 +109,29 @@ TensorEntry entry_of_bytes(const TensorEntry& entry) {
 
 }  // namespace
 
-Result<std::unique_ptr<Batch>> Batch::from_slab(const wire::Descriptor& descriptor, c10::intrusive_ptr<SlabLease> lease,
+Result<std::unique_ptr<Batch>> Batch::from_slab(const wire::BatchFacts& facts, c10::intrusive_ptr<SlabLease> lease,
                                                 bool allow_pickle) {
   const uint64_t slab_bytes = lease->view().slab_bytes();
-  if (descriptor.record_offset > slab_bytes || descriptor.record_bytes > slab_bytes - descriptor.record_offset) {
+  if (facts.record_offset > slab_bytes || facts.record_bytes > slab_bytes - facts.record_offset) {
     return Fault{Errc::kMalformed,
-                 "a descriptor names a record outside its slab; trainer and workers must run the "
+                 "a batch names a record outside its slab; trainer and workers must run the "
                  "same version of penstock"};
   }
-  auto batch = std::make_unique<Batch>(descriptor);
+  auto batch = std::make_unique<Batch>(facts);
   // Copied before it is checked: the worker can still write to the slab.
-  const std::byte* record = lease->data() + descriptor.record_offset;
-  batch->record_.assign(record, record + descriptor.record_bytes);
+  const std::byte* record = lease->data() + facts.record_offset;
+  batch->record_.assign(record, record + facts.record_bytes);
   batch->lease_ = std::move(lease);
-  if (auto read = batch->read_record(batch->record_, descriptor.record_offset, allow_pickle); !read) {
+  if (auto read = batch->read_record(batch->record_, facts.record_offset, allow_pickle); !read) {
     return read.error();
   }
   if (batch->frame_.payload_bytes == 0) batch->lease_.reset();  // all that was there is copied
   return batch;
 }
 
-Result<std::unique_ptr<Batch>> Batch::from_parts(const wire::Descriptor& descriptor, std::vector<std::byte> record,
+Result<std::unique_ptr<Batch>> Batch::from_parts(const wire::BatchFacts& facts, std::vector<std::byte> record,
                                                  std::vector<std::byte> payload, bool allow_pickle) {
-  auto batch = std::make_unique<Batch>(descriptor);
+  auto batch = std::make_unique<Batch>(facts);
   batch->record_ = std::move(record);
   batch->payload_ = std::move(payload);
   if (auto read = batch->read_record(batch->record_, batch->payload_.size(), allow_pickle); !read) {
@@ -140,8 +140,8 @@ Result<std::unique_ptr<Batch>> Batch::from_parts(const wire::Descriptor& descrip
   return batch;
 }
 
-std::unique_ptr<Batch> Batch::from_tensors(const wire::Descriptor& descriptor, LocalTensors content) {
-  auto batch = std::make_unique<Batch>(descriptor);
+std::unique_ptr<Batch> Batch::from_tensors(const wire::BatchFacts& facts, LocalTensors content) {
+  auto batch = std::make_unique<Batch>(facts);
   batch->record_ = std::move(content.nest);
   batch->keys_ = std::move(content.boundary_keys);
   batch->tensors_ = std::move(content.tensors);
@@ -161,8 +161,8 @@ std::unique_ptr<Batch> Batch::from_tensors(const wire::Descriptor& descriptor, L
   return batch;
 }
 
-std::unique_ptr<Batch> Batch::from_error(const wire::Descriptor& descriptor, RemoteError error) {
-  auto batch = std::make_unique<Batch>(descriptor);
+std::unique_ptr<Batch> Batch::from_error(const wire::BatchFacts& facts, RemoteError error) {
+  auto batch = std::make_unique<Batch>(facts);
   batch->remote_error_ = std::move(error);
   return batch;
 }
@@ -320,7 +320,7 @@ void Batch::copy_out() {
 }
 
 bool Batch::is_whole_in_slab() const {
-  const bool is_transient = (descriptor_.flags & wire::kDescriptorTransient) != 0;
+  const bool is_transient = facts_.is_transient;
   return lease_ && !is_transient && !wide_lease_ && shared_files_.empty() && odd_bools_.empty() && !is_narrow();
 }
 

@@ -24,8 +24,8 @@
 #include "loader/device.h"
 #include "loader/slab_lease.h"
 #include "loader/staged_bytes.h"
+#include "wire/batch_facts.h"
 #include "wire/frame.h"
-#include "wire/message.h"
 #include "wire/widening.h"
 
 namespace penstock::loader {
@@ -44,15 +44,15 @@ struct LocalTensors {
 class Batch {
  public:
   // A batch in a slab. `lease` is this process's right to read it.
-  static Result<std::unique_ptr<Batch>> from_slab(const wire::Descriptor& descriptor,
-                                                  c10::intrusive_ptr<SlabLease> lease, bool allow_pickle);
+  static Result<std::unique_ptr<Batch>> from_slab(const wire::BatchFacts& facts, c10::intrusive_ptr<SlabLease> lease,
+                                                  bool allow_pickle);
 
   // A batch that came through the socket.
-  static Result<std::unique_ptr<Batch>> from_parts(const wire::Descriptor& descriptor, std::vector<std::byte> record,
+  static Result<std::unique_ptr<Batch>> from_parts(const wire::BatchFacts& facts, std::vector<std::byte> record,
                                                    std::vector<std::byte> payload, bool allow_pickle);
 
   // A batch that was made in this process.
-  static std::unique_ptr<Batch> from_tensors(const wire::Descriptor& descriptor, LocalTensors content);
+  static std::unique_ptr<Batch> from_tensors(const wire::BatchFacts& facts, LocalTensors content);
 
   // The error that is raised in the place of a batch of a pool, or of a thread of this process.
   struct RemoteError {
@@ -61,14 +61,14 @@ class Batch {
     std::string worker;             // that raised it; empty if the trainer did
     std::exception_ptr cause = {};  // the exception itself, if it was thrown in this process
   };
-  static std::unique_ptr<Batch> from_error(const wire::Descriptor& descriptor, RemoteError error);
+  static std::unique_ptr<Batch> from_error(const wire::BatchFacts& facts, RemoteError error);
 
-  explicit Batch(const wire::Descriptor& descriptor) : descriptor_(descriptor) {}
+  explicit Batch(const wire::BatchFacts& facts) : facts_(facts) {}
 
-  const wire::Descriptor& descriptor() const { return descriptor_; }
+  const wire::BatchFacts& facts() const { return facts_; }
   const wire::Frame& frame() const { return frame_; }
-  bool raises() const { return (descriptor_.flags & wire::kDescriptorRaises) != 0; }
-  bool has_state() const { return (descriptor_.flags & wire::kDescriptorHasState) != 0; }
+  bool raises() const { return (facts_.flags & wire::kBatchRaises) != 0; }
+  bool has_state() const { return (facts_.flags & wire::kBatchHasState) != 0; }
 
   // Who made it, and when it was where, as far as it has come.
   BatchTimes& times() { return times_; }
@@ -185,7 +185,7 @@ class Batch {
   at::Tensor make_plain(const wire::TensorEntry& entry);
   const c10::Storage& storage_of(const wire::TensorEntry& entry);
 
-  wire::Descriptor descriptor_;
+  wire::BatchFacts facts_;
   BatchTimes times_;
   c10::intrusive_ptr<SlabLease> lease_;
   std::vector<std::byte> record_;  // the frame's views point here

@@ -17,7 +17,7 @@
 #include "loader/inbox.h"
 #include "loader/stage_chain.h"
 #include "loader/trainer_pace.h"
-#include "wire/message.h"
+#include "wire/job_record.h"
 #include "wire/reports.h"
 
 namespace penstock::loader {
@@ -53,7 +53,7 @@ class BatchSource {
   // Nobody waits for it any more.
   virtual void forget_recall(const Batch::Origin&) {}
   // Tells every worker something: that an epoch begins, which prefixes to run.
-  virtual void announce(const wire::Request& request, std::span<const std::byte> body) = 0;
+  virtual void announce(const wire::ToJob& message) = 0;
   // A worker has nothing left to do and must go.
   virtual void dismiss(uint32_t worker_id) = 0;
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/instant.h"
-#include "wire/message.h"
+#include "wire/batch_facts.h"
 
 namespace penstock::loader {
 
@@ -25,10 +25,10 @@ struct MakingTimes {
 
   Duration whole() const { return dataset + collate + prefix; }
 
-  static MakingTimes of(const wire::Descriptor& descriptor) {
-    const Duration fetch = descriptor.fetch_time * Duration(wire::kTimeUnit);
-    const Duration prefix = std::min(fetch, descriptor.prefix_time * Duration(wire::kTimeUnit));
-    const Duration dataset = std::min(fetch - prefix, descriptor.samples.dataset_time * Duration(wire::kTimeUnit));
+  static MakingTimes of(const wire::BatchFacts& facts) {
+    const Duration fetch = facts.fetch_time * Duration(wire::kTimeUnit);
+    const Duration prefix = std::min(fetch, facts.prefix_time * Duration(wire::kTimeUnit));
+    const Duration dataset = std::min(fetch - prefix, facts.samples.dataset_time * Duration(wire::kTimeUnit));
     return {.dataset = dataset, .collate = fetch - prefix - dataset, .prefix = prefix};
   }
 };

@@ -19,8 +19,7 @@
 namespace penstock::loader {
 
 using std::chrono::steady_clock;
-using wire::Request;
-using wire::RequestKind;
+using wire::ToJob;
 
 namespace {
 
@@ -127,7 +126,7 @@ class Client::Impl {
     now = Epoch(number, order_options(first));
     now.seed = first.seed;
     inbox.set_epochs(number, number);
-    if (number > 1 || !seeds.empty()) announce(RequestKind::kEpoch, number, seeds);
+    if (number > 1 || !seeds.empty()) announce(ToJob::Kind::kEpoch, number, seeds);
   }
 
   void drop_rest() {
@@ -142,7 +141,7 @@ class Client::Impl {
     early->seeds.assign(seeds.begin(), seeds.end());
     early->seed = seed;
     inbox.set_epochs(now.number, early->number);
-    announce(RequestKind::kEarlyEpoch, early->number, seeds);
+    announce(ToJob::Kind::kEarlyEpoch, early->number, seeds);
   }
 
   void adopt_early() {
@@ -151,19 +150,11 @@ class Client::Impl {
     early.reset();
     now.early_count = now.order.send_count();
     inbox.set_epochs(now.number, now.number);
-    announce(RequestKind::kEpoch, now.number, now.seeds);
+    announce(ToJob::Kind::kEpoch, now.number, now.seeds);
   }
 
-  void announce(RequestKind kind, uint32_t number, std::span<const std::byte> seeds) {
-    broadcast({.kind = kind,
-               .index_kind = seeds.empty() ? wire::IndexKind::kNone : wire::IndexKind::kIntegers,
-               .epoch = number},
-              seeds);
-  }
-
-  void broadcast(Request request, std::span<const std::byte> body) {
-    request.body_bytes = body.size();
-    source->announce(request, body);
+  void announce(ToJob::Kind kind, uint32_t number, std::span<const std::byte> seeds) {
+    source->announce({.kind = kind, .key = {.epoch = number}, .seeds = seeds});
   }
 
   bool submit(const IndexSource::Indices& indices) {
@@ -174,10 +165,8 @@ class Client::Impl {
     const auto assignment = epoch.order.assign();
     if (!assignment) return false;
     const auto content = std::make_shared<cluster::RequestContent>(
-        cluster::RequestContent{.request = {.kind = RequestKind::kFetch,
-                                            .index_kind = indices.kind,
+        cluster::RequestContent{.request = {.index_kind = indices.kind,
                                             .sequence = assignment->sequence,
-                                            .body_bytes = indices.body.size(),
                                             .epoch = epoch.number,
                                             .shard_id = assignment->shard_id,
                                             .epoch_seed = epoch.seed,
@@ -259,11 +248,11 @@ class Client::Impl {
   }
 
   Result<std::unique_ptr<Batch>> recalled(const Batch::Origin& origin, steady_clock::time_point deadline) {
-    const wire::Request& wanted = origin.request->request;
+    const wire::BatchRequest& wanted = origin.request->request;
     source->stages().await(wanted.epoch, wanted.sequence | wire::kRecallBit);
     for (;;) {
       while (auto batch = inbox.try_recalled()) {
-        const wire::Descriptor& its = batch->descriptor();
+        const wire::BatchFacts& its = batch->facts();
         if (its.epoch != wanted.epoch || its.sequence != (wanted.sequence | wire::kRecallBit)) continue;  // given up
         if (batch->withheld_bytes() > 0)
           return Fault{Errc::kMalformed, "a worker was asked for the whole of a batch and left some of it out"};
@@ -279,19 +268,19 @@ class Client::Impl {
   }
 
   void count_delivered(const Batch& batch) {
-    const wire::Descriptor& descriptor = batch.descriptor();
+    const wire::BatchFacts& facts = batch.facts();
     auto& counters = inbox.counters();
     counters.batches.add(1);
     counters.batch_bytes.add(batch.bytes());
     const auto unit_ns = static_cast<uint64_t>(wire::kTimeUnit.count());
-    counters.fetch_ns.add(descriptor.fetch_time * unit_ns);
-    counters.prefix_ns.add(descriptor.prefix_time * unit_ns);
+    counters.fetch_ns.add(facts.fetch_time * unit_ns);
+    counters.prefix_ns.add(facts.prefix_time * unit_ns);
     counters.withheld_bytes.add(batch.withheld_bytes());
-    if (descriptor.sequence < now.early_count) counters.early_batches.add(1);
+    if (facts.sequence < now.early_count) counters.early_batches.add(1);
     if (!batch.frame().boundary_keys.empty()) counters.boundary_batches.add(1);
     if (batch.was_widened_on_device()) counters.device_widened_batches.add(1);
-    if ((descriptor.flags & wire::kDescriptorCompiled) != 0) counters.compiled_batches.add(1);
-    if ((descriptor.flags & wire::kDescriptorThreadsDrew) != 0) counters.unrepeatable_batches.add(1);
+    if ((facts.flags & wire::kBatchCompiled) != 0) counters.compiled_batches.add(1);
+    if ((facts.flags & wire::kBatchThreadsDrew) != 0) counters.unrepeatable_batches.add(1);
   }
 
   ClientOptions options;
@@ -373,10 +362,10 @@ class Client::Impl {
   }
 
   Event deliver(std::unique_ptr<Batch> batch) {
-    const uint64_t sequence = batch->descriptor().sequence;
+    const uint64_t sequence = batch->facts().sequence;
     note_delivery(*batch);
     const uint32_t shard_id = now.order.delivered(sequence);
-    const uint32_t worker_id = batch->descriptor().worker_id;
+    const uint32_t worker_id = batch->facts().worker_id;
     if (const auto finished = source->stages().finish(*batch); !finished)
       return {.kind = Event::Kind::kFailed, .worker_id = worker_id, .batch = {}, .error = finished.error()};
     keep_or_copy(*batch);
@@ -388,26 +377,26 @@ class Client::Impl {
   }
 
   void note_delivery(Batch& batch) {
-    const wire::Descriptor& descriptor = batch.descriptor();
-    const auto asked = now.asked.extract(descriptor.sequence);
+    const wire::BatchFacts& facts = batch.facts();
+    const auto asked = now.asked.extract(facts.sequence);
     if (!asked.empty()) batch.times().asked_at = asked.mapped().at;
     StepLedger::Delivery delivery{.epoch = now.number,
-                                  .sequence = descriptor.sequence,
+                                  .sequence = facts.sequence,
                                   .times = batch.times(),
-                                  .making = MakingTimes::of(descriptor),
+                                  .making = MakingTimes::of(facts),
                                   .bytes = batch.bytes()};
     if (ledger.has_waits()) {
       for (const auto& [number, later] : now.ready)
         delivery.later_ready_at = earlier(delivery.later_ready_at, later->times().staged_at);
     }
     ledger.deliver(delivery);
-    const wire::SampleTimes& samples = descriptor.samples;
+    const wire::SampleTimes& samples = facts.samples;
     const bool is_timed = samples.slowest_share != 0;
     const Duration slowest =
         is_timed ? delivery.making.dataset * samples.slowest_share / wire::kShareUnit : delivery.making.dataset;
     if (!ledger.is_slow(slowest)) return;
     SlowSample sample{
-        .time = slowest, .epoch = now.number, .sequence = descriptor.sequence, .worker_id = delivery.times.worker_id};
+        .time = slowest, .epoch = now.number, .sequence = facts.sequence, .worker_id = delivery.times.worker_id};
     if (is_timed) sample.place = samples.slowest_place;
     if (is_timed && !asked.empty()) sample.index = index_at(*asked.mapped().content, samples.slowest_place);
     ledger.note_slow_sample(sample);
@@ -425,7 +414,7 @@ class Client::Impl {
   void keep_or_copy(Batch& batch) {
     if (!source->has_bounded_memory()) return batch.mark_held();
     if (!batch.lease()) return;
-    if ((batch.descriptor().flags & wire::kDescriptorTransient) != 0) return;
+    if (batch.facts().is_transient) return;
     auto& view = batch.lease()->view();
     if (view.held_count() >= shm::spare_slab_count(view.alive_count(), slab_count())) {
       batch.copy_out();
@@ -483,8 +472,10 @@ bool Client::wait_until(steady_clock::time_point deadline) { return impl_->wait_
 
 void Client::want_states(uint64_t every, uint64_t question) {
   const int64_t body[] = {static_cast<int64_t>(every), static_cast<int64_t>(question)};
-  impl_->broadcast({.kind = RequestKind::kStates, .index_kind = wire::IndexKind::kIntegers, .epoch = impl_->now.number},
-                   std::as_bytes(std::span(body)));
+  impl_->source->announce({.kind = ToJob::Kind::kStates,
+                           .index_kind = wire::IndexKind::kIntegers,
+                           .key = {.epoch = impl_->now.number},
+                           .indices = std::as_bytes(std::span(body))});
 }
 
 Result<std::vector<std::byte>> Client::worker_states(steady_clock::time_point deadline) {
@@ -495,8 +486,8 @@ Result<std::vector<std::byte>> Client::worker_states(steady_clock::time_point de
   return Fault{Errc::kTimeout, "no worker has sent its states yet"};
 }
 
-void Client::broadcast(RequestKind kind, std::span<const std::byte> body) {
-  impl_->broadcast({.kind = kind, .epoch = impl_->now.number}, body);
+void Client::broadcast(ToJob::Kind kind, std::span<const std::byte> body) {
+  impl_->source->announce({.kind = kind, .key = {.epoch = impl_->now.number}, .body = body});
 }
 
 void Client::stop() {

@@ -27,7 +27,8 @@
 #include "loader/counters.h"
 #include "loader/index_source.h"
 #include "loader/step_ledger.h"
-#include "wire/message.h"
+#include "wire/batch_facts.h"
+#include "wire/job_record.h"
 
 namespace penstock::loader {
 
@@ -177,7 +178,7 @@ class Client {
   Result<std::vector<std::byte>> worker_states(std::chrono::steady_clock::time_point deadline);
 
   // Ships a message to every worker, now and in the order of the requests around it.
-  void broadcast(wire::RequestKind kind, std::span<const std::byte> body);
+  void broadcast(wire::ToJob::Kind kind, std::span<const std::byte> body);
 
   // Hangs up on every worker and joins the I/O thread. Batches that were delivered stay valid.
   void stop();

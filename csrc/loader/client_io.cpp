@@ -15,12 +15,29 @@ namespace penstock::loader {
 
 using shm::Channel;
 using std::chrono::milliseconds;
-using wire::Descriptor;
-using wire::DescriptorKind;
+using wire::AnswerKind;
+using wire::FromJob;
+using wire::ToJob;
 
 namespace {
 
 std::vector<std::byte> copy_of(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.end()}; }
+
+Fault wrong_answer(const std::string& what) { return {Errc::kMalformed, "a local worker spoke as none does: " + what}; }
+
+wire::BatchFacts facts_of_message(uint32_t worker_id, const FromJob& message) {
+  return {.flags = message.flags,
+          .is_transient = message.place && message.place->is_transient,
+          .sequence = message.key.sequence,
+          .epoch = message.key.epoch,
+          .worker_id = worker_id,
+          .record_bytes = message.record_bytes,
+          .record_offset = message.payload_bytes - message.record_bytes,
+          .slab_bytes = message.place ? message.place->slab_bytes : 0,
+          .fetch_time = message.fetch_time,
+          .prefix_time = message.prefix_time,
+          .samples = message.samples};
+}
 
 }  // namespace
 
@@ -82,22 +99,23 @@ void ClientIo::fetch(const std::shared_ptr<cluster::RequestContent>& content) {
     return;
   }
   loop_.post([this, content] {
-    const std::span<const std::byte> parts[] = {std::as_bytes(std::span(&content->request, 1)), content->indices};
+    const auto head = wire::to_job_head(work_of(*content));
+    const std::span<const std::byte> parts[] = {head, content->indices};
     post(worker_of(content->request.shard_id), parts);
   });
 }
 
-void ClientIo::announce(const wire::Request& request, std::span<const std::byte> body) {
-  auto message = wire::write_message(request, body);
-  const bool is_epoch = request.kind == wire::RequestKind::kEpoch || request.kind == wire::RequestKind::kEarlyEpoch;
+void ClientIo::announce(const ToJob& message) {
+  auto bytes = wire::write_to_job(message);
+  const bool is_epoch = message.kind == ToJob::Kind::kEpoch || message.kind == ToJob::Kind::kEarlyEpoch;
   if (is_epoch && dispatch_) {
-    loop_.post([this, kind = request.kind, epoch = request.epoch, message = std::move(message)]() mutable {
-      dispatch_->announce(kind, epoch, std::move(message), clock_now());
+    loop_.post([this, kind = message.kind, epoch = message.key.epoch, bytes = std::move(bytes)]() mutable {
+      dispatch_->announce(kind, epoch, std::move(bytes), clock_now());
       send_dispatched();
     });
     return;
   }
-  loop_.post([this, shared = std::make_shared<const std::vector<std::byte>>(std::move(message))] {
+  loop_.post([this, shared = std::make_shared<const std::vector<std::byte>>(std::move(bytes))] {
     for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) post(worker_id, shared);
   });
 }
@@ -259,84 +277,104 @@ bool ClientIo::receive(uint32_t worker_id) {
 }
 
 void ClientIo::give_up(uint32_t worker_id, const Fault& fault) {
-  stages_.fail(worker_id, fault);
+  if (dispatch_ && dispatch_->has_others()) {
+    stages_.arrive(
+        {.kind = Arrival::Kind::kNews,
+         .worker_id = worker_id,
+         .batch = {},
+         .error = Fault{fault.code, "worker " + std::to_string(worker_id) +
+                                        " is used no more, and the others make its batches: " + fault.message}});
+  } else {
+    stages_.fail(worker_id, fault);
+  }
   lose(worker_id);
 }
 
-void ClientIo::receive_message(uint32_t worker_id, const Channel::Message& message) {
-  const auto parsed = wire::parse_descriptor(message.bytes);
-  if (!parsed) return stages_.fail(worker_id, parsed.error());
-  const Descriptor& descriptor = parsed.value();
-  const bool is_of_other_epoch = descriptor.kind != DescriptorKind::kHello && inbox_.is_stale(descriptor.epoch);
-  if (descriptor.worker_id != worker_id) {
-    return stages_.fail(worker_id,
-                        {Errc::kMalformed, "worker " + std::to_string(worker_id) + " answered in the name of worker " +
-                                               std::to_string(descriptor.worker_id)});
+void ClientIo::refuse(uint32_t worker_id, const Fault& fault) {
+  if (dispatch_) {
+    give_up(worker_id, fault);
+  } else {
+    stages_.fail(worker_id, fault);
   }
-  switch (descriptor.kind) {
-    case DescriptorKind::kHello:
-      if (dispatch_) {
-        dispatch_->worker_came(worker_id, clock_now());
-        send_dispatched();
-      }
-      return;
-    case DescriptorKind::kEnd:
-      if (is_of_other_epoch) return;
-      return stages_.arrive({.kind = Arrival::Kind::kEnd,
-                             .worker_id = worker_id,
-                             .epoch = descriptor.epoch,
-                             .sequence = descriptor.sequence,
-                             .state = copy_of(message.bytes.subspan(sizeof descriptor)),
-                             .batch = {},
-                             .error = {}});
-    case DescriptorKind::kStates: return inbox_.arrive_states(copy_of(message.bytes.subspan(sizeof descriptor)));
-    case DescriptorKind::kSlab:
-    case DescriptorKind::kInline: break;
+}
+
+// Nothing of `received` may be used once its worker was given up: its bytes are the channel's.
+void ClientIo::receive_message(uint32_t worker_id, const Channel::Message& received) {
+  const auto parsed = wire::parse_from_job(received.bytes, wire::kLocalBodyBytesMax);
+  if (!parsed) return refuse(worker_id, parsed.error());
+  const FromJob& message = parsed.value();
+  if (!received.fds.empty() && message.answer != AnswerKind::kBatch)
+    return refuse(worker_id, wrong_answer("files came with a message that is about none"));
+  switch (message.kind) {
+    case FromJob::Kind::kReady:
+      if (std::exchange(workers_[worker_id].is_ready, true))
+        return refuse(worker_id, wrong_answer("it began a second time"));
+      if (!dispatch_) return;
+      dispatch_->worker_came(worker_id, clock_now());
+      return send_dispatched();
+    case FromJob::Kind::kStates: return inbox_.arrive_states(copy_of(message.state));
+    case FromJob::Kind::kResult: break;
+    case FromJob::Kind::kGivenUp:
+    case FromJob::Kind::kDeclined:
+    case FromJob::Kind::kBlobWish:
+      return refuse(worker_id, wrong_answer("only the process of a job gives up, declines or wishes"));
   }
-  auto batch = make_batch(workers_[worker_id], descriptor, message);
-  if (!batch) return stages_.fail(worker_id, batch.error());
+  if (message.answer == AnswerKind::kBatch) return receive_batch(worker_id, message, received.fds);
+  if (message.answer == AnswerKind::kError)
+    return refuse(worker_id, wrong_answer("an error of its dataset is a batch that raises"));
+  if (dispatch_) return refuse(worker_id, wrong_answer("a dataset without shards came to an end"));
+  if (inbox_.is_stale(message.key.epoch)) return;
+  stages_.arrive({.kind = Arrival::Kind::kEnd,
+                  .worker_id = worker_id,
+                  .epoch = message.key.epoch,
+                  .sequence = message.key.sequence,
+                  .state = copy_of(message.state),
+                  .batch = {},
+                  .error = {}});
+}
+
+void ClientIo::receive_batch(uint32_t worker_id, const FromJob& message, std::span<FileDescriptor> fds) {
+  const wire::BatchKey key = message.key;
+  auto batch = make_batch(worker_id, message, fds);
+  if (!batch) return refuse(worker_id, batch.error());
   bool counts = true;
   if (dispatch_) {
-    const bool dataset_stays = (descriptor.flags & wire::kDescriptorDatasetStays) != 0;
-    counts = dispatch_->answered(worker_id, {.epoch = descriptor.epoch, .sequence = descriptor.sequence}, dataset_stays,
-                                 clock_now());
+    const bool dataset_stays = (message.flags & wire::kBatchDatasetStays) != 0;
+    counts = dispatch_->answered(worker_id, key, dataset_stays, clock_now());
     send_dispatched();
   }
-  if (is_of_other_epoch || !counts) {  // its slab goes back as the batch dies here
+  if (inbox_.is_stale(key.epoch) || !counts) {  // its slab goes back as the batch dies here
     inbox_.counters().stale_batches.add(1);
     return;
   }
   stages_.arrive({.kind = Arrival::Kind::kBatch,
                   .worker_id = worker_id,
-                  .epoch = descriptor.epoch,
-                  .sequence = descriptor.sequence,
+                  .epoch = key.epoch,
+                  .sequence = key.sequence,
                   .batch = std::move(batch).value(),
                   .error = {}});
 }
 
-Result<std::unique_ptr<Batch>> ClientIo::make_batch(Worker& worker, const Descriptor& descriptor,
-                                                    const Channel::Message& message) {
+Result<std::unique_ptr<Batch>> ClientIo::make_batch(uint32_t worker_id, const FromJob& message,
+                                                    std::span<FileDescriptor> files) {
   constexpr bool kAllowPickle = true;  // local workers are this process's own children
-  std::span<FileDescriptor> files = message.fds;
+  const wire::BatchFacts facts = facts_of_message(worker_id, message);
   Result<std::unique_ptr<Batch>> batch = std::unique_ptr<Batch>();
-  if (descriptor.kind == DescriptorKind::kInline) {
-    inbox_.counters().inline_batches.add(1);
-    const auto body = message.bytes.subspan(sizeof descriptor);
-    batch = Batch::from_parts(descriptor, copy_of(body.first(descriptor.record_bytes)),
-                              copy_of(body.subspan(descriptor.record_bytes)), kAllowPickle);
-  } else {
-    if ((descriptor.flags & wire::kDescriptorNewArena) != 0) {
+  if (!message.state.empty()) return wrong_answer("the state of its dataset comes within a batch");
+  if (message.place) {
+    PassedMemory& memory = workers_[worker_id].memory;
+    if (message.is_new_arena) {
       if (files.empty()) return Fault{Errc::kMalformed, "a worker named a new arena without its file descriptor"};
-      if (auto taken = worker.memory.take_arena(descriptor.arena_id, files.front()); !taken) return taken.error();
+      if (auto taken = memory.take_arena(message.place->arena_id, files.front()); !taken) return taken.error();
       files = files.subspan(1);
     }
-    auto lease = worker.memory.lease({.arena_id = descriptor.arena_id,
-                                      .slab_index = descriptor.slab_index,
-                                      .generation = descriptor.slab_generation,
-                                      .is_transient = (descriptor.flags & wire::kDescriptorTransient) != 0,
-                                      .slab_bytes = descriptor.slab_bytes});
+    auto lease = memory.lease(*message.place);
     if (!lease) return lease.error();
-    batch = Batch::from_slab(descriptor, std::move(lease).value(), kAllowPickle);
+    batch = Batch::from_slab(facts, std::move(lease).value(), kAllowPickle);
+  } else {
+    inbox_.counters().inline_batches.add(1);
+    batch = Batch::from_parts(facts, copy_of(message.payload.last(facts.record_bytes)),
+                              copy_of(message.payload.first(facts.record_offset)), kAllowPickle);
   }
   if (!batch) return batch;
   if (batch.value()->is_narrow())

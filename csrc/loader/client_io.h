@@ -6,7 +6,9 @@
 //
 // A worker is lost when its channel has ended, or its process has and the channel is empty: a process that the dataset
 // has forked may keep the worker's end open. Either way all that the worker had sent arrives before the news. One whose
-// channel fails, as it cannot be sent a request or sends what is no message, is lost at once.
+// channel fails, as it cannot be sent a request or sends what is no message, is lost at once. One that speaks wrongly
+// is lost, too, where others make its batches, and the training goes on; else the trainer is told of each wrong
+// message.
 
 #include <sys/types.h>
 
@@ -40,8 +42,8 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   ~ClientIo() override;
 
   // Before start(), once for each worker: makes its channel. The worker's end is to be had by its process
-  // (worker::Server::open), and is closed here by note_started() or stop(). The trainer's is closed in the process of a
-  // forked worker, which would not see that the trainer has ended otherwise. kNoMemory.
+  // (worker::LocalServer::open), and is closed here by note_started() or stop(). The trainer's is closed in the process
+  // of a forked worker, which would not see that the trainer has ended otherwise. kNoMemory.
   Result<ChannelFds> open_channel(uint32_t worker_id);
   // Before start(): the worker's process has its end. 0: it is in this process. kNoMemory.
   Result<void> note_started(uint32_t worker_id, pid_t pid);
@@ -50,7 +52,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   void stop() override;
 
   void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
-  void announce(const wire::Request& request, std::span<const std::byte> body) override;
+  void announce(const wire::ToJob& message) override;
   // Hangs up on one worker, whose silence is then no loss.
   void dismiss(uint32_t worker_id) override;
 
@@ -74,6 +76,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
     uint64_t channel_tag = 0;  // in the set that waits; 0: not in it
     uint64_t process_tag = 0;
     bool is_output_watched = false;
+    bool is_ready = false;  // it said so
   };
   using Message = std::shared_ptr<const std::vector<std::byte>>;
 
@@ -92,11 +95,14 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   void serve_process(uint32_t worker_id);
   // Takes in what has come. False where nothing had, or the channel has ended.
   bool receive(uint32_t worker_id);
-  // Loses a worker whose channel has failed, and says why.
+  // Loses a worker whose channel has failed, and says why: as news where others make what it owed, else as a failure.
   void give_up(uint32_t worker_id, const Fault& fault);
-  void receive_message(uint32_t worker_id, const shm::Channel::Message& message);
-  Result<std::unique_ptr<Batch>> make_batch(Worker& worker, const wire::Descriptor& descriptor,
-                                            const shm::Channel::Message& message);
+  // What is to become of a message that no worker sends.
+  void refuse(uint32_t worker_id, const Fault& fault);
+  void receive_message(uint32_t worker_id, const shm::Channel::Message& received);
+  void receive_batch(uint32_t worker_id, const wire::FromJob& message, std::span<FileDescriptor> fds);
+  Result<std::unique_ptr<Batch>> make_batch(uint32_t worker_id, const wire::FromJob& message,
+                                            std::span<FileDescriptor> files);
   void leave(uint32_t worker_id);
   void lose(uint32_t worker_id);
 

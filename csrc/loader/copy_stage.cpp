@@ -17,8 +17,7 @@ Result<void> CopyStage::begin(Batch& batch) {
   auto rooms = allocate(batch, sources);
   if (!rooms) return rooms.error();
   // An arena that is used once is not worth registering, which takes longer than its copy.
-  const bool is_transient = (batch.descriptor().flags & wire::kDescriptorTransient) != 0;
-  if (batch.lease() && !is_transient) registrations_.add(batch.lease(), batch.descriptor().slab_bytes);
+  if (batch.lease() && !batch.facts().is_transient) registrations_.add(batch.lease(), batch.facts().slab_bytes);
   CopySources read{.lease = batch.lease(), .tensors = sources};
   if (auto started = start(batch, sources, rooms.value()); !started)
     return copies_.give_up(std::move(read), started.error());

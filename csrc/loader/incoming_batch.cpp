@@ -67,13 +67,12 @@ void IncomingBatch::move_to_heap() {
   slab_ = {};
 }
 
-Result<std::unique_ptr<Batch>> IncomingBatch::finish(wire::Descriptor descriptor, uint32_t record_bytes,
-                                                     bool allow_pickle) {
+Result<std::unique_ptr<Batch>> IncomingBatch::finish(wire::BatchFacts facts, uint32_t record_bytes, bool allow_pickle) {
   PENSTOCK_ASSERT(is_whole() && record_bytes <= payload_bytes_);
   if (has_no_room_) return no_memory();
-  descriptor.record_bytes = record_bytes;
-  descriptor.record_offset = payload_bytes_ - record_bytes;
-  auto batch = take(descriptor, allow_pickle);
+  facts.record_bytes = record_bytes;
+  facts.record_offset = payload_bytes_ - record_bytes;
+  auto batch = take(facts, allow_pickle);
   if (!batch) return batch;
   if (batch.value()->frame().shared_file_count() > 0)
     return Fault{Errc::kMalformed, "a batch of a pool refers to shared memory"};
@@ -87,31 +86,29 @@ Fault IncomingBatch::no_memory() const {
 }
 
 // A slab that is handed over holds narrow tensors only where a batch was made for a link before.
-Result<std::unique_ptr<Batch>> IncomingBatch::take(const wire::Descriptor& descriptor, bool allow_pickle) {
-  if (!slab_.lease) return take_heap(descriptor, allow_pickle);
+Result<std::unique_ptr<Batch>> IncomingBatch::take(const wire::BatchFacts& facts, bool allow_pickle) {
+  if (!slab_.lease) return take_heap(facts, allow_pickle);
   const c10::intrusive_ptr<SlabLease> lease = is_shared_ ? slab_.lease : nullptr;
-  auto batch = take_slab(descriptor, allow_pickle);
+  auto batch = take_slab(facts, allow_pickle);
   if (!batch || !lease || !batch.value()->is_narrow()) return batch;
   try {
     heap_.assign(lease->data(), lease->data() + payload_bytes_);
   } catch (const std::bad_alloc&) {
     return no_memory();
   }
-  return take_heap(descriptor, allow_pickle);
+  return take_heap(facts, allow_pickle);
 }
 
-Result<std::unique_ptr<Batch>> IncomingBatch::take_slab(wire::Descriptor descriptor, bool allow_pickle) {
-  descriptor.kind = wire::DescriptorKind::kSlab;
-  descriptor.slab_bytes = slab_.backed_bytes;
-  if (slab_.is_transient) descriptor.flags |= wire::kDescriptorTransient;
-  return Batch::from_slab(descriptor, std::move(slab_.lease), allow_pickle);
+Result<std::unique_ptr<Batch>> IncomingBatch::take_slab(wire::BatchFacts facts, bool allow_pickle) {
+  facts.slab_bytes = slab_.backed_bytes;
+  facts.is_transient = slab_.is_transient;
+  return Batch::from_slab(facts, std::move(slab_.lease), allow_pickle);
 }
 
-Result<std::unique_ptr<Batch>> IncomingBatch::take_heap(wire::Descriptor descriptor, bool allow_pickle) {
-  descriptor.kind = wire::DescriptorKind::kInline;
-  std::vector<std::byte> record(heap_.end() - descriptor.record_bytes, heap_.end());
-  heap_.resize(descriptor.record_offset);
-  return Batch::from_parts(descriptor, std::move(record), std::move(heap_), allow_pickle);
+Result<std::unique_ptr<Batch>> IncomingBatch::take_heap(wire::BatchFacts facts, bool allow_pickle) {
+  std::vector<std::byte> record(heap_.end() - facts.record_bytes, heap_.end());
+  heap_.resize(facts.record_offset);
+  return Batch::from_parts(facts, std::move(record), std::move(heap_), allow_pickle);
 }
 
 }  // namespace penstock::loader

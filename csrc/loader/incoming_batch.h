@@ -14,7 +14,7 @@
 #include "base/result.h"
 #include "loader/batch.h"
 #include "loader/batch_memory.h"
-#include "wire/message.h"
+#include "wire/batch_facts.h"
 
 namespace penstock::loader {
 
@@ -36,17 +36,17 @@ class IncomingBatch {
   uint64_t payload_bytes() const { return payload_bytes_; }
   bool is_whole() const { return have_bytes_ == payload_bytes_; }
 
-  // The batch, whose record is the last `record_bytes` of the bytes received. `descriptor` says whose it is. The bytes
+  // The batch, whose record is the last `record_bytes` of the bytes received. `facts` says whose it is. The bytes
   // of narrow tensors lie where no other process can write, so that those which are checked are those which are
   // widened.
-  Result<std::unique_ptr<Batch>> finish(wire::Descriptor descriptor, uint32_t record_bytes, bool allow_pickle);
+  Result<std::unique_ptr<Batch>> finish(wire::BatchFacts facts, uint32_t record_bytes, bool allow_pickle);
 
  private:
   void move_to_heap();
   Fault no_memory() const;
-  Result<std::unique_ptr<Batch>> take(const wire::Descriptor& descriptor, bool allow_pickle);
-  Result<std::unique_ptr<Batch>> take_slab(wire::Descriptor descriptor, bool allow_pickle);
-  Result<std::unique_ptr<Batch>> take_heap(wire::Descriptor descriptor, bool allow_pickle);
+  Result<std::unique_ptr<Batch>> take(const wire::BatchFacts& facts, bool allow_pickle);
+  Result<std::unique_ptr<Batch>> take_slab(wire::BatchFacts facts, bool allow_pickle);
+  Result<std::unique_ptr<Batch>> take_heap(wire::BatchFacts facts, bool allow_pickle);
 
   LeasedSlab slab_;
   bool is_shared_ = false;       // the slab, with the worker

@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "wire/message.h"
+#include "wire/batch_facts.h"
 
 namespace penstock::loader {
 

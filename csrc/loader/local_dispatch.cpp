@@ -11,7 +11,7 @@ namespace penstock::loader {
 
 using cluster::Dispatch;
 using wire::BatchKey;
-using wire::RequestKind;
+using wire::ToJob;
 
 namespace {
 
@@ -22,6 +22,17 @@ constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();
 
 }  // namespace
 
+ToJob work_of(const cluster::RequestContent& content) {
+  const wire::BatchRequest& request = content.request;
+  return {.kind = ToJob::Kind::kWork,
+          .index_kind = request.index_kind,
+          .key = {.epoch = request.epoch, .sequence = request.sequence},
+          .lane = request.shard_id + 1,
+          .epoch_seed = request.epoch_seed,
+          .first_place = request.first_place,
+          .indices = content.indices};
+}
+
 LocalDispatch::LocalDispatch(uint32_t worker_count, uint32_t depth)
     : dispatch_({.depth_max = depth, .asked_ahead_below = kAskedAheadBelow, .hedges = false, .blames_all = true}),
       workers_(worker_count) {}
@@ -30,8 +41,8 @@ std::vector<LocalDispatch::Send> LocalDispatch::take_sends() { return std::excha
 
 std::vector<LocalDispatch::Failure> LocalDispatch::take_failures() { return std::exchange(failures_, {}); }
 
-void LocalDispatch::announce(RequestKind kind, uint32_t epoch, Message message, Instant now) {
-  if (kind == RequestKind::kEarlyEpoch) {
+void LocalDispatch::announce(ToJob::Kind kind, uint32_t epoch, Message message, Instant now) {
+  if (kind == ToJob::Kind::kEarlyEpoch) {
     // Told with the first request of it, so that a worker does not turn to it while others of this epoch are to come.
     early_epoch_ = epoch;
     early_message_ = std::move(message);
@@ -111,7 +122,7 @@ void LocalDispatch::send_request(uint32_t worker_id, BatchKey key) {
     worker.knows_early = true;
     sends_.push_back({worker_id, early_message_});
   }
-  sends_.push_back({worker_id, wire::write_message(content->request, content->indices)});
+  sends_.push_back({worker_id, wire::write_to_job(work_of(*content))});
 }
 
 }  // namespace penstock::loader

@@ -20,9 +20,12 @@
 #include "base/instant.h"
 #include "cluster/dispatch.h"
 #include "wire/batch_key.h"
-#include "wire/message.h"
+#include "wire/job_record.h"
 
 namespace penstock::loader {
+
+// The message by which a local worker is asked for a batch. Its indices lie in `content`.
+wire::ToJob work_of(const cluster::RequestContent& content);
 
 // Confined to the I/O thread.
 class LocalDispatch {
@@ -47,13 +50,15 @@ class LocalDispatch {
   std::vector<Failure> take_failures();
 
   // An epoch begins, or begins early. Requests of epochs that are over are forgotten.
-  void announce(wire::RequestKind kind, uint32_t epoch, Message message, Instant now);
+  void announce(wire::ToJob::Kind kind, uint32_t epoch, Message message, Instant now);
   void ask(wire::BatchKey key, cluster::SharedContent content, Instant now);
 
   void worker_came(uint32_t worker_id, Instant now);
   void worker_died(uint32_t worker_id, Instant now);
   // Whether anybody can still make a batch, or may yet come to.
   bool has_workers() const { return lost_count_ < workers_.size(); }
+  // The same, once one more is lost.
+  bool has_others() const { return lost_count_ + 1 < workers_.size(); }
 
   // True if this is the answer that counts. `dataset_stays`: as the worker says with it.
   bool answered(uint32_t worker_id, wire::BatchKey key, bool dataset_stays, Instant now);

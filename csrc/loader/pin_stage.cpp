@@ -144,7 +144,7 @@ bool PinStage::try_pin(Batch& batch) {
   // On delivery the client would copy it out, on the trainer's thread.
   if (owed_slab_count_ && view.held_count() >= shm::spare_slab_count(view.alive_count(), *owed_slab_count_))
     return false;
-  if (!slabs_->try_pin(batch.lease(), batch.descriptor().slab_bytes)) return false;
+  if (!slabs_->try_pin(batch.lease(), batch.facts().slab_bytes)) return false;
   batch.pin_copies();
   return true;
 }

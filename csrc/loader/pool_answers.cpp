@@ -29,7 +29,7 @@ std::string spoken_samples(wire::IndexKind kind, std::span<const std::byte> indi
   return text + ")";
 }
 
-wire::Descriptor descriptor_of(wire::BatchKey key) { return {.sequence = key.sequence, .epoch = key.epoch}; }
+wire::BatchFacts facts_of(wire::BatchKey key) { return {.sequence = key.sequence, .epoch = key.epoch}; }
 
 }  // namespace
 
@@ -39,23 +39,23 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 
 Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::optional<IncomingBatch> whole,
                                         const std::string& worker, BatchReader reader) {
-  wire::Descriptor descriptor = descriptor_of(answer.message.key);
-  descriptor.flags = answer.flags;
-  descriptor.fetch_time = answer.fetch_time;
-  descriptor.prefix_time = answer.prefix_time;
-  descriptor.samples = answer.samples;
+  wire::BatchFacts facts = facts_of(answer.message.key);
+  facts.flags = answer.flags;
+  facts.fetch_time = answer.fetch_time;
+  facts.prefix_time = answer.prefix_time;
+  facts.samples = answer.samples;
   if (!whole) {
     const std::string_view text = text_of(answer.body);
     const size_t end = std::min(text.find('\0'), text.size());
-    auto batch = Batch::from_error(descriptor, {.type_name = std::string(text.substr(0, end)),
-                                                .text = std::string(text.substr(std::min(end + 1, text.size()))),
-                                                .worker = worker});
+    auto batch = Batch::from_error(facts, {.type_name = std::string(text.substr(0, end)),
+                                           .text = std::string(text.substr(std::min(end + 1, text.size()))),
+                                           .worker = worker});
     batch->set_state(answer.state);
     return batch;
   }
-  if ((answer.flags & wire::kDescriptorRaises) != 0 && !reader.allow_pickle)
+  if ((answer.flags & wire::kBatchRaises) != 0 && !reader.allow_pickle)
     return Fault{Errc::kMalformed, "it sent an exception as a batch, which would be a pickle"};
-  auto batch = whole->finish(descriptor, answer.record_bytes, reader.allow_pickle);
+  auto batch = whole->finish(facts, answer.record_bytes, reader.allow_pickle);
   if (!batch) return batch;
   if (reader.is_python) {
     const wire::Frame& frame = batch.value()->frame();
@@ -81,7 +81,7 @@ std::string spoken_size(uint64_t dataset_size) {
 }
 
 std::unique_ptr<Batch> error_in_batch(wire::BatchKey key, const std::string& place, std::string text) {
-  return Batch::from_error(descriptor_of(key),
+  return Batch::from_error(facts_of(key),
                            {.type_name = "penstock.errors.PenstockError", .text = std::move(text), .worker = place});
 }
 
@@ -124,12 +124,12 @@ std::string spoken_deaths(wire::BatchKey key, const cluster::RequestContent& con
 std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
                                        const DeathTraces& traces) {
   return Batch::from_error(
-      descriptor_of(key),
+      facts_of(key),
       {.type_name = "RuntimeError", .text = spoken_deaths(key, content, death_count, traces), .worker = {}});
 }
 
 std::unique_ptr<Batch> error_of_indices(wire::BatchKey key, size_t index_bytes) {
-  return Batch::from_error(descriptor_of(key),
+  return Batch::from_error(facts_of(key),
                            {.type_name = "ValueError",
                             .text = "the indices of " + wire::to_text(key) + " are " + std::to_string(index_bytes) +
                                     " bytes, more than a request to a pool may have; use smaller batches, or indices "

@@ -258,7 +258,7 @@ void PoolIo::compare_kinds(uint64_t worker_id, const wire::PoolAnswer& answer, c
                            const cluster::SharedContent& content, Instant now) {
   const BatchKey key = answer.message.key;
   const bool may_be_made_again = content && content->blobs->size() == 1 && !wire::is_recall(key) &&
-                                 (answer.flags & (wire::kDescriptorRaises | wire::kDescriptorThreadsDrew)) == 0;
+                                 (answer.flags & (wire::kBatchRaises | wire::kBatchThreadsDrew)) == 0;
   if (batch.remote_error() || !may_be_made_again || answer.payload_bytes > kComparedBytesMax) return;
   const auto other = kinds_.choose(worker_id, [this](uint64_t id) { return session_.is_open(id); });
   const auto digest = other ? batch.content() : std::nullopt;
@@ -785,7 +785,7 @@ void PoolIo::ask(cluster::SharedContent content) {
 // The request that the batch was the answer to, once more: its epoch may be over, and its blobs are those of then.
 void PoolIo::recall(const Batch::Origin& origin) {
   const Instant now = clock_now();
-  const wire::Request& request = origin.request->request;
+  const wire::BatchRequest& request = origin.request->request;
   const BatchKey key = wire::recall_of({.epoch = request.epoch, .sequence = request.sequence});
   if (session_.dispatch().is_unanswered(key)) return;
   if (controller_ && is_idle(now)) controller_->hurry(now);
@@ -793,7 +793,7 @@ void PoolIo::recall(const Batch::Origin& origin) {
 }
 
 void PoolIo::forget_recall(const Batch::Origin& origin) {
-  const wire::Request& request = origin.request->request;
+  const wire::BatchRequest& request = origin.request->request;
   const BatchKey key = wire::recall_of({.epoch = request.epoch, .sequence = request.sequence});
   wrong_answers_.erase(key);
   told_ends_.erase(key);

@@ -55,10 +55,10 @@ void PoolSource::forget_recall(const Batch::Origin& origin) {
   loop_.post([this, origin] { io_.forget_recall(origin); });
 }
 
-void PoolSource::announce(const wire::Request& request, std::span<const std::byte> body) {
-  PENSTOCK_ASSERT(request.kind == wire::RequestKind::kEpoch, "a pool is told nothing else");
-  seeds_ = std::make_shared<std::vector<std::byte>>(body.begin(), body.end());
-  loop_.post([this, epoch = request.epoch, lanes = std::exchange(next_lanes_, {})]() mutable {
+void PoolSource::announce(const wire::ToJob& message) {
+  PENSTOCK_ASSERT(message.kind == wire::ToJob::Kind::kEpoch, "a pool is told nothing else");
+  seeds_ = std::make_shared<std::vector<std::byte>>(message.seeds.begin(), message.seeds.end());
+  loop_.post([this, epoch = message.key.epoch, lanes = std::exchange(next_lanes_, {})]() mutable {
     io_.begin_epoch(epoch, std::move(lanes));
   });
 }

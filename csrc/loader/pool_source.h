@@ -46,7 +46,7 @@ class PoolSource : public BatchSource {
   void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
   void recall(const Batch::Origin& origin) override;
   void forget_recall(const Batch::Origin& origin) override;
-  void announce(const wire::Request& request, std::span<const std::byte> body) override;
+  void announce(const wire::ToJob& message) override;
   void dismiss(uint32_t) override {}
   uint32_t worker_of(uint32_t) const override { return 0; }
   uint32_t worker_count() const override { return io_.worker_count(); }

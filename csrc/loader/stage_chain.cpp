@@ -28,12 +28,12 @@ uint64_t bytes_of(const Batch& batch) { return batch.bytes() + batch.wide_bytes(
 
 std::unique_ptr<Batch> make_error(const Batch& batch, const Fault& error, uint64_t staged_bytes) {
   if (error.code != Errc::kNoMemory) {
-    return Batch::from_error(batch.descriptor(), {.type_name = "RuntimeError", .text = error.message, .worker = {}});
+    return Batch::from_error(batch.facts(), {.type_name = "RuntimeError", .text = error.message, .worker = {}});
   }
   const std::string text = error.message + "\n" + std::to_string(staged_bytes) +
                            " bytes there are batches that were copied ahead. Use smaller batches, copy fewer ahead "
                            "(prefetch_bytes), or leave the device more memory";
-  return Batch::from_error(batch.descriptor(), {.type_name = "torch.OutOfMemoryError", .text = text, .worker = {}});
+  return Batch::from_error(batch.facts(), {.type_name = "torch.OutOfMemoryError", .text = text, .worker = {}});
 }
 
 }  // namespace

@@ -62,9 +62,9 @@ void ThreadSource::stop() {
   stages_.stop();
 }
 
-void ThreadSource::announce(const wire::Request& request, std::span<const std::byte> body) {
-  PENSTOCK_ASSERT(request.kind == wire::RequestKind::kEpoch, "threads are told nothing else");
-  const auto seeds = wire::EpochSeeds::from_bytes(body);
+void ThreadSource::announce(const wire::ToJob& message) {
+  PENSTOCK_ASSERT(message.kind == wire::ToJob::Kind::kEpoch, "threads are told nothing else");
+  const auto seeds = wire::EpochSeeds::from_bytes(message.seeds);
   PENSTOCK_ASSERT(seeds.has_value(), "an epoch began without its seeds");
   seeds_ = *seeds;
 }
@@ -94,13 +94,10 @@ bool ThreadSource::try_make_here() {
 }
 
 void ThreadSource::carry_out(uint32_t worker_id, const Work& work) {
-  const wire::Request& request = work.content->request;
+  const wire::BatchRequest& request = work.content->request;
   if (inbox_.is_stale(request.epoch)) return;
   const auto began_at = steady_clock::now();
-  wire::Descriptor descriptor{.kind = wire::DescriptorKind::kInline,
-                              .sequence = request.sequence,
-                              .epoch = request.epoch,
-                              .worker_id = worker_id};
+  wire::BatchFacts facts{.sequence = request.sequence, .epoch = request.epoch, .worker_id = worker_id};
   Arrival arrival{.kind = Arrival::Kind::kBatch,
                   .worker_id = worker_id,
                   .epoch = request.epoch,
@@ -114,16 +111,16 @@ void ThreadSource::carry_out(uint32_t worker_id, const Work& work) {
       arrival.state = std::move(made.state);
       return stages_.arrive(std::move(arrival));
     }
-    descriptor.fetch_time = wire::time_units(steady_clock::now() - began_at);
-    descriptor.prefix_time = made.prefix_time;
-    descriptor.samples = made.samples;
-    if (made.is_compiled) descriptor.flags |= wire::kDescriptorCompiled;
-    arrival.batch = Batch::from_tensors(descriptor, std::move(made.content));
+    facts.fetch_time = wire::time_units(steady_clock::now() - began_at);
+    facts.prefix_time = made.prefix_time;
+    facts.samples = made.samples;
+    if (made.is_compiled) facts.flags |= wire::kBatchCompiled;
+    arrival.batch = Batch::from_tensors(facts, std::move(made.content));
     arrival.batch->set_state(made.state);
   } catch (const std::exception& error) {
-    arrival.batch = Batch::from_error(descriptor, describe_exception(worker_id, error.what()));
+    arrival.batch = Batch::from_error(facts, describe_exception(worker_id, error.what()));
   } catch (...) {
-    arrival.batch = Batch::from_error(descriptor, describe_exception(worker_id, "it is no std::exception"));
+    arrival.batch = Batch::from_error(facts, describe_exception(worker_id, "it is no std::exception"));
   }
   stages_.arrive(std::move(arrival));
 }

@@ -62,7 +62,7 @@ class ThreadSource : public BatchSource {
   // Waits for the batches in the making.
   void stop() override;
   void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
-  void announce(const wire::Request& request, std::span<const std::byte> body) override;
+  void announce(const wire::ToJob& message) override;
   void dismiss(uint32_t) override {}
   uint32_t worker_of(uint32_t shard_id) const override { return shard_id % worker_count(); }
   uint32_t worker_count() const override { return static_cast<uint32_t>(makers_.size()); }

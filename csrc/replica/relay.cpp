@@ -18,8 +18,7 @@ namespace {
 constexpr auto kLook = std::chrono::milliseconds(200);  // how often a thread that waits sees whether it is to end
 
 // Those that say something of the batch, and not of the memory that it came in.
-constexpr uint8_t kFlagsOfContent =
-    wire::kDescriptorRaises | wire::kDescriptorThreadsDrew | wire::kDescriptorDatasetStays;
+constexpr uint8_t kFlagsOfContent = wire::kBatchRaises | wire::kBatchThreadsDrew | wire::kBatchDatasetStays;
 
 RequestDigest digest_of(uint64_t sequence, wire::IndexKind kind, std::span<const std::byte> indices,
                         std::span<const std::byte> seeds, uint64_t epoch_seed, uint64_t first_place) {
@@ -33,7 +32,7 @@ RequestDigest digest_of(uint64_t sequence, wire::IndexKind kind, std::span<const
 }
 
 RequestDigest digest_of(const cluster::RequestContent& content) {
-  const wire::Request& request = content.request;
+  const wire::BatchRequest& request = content.request;
   const std::span<const std::byte> seeds =
       content.seeds ? std::span<const std::byte>(*content.seeds) : std::span<const std::byte>();
   return digest_of(request.sequence, request.index_kind, content.indices, seeds, request.epoch_seed,
@@ -54,7 +53,7 @@ std::shared_ptr<const ReplicaAnswer> copy_of(loader::Batch& batch) {
     answer->text = error->text;
     return answer;
   }
-  answer->flags = batch.descriptor().flags & kFlagsOfContent;
+  answer->flags = batch.facts().flags & kFlagsOfContent;
   for (const at::Tensor& tensor : batch.tensors()) answer->tensors.push_back(tensor.clone());
   answer->nest.assign(batch.frame().nest.begin(), batch.frame().nest.end());
   return answer;

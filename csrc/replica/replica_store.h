@@ -42,7 +42,7 @@ struct ReplicaAnswer {
   std::vector<at::Tensor> tensors{};  // of a batch; copies that nobody writes to
   std::vector<std::byte> nest{};
   std::vector<std::byte> state{};  // of the dataset, after the batch
-  uint8_t flags = 0;               // as wire::Descriptor's
+  uint8_t flags = 0;               // wire::kBatchFlags
   std::string type_name{};         // of an error
   std::string text{};
 

@@ -286,12 +286,17 @@ void JobHost::receive_messages(Asked& asked) {
 
 Result<void> JobHost::take_message(const FromJob& message, std::span<FileDescriptor> fds, Asked& asked) {
   if (!job_->work) return wrong("it answers, and nothing was asked for");
+  if (message.key != job_->work->key) return wrong("it answers what it was not asked for");
   if (!fds.empty() && !message.place) return wrong("descriptors came with a message that is about none");
   if (message.kind == FromJob::Kind::kBlobWish) {
     if (job_->blob) return wrong("it asks for a part of its job while another is on its way");
     job_->wish = message.blob;
     return {};
   }
+  const bool is_of_local_worker = message.kind == FromJob::Kind::kReady || message.kind == FromJob::Kind::kStates ||
+                                  (message.flags & ~wire::kPoolAnswerFlags) != 0 ||
+                                  (message.answer == wire::AnswerKind::kEnd && !message.state.empty());
+  if (is_of_local_worker) return wrong("it says what only a local worker does");
   auto result = result_of(message, fds);
   if (!result) return result.error();
   asked.result = std::move(result).value();
@@ -314,7 +319,7 @@ Result<PoolResult> JobHost::result_of(const FromJob& message, std::span<FileDesc
   result.dataset_size = message.dataset_size;
   if (message.answer != wire::AnswerKind::kBatch) return result;
   if (message.place) {
-    auto view = arena_of(*message.place, fds);
+    auto view = arena_of(*message.place, message.is_new_arena, fds);
     if (!view) return view.error();
     if (message.place->slab_index >= view.value()->slab_count() || message.payload_bytes > view.value()->slab_bytes())
       return wrong("its batch lies outside of the memory that it has passed");
@@ -326,8 +331,10 @@ Result<PoolResult> JobHost::result_of(const FromJob& message, std::span<FileDesc
   return result;
 }
 
-Result<std::shared_ptr<shm::ArenaView>> JobHost::arena_of(const wire::SlabPlace& place, std::span<FileDescriptor> fds) {
+Result<std::shared_ptr<shm::ArenaView>> JobHost::arena_of(const wire::SlabPlace& place, bool is_new,
+                                                          std::span<FileDescriptor> fds) {
   if (fds.size() > 1) return wrong("a batch came with " + std::to_string(fds.size()) + " descriptors");
+  if (is_new == fds.empty()) return wrong("an arena's descriptor and the word that it is new do not come together");
   const auto found = job_->arenas.find(place.arena_id);
   if (fds.empty()) {
     if (found == job_->arenas.end()) return wrong("its batch lies in memory that it has not passed");

@@ -120,7 +120,8 @@ class JobHost final : public Maker {
   void receive_messages(Asked& asked);
   Result<void> take_message(const wire::FromJob& message, std::span<FileDescriptor> fds, Asked& asked);
   Result<PoolResult> result_of(const wire::FromJob& message, std::span<FileDescriptor> fds);
-  Result<std::shared_ptr<shm::ArenaView>> arena_of(const wire::SlabPlace& place, std::span<FileDescriptor> fds);
+  Result<std::shared_ptr<shm::ArenaView>> arena_of(const wire::SlabPlace& place, bool is_new,
+                                                   std::span<FileDescriptor> fds);
   void start(uint64_t trainer_id);
   void send_blob();
   Result<void> post(const wire::ToJob& message);

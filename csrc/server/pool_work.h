@@ -13,9 +13,9 @@
 
 #include "cluster/dispatch.h"
 #include "shm/slab_pool.h"
+#include "wire/batch_facts.h"
 #include "wire/batch_key.h"
 #include "wire/blob_record.h"
-#include "wire/message.h"
 #include "wire/pool_record.h"
 
 namespace penstock::server {

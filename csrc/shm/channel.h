@@ -62,7 +62,7 @@ class Channel {
 
   // The bytes of a message, one part after the other; at most kPartCountMax of them.
   using Parts = std::span<const std::span<const std::byte>>;
-  static constexpr size_t kPartCountMax = 3;
+  static constexpr size_t kPartCountMax = 4;
 
   // Sends a message. kClosed when the peer is gone, kTooLarge for one above the limit. Blocks until the socket has it.
   Result<void> send(Parts parts, std::span<const int> fds = {});

@@ -15,6 +15,8 @@ namespace {
 constexpr uint8_t kJobLaneStart = 1;
 constexpr uint8_t kPlaced = 1;
 constexpr uint8_t kTransient = 2;
+constexpr uint8_t kNewArena = 4;
+constexpr uint64_t kStatesIndexBytes = 2 * sizeof(int64_t);
 constexpr uint8_t kErrcMax = static_cast<uint8_t>(Errc::kFailed);
 
 struct ToJobHead {
@@ -48,7 +50,7 @@ struct FromJobHead {
   uint8_t answer = 0;
   uint8_t flags = 0;
   uint8_t cpu_share = 0;
-  uint8_t placed = 0;  // kPlaced, kTransient
+  uint8_t placed = 0;  // kPlaced, kTransient, kNewArena
   uint8_t reserved = 0;
   uint32_t record_bytes = 0;
   uint64_t payload_bytes = 0;
@@ -63,9 +65,8 @@ struct FromJobHead {
   uint64_t slab_bytes = 0;
   uint64_t state_bytes = 0;
   uint32_t text_bytes = 0;
-  uint32_t zero = 0;
-  BlobId blob{};
-  uint64_t reserved_end[2] = {};
+  uint32_t epoch = 0;
+  uint64_t sequence = 0;
 };
 static_assert(sizeof(FromJobHead) == kFromJobHeadBytes);
 
@@ -95,7 +96,7 @@ Result<Head> read_job_head(std::span<const std::byte> part, uint32_t magic, uint
   if (head.version != kJobVersion) {
     return Fault{Errc::kMismatch, "a message of " + std::string(who) + " has version " + std::to_string(head.version) +
                                       ", and this process speaks version " + std::to_string(kJobVersion) +
-                                      "; the server and its processes must be of the same installation of penstock"};
+                                      "; both processes must be of the same installation of penstock"};
   }
   if (head.kind == 0 || head.kind > kind_max) return malformed_job(who, "unknown kind " + std::to_string(head.kind));
   return head;
@@ -130,37 +131,89 @@ bool are_zero(const uint8_t (&bytes)[kCount]) {
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
+template <typename Head>
+std::array<std::byte, sizeof(Head)> bytes_of_head(const Head& head) {
+  std::array<std::byte, sizeof(Head)> bytes;
+  std::memcpy(bytes.data(), &head, sizeof head);
+  return bytes;
+}
+
+ToJobHead head_of(const ToJob& message) {
+  return ToJobHead{.kind = static_cast<uint8_t>(message.kind),
+                   .flags = message.is_lane_start ? kJobLaneStart : uint8_t{0},
+                   .trainer_id = message.trainer_id,
+                   .tenancy = message.tenancy,
+                   .sequence = message.key.sequence,
+                   .epoch = message.key.epoch,
+                   .lane = message.lane,
+                   .epoch_seed = message.epoch_seed,
+                   .first_place = message.first_place,
+                   .link_bytes_per_s = message.link_bytes_per_s,
+                   .blob_bytes = message.blob_bytes,
+                   .index_bytes = message.indices.size(),
+                   .state_bytes = message.state.size(),
+                   .seeds_bytes = static_cast<uint32_t>(message.seeds.size()),
+                   .blob_count = static_cast<uint32_t>(message.blobs.size()),
+                   .index_kind = static_cast<uint8_t>(message.index_kind),
+                   .error = message.error};
+}
+
+FromJobHead head_of(const FromJob& message) {
+  FromJobHead head{.kind = static_cast<uint8_t>(message.kind),
+                   .answer = static_cast<uint8_t>(message.answer),
+                   .flags = message.flags,
+                   .cpu_share = message.cpu_share,
+                   .record_bytes = message.record_bytes,
+                   .payload_bytes = message.payload_bytes,
+                   .fetch_time = message.fetch_time,
+                   .prefix_time = message.prefix_time,
+                   .samples = message.samples,
+                   .sample_count = message.sample_count,
+                   .dataset_size = message.dataset_size,
+                   .state_bytes = message.state.size(),
+                   .text_bytes = static_cast<uint32_t>(message.text.size()),
+                   .epoch = message.key.epoch,
+                   .sequence = message.key.sequence};
+  if (message.place) {
+    head.placed = static_cast<uint8_t>(kPlaced | (message.place->is_transient ? kTransient : 0) |
+                                       (message.is_new_arena ? kNewArena : 0));
+    head.arena_id = message.place->arena_id;
+    head.slab_index = message.place->slab_index;
+    head.generation = message.place->generation;
+    head.slab_bytes = message.place->slab_bytes;
+  }
+  return head;
+}
+
+// Whether the indices, and the seeds of an epoch, are as long as their kind has them.
+bool have_lengths_of_kind(const ToJobHead& head) {
+  const auto kind = static_cast<ToJob::Kind>(head.kind);
+  const auto index_kind = static_cast<IndexKind>(head.index_kind);
+  if (index_kind == IndexKind::kInteger && head.index_bytes != sizeof(int64_t)) return false;
+  if (index_kind == IndexKind::kIntegers && head.index_bytes % sizeof(int64_t) != 0) return false;
+  if (kind == ToJob::Kind::kStates) return index_kind == IndexKind::kIntegers && head.index_bytes == kStatesIndexBytes;
+  const bool is_epoch = kind == ToJob::Kind::kEpoch || kind == ToJob::Kind::kEarlyEpoch;
+  return !is_epoch || head.seeds_bytes % sizeof(int64_t) == 0;
+}
+
 }  // namespace
 
+std::array<std::byte, kToJobHeadBytes> to_job_head(const ToJob& message) { return bytes_of_head(head_of(message)); }
+
 std::vector<std::byte> write_to_job(const ToJob& message) {
-  const ToJobHead head{.kind = static_cast<uint8_t>(message.kind),
-                       .flags = message.is_lane_start ? kJobLaneStart : uint8_t{0},
-                       .trainer_id = message.trainer_id,
-                       .tenancy = message.tenancy,
-                       .sequence = message.key.sequence,
-                       .epoch = message.key.epoch,
-                       .lane = message.lane,
-                       .epoch_seed = message.epoch_seed,
-                       .first_place = message.first_place,
-                       .link_bytes_per_s = message.link_bytes_per_s,
-                       .blob_bytes = message.blob_bytes,
-                       .index_bytes = message.indices.size(),
-                       .state_bytes = message.state.size(),
-                       .seeds_bytes = static_cast<uint32_t>(message.seeds.size()),
-                       .blob_count = static_cast<uint32_t>(message.blobs.size()),
-                       .index_kind = static_cast<uint8_t>(message.index_kind),
-                       .error = message.error};
-  return message_of(head, {std::as_bytes(message.blobs), message.indices, message.seeds, message.state, message.body});
+  return message_of(head_of(message),
+                    {std::as_bytes(message.blobs), message.indices, message.seeds, message.state, message.body});
 }
 
 Result<ToJob> parse_to_job(std::span<const std::byte> part) {
-  constexpr std::string_view kWho = "a server to its job";
-  const auto read = read_job_head<ToJobHead>(part, kToJobMagic, static_cast<uint8_t>(ToJob::Kind::kNoBlob), kWho);
+  constexpr std::string_view kWho = "a trainer or server";
+  const auto read = read_job_head<ToJobHead>(part, kToJobMagic, static_cast<uint8_t>(ToJob::Kind::kStates), kWho);
   if (!read) return read.error();
   const ToJobHead& head = read.value();
   if ((head.flags & ~kJobLaneStart) != 0 || !are_zero(head.reserved) || head.error > kErrcMax ||
       head.index_kind > static_cast<uint8_t>(IndexKind::kPickle) || head.blob_count > kRequestBlobCountMax)
     return malformed_job(kWho, "a field is out of range");
+  if (!have_lengths_of_kind(head)) return malformed_job(kWho, "its integers are not 8 bytes each");
   auto body = part.subspan(sizeof head);
   const auto blobs = take_front(body, head.blob_count * sizeof(BlobId));
   const auto indices = blobs ? take_front(body, head.index_bytes) : std::nullopt;
@@ -186,45 +239,28 @@ Result<ToJob> parse_to_job(std::span<const std::byte> part) {
                .body = body};
 }
 
-std::vector<std::byte> write_from_job(const FromJob& message) {
-  FromJobHead head{.kind = static_cast<uint8_t>(message.kind),
-                   .answer = static_cast<uint8_t>(message.answer),
-                   .flags = message.flags,
-                   .cpu_share = message.cpu_share,
-                   .record_bytes = message.record_bytes,
-                   .payload_bytes = message.payload_bytes,
-                   .fetch_time = message.fetch_time,
-                   .prefix_time = message.prefix_time,
-                   .samples = message.samples,
-                   .sample_count = message.sample_count,
-                   .dataset_size = message.dataset_size,
-                   .state_bytes = message.state.size(),
-                   .text_bytes = static_cast<uint32_t>(message.text.size()),
-                   .blob = message.blob};
-  if (message.place) {
-    head.placed = static_cast<uint8_t>(kPlaced | (message.place->is_transient ? kTransient : 0));
-    head.arena_id = message.place->arena_id;
-    head.slab_index = message.place->slab_index;
-    head.generation = message.place->generation;
-    head.slab_bytes = message.place->slab_bytes;
-  }
-  return message_of(head, {message.text, message.state});
+std::array<std::byte, kFromJobHeadBytes> from_job_head(const FromJob& message) {
+  return bytes_of_head(head_of(message));
 }
 
-Result<FromJob> parse_from_job(std::span<const std::byte> part) {
-  constexpr std::string_view kWho = "a job to its server";
-  const auto read =
-      read_job_head<FromJobHead>(part, kFromJobMagic, static_cast<uint8_t>(FromJob::Kind::kBlobWish), kWho);
+std::vector<std::byte> write_from_job(const FromJob& message) {
+  const bool is_wish = message.kind == FromJob::Kind::kBlobWish;
+  const auto blob = is_wish ? std::span<const std::byte>(message.blob) : std::span<const std::byte>();
+  return message_of(head_of(message), {blob, message.text, message.state});
+}
+
+Result<FromJob> parse_from_job(std::span<const std::byte> part, uint64_t body_bytes_max) {
+  constexpr std::string_view kWho = "a worker's process";
+  const auto read = read_job_head<FromJobHead>(part, kFromJobMagic, static_cast<uint8_t>(FromJob::Kind::kStates), kWho);
   if (!read) return read.error();
   const FromJobHead& head = read.value();
   const auto kind = static_cast<FromJob::Kind>(head.kind);
   const bool is_batch = head.answer == static_cast<uint8_t>(AnswerKind::kBatch);
   const bool is_placed = (head.placed & kPlaced) != 0;
-  if (head.reserved != 0 || head.zero != 0 || head.reserved_end[0] != 0 || head.reserved_end[1] != 0)
-    return malformed_job(kWho, "reserved bytes are not zero");
+  if (head.reserved != 0) return malformed_job(kWho, "reserved bytes are not zero");
   if ((kind == FromJob::Kind::kResult) != (head.answer != 0) || head.answer > static_cast<uint8_t>(AnswerKind::kError))
     return malformed_job(kWho, "a result and its kind of answer do not come together");
-  if ((head.flags & ~kPoolAnswerFlags) != 0 || (head.placed & ~(kPlaced | kTransient)) != 0 ||
+  if ((head.flags & ~kBatchFlags) != 0 || (head.placed & ~(kPlaced | kTransient | kNewArena)) != 0 ||
       (!is_placed && head.placed != 0) || (!is_batch && (head.flags != 0 || is_placed)))
     return malformed_job(kWho, "unknown flags");
   if (is_batch != (head.payload_bytes != 0) || is_batch != (head.record_bytes != 0) ||
@@ -239,23 +275,25 @@ Result<FromJob> parse_from_job(std::span<const std::byte> part) {
   if (!is_placed && ((head.arena_id | head.slab_index | head.generation) != 0 || head.slab_bytes != 0))
     return malformed_job(kWho, "it names a slab, and nothing lies there");
   const bool has_text = head.answer == static_cast<uint8_t>(AnswerKind::kError) || kind == FromJob::Kind::kDeclined;
-  const bool has_state = is_batch || head.answer == static_cast<uint8_t>(AnswerKind::kError);
+  const bool has_state = kind == FromJob::Kind::kResult || kind == FromJob::Kind::kStates;
   if ((!has_text && head.text_bytes != 0) || (!has_state && head.state_bytes != 0))
     return malformed_job(kWho, "it has a text or a state that its kind has not");
-  if (head.text_bytes > kJobBodyBytesMax || head.state_bytes > kJobBodyBytesMax ||
-      head.text_bytes + head.state_bytes > kJobBodyBytesMax) {
-    return Fault{Errc::kTooLarge,
-                 "a message of a job to its server has " + std::to_string(head.text_bytes + head.state_bytes) +
-                     " bytes of texts and states, above the cap of " + std::to_string(kJobBodyBytesMax)};
+  if (head.text_bytes > body_bytes_max || head.state_bytes > body_bytes_max ||
+      head.text_bytes + head.state_bytes > body_bytes_max) {
+    return Fault{Errc::kTooLarge, "a message of a worker's process has " +
+                                      std::to_string(head.text_bytes + head.state_bytes) +
+                                      " bytes of texts and states, above the cap of " + std::to_string(body_bytes_max)};
   }
   auto body = part.subspan(sizeof head);
-  const auto text = take_front(body, head.text_bytes);
+  const auto blob = take_front(body, kind == FromJob::Kind::kBlobWish ? sizeof(BlobId) : 0);
+  const auto text = blob ? take_front(body, head.text_bytes) : std::nullopt;
   const auto state = text ? take_front(body, head.state_bytes) : std::nullopt;
   if (!state) return malformed_job(kWho, "it is shorter than its head says");
   if (body.size() != (is_batch && !is_placed ? head.payload_bytes : 0))
     return malformed_job(kWho, "the bytes of its batch are not those that its head says");
   FromJob message{.kind = kind,
                   .answer = static_cast<AnswerKind>(head.answer),
+                  .key = {.epoch = head.epoch, .sequence = head.sequence},
                   .flags = head.flags,
                   .cpu_share = head.cpu_share,
                   .record_bytes = head.record_bytes,
@@ -265,11 +303,12 @@ Result<FromJob> parse_from_job(std::span<const std::byte> part) {
                   .samples = head.samples,
                   .sample_count = head.sample_count,
                   .dataset_size = head.dataset_size,
-                  .blob = head.blob,
                   .text = *text,
                   .state = *state,
                   .payload = body};
+  if (!blob->empty()) std::memcpy(message.blob.data(), blob->data(), sizeof message.blob);
   if (is_placed) {
+    message.is_new_arena = (head.placed & kNewArena) != 0;
     message.place = SlabPlace{.arena_id = head.arena_id,
                               .slab_index = head.slab_index,
                               .generation = head.generation,

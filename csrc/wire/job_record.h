@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The messages between the server of a pool's worker and the processes beside it: the warm process, which forks one
-// process for each job, and the process of a job, which makes its batches. Each is one message of a channel
-// (shm/channel.h). PROTOCOL.md is the specification.
+// The messages to and from a process that makes batches for another process of its machine: a local worker, for its
+// trainer, or the process of a job, for the server of a pool's worker. Beside them, those between that server and its
+// warm process, which forks one process for each job. Each is one message of a channel (shm/channel.h). PROTOCOL.md is
+// the specification.
 //
-// A job's process runs people's code and may send anything. What a server reads of it is checked here, and says
-// something about that job's batches alone.
+// A process that makes batches runs people's code and may send anything. What is read of it is checked here, and says
+// something about its own batches alone.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -17,10 +19,10 @@
 
 #include "base/numerics.h"
 #include "base/result.h"
+#include "wire/batch_facts.h"
 #include "wire/batch_key.h"
 #include "wire/blob_record.h"
 #include "wire/data_message.h"
-#include "wire/message.h"
 #include "wire/pool_record.h"
 #include "wire/slab_place.h"
 
@@ -29,9 +31,9 @@ namespace penstock::wire {
 constexpr uint32_t kToJobMagic = 0x314a4e50;    // "PNJ1"
 constexpr uint32_t kFromJobMagic = 0x314f4e50;  // "PNO1"
 constexpr uint32_t kWarmMagic = 0x31484e50;     // "PNH1"
-constexpr uint16_t kJobVersion = 1;
+constexpr uint16_t kJobVersion = 2;
 constexpr size_t kToJobHeadBytes = 104;
-constexpr size_t kFromJobHeadBytes = 136;
+constexpr size_t kFromJobHeadBytes = 96;
 constexpr size_t kWarmHeadBytes = 40;
 
 // The most that a job's process may put behind a head, beside the bytes of a batch for which there is no slab.
@@ -39,19 +41,28 @@ constexpr uint64_t kJobBodyBytesMax = kPoolBodyBytesMax;
 // The largest batch that crosses without a slab, which the server takes into its own memory.
 constexpr uint64_t kJobBatchBytesMax = uint64_t{1} << 30;
 constexpr uint64_t kFromJobMessageBytesMax = kFromJobHeadBytes + kJobBodyBytesMax + kJobBatchBytesMax;
+// The most that a local worker may put there, whose states are as large as its dataset makes them.
+constexpr uint64_t kLocalBodyBytesMax = kPoolPayloadBytesMax;
 constexpr size_t kAboutBytesMax = 4096;   // of a warm process
 constexpr size_t kLogNameBytesMax = 256;  // of a job's process
 
-// ---- To the process of a job
+// ---- To a process that makes batches
 
 struct ToJob {
   enum class Kind : uint8_t {
-    kWork = 1,    // make this batch; all fields below count
+    kWork = 1,  // make this batch; all fields below count
+    // To the process of a job.
     kUnwanted,    // nobody wants the batch that is being made any more
     kWanted,      // somebody does again
     kBlob,        // `body` is the first of `blobs`, which was wished for
     kBlobInFile,  // the descriptor that comes along has it
     kNoBlob,      // it cannot be had: `error`, with the text of `body`
+    // To a local worker.
+    kEpoch,           // an epoch begins: make the fetcher again, with its `seeds`
+    kEarlyEpoch,      // work of the next epoch follows although it may never begin
+    kPrefix,          // run this prefix on every later batch; `body` is an encoded batch record and payload
+    kRemovePrefixes,  // forget all prefixes
+    kStates,          // send the dataset's state with batches from now on; `indices` are how often, and a question or 0
   };
   Kind kind = Kind::kWork;
   uint8_t error = 0;  // an Errc
@@ -73,10 +84,12 @@ struct ToJob {
 };
 
 std::vector<std::byte> write_to_job(const ToJob& message);
+// The head alone, where what is behind it is sent from where it lies: blobs, indices, seeds, state, body.
+std::array<std::byte, kToJobHeadBytes> to_job_head(const ToJob& message);
 // The spans of the result lie in `part`. kMalformed, or kMismatch for another version.
 Result<ToJob> parse_to_job(std::span<const std::byte> part);
 
-// ---- From the process of a job
+// ---- From a process that makes batches
 
 struct FromJob {
   enum class Kind : uint8_t {
@@ -84,10 +97,14 @@ struct FromJob {
     kGivenUp,     // nobody wanted it any more
     kDeclined,    // nothing that this trainer asks for can be made here; `text` says why
     kBlobWish,    // `blob` is needed
+    // From a local worker.
+    kReady,   // its first message: it can take work
+    kStates,  // `state` has those of its shards, for which it was asked
   };
   Kind kind = Kind::kResult;
   AnswerKind answer = AnswerKind::kNone;
-  uint8_t flags = 0;  // kPoolAnswerFlags
+  BatchKey key{};     // of the work; of kReady none
+  uint8_t flags = 0;  // kBatchFlags; of a job kPoolAnswerFlags
   uint8_t cpu_share = 0;
   uint32_t record_bytes = 0;
   uint64_t payload_bytes = 0;  // of a batch, its record included
@@ -96,9 +113,10 @@ struct FromJob {
   SampleTimes samples{};
   uint32_t sample_count = 0;
   uint64_t dataset_size = kSizeUntold;
-  // Where the batch lies from the slab's beginning; the arena's descriptor comes along where it is new.
+  // Where the batch lies from the slab's beginning.
   std::optional<SlabPlace> place = {};
-  BlobId blob{};
+  bool is_new_arena = false;  // its descriptor comes along, before those of files
+  BlobId blob{};              // of kBlobWish
   std::span<const std::byte> text = {};
   std::span<const std::byte> state = {};
   std::span<const std::byte> payload = {};  // of a batch that lies in no slab
@@ -106,8 +124,11 @@ struct FromJob {
 
 // The head with what is behind it but for the payload, which follows in the same message.
 std::vector<std::byte> write_from_job(const FromJob& message);
-// The spans of the result lie in `part`. kMalformed, kTooLarge, or kMismatch for another version.
-Result<FromJob> parse_from_job(std::span<const std::byte> part);
+// The head alone, where what is behind it is sent from where it lies: text, state, payload.
+std::array<std::byte, kFromJobHeadBytes> from_job_head(const FromJob& message);
+// The spans of the result lie in `part`. `body_bytes_max` is the cap of text and state together. kMalformed, kTooLarge,
+// or kMismatch for another version.
+Result<FromJob> parse_from_job(std::span<const std::byte> part, uint64_t body_bytes_max = kJobBodyBytesMax);
 
 // ---- Between a server and its warm process
 

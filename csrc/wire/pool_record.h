@@ -15,9 +15,9 @@
 #include "base/numerics.h"
 #include "base/result.h"
 #include "base/wiped.h"
+#include "wire/batch_facts.h"
 #include "wire/blob_record.h"
 #include "wire/data_message.h"
-#include "wire/message.h"
 #include "wire/message_limits.h"
 #include "wire/piece_record.h"
 #include "wire/reports.h"
@@ -39,8 +39,7 @@ constexpr size_t kRequestBlobCountMax = 64;
 // What a worker's clock may show: more than it can have run for, and so little that differences do not overflow.
 constexpr uint64_t kClockMax = uint64_t{1} << 61;
 // The flags of a descriptor that say something of a batch, and not of the memory in which it lies.
-constexpr uint8_t kPoolAnswerFlags =
-    kDescriptorRaises | kDescriptorThreadsDrew | kDescriptorCompiled | kDescriptorDatasetStays;
+constexpr uint8_t kPoolAnswerFlags = kBatchRaises | kBatchThreadsDrew | kBatchCompiled | kBatchDatasetStays;
 constexpr size_t kReasonBytesMax = 4096;  // of why a worker refuses or declines a trainer, or how its process ended
 constexpr size_t kSealNonceBytes = 32;
 constexpr size_t kDataEndpointBytesMax = 256;

@@ -75,7 +75,7 @@ Result<void> BatchServer::answer(const PoolWork& work, BatchContent content, Poo
     const SlabBatch unsent(std::move(made.value().sealed));  // which gives its slab back
     return checked;
   }
-  if (made.value().is_compiled) marks.flags |= wire::kDescriptorCompiled;
+  if (made.value().is_compiled) marks.flags |= wire::kBatchCompiled;
   if (!content.withheld.empty()) kept_.keep(work.trainer_id, work.key, content, marks.flags, kept_bytes_max_);
   return send(work, std::move(made).value(), std::move(marks), times);
 }

@@ -28,7 +28,7 @@ constexpr uint32_t kBatchesAhead = 4;
 
 // The notes about a batch beside its content.
 struct PoolMarks {
-  uint8_t flags = 0;                          // of wire::Descriptor
+  uint8_t flags = 0;                          // wire::kPoolAnswerFlags
   std::vector<std::byte> state{};             // the dataset's after the batch
   uint32_t sample_count = 0;                  // in the batch
   uint64_t dataset_size = wire::kSizeUntold;  // as PoolAnswer's

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "server/cpu_time.h"
+#include "worker/send_result.h"
 
 namespace penstock::worker {
 
@@ -66,6 +67,7 @@ Result<std::shared_ptr<const PoolWork>> JobChannel::begin(const ToJob& message) 
   wished_.reset();
   arrived_.reset();
   trainer_id_ = message.trainer_id;
+  key_ = message.key;
   return std::make_shared<const PoolWork>(PoolWork{.trainer_id = message.trainer_id,
                                                    .tenancy = message.tenancy,
                                                    .key = message.key,
@@ -88,9 +90,8 @@ Result<std::vector<std::byte>> JobChannel::blob(const wire::BlobId& id, Deadline
   if (wished_ != id) {
     wished_ = id;
     arrived_.reset();
-    const auto wish = wire::write_from_job({.kind = FromJob::Kind::kBlobWish, .blob = id});
-    const std::span<const std::byte> part(wish);
-    if (auto sent = channel_.send({&part, 1}); !sent) return job_is_over();
+    const FromJob wish{.kind = FromJob::Kind::kBlobWish, .key = key_, .blob = id};
+    if (auto sent = send_message(channel_, wish); !sent) return job_is_over();
   }
   while (!arrived_) {
     const auto received = channel_.receive(deadline);
@@ -152,6 +153,7 @@ void JobChannel::finish(PoolResult result) {
 
 Result<void> JobChannel::send(PoolResult& result) {
   FromJob message{.answer = result.answer,
+                  .key = key_,
                   .flags = result.flags,
                   .cpu_share = result.cpu_share,
                   .fetch_time = result.fetch_time,
@@ -163,41 +165,23 @@ Result<void> JobChannel::send(PoolResult& result) {
                   .state = result.state};
   if (result.kind == PoolResult::Kind::kGivenUp) message.kind = FromJob::Kind::kGivenUp;
   if (result.kind == PoolResult::Kind::kDeclined) message.kind = FromJob::Kind::kDeclined;
-  if (result.batch) return send_batch(*result.batch, message);
-  const auto bytes = wire::write_from_job(message);
-  const std::span<const std::byte> part(bytes);
-  return channel_.send({&part, 1});
-}
-
-Result<void> JobChannel::send_batch(HeldBatch& batch, FromJob message) {
+  if (!result.batch) return send_message(channel_, message);
+  HeldBatch& batch = *result.batch;
   message.record_bytes = batch.record_bytes();
   message.payload_bytes = batch.payload().size();
-  const shm::SlabRegion* region = batch.region();
-  if (region == nullptr) {
-    if (message.payload_bytes > wire::kJobBatchBytesMax) {
-      PoolResult refusal{.answer = wire::AnswerKind::kError};
-      refusal.text = std::string("MemoryError") + '\0' + "there is no shared memory for a batch of " +
-                     std::to_string(message.payload_bytes) +
-                     " bytes; give the worker more (/dev/shm, its memory limit), or make batches smaller";
-      return send(refusal);
-    }
-    const auto bytes = wire::write_from_job(message);
-    const std::span<const std::byte> parts[] = {bytes, batch.payload()};
-    return channel_.send(parts);
+  const bool is_placed = batch.region() != nullptr;
+  if (!is_placed && message.payload_bytes > wire::kJobBatchBytesMax) {
+    PoolResult refusal{.answer = wire::AnswerKind::kError};
+    refusal.text = std::string("MemoryError") + '\0' + "there is no shared memory for a batch of " +
+                   std::to_string(message.payload_bytes) +
+                   " bytes; give the worker more (/dev/shm, its memory limit), or make batches smaller";
+    return send(refusal);
   }
-  const shm::Arena& arena = *region->arena;
-  message.place = wire::SlabPlace{.arena_id = arena.id(),
-                                  .slab_index = region->slab_index,
-                                  .generation = arena.generation(region->slab_index),
-                                  .is_transient = region->is_transient,
-                                  .slab_bytes = arena.backed_bytes(region->slab_index)};
-  const int fd = arena.fd();
-  const bool is_new = slabs_->take_unannounced(*region);
-  const auto bytes = wire::write_from_job(message);
-  const std::span<const std::byte> part(bytes);
-  auto sent = channel_.send({&part, 1}, std::span(&fd, is_new ? 1 : 0));
+  auto sent =
+      send_batch(channel_, *slabs_, message,
+                 {.region = batch.region(), .payload = is_placed ? std::span<const std::byte>() : batch.payload()});
   // It is the server's from now on, which releases it once the trainer has the batch.
-  if (sent) batch.note_handed_over();
+  if (sent && is_placed) batch.note_handed_over();
   return sent;
 }
 

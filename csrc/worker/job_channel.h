@@ -42,13 +42,13 @@ class JobChannel final : public server::WorkSource {
 
  private:
   Result<void> send(server::PoolResult& result);
-  Result<void> send_batch(server::HeldBatch& batch, wire::FromJob message);
   Result<std::shared_ptr<const server::PoolWork>> begin(const wire::ToJob& message);
   Result<void> take(const shm::Channel::Message& message) const;
 
   mutable shm::Channel channel_;
   shm::SlabPool* slabs_ = nullptr;
   uint64_t trainer_id_ = 0;
+  wire::BatchKey key_{};  // of the work in hand
   bool is_in_hand_ = false;
   mutable bool is_wanted_ = false;
   std::optional<wire::BlobId> wished_;

@@ -80,7 +80,6 @@ class WorkerServer:
     def open(
         *,
         channel_fd: int,
-        worker_id: int,
         prefetch_factor: int,
         arena_bytes: int,
         waits_for_slabs: bool,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of the process of a job, which runs people's code, as its server reads them.
+// Messages of a process that makes batches, which runs people's code, as a server or a trainer reads them.
 #include <algorithm>
 #include <cstring>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kKindAt = 6, kAnswerAt = 7, kFlagsAt = 8, kPlacedAt = 10, kReservedAt = 11, kRecordBytesAt = 12,
                  kPayloadBytesAt = 16, kSlowestPlaceAt = 36, kSlowestShareAt = 38, kArenaAt = 44, kSlabAt = 56,
-                 kStateBytesAt = 72, kTextBytesAt = 80, kZeroAt = 84, kReservedEndAt = 120;
+                 kStateBytesAt = 72, kTextBytesAt = 80;
 constexpr size_t kSlabBytes = kStateBytesAt - kSlabAt;  // the slab, its generation and its bytes
 
 using Kind = wire::FromJob::Kind;
@@ -40,7 +40,13 @@ std::vector<Bytes> make_seeds() {
   in_slab.place = {.arena_id = 1, .slab_index = 2, .generation = 3, .slab_bytes = 4096};
   wire::FromJob transient = in_slab;
   transient.place->is_transient = true;
+  wire::FromJob new_arena = in_slab;
+  new_arena.is_new_arena = true;
   return {make(batch),
+          make(new_arena),
+          make({.answer = wire::AnswerKind::kEnd, .key = {1, 2}, .state = text}),
+          make({.kind = Kind::kReady}),
+          make({.kind = Kind::kStates, .state = text}),
           make(with_state),
           make(in_slab),
           make(transient),
@@ -57,23 +63,24 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (bytes.size() < wire::kFromJobHeadBytes) bytes.resize(wire::kFromJobHeadBytes);
   if (choices.mostly()) std::memcpy(bytes.data(), &wire::kFromJobMagic, sizeof wire::kFromJobMagic);
   if (choices.mostly()) std::memcpy(bytes.data() + 4, &wire::kJobVersion, sizeof wire::kJobVersion);
-  const auto kind = choices.one_of({Kind::kResult, Kind::kResult, Kind::kGivenUp, Kind::kDeclined, Kind::kBlobWish});
+  const auto kind = choices.one_of(
+      {Kind::kResult, Kind::kResult, Kind::kGivenUp, Kind::kDeclined, Kind::kBlobWish, Kind::kReady, Kind::kStates});
   const auto answer =
       kind == Kind::kResult ? static_cast<wire::AnswerKind>(1 + choices.below(3)) : wire::AnswerKind::kNone;
   const bool is_batch = answer == wire::AnswerKind::kBatch;
-  const uint8_t placed = is_batch ? choices.one_of({uint8_t{0}, uint8_t{1}, uint8_t{3}}) : uint8_t{0};
+  const uint8_t placed = is_batch ? choices.one_of({uint8_t{0}, uint8_t{1}, uint8_t{3}, uint8_t{5}}) : uint8_t{0};
   if (choices.mostly()) bytes[kKindAt] = static_cast<std::byte>(kind);
   if (choices.mostly()) bytes[kAnswerAt] = static_cast<std::byte>(answer);
-  if (choices.mostly()) bytes[kFlagsAt] &= std::byte(is_batch ? wire::kPoolAnswerFlags : 0);
+  if (choices.mostly()) bytes[kFlagsAt] &= std::byte(is_batch ? wire::kBatchFlags : 0);
   if (choices.mostly()) bytes[kPlacedAt] = std::byte{placed};
   if (choices.mostly()) bytes[kReservedAt] = std::byte{0};
-  if (choices.mostly()) std::fill_n(bytes.begin() + kZeroAt, 4, std::byte{0});
-  if (choices.mostly())
-    std::fill_n(bytes.begin() + kReservedEndAt, wire::kFromJobHeadBytes - kReservedEndAt, std::byte{0});
   if (choices.mostly()) bytes[kSlowestShareAt] |= std::byte{1};
   if (choices.below(4) == 0) std::fill_n(bytes.begin() + kSlowestPlaceAt, 4, std::byte{0});
-  // What is behind the head is shared out among text, state and batch. Some of it is above its cap.
+  // What is behind the head is shared out among blob, text, state and batch. Some of it is above its cap.
+  if (kind == Kind::kBlobWish && choices.mostly())
+    bytes.resize(std::max(bytes.size(), wire::kFromJobHeadBytes + sizeof(wire::BlobId)));
   uint64_t left = bytes.size() - wire::kFromJobHeadBytes;
+  if (kind == Kind::kBlobWish) left -= std::min<uint64_t>(left, sizeof(wire::BlobId));
   const auto text_bytes = static_cast<uint32_t>(choices.below(left + 1));
   left -= text_bytes;
   const bool is_behind = is_batch && placed == 0;
@@ -98,14 +105,19 @@ void check(std::span<const std::byte> bytes) {
   touch(message.text);
   touch(message.state);
   touch(message.payload);
-  expect(wire::kFromJobHeadBytes + message.text.size() + message.state.size() + message.payload.size() == bytes.size(),
+  const size_t blob_bytes = message.kind == Kind::kBlobWish ? sizeof message.blob : 0;
+  expect(wire::kFromJobHeadBytes + blob_bytes + message.text.size() + message.state.size() + message.payload.size() ==
+             bytes.size(),
          "nothing is left over");
   expect(message.text.size() + message.state.size() <= wire::kJobBodyBytesMax, "texts and states are capped");
   expect((message.kind == Kind::kResult) == (message.answer != wire::AnswerKind::kNone), "results are answers");
   const bool is_batch = message.answer == wire::AnswerKind::kBatch;
   expect(!message.place || is_batch, "only batches lie in a slab");
+  expect(!message.is_new_arena || message.place, "only a batch in a slab brings an arena");
+  expect(message.state.empty() || message.kind == Kind::kResult || message.kind == Kind::kStates,
+         "states are those after a result, or were asked for");
   expect(is_batch || message.flags == 0, "only batches have flags");
-  expect((message.flags & ~wire::kPoolAnswerFlags) == 0, "flags are known");
+  expect((message.flags & ~wire::kBatchFlags) == 0, "flags are known");
   expect(is_batch == (message.payload_bytes > 0), "batches alone have a payload");
   expect(is_batch == (message.record_bytes > 0), "batches alone have a record");
   expect(message.record_bytes <= message.payload_bytes, "a record lies in its payload");

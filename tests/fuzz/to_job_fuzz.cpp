@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of a server, as the process of a job reads them.
+// Messages of a trainer or a server, as the process below it reads them: a local worker, or the process of a job.
 #include <algorithm>
 #include <cstring>
 
@@ -14,14 +14,15 @@ namespace {
 
 constexpr size_t kKindAt = 6, kFlagsAt = 7, kIndexBytesAt = 72, kStateBytesAt = 80, kSeedsBytesAt = 88,
                  kBlobCountAt = 92, kIndexKindAt = 96, kErrorAt = 97, kReservedAt = 98;
-constexpr size_t kKindCount = static_cast<size_t>(wire::ToJob::Kind::kNoBlob);
+constexpr size_t kKindCount = static_cast<size_t>(wire::ToJob::Kind::kStates);
 constexpr size_t kErrorCount = static_cast<size_t>(Errc::kFailed) + 1;
 
 }  // namespace
 
 std::vector<Bytes> make_seeds() {
   using Kind = wire::ToJob::Kind;
-  const Bytes some(20, std::byte{1});
+  const Bytes some(24, std::byte{1});
+  const auto question = std::span(some).first(16);
   const std::vector<wire::BlobId> blobs(2, wire::BlobId{std::byte{4}});
   const auto blob = std::span(blobs).first(1);
   wire::ToJob work{.is_lane_start = true,
@@ -39,6 +40,12 @@ std::vector<Bytes> make_seeds() {
                            wire::write_to_job({.kind = Kind::kBlob, .blobs = blob, .body = some}),
                            wire::write_to_job({.kind = Kind::kBlobInFile, .blob_bytes = 1 << 21, .blobs = blob}),
                            wire::write_to_job({.kind = Kind::kNoBlob, .error = 5, .blobs = blob, .body = some})};
+  for (const Kind kind : {Kind::kEpoch, Kind::kEarlyEpoch})
+    seeds.push_back(wire::write_to_job({.kind = kind, .key = {2, 0}, .seeds = some}));
+  seeds.push_back(wire::write_to_job({.kind = Kind::kPrefix, .body = some}));
+  seeds.push_back(wire::write_to_job({.kind = Kind::kRemovePrefixes}));
+  seeds.push_back(
+      wire::write_to_job({.kind = Kind::kStates, .index_kind = wire::IndexKind::kIntegers, .indices = question}));
   work.seeds = work.state = {};
   seeds.push_back(wire::write_to_job(work));
   return seeds;
@@ -59,9 +66,11 @@ void mutate(Bytes& bytes, Choices& choices) {
   uint64_t left = bytes.size() - wire::kToJobHeadBytes;
   const auto blob_count = static_cast<uint32_t>(choices.below(left / sizeof(wire::BlobId) + 1));
   left -= blob_count * sizeof(wire::BlobId);
-  const uint64_t index_bytes = choices.below(left + 1);
+  uint64_t index_bytes = choices.below(left + 1);
+  if (choices.mostly()) index_bytes -= index_bytes % 8;
   left -= index_bytes;
-  const auto seeds_bytes = static_cast<uint32_t>(choices.below(left + 1));
+  auto seeds_bytes = static_cast<uint32_t>(choices.below(left + 1));
+  if (choices.mostly()) seeds_bytes -= seeds_bytes % 8;
   left -= seeds_bytes;
   const uint64_t state_bytes = choices.below(left + 1);
   if (choices.mostly()) std::memcpy(bytes.data() + kBlobCountAt, &blob_count, sizeof blob_count);
@@ -87,6 +96,13 @@ void check(std::span<const std::byte> bytes) {
   expect(kind >= 1 && kind <= kKindCount, "kinds are known");
   expect(message.error < kErrorCount, "errors are known");
   expect(message.index_kind <= wire::IndexKind::kPickle, "kinds of indices are known");
+  const bool are_integers = message.index_kind == wire::IndexKind::kIntegers;
+  if (message.index_kind == wire::IndexKind::kInteger) expect(message.indices.size() == 8, "one index is 8 bytes");
+  if (are_integers) expect(message.indices.size() % 8 == 0, "each index is 8 bytes");
+  if (message.kind == wire::ToJob::Kind::kStates)
+    expect(are_integers && message.indices.size() == 16, "a question is two integers");
+  if (message.kind == wire::ToJob::Kind::kEpoch || message.kind == wire::ToJob::Kind::kEarlyEpoch)
+    expect(message.seeds.size() % 8 == 0, "each seed is 8 bytes");
   expect(message.blobs.size() <= wire::kRequestBlobCountMax, "blobs are capped");
   expect(std::ranges::equal(wire::write_to_job(message), bytes), "a message that is written again is the same bytes");
 }

@@ -154,7 +154,6 @@ def _work(
     try:
         server = _C.WorkerServer.open(
             channel_fd=channel.take(),
-            worker_id=worker_id,
             prefetch_factor=spec.slab_count,
             arena_bytes=spec.arena_bytes,
             waits_for_slabs=not spec.any_worker,

@@ -21,8 +21,6 @@
 namespace penstock::loader {
 namespace {
 
-using wire::Descriptor;
-using wire::DescriptorKind;
 using wire::make_entry;
 using wire::TensorEntry;
 
@@ -38,16 +36,14 @@ class BatchTest : public test::SeededTest {
   Result<std::unique_ptr<Batch>> read_from_slab(const std::vector<std::byte>& record, uint64_t payload_bytes = 4096) {
     for (uint64_t place = 0; place < payload_bytes; ++place) arena_->slab(0)[place] = byte_at(place);
     std::memcpy(arena_->slab(0) + payload_bytes, record.data(), record.size());
-    return Batch::from_slab({.kind = DescriptorKind::kSlab,
-                             .record_bytes = static_cast<uint32_t>(record.size()),
-                             .record_offset = payload_bytes},
+    return Batch::from_slab({.record_bytes = static_cast<uint32_t>(record.size()), .record_offset = payload_bytes},
                             c10::make_intrusive<SlabLease>(view_, 0, arena_->generation(0)), /*allow_pickle=*/true);
   }
   Result<std::unique_ptr<Batch>> read_from_parts(std::vector<std::byte> record, uint64_t payload_bytes = 4096,
                                                  bool allow_pickle = true) {
     std::vector<std::byte> payload(payload_bytes);
     for (uint64_t place = 0; place < payload_bytes; ++place) payload[place] = byte_at(place);
-    return Batch::from_parts({.kind = DescriptorKind::kInline}, std::move(record), std::move(payload), allow_pickle);
+    return Batch::from_parts({}, std::move(record), std::move(payload), allow_pickle);
   }
   static std::byte byte_at(uint64_t place) { return static_cast<std::byte>(place % 2 == 0 ? place % 251 : 1); }
 
@@ -339,8 +335,7 @@ TEST_F(BatchTest, BoolsThatAreWidenedToOtherBytesAreTrue) {
       std::vector<std::byte> payload = sample.narrow;
       payload.resize(align_up(payload.size(), wire::kPayloadAlignment));
       const auto read = [&] {
-        return Batch::from_parts({.kind = DescriptorKind::kInline},
-                                 wire::make_record({sample.entry}, wire::nest_of_tensors(1)), payload, false)
+        return Batch::from_parts({}, wire::make_record({sample.entry}, wire::nest_of_tensors(1)), payload, false)
             .value();
       };
       const auto checked = read();

@@ -26,7 +26,7 @@ class ClientTest : public StreamTest {
       }
       EXPECT_EQ(event.kind, Event::Kind::kBatch) << event.message();
       if (HasFailure()) break;
-      sequences.push_back(event.batch->descriptor().sequence);
+      sequences.push_back(event.batch->facts().sequence);
       expect_right(*event.batch);
     }
     return {sequences, ended_workers};
@@ -67,7 +67,7 @@ TEST_F(ClientTest, EpochsThatWereLeftHalfwayLeaveNothingBehind) {
     for (int count = 0; count < consumed_count; ++count) {
       const auto batch = next_batch();
       ASSERT_NE(batch, nullptr);
-      EXPECT_EQ(batch->descriptor().sequence, static_cast<uint64_t>(count));
+      EXPECT_EQ(batch->facts().sequence, static_cast<uint64_t>(count));
       expect_right(*batch);
       if (HasFatalFailure()) return;
     }
@@ -213,7 +213,7 @@ TEST_F(ClientTest, AResumedEpochIsNumberedFromWhereItWas) {
   for (uint64_t sequence = 5; sequence < 8; ++sequence) {
     const Event event = next();
     ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
-    EXPECT_EQ(event.batch->descriptor().sequence, sequence);
+    EXPECT_EQ(event.batch->facts().sequence, sequence);
     EXPECT_EQ(event.shard_id, sequence % 2);
     EXPECT_EQ(event.worker_id, sequence % 2);
   }

@@ -231,9 +231,8 @@ TEST_F(CopyStageTest, ALeafThatStayedWithItsWorkerTakesNoMemoryOnTheDevice) {
   wire::TensorEntry withheld = wire::make_entry(4, {1 << 20});
   withheld.encoding = wire::Encoding::kWithheld;
   withheld.bytes = 0;
-  auto batch = batches_.make({withheld, wire::make_entry(4, {1000})}, {}, [](std::byte* slab) {
-    std::fill_n(reinterpret_cast<int64_t*>(slab), 1000, 7);
-  });
+  auto batch = batches_.make({withheld, wire::make_entry(4, {1000})}, {},
+                             [](std::byte* slab) { std::fill_n(reinterpret_cast<int64_t*>(slab), 1000, 7); });
   begin(*batch);
   ASSERT_TRUE(stage_->finish(*batch));
   EXPECT_EQ(gpu_.handed_over_count(), 1u);
@@ -254,7 +253,7 @@ TEST_F(CopyStageTest, ASlabIsRegisteredOnce) {
 }
 
 TEST_F(CopyStageTest, AnArenaThatIsUsedOnceIsNotRegistered) {
-  auto batch = batches_.make(1, 1000, 1, {.flags = wire::kDescriptorTransient});
+  auto batch = batches_.make(1, 1000, 1, {.is_transient = true});
   begin(*batch);
   EXPECT_EQ(gpu_.registration_count(), 0u);
   expect_on_current(*batch, 1);

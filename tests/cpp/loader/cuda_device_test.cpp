@@ -212,8 +212,8 @@ class CudaStageTest : public testing::Test {
  protected:
   static constexpr int64_t kElementCount = 1 << 24;
 
-  void open(uint32_t slab_count, uint8_t flags = 0) {
-    flags_ = flags;
+  void open(uint32_t slab_count, bool is_transient = false) {
+    is_transient_ = is_transient;
     arena_ = shm::Arena::create({.slab_bytes = kElementCount * 8 + 4096, .slab_count = slab_count}, 0).value();
     view_ = shm::ArenaView::map(FileDescriptor(::dup(arena_->fd()))).value();
     if (!stage_) stage_ = std::make_unique<CopyStage>(open_cuda_device(0).value());
@@ -228,8 +228,7 @@ class CudaStageTest : public testing::Test {
     const auto record = wire::make_record({wire::make_entry(4, {kElementCount})}, wire::nest_of_tensors(1));
     constexpr uint64_t kRecordOffset = kElementCount * 8;
     std::memcpy(arena_->slab(slab_index) + kRecordOffset, record.data(), record.size());
-    return Batch::from_slab({.kind = wire::DescriptorKind::kSlab,
-                             .flags = flags_,
+    return Batch::from_slab({.is_transient = is_transient_,
                              .record_bytes = static_cast<uint32_t>(record.size()),
                              .record_offset = kRecordOffset,
                              .slab_bytes = arena_->backed_bytes(slab_index)},
@@ -238,7 +237,7 @@ class CudaStageTest : public testing::Test {
         .value();
   }
 
-  uint8_t flags_ = 0;
+  bool is_transient_ = false;
   std::shared_ptr<shm::Arena> arena_;
   std::shared_ptr<shm::ArenaView> view_;
   std::unique_ptr<CopyStage> stage_;
@@ -375,7 +374,7 @@ TEST_F(CudaStageTest, AStageThatGoesAwayWaitsForItsCopies) {
 TEST_F(CudaStageTest, ArenasThatAreUsedOnceAreNotKeptByTheStage) {
   PENSTOCK_NEEDS_CUDA();
   // Batches above half the arena's cap stayed mapped and pinned for the life of the loader.
-  open(1, wire::kDescriptorTransient);
+  open(1, /*is_transient=*/true);
   auto batch = make_batch(1);
   ASSERT_TRUE(stage_->begin(*batch));
   ASSERT_TRUE(stage_->finish(*batch));

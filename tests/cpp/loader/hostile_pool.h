@@ -160,7 +160,7 @@ class HostilePool : private net::PoolSockets {
         return;
       }
       if (event.kind != Event::Kind::kBatch) continue;
-      EXPECT_EQ(event.batch->descriptor().sequence, static_cast<uint64_t>(count++));
+      EXPECT_EQ(event.batch->facts().sequence, static_cast<uint64_t>(count++));
       if (const auto& error = event.batch->remote_error()) {
         EXPECT_TRUE(is_named(error->worker + " " + error->text)) << error->worker << ": " << error->text;
       } else {
@@ -214,7 +214,7 @@ class HostilePool : private net::PoolSockets {
     if (tensors.size() != 1 || static_cast<uint64_t>(tensors[0].numel()) != kBatchBytes) return false;
     const auto* data = tensors[0].const_data_ptr<uint8_t>();
     for (uint64_t place = 0; place < kBatchBytes; ++place)
-      if (data[place] != static_cast<uint8_t>(batch.descriptor().sequence + place % 256)) return false;
+      if (data[place] != static_cast<uint8_t>(batch.facts().sequence + place % 256)) return false;
     return true;
   }
 

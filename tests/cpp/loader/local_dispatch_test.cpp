@@ -10,7 +10,7 @@ namespace penstock::loader {
 namespace {
 
 using wire::BatchKey;
-using wire::RequestKind;
+using wire::ToJob;
 
 constexpr Instant kStart{std::chrono::seconds(100)};
 
@@ -21,12 +21,12 @@ LocalDispatch::Message message_of(const std::string& text) {
 
 cluster::SharedContent content_of(const std::string& text) {
   return std::make_shared<const cluster::RequestContent>(
-      cluster::RequestContent{.request = {.body_bytes = text.size()}, .indices = message_of(text)});
+      cluster::RequestContent{.request = {}, .indices = message_of(text)});
 }
 
 // Of a request the bytes after its head; of an announcement, all.
 std::string text_of(const LocalDispatch::Message& message) {
-  const size_t head_bytes = wire::parse_request(message) ? sizeof(wire::Request) : 0;
+  const size_t head_bytes = wire::parse_to_job(message) ? wire::kToJobHeadBytes : 0;
   return {reinterpret_cast<const char*>(message.data()) + head_bytes, message.size() - head_bytes};
 }
 
@@ -144,7 +144,7 @@ TEST_F(LocalDispatchTest, WorkersAreFreeForAnEpochWhateverTheyOweTheOneBefore) {
   ask(1, 0);
   ask(1, 1);
   sent();
-  dispatch_.announce(RequestKind::kEpoch, 2, message_of("epoch 2"), now_);
+  dispatch_.announce(ToJob::Kind::kEpoch, 2, message_of("epoch 2"), now_);
   ask(2, 0);
   ask(2, 1);
   EXPECT_EQ(sent(), (Texts{"0 epoch 2", "1 epoch 2", "0 2/0", "1 2/1"}));
@@ -155,7 +155,7 @@ TEST_F(LocalDispatchTest, ALateWorkerIsAskedAgainWhenAnEpochBegins) {
   dispatch_.tick(now_);
   EXPECT_TRUE(answer(1, 1, 0, std::chrono::milliseconds(10), true));
   sent();
-  dispatch_.announce(RequestKind::kEpoch, 2, message_of("epoch 2"), now_);
+  dispatch_.announce(ToJob::Kind::kEpoch, 2, message_of("epoch 2"), now_);
   ask(2, 0);
   ask(2, 1);
   EXPECT_EQ(sent(), (Texts{"0 epoch 2", "1 epoch 2", "0 2/0", "1 2/1"}));
@@ -166,10 +166,10 @@ TEST_F(LocalDispatchTest, ALateWorkerIsAskedAgainWhenAnEpochBegins) {
 TEST_F(LocalDispatchTest, AWorkerKnowsOfAnEpochBeforeItIsAskedForABatchOfIt) {
   dispatch_.worker_came(0, now_);
   ask(1, 0);
-  dispatch_.announce(RequestKind::kEarlyEpoch, 2, message_of("early 2"), now_);
+  dispatch_.announce(ToJob::Kind::kEarlyEpoch, 2, message_of("early 2"), now_);
   ask(2, 0);
   sent();
-  dispatch_.announce(RequestKind::kEpoch, 2, message_of("epoch 2"), now_);
+  dispatch_.announce(ToJob::Kind::kEpoch, 2, message_of("epoch 2"), now_);
   EXPECT_EQ(sent(), (Texts{"0 epoch 2", "1 epoch 2", "0 2/0"}));
 }
 
@@ -196,13 +196,13 @@ TEST_F(LocalDispatchTest, AnEarlyEpochIsToldWithItsFirstRequestAndAnEpochAtOnce)
   ask(1, 1);
   ask(1, 2);
   sent();
-  dispatch_.announce(RequestKind::kEarlyEpoch, 2, message_of("early 2"), now_);
+  dispatch_.announce(ToJob::Kind::kEarlyEpoch, 2, message_of("early 2"), now_);
   ask(2, 0);
   EXPECT_TRUE(answer(0, 1, 0, std::chrono::milliseconds(9)));
   EXPECT_EQ(sent(), (Texts{"0 1/2"})) << "what this epoch needs comes first";
   EXPECT_TRUE(answer(1, 1, 1, std::chrono::milliseconds(9)));
   EXPECT_EQ(sent(), (Texts{"1 early 2", "1 2/0"}));
-  dispatch_.announce(RequestKind::kEpoch, 2, message_of("epoch 2"), now_);
+  dispatch_.announce(ToJob::Kind::kEpoch, 2, message_of("epoch 2"), now_);
   EXPECT_EQ(sent(), (Texts{"0 epoch 2", "1 epoch 2"}));
   EXPECT_FALSE(answer(0, 1, 2, std::chrono::milliseconds(9))) << "its epoch is over";
   EXPECT_TRUE(answer(1, 2, 0, std::chrono::milliseconds(9)));

@@ -132,7 +132,7 @@ TEST_F(PinStageTest, ForkedChildLeavesSlabAndRegistrationToItsParent) {
 }
 
 TEST_F(PinStageTest, BatchThatLiesInAnArenaForOneUseIsCopied) {
-  auto batch = batches_.make(1, 1000, 1, {.flags = wire::kDescriptorTransient});
+  auto batch = batches_.make(1, 1000, 1, {.is_transient = true});
   expect_copied(*batch);
   EXPECT_EQ(memory_.registration_count(), 0u);
 }

@@ -90,7 +90,7 @@ class PoolClientTest : public net::PoolSocketsTest {
     ASSERT_EQ(tensors.size(), 1u);
     ASSERT_EQ(static_cast<uint64_t>(tensors[0].numel()), bytes);
     const auto* data = tensors[0].const_data_ptr<uint8_t>();
-    const uint64_t first = batch.descriptor().sequence;
+    const uint64_t first = batch.facts().sequence;
     const uint64_t period = std::min<uint64_t>(bytes, 256);
     for (uint64_t place = 0; place < period; ++place) ASSERT_EQ(data[place], static_cast<uint8_t>(first + place));
     ASSERT_EQ(std::memcmp(data, data + period, bytes - period), 0);
@@ -106,7 +106,7 @@ class PoolClientTest : public net::PoolSocketsTest {
         event = next();
       }
       ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
-      ASSERT_EQ(event.batch->descriptor().sequence, static_cast<uint64_t>(sequence));
+      ASSERT_EQ(event.batch->facts().sequence, static_cast<uint64_t>(sequence));
       expect_counting(*event.batch, batch_bytes);
       EXPECT_FALSE(event.batch->state().empty());
       while (submitted_count < count && client_->has_room()) submit(submitted_count++);
@@ -308,7 +308,7 @@ TEST_F(PoolClientTest, RecallThatIsAnsweredWithAnEndIsAnErrorThatNamesTheWorker)
   submit(0);
   ASSERT_EQ(next().kind, Event::Kind::kBatch);
   auto content = std::make_shared<cluster::RequestContent>();
-  content->request = {.kind = wire::RequestKind::kFetch, .sequence = 0, .epoch = 1};
+  content->request = {.sequence = 0, .epoch = 1};
   content->seeds = std::make_shared<const std::vector<std::byte>>();
   content->blobs = std::make_shared<const std::vector<wire::BlobId>>(1);
   const Batch::Origin origin{.request = content, .worker_id = 5};

@@ -89,8 +89,7 @@ class PoolIoTest : public net::PoolSocketsTest {
     io_->begin_epoch(1, {});
     for (uint64_t sequence = 0; sequence < kWorkerCount; ++sequence) {
       auto content = std::make_shared<cluster::RequestContent>();
-      content->request = {
-          .kind = wire::RequestKind::kFetch, .index_kind = wire::IndexKind::kInteger, .sequence = sequence, .epoch = 1};
+      content->request = {.index_kind = wire::IndexKind::kInteger, .sequence = sequence, .epoch = 1};
       content->indices.resize(sizeof(int64_t));
       content->seeds = std::make_shared<const std::vector<std::byte>>();
       content->blobs = std::make_shared<const std::vector<wire::BlobId>>(1);

@@ -29,18 +29,18 @@ class SlabBatches {
 
   // A batch of int64 `tensor_count` x `element_count` that holds `value` everywhere, or nullptr if no slab is free.
   std::unique_ptr<Batch> make(int64_t value, int64_t element_count = 1000, int64_t tensor_count = 1,
-                              wire::Descriptor descriptor = {}) {
+                              wire::BatchFacts facts = {}) {
     const std::vector<wire::TensorEntry> entries(static_cast<size_t>(tensor_count),
                                                  wire::make_entry(4, {element_count}));
-    return make(entries, descriptor,
+    return make(entries, facts,
                 [&](std::byte* slab) { std::fill_n(reinterpret_cast<int64_t*>(slab), kRecordOffset / 8, value); });
   }
 
   // A batch of tensors that came with fewer bytes. Nobody has checked them.
-  std::unique_ptr<Batch> make_narrow(std::span<const wire::NarrowSample> samples, wire::Descriptor descriptor = {}) {
+  std::unique_ptr<Batch> make_narrow(std::span<const wire::NarrowSample> samples, wire::BatchFacts facts = {}) {
     std::vector<wire::TensorEntry> entries;
     for (const wire::NarrowSample& sample : samples) entries.push_back(sample.entry);
-    return make(entries, descriptor, [&](std::byte* slab) {
+    return make(entries, facts, [&](std::byte* slab) {
       for (const wire::NarrowSample& sample : samples) {
         std::memcpy(slab, sample.narrow.data(), sample.narrow.size());
         slab += align_up(sample.narrow.size(), wire::kPayloadAlignment);
@@ -50,7 +50,7 @@ class SlabBatches {
 
   // A batch of these tensors, whose bytes `write` writes to the slab.
   template <typename Write>
-  std::unique_ptr<Batch> make(const std::vector<wire::TensorEntry>& entries, wire::Descriptor descriptor,
+  std::unique_ptr<Batch> make(const std::vector<wire::TensorEntry>& entries, wire::BatchFacts facts,
                               const Write& write) {
     const auto slab_index = arena_->try_acquire();
     if (!slab_index) return nullptr;
@@ -60,12 +60,11 @@ class SlabBatches {
     const auto record = wire::make_record(entries, wire::nest_of_tensors(static_cast<uint32_t>(entries.size())));
     PENSTOCK_ASSERT(wire::parse_frame(record).value().payload_bytes <= kRecordOffset, "the slab is too small");
     std::memcpy(slab + kRecordOffset, record.data(), record.size());
-    descriptor.kind = wire::DescriptorKind::kSlab;
-    descriptor.record_bytes = static_cast<uint32_t>(record.size());
-    descriptor.record_offset = kRecordOffset;
-    descriptor.slab_bytes = arena_->backed_bytes(*slab_index);
+    facts.record_bytes = static_cast<uint32_t>(record.size());
+    facts.record_offset = kRecordOffset;
+    facts.slab_bytes = arena_->backed_bytes(*slab_index);
     auto lease = c10::make_intrusive<SlabLease>(view_, *slab_index, arena_->generation(*slab_index));
-    return Batch::from_slab(descriptor, std::move(lease), /*allow_pickle=*/true).value();
+    return Batch::from_slab(facts, std::move(lease), /*allow_pickle=*/true).value();
   }
 
   // How many slabs a worker could write to now.

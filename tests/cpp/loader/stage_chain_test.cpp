@@ -161,7 +161,7 @@ TEST_F(StageChainTest, NarrowBatchThatCannotBeWidenedIsAnErrorThatNamesItsWorker
                   .narrow = NarrowArrival{.place = "worker 5 at tcp://a:1"},
                   .error = {}});
   const Arrival arrival = next();
-  EXPECT_EQ(arrival.batch->descriptor().sequence, 3u);
+  EXPECT_EQ(arrival.batch->facts().sequence, 3u);
   ASSERT_TRUE(arrival.batch->remote_error());
   EXPECT_EQ(arrival.batch->remote_error()->worker, "worker 5 at tcp://a:1");
 }

@@ -62,7 +62,7 @@ class StagedClientTest : public StreamTest {
   std::vector<uint64_t> finish_epoch_on_device() {
     std::vector<uint64_t> sequences;
     for (Event event = next(); event.kind == Event::Kind::kBatch && !HasFatalFailure(); event = next()) {
-      const uint64_t sequence = event.batch->descriptor().sequence;
+      const uint64_t sequence = event.batch->facts().sequence;
       sequences.push_back(sequence);
       gpu_.run_on_current([this, tensors = event.batch->tensors(), sequence] { expect_right(tensors, sequence); });
     }
@@ -125,7 +125,7 @@ TEST_F(StagedClientTest, ADeviceThatIsLostInMidEpochIsAnErrorInPlaceOfEachBatchA
   for (int count = 10; count < 100; ++count) {
     const Event event = next();
     if (event.kind == Event::Kind::kFailed) {  // a batch that was copied before
-      submit();                                // all that are outstanding may be such, and then nothing else is asked for
+      submit();  // all that are outstanding may be such, and then nothing else is asked for
       ++error_count;
     } else if (event.kind == Event::Kind::kBatch && event.batch->remote_error()) {
       ++error_count;

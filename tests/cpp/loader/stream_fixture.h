@@ -111,10 +111,10 @@ class StreamTest : public test::SeededTest {
 
   // Holds a batch against the one that its worker was asked for.
   void expect_right(Batch& batch) {
-    const auto& descriptor = batch.descriptor();
-    ASSERT_EQ(descriptor.epoch, epoch_);
-    ASSERT_LT(descriptor.sequence, batches_.size());
-    expect_right(batch.tensors(), descriptor.sequence);
+    const auto& facts = batch.facts();
+    ASSERT_EQ(facts.epoch, epoch_);
+    ASSERT_LT(facts.sequence, batches_.size());
+    expect_right(batch.tensors(), facts.sequence);
   }
   void expect_right(const std::vector<at::Tensor>& tensors, uint64_t sequence) {
     const auto expected = test::make_batch(epoch_, sequence, batches_[sequence], make_tensor_on_heap);
@@ -128,7 +128,7 @@ class StreamTest : public test::SeededTest {
   std::vector<uint64_t> finish_epoch() {
     std::vector<uint64_t> sequences;
     for (Event event = next(); event.kind == Event::Kind::kBatch && !HasFatalFailure(); event = next()) {
-      sequences.push_back(event.batch->descriptor().sequence);
+      sequences.push_back(event.batch->facts().sequence);
       expect_right(*event.batch);
     }
     return sequences;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A worker process without Python: serves the batches of stream_batches.h until its trainer hangs up.
 //
-// usage: stream_worker_main CHANNEL_FD WORKER_ID PREFETCH_FACTOR ARENA_BYTES FILE_BYTES_MAX
+// usage: stream_worker_main CHANNEL_FD PREFETCH_FACTOR ARENA_BYTES FILE_BYTES_MAX
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <poll.h>
@@ -20,23 +20,23 @@
 #include "../base/child_process.h"
 #include "stream_batches.h"
 #include "wire/nest.h"
+#include "worker/local_server.h"
 #include "worker/malloc_tuning.h"
-#include "worker/server.h"
 
 namespace penstock::test {
 namespace {
 
-using wire::RequestKind;
-using worker::Server;
+using wire::ToJob;
+using worker::LocalServer;
 
-std::vector<int64_t> indices_of(const Server::Received& received) {
-  std::vector<int64_t> indices(received.body.size() / sizeof(int64_t));
-  if (!indices.empty()) std::memcpy(indices.data(), received.body.data(), indices.size() * sizeof(int64_t));
+std::vector<int64_t> indices_of(const LocalServer::Received& received) {
+  std::vector<int64_t> indices(received.indices.size() / sizeof(int64_t));
+  if (!indices.empty()) std::memcpy(indices.data(), received.indices.data(), indices.size() * sizeof(int64_t));
   return indices;
 }
 
 // Half of the tensors are made in the slab and half elsewhere, as with a dataset that collates some parts itself.
-std::vector<at::Tensor> make_batch_at(Server& server, const Server::Received& received,
+std::vector<at::Tensor> make_batch_at(LocalServer& server, const LocalServer::Received& received,
                                       const std::vector<int64_t>& indices) {
   int made_count = 0;
   return make_batch(received.request.epoch, received.request.sequence, indices,
@@ -47,7 +47,7 @@ std::vector<at::Tensor> make_batch_at(Server& server, const Server::Received& re
                     });
 }
 
-Result<void> answer(Server& server, const Server::Received& received, const std::vector<int64_t>& indices) {
+Result<void> answer(LocalServer& server, const LocalServer::Received& received, const std::vector<int64_t>& indices) {
   server.writer().begin();
   wire::NestWriter nest;
   nest.tuple(4), nest.tensor(0), nest.tensor(1), nest.tensor(2), nest.text("batch");
@@ -56,7 +56,7 @@ Result<void> answer(Server& server, const Server::Received& received, const std:
                        {.tensors = make_batch_at(server, received, raises ? std::vector<int64_t>{} : indices),
                         .boundary_keys = {},
                         .nest = nest.view()},
-                       raises ? wire::kDescriptorRaises : uint8_t{0});
+                       raises ? wire::kBatchRaises : uint8_t{0});
 }
 
 // Dies, while a child that the dataset has forked holds the channel open until the trainer hangs up.
@@ -68,12 +68,12 @@ void leave_to_child(int channel_fd) {
 }
 
 // Returns the process's exit status.
-int serve(Server& server, int channel_fd) {
+int serve(LocalServer& server, int channel_fd) {
   std::set<uint32_t> ended_shards;
   for (;;) {
     const auto received = server.next(std::chrono::steady_clock::now() + std::chrono::hours(1));
     if (!received) return received.error().code == Errc::kClosed ? EXIT_SUCCESS : 3;
-    if (received.value().request.kind != RequestKind::kFetch) {
+    if (received.value().kind != ToJob::Kind::kWork) {
       ended_shards.clear();
       continue;
     }
@@ -95,13 +95,12 @@ int serve(Server& server, int channel_fd) {
 int run(char** arguments) {
   worker::tune_malloc();
   at::set_num_threads(1);
-  const auto file_bytes_max = std::strtoull(arguments[5], nullptr, 10);
+  const auto file_bytes_max = std::strtoull(arguments[4], nullptr, 10);
   if (file_bytes_max > 0) limit_file_size(file_bytes_max);
   const int channel_fd = std::atoi(arguments[1]);
-  auto server = Server::open({.worker_id = static_cast<uint32_t>(std::strtoul(arguments[2], nullptr, 10)),
-                              .prefetch_factor = static_cast<uint32_t>(std::strtoul(arguments[3], nullptr, 10)),
-                              .arena_bytes = std::strtoull(arguments[4], nullptr, 10)},
-                             FileDescriptor(channel_fd));
+  auto server = LocalServer::open({.prefetch_factor = static_cast<uint32_t>(std::strtoul(arguments[2], nullptr, 10)),
+                                   .arena_bytes = std::strtoull(arguments[3], nullptr, 10)},
+                                  FileDescriptor(channel_fd));
   if (!server && server.error().code == Errc::kClosed) return EXIT_SUCCESS;
   if (!server) {
     std::cerr << "stream_worker_main: " << server.error().message << '\n';
@@ -114,6 +113,6 @@ int run(char** arguments) {
 }  // namespace penstock::test
 
 int main(int argument_count, char** arguments) {
-  if (argument_count != 6) return 64;
+  if (argument_count != 5) return 64;
   return penstock::test::run(arguments);
 }

@@ -48,9 +48,8 @@ inline pid_t spawn_program(const std::string& name, std::vector<std::string> arg
 
 inline pid_t spawn_worker(const WorkerArguments& arguments) {
   return spawn_program("stream_worker_main",
-                       {std::to_string(arguments.channel_fd), std::to_string(arguments.worker_id),
-                        std::to_string(arguments.prefetch_factor), std::to_string(arguments.arena_bytes),
-                        std::to_string(arguments.file_bytes_max)},
+                       {std::to_string(arguments.channel_fd), std::to_string(arguments.prefetch_factor),
+                        std::to_string(arguments.arena_bytes), std::to_string(arguments.file_bytes_max)},
                        STDOUT_FILENO, arguments.channel_fd);
 }
 

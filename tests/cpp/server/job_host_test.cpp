@@ -211,7 +211,7 @@ TEST_F(JobHostTest, BatchBehindItsHeadArrivesWithAllThatIsSaidOfIt) {
   start();
   const auto result = made("inline");
   EXPECT_TRUE(is_made_batch(result)) << result.text;
-  EXPECT_EQ(result.flags, wire::kDescriptorThreadsDrew | wire::kDescriptorCompiled);
+  EXPECT_EQ(result.flags, wire::kBatchThreadsDrew | wire::kBatchCompiled);
   EXPECT_EQ(result.cpu_share, 64);
   EXPECT_EQ(result.fetch_time, 11u);
   EXPECT_EQ(result.prefix_time, 12u);
@@ -416,6 +416,12 @@ TEST_F(JobHostTest, ProcessThatSpeaksWronglyIsEnded) {
       {"descriptor_of_nothing", "descriptors came with a message that is about none"},
       {"descriptor_inline", "descriptors came with a message that is about none"},
       {"unsealed", "not sealed"},
+      {"other_work", "answers what it was not asked for"},
+      {"old_arena_anew", "do not come together"},
+      {"state_of_an_end", "what only a local worker does"},
+      {"ready", "what only a local worker does"},
+      {"states", "what only a local worker does"},
+      {"state_in_the_batch", "what only a local worker does"},
   };
   for (const auto& [word, text] : wrongs) expect_death(word, text);
 }

@@ -72,6 +72,7 @@ class Job {
       if (!received) return EXIT_SUCCESS;  // the server has hung up
       const auto message = wire::parse_to_job(received.value().bytes).value();
       if (message.kind != ToJob::Kind::kWork) continue;
+      key_ = message.key;
       blobs_.assign(message.blobs.begin(), message.blobs.end());
       const std::string word = to_text(message.state);
       if (word == "tell") {
@@ -121,6 +122,15 @@ class Job {
         {"descriptor_of_nothing", [&] { answer_end_with_a_descriptor(); }},
         {"descriptor_inline", [&] { answer_inline_with_a_descriptor(); }},
         {"unsealed", [&] { answer_in_memory_that_is_not_sealed(); }},
+        {"other_work",
+         [&] {
+           say({.answer = AnswerKind::kEnd, .key = {key_.epoch, key_.sequence + 1}});
+         }},
+        {"old_arena_anew", [&] { answer_in_old_arena_anew(); }},
+        {"state_of_an_end", [&] { answer({.answer = AnswerKind::kEnd, .state = bytes_of("a state")}); }},
+        {"ready", [&] { answer({.kind = FromJob::Kind::kReady}); }},
+        {"states", [&] { answer({.kind = FromJob::Kind::kStates, .state = bytes_of("a state")}); }},
+        {"state_in_the_batch", [&] { answer_with_flags(wire::kBatchHasState); }},
         {"wish_again", [&] { wish(0), await(ToJob::Kind::kUnwanted), wish(0), wait_for_ever(); }},
         {"wish_unread", [&] { wish(0), wait_readable(), wish(1), wait_for_ever(); }},
     };
@@ -139,7 +149,12 @@ class Job {
     const shm::MessageHead head{.bytes = bytes};
     send_raw(std::as_bytes(std::span(&head, 1)));
   }
-  void answer(const FromJob& message, Bytes payload = {}, std::span<const int> fds = {}) {
+  void answer(FromJob message, Bytes payload = {}, std::span<const int> fds = {}) {
+    message.key = key_;
+    message.is_new_arena = message.place && !fds.empty();
+    say(message, payload, fds);
+  }
+  void say(const FromJob& message, Bytes payload = {}, std::span<const int> fds = {}) {
     const auto head = wire::write_from_job(message);
     const Bytes parts[] = {head, payload};
     static_cast<void>(channel_.send(parts, fds));
@@ -257,6 +272,18 @@ class Job {
     const int fds[] = {arena().fd(), arena().fd()};
     answer(batch_at({.arena_id = kArenaId}), {}, fds);
   }
+  // Its descriptor does not come along.
+  void answer_in_old_arena_anew() {
+    FromJob message = batch_at(fill(arena()));
+    message.key = key_;
+    message.is_new_arena = true;
+    say(message);
+  }
+  void answer_with_flags(uint8_t flags) {
+    FromJob message = batch();
+    message.flags = flags;
+    answer(message, made_batch());
+  }
   void answer_end_with_a_descriptor() {
     const int fd = arena().fd();
     answer({.answer = AnswerKind::kEnd}, {}, {&fd, 1});
@@ -274,7 +301,7 @@ class Job {
   }
   void answer_inline() {
     FromJob message = batch();
-    message.flags = wire::kDescriptorThreadsDrew | wire::kDescriptorCompiled;
+    message.flags = wire::kBatchThreadsDrew | wire::kBatchCompiled;
     message.cpu_share = 64;
     message.fetch_time = 11;
     message.prefix_time = 12;
@@ -328,6 +355,7 @@ class Job {
   shm::Channel channel_;
   std::shared_ptr<shm::Arena> arena_;  // as shm::Arena::create() gives it
   std::vector<wire::BlobId> blobs_;
+  wire::BatchKey key_{};  // of the work
 };
 
 // ---- The warm process

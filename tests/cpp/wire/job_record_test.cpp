@@ -105,7 +105,12 @@ class ToJobRecord : public testing::Test {
             {.kind = ToJob::Kind::kNoBlob,
              .error = static_cast<uint8_t>(Errc::kUnsupported),
              .blobs = blob,
-             .body = state_}};
+             .body = state_},
+            {.kind = ToJob::Kind::kEpoch, .key = {.epoch = 2}, .seeds = indices_},
+            {.kind = ToJob::Kind::kEarlyEpoch, .key = {.epoch = 3}},
+            {.kind = ToJob::Kind::kPrefix, .key = {.epoch = 2}, .body = state_},
+            {.kind = ToJob::Kind::kRemovePrefixes, .key = {.epoch = 2}},
+            {.kind = ToJob::Kind::kStates, .index_kind = IndexKind::kIntegers, .indices = indices_}};
   }
   static void expect_same(const ToJob& read, const ToJob& sent) {
     EXPECT_EQ(read.kind, sent.kind);
@@ -152,11 +157,11 @@ TEST_F(ToJobRecord, EveryOtherKindComesBack) {
 }
 
 TEST_F(ToJobRecord, FieldThatIsOutOfRangeIsRefused) {
-  constexpr uint64_t kHuge = kAllBits - 100;
+  constexpr uint64_t kHuge = kAllBits - 103;  // 8 bytes each
   std::vector<WrongField> fields{
       {"magic", 0, 4, kFromJobMagic},
       {"kind", 6, 1, 0},
-      {"kind", 6, 1, 7},
+      {"kind", 6, 1, 12},
       {"kind", 6, 1, 255},
       {"flags", 7, 1, 2},
       {"flags", 7, 1, 0x81},
@@ -171,6 +176,8 @@ TEST_F(ToJobRecord, FieldThatIsOutOfRangeIsRefused) {
       {"blobs", 92, 4, kRequestBlobCountMax + 1},
       {"blobs", 92, 4, kAllBits},
       {"index kind", 96, 1, 4},
+      {"bytes of one index", 96, 1, 1},  // which are 16
+      {"bytes of the indices", 72, 8, 15},
       {"error", 97, 1, static_cast<uint64_t>(Errc::kFailed) + 1},
       {"error", 97, 1, 255},
   };
@@ -178,9 +185,36 @@ TEST_F(ToJobRecord, FieldThatIsOutOfRangeIsRefused) {
   expect_refused(write_to_job(work()), fields, parse_to_job);
 }
 
+TEST_F(ToJobRecord, IntegersOfALocalWorkerThatAreNotEightBytesEachAreRefused) {
+  const auto first = [&](size_t bytes) { return std::span<const std::byte>(indices_).first(bytes); };
+  EXPECT_FALSE(parse_to_job(write_to_job({.kind = ToJob::Kind::kEpoch, .seeds = first(15)})));
+  EXPECT_FALSE(parse_to_job(write_to_job({.kind = ToJob::Kind::kEarlyEpoch, .seeds = first(1)})));
+  EXPECT_FALSE(parse_to_job(write_to_job({.kind = ToJob::Kind::kStates, .index_kind = IndexKind::kIntegers})));
+  EXPECT_FALSE(parse_to_job(
+      write_to_job({.kind = ToJob::Kind::kStates, .index_kind = IndexKind::kIntegers, .indices = first(8)})));
+  EXPECT_FALSE(parse_to_job(
+      write_to_job({.kind = ToJob::Kind::kStates, .index_kind = IndexKind::kPickle, .indices = first(16)})));
+}
+
+TEST_F(ToJobRecord, HeadIsThatOfTheWholeMessage) {
+  const auto part = write_to_job(work());
+  EXPECT_TRUE(std::ranges::equal(to_job_head(work()), std::span(part).first(kToJobHeadBytes)));
+}
+
+TEST_F(ToJobRecord, FieldsLieWhereTheProtocolSays) {
+  const auto part = write_to_job({.kind = ToJob::Kind::kRemovePrefixes, .key = {.epoch = 1, .sequence = 2}, .lane = 3});
+  Bytes expected(kToJobHeadBytes);
+  const uint8_t bytes[] = {0x50, 0x4e, 0x4a, 0x31, 2, 0, 10, 0};
+  std::memcpy(expected.data(), bytes, sizeof bytes);
+  expected[24] = std::byte{2};
+  expected[32] = std::byte{1};
+  expected[36] = std::byte{3};
+  EXPECT_EQ(part, expected);
+}
+
 TEST_F(ToJobRecord, LengthsThatAreTogetherAsLongAsTheBodyButWrapAroundAreRefused) {
-  auto part = with(write_to_job(work()), 72, ~uint64_t{0} - 100);
-  part = with(std::move(part), 80, uint64_t{indices_.size() + state_.size() + 101});
+  auto part = with(write_to_job(work()), 72, ~uint64_t{0} - 103);
+  part = with(std::move(part), 80, uint64_t{indices_.size() + state_.size() + 104});
   EXPECT_FALSE(parse_to_job(part));
 }
 
@@ -221,11 +255,15 @@ TEST_F(ToJobRecord, AnotherVersionIsAMismatchThatNamesBoth) { expect_mismatch(wr
 
 // ---- From the process of a job
 
+// As the server of a job reads it.
+Result<FromJob> parse_from_job_of(std::span<const std::byte> part) { return parse_from_job(part); }
+
 class FromJobRecord : public testing::Test {
  protected:
   FromJob batch() const {
     return {.answer = AnswerKind::kBatch,
-            .flags = kPoolAnswerFlags,
+            .key = {.epoch = 24, .sequence = 25},
+            .flags = kBatchFlags,
             .cpu_share = 70,
             .record_bytes = 17,
             .payload_bytes = payload_.size(),
@@ -246,8 +284,13 @@ class FromJobRecord : public testing::Test {
   FromJob end() const { return {.answer = AnswerKind::kEnd, .cpu_share = 1}; }
   FromJob given_up() const { return {.kind = FromJob::Kind::kGivenUp}; }
   FromJob declined() const { return {.kind = FromJob::Kind::kDeclined, .text = text_}; }
-  FromJob wish() const { return {.kind = FromJob::Kind::kBlobWish, .blob = job_blob_id(7)}; }
-  std::vector<FromJob> without_a_batch() const { return {error(), end(), given_up(), declined(), wish()}; }
+  FromJob wish() const { return {.kind = FromJob::Kind::kBlobWish, .key = {2, 3}, .blob = job_blob_id(7)}; }
+  FromJob ready() const { return {.kind = FromJob::Kind::kReady}; }
+  FromJob states() const { return {.kind = FromJob::Kind::kStates, .key = {2, 0}, .state = state_}; }
+  FromJob end_with_state() const { return {.answer = AnswerKind::kEnd, .key = {2, 3}, .state = state_}; }
+  std::vector<FromJob> without_a_batch() const {
+    return {error(), end(), given_up(), declined(), wish(), ready(), states(), end_with_state()};
+  }
 
   // As it crosses: a batch that lies in no slab is behind its head.
   Bytes whole(const FromJob& message) const {
@@ -258,6 +301,8 @@ class FromJobRecord : public testing::Test {
   static void expect_same(const FromJob& read, const FromJob& sent) {
     EXPECT_EQ(read.kind, sent.kind);
     EXPECT_EQ(read.answer, sent.answer);
+    EXPECT_EQ(read.key, sent.key);
+    EXPECT_EQ(read.is_new_arena, sent.is_new_arena);
     EXPECT_EQ(read.flags, sent.flags);
     EXPECT_EQ(read.cpu_share, sent.cpu_share);
     EXPECT_EQ(read.record_bytes, sent.record_bytes);
@@ -282,12 +327,16 @@ class FromJobRecord : public testing::Test {
 
 TEST_F(FromJobRecord, BatchInASlabComesBack) {
   for (const bool is_transient : {false, true}) {
-    const auto part = whole(placed(is_transient));
-    EXPECT_EQ(part.size(), kFromJobHeadBytes + state_.size());
-    const auto parsed = parse_from_job(part);
-    ASSERT_TRUE(parsed) << parsed.error().message;
-    expect_same(parsed.value(), placed(is_transient));
-    EXPECT_TRUE(parsed.value().payload.empty());
+    for (const bool is_new_arena : {false, true}) {
+      auto sent = placed(is_transient);
+      sent.is_new_arena = is_new_arena;
+      const auto part = whole(sent);
+      EXPECT_EQ(part.size(), kFromJobHeadBytes + state_.size());
+      const auto parsed = parse_from_job(part);
+      ASSERT_TRUE(parsed) << parsed.error().message;
+      expect_same(parsed.value(), sent);
+      EXPECT_TRUE(parsed.value().payload.empty());
+    }
   }
 }
 
@@ -315,8 +364,10 @@ TEST_F(FromJobRecord, FieldOfABatchThatIsOutOfRangeIsRefused) {
   std::vector<WrongField> fields{
       {"magic", 0, 4, kToJobMagic},
       {"kind", 6, 1, 0},
-      {"kind", 6, 1, 5},
+      {"kind", 6, 1, 7},
       {"kind", 6, 1, 255},
+      {"a worker that is ready with an answer", 6, 1, 5},
+      {"states that are an answer", 6, 1, 6},
       {"a given-up batch that is an answer", 6, 1, 2},
       {"a refusal that is an answer", 6, 1, 3},
       {"a wish that is an answer", 6, 1, 4},
@@ -326,7 +377,8 @@ TEST_F(FromJobRecord, FieldOfABatchThatIsOutOfRangeIsRefused) {
       {"answer", 7, 1, 4},
       {"answer", 7, 1, 255},
       {"placed", 10, 1, 2},  // transient, and in no slab
-      {"placed", 10, 1, 4},
+      {"placed", 10, 1, 4},  // a new arena, and in no slab
+      {"placed", 10, 1, 8},
       {"placed", 10, 1, 0x81},
       {"reserved", 11, 1, 1},
       {"bytes of the record", 12, 4, 0},
@@ -339,15 +391,44 @@ TEST_F(FromJobRecord, FieldOfABatchThatIsOutOfRangeIsRefused) {
       {"bytes of the state", 72, 8, state_.size() - 1},
       {"bytes of the state", 72, 8, state_.size() + 1},
       {"bytes of the text", 80, 4, 1},
-      {"reserved", 84, 4, 1},
   };
-  for (const int bit : {1, 3, 6, 7}) {
-    ASSERT_EQ(kPoolAnswerFlags >> bit & 1, 0);
+  for (const int bit : {1, 6, 7}) {
+    ASSERT_EQ(kBatchFlags >> bit & 1, 0);
     fields.push_back({"flags", 8, 1, uint64_t{1} << bit});
   }
-  for (size_t offset = 120; offset < kFromJobHeadBytes; ++offset) fields.push_back({"reserved", offset, 1, 1});
-  for (const bool is_transient : {false, true}) expect_refused(whole(placed(is_transient)), fields, parse_from_job);
-  expect_refused(whole(batch()), fields, parse_from_job);
+  for (const bool is_transient : {false, true}) expect_refused(whole(placed(is_transient)), fields, parse_from_job_of);
+  expect_refused(whole(batch()), fields, parse_from_job_of);
+}
+
+TEST_F(FromJobRecord, HeadIsThatOfTheWholeMessage) {
+  for (const FromJob& sent : {placed(), batch(), error(), wish()}) {
+    const auto part = write_from_job(sent);
+    EXPECT_TRUE(std::ranges::equal(from_job_head(sent), std::span(part).first(kFromJobHeadBytes)));
+  }
+}
+
+TEST_F(FromJobRecord, FieldsLieWhereTheProtocolSays) {
+  auto sent = placed(/*is_transient=*/true);
+  sent.is_new_arena = true;
+  sent.state = {};
+  const uint8_t expected[kFromJobHeadBytes] = {
+      0x50, 0x4e, 0x4f, 0x31, 2,  0, 1,  1, kBatchFlags, 70, 7, 0, 17, 0, 0, 0,   // to the bytes of the record
+      0xe8, 3,    0,    0,    0,  0, 0,  0, 15,          0,  0, 0, 16, 0, 0, 0,   // to the prefix time
+      19,   0,    0,    0,    20, 0, 21, 0, 22,          0,  0, 0, 3,  0, 0, 0,   // to the arena
+      23,   0,    0,    0,    0,  0, 0,  0, 4,           0,  0, 0, 5,  0, 0, 0,   // to the generation
+      0,    0,    0,    0,    2,  0, 0,  0, 0,           0,  0, 0, 0,  0, 0, 0,   // to the bytes of the state
+      0,    0,    0,    0,    24, 0, 0,  0, 25,          0,  0, 0, 0,  0, 0, 0};  // to the sequence
+  EXPECT_TRUE(std::ranges::equal(write_from_job(sent), std::as_bytes(std::span(expected))));
+}
+
+TEST_F(FromJobRecord, StatesOfALocalWorkerHaveACapOfTheirOwn) {
+  const Bytes large(kJobBodyBytesMax + 1);
+  auto sent = states();
+  sent.state = large;
+  EXPECT_EQ(parse_from_job(whole(sent)).error().code, Errc::kTooLarge);
+  const auto parsed = parse_from_job(whole(sent), kLocalBodyBytesMax);
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  EXPECT_EQ(parsed.value().state.size(), large.size());
 }
 
 TEST_F(FromJobRecord, BatchThatIsBothInASlabAndBehindItsHeadOrInNeitherIsRefused) {
@@ -369,13 +450,14 @@ TEST_F(FromJobRecord, BatchThatIsNotAsLongAsItsHeadSaysIsRefused) {
 TEST_F(FromJobRecord, WhatIsOfABatchIsRefusedOfAnythingElse) {
   for (const FromJob& sent : without_a_batch()) {
     SCOPED_TRACE(int{static_cast<uint8_t>(sent.kind)});
-    const std::vector<WrongField> fields{{"flags", 8, 1, kDescriptorRaises},
+    const std::vector<WrongField> fields{{"flags", 8, 1, kBatchRaises},
                                          {"placed", 10, 1, 1},
                                          {"placed", 10, 1, 3},
+                                         {"placed", 10, 1, 4},
                                          {"bytes of the record", 12, 4, 1},
                                          {"bytes of the batch", 16, 8, 1},
                                          {"bytes of the state", 72, 8, 1000}};
-    expect_refused(whole(sent), fields, parse_from_job);
+    expect_refused(whole(sent), fields, parse_from_job_of);
     auto longer = whole(sent);
     longer.push_back({});
     EXPECT_FALSE(parse_from_job(longer));
@@ -422,7 +504,7 @@ TEST_F(FromJobRecord, EveryTruncationIsRefused) {
   messages.push_back(batch());
   for (const FromJob& sent : messages) {
     const auto part = whole(sent);
-    expect_truncations_refused(part, part.size(), parse_from_job);
+    expect_truncations_refused(part, part.size(), parse_from_job_of);
   }
 }
 
@@ -437,7 +519,7 @@ TEST_F(FromJobRecord, FlippedBitIsRefusedOrSeen) {
   }
 }
 
-TEST_F(FromJobRecord, AnotherVersionIsAMismatchThatNamesBoth) { expect_mismatch(whole(placed()), parse_from_job); }
+TEST_F(FromJobRecord, AnotherVersionIsAMismatchThatNamesBoth) { expect_mismatch(whole(placed()), parse_from_job_of); }
 
 // ---- Between a server and its warm process
 
@@ -479,7 +561,7 @@ TEST_F(WarmRecord, EveryKindComesBack) {
 }
 
 TEST_F(WarmRecord, HasTheBytesOfTheSpecification) {
-  std::vector<uint8_t> expected{0x50, 0x4e, 0x48, 0x31, 1, 0, 5, 0, 7};  // PNH1, version 1, end, job 7
+  std::vector<uint8_t> expected{0x50, 0x4e, 0x48, 0x31, 2, 0, 5, 0, 7};  // PNH1, version 2, end, job 7
   expected.resize(kWarmHeadBytes);
   const auto part = write_warm_message({.kind = WarmMessage::Kind::kEnd, .job = 7});
   ASSERT_EQ(part.size(), expected.size());

@@ -43,7 +43,7 @@ class PoolRecord : public testing::Test {
             .worker_id = 13,
             .incarnation = 14,
             .kind = AnswerKind::kBatch,
-            .flags = kDescriptorRaises,
+            .flags = kBatchRaises,
             .record_bytes = 17,
             .payload_bytes = 1000,
             .fetch_time = 15,
@@ -172,7 +172,7 @@ TEST_F(PoolRecord, BatchComesBack) {
   EXPECT_EQ(parsed.value().worker_id, 13u);
   EXPECT_EQ(parsed.value().incarnation, 14u);
   EXPECT_EQ(parsed.value().kind, AnswerKind::kBatch);
-  EXPECT_EQ(parsed.value().flags, kDescriptorRaises);
+  EXPECT_EQ(parsed.value().flags, kBatchRaises);
   EXPECT_EQ(parsed.value().record_bytes, 17u);
   EXPECT_EQ(parsed.value().payload_bytes, 1000u);
   EXPECT_EQ(parsed.value().meter, answer().meter);
