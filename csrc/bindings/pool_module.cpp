@@ -10,16 +10,18 @@ namespace penstock::bindings {
 
 void bind_controller(pybind11::module_& module);
 void bind_exit_pipe(pybind11::module_& module);
+void bind_job_separation(pybind11::module_& module);
 void bind_simulator(pybind11::module_& module);
 
 }  // namespace penstock::bindings
 
 PYBIND11_MODULE(_pool, module) {
   module.doc() =
-      "The native part of penstock that needs no torch: keys, controller, an operator's requests, how workers end, the "
-      "simulator.";
+      "The native part of penstock that needs no torch: keys, controller, an operator's requests, how workers end, what "
+      "keeps jobs apart, the simulator.";
   module.def("zmq_version", &penstock::net::zmq_version);
   penstock::bindings::bind_controller(module);
   penstock::bindings::bind_exit_pipe(module);
+  penstock::bindings::bind_job_separation(module);
   penstock::bindings::bind_simulator(module);
 }

@@ -2,7 +2,7 @@
 """The native part of penstock that needs no torch, as Python sees it. Compared with the module by a
 test."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 # transport
@@ -74,6 +74,34 @@ class ExitPipe:
     def end(self) -> Literal["drained", "useless", "failed"] | None: ...
     @property
     def text(self) -> str: ...
+
+# what keeps jobs apart
+
+def landlock_version() -> int:
+    """0 without."""
+
+class JobSeparation:
+    """What a process of a job is not to reach; csrc/base/job_separation.h has what each means."""
+
+    def __init__(
+        self,
+        *,
+        hiding: Literal["mounts", "rules", ""] = "",
+        hidden: Sequence[str] = (),
+        private_tmp: str = "",
+        kept: Sequence[str] = (),
+        are_writes_bounded: bool = False,
+        writable: Sequence[str] = (),
+        no_network: Literal["namespace", "filter", ""] = "",
+        uid: int | None = None,
+        data_bytes: int | None = None,
+        descriptor_count: int | None = None,
+        process_count: int | None = None,
+    ) -> None: ...
+    def separate(self) -> None:
+        """Separates this process, which has one thread, for good. Raises UnsupportedError."""
+    def refusal(self, needed: Sequence[str] = ()) -> str:
+        """Why that cannot be had here, or not with the folders ``needed``; "" where it can."""
 
 # engines
 

@@ -26,6 +26,7 @@ from penstock.cli.command_parser import (
     whole_number,
 )
 from penstock.cli.dashboard_options import StartDashboard, add_dashboard, dashboard_of
+from penstock.cli.isolation_options import add_isolation, isolation_arguments, isolation_of
 from penstock.cli.pool_commands import (
     ADDRESS,
     add_controller,
@@ -177,6 +178,7 @@ examples:
         metavar="NAME=N",
         help="ray: custom resource that a worker takes; may be given several times",
     )
+    add_isolation(parser)
     args = parser.parse(arguments)
     if args.min > args.max:
         raise CommandError(
@@ -216,7 +218,8 @@ class _Elastic:
             own = (state / "worker-keys").absolute()
             self._worker_keys = WorkerKeys(Path(args.keys).absolute(), own)
             key_folder = str(own)
-        command = WorkerCommand(endpoint, key_folder, PATIENCE_S, args.grace)
+        isolation = isolation_arguments(isolation_of(args))
+        command = WorkerCommand(endpoint, key_folder, PATIENCE_S, args.grace, isolation)
         limits = AdapterLimits(
             worker_count_min=args.min,
             worker_count_max=args.max,

@@ -20,6 +20,7 @@ from penstock.cli.command_parser import (
     whole_number,
 )
 from penstock.cli.dashboard_options import StartDashboard, add_dashboard, dashboard_of
+from penstock.cli.isolation_options import add_isolation, isolation_of
 from penstock.engines.engine import NAME_VARIABLE
 from penstock.pool.cost_text import cost_text
 from penstock.pool.descriptor_limit import raise_descriptor_limit
@@ -177,6 +178,7 @@ def _run_controller(args: argparse.Namespace, start_dashboard: StartDashboard) -
 
 def _work(arguments: Sequence[str]) -> int:
     # Here, since the other commands do without.
+    from penstock.pool.job_isolation import plan_isolation
     from penstock.pool.worker_addresses import worker_addresses
     from penstock.pool.worker_spec import DRAIN_GRACE_S, PATIENCE_S, PoolWorkerSpec
     from penstock.pool.worker_supervisor import Supervisor
@@ -249,6 +251,7 @@ examples:
         "ends if it cannot be (default: /sys/class/powercap, and the energy is unknown where that "
         "cannot be read)",
     )
+    add_isolation(parser)
     args = parser.parse(arguments)
     if args.powercap == "":
         raise CommandError("--powercap is empty; name the folder of the powercap tree", "worker")
@@ -261,8 +264,14 @@ examples:
         data_bind=args.data_bind,
         data_advertise=args.data_advertise,
     )
+    log = PoolLog("penstock worker")
     if args.keys is not None and (warning := _pool.warning_of_workers_keys(args.keys)):
-        PoolLog("penstock worker").tell(warning)
+        log.tell(warning)
+    plan = plan_isolation(isolation_of(args), args.keys)
+    for line in plan.news:
+        log.say(line)
+    for line in plan.warnings:
+        log.tell(line)
     return Supervisor(
         [
             PoolWorkerSpec(
@@ -279,7 +288,8 @@ examples:
                 grace_s=args.grace,
             )
             for address in addresses
-        ]
+        ],
+        isolation=plan.isolation,
     ).run()
 
 

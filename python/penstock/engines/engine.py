@@ -51,6 +51,7 @@ class WorkerCommand:
     key_folder: str | None
     patience_s: float
     grace_s: float = DRAIN_GRACE_S  # to finish its batches in, once it is to leave
+    isolation: Sequence[str] = ()  # arguments that say what its jobs are kept from
 
     def arguments(self) -> list[str]:
         keys = [] if self.key_folder is None else ["--keys", self.key_folder]
@@ -58,6 +59,7 @@ class WorkerCommand:
         return [
             sys.executable, "-m", "penstock", "worker", "--controller", self.controller,
             "--patience", f"{self.patience_s:g}", "--grace", f"{grace_s:g}", *keys,
+            *self.isolation,
         ]  # fmt: skip
 
 

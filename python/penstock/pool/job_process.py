@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
@@ -29,7 +30,13 @@ from penstock.worker.slab_collate import lend_slabs_to_torch
 
 
 def run_job(
-    warm: _C.WarmChannel, order: _C.JobOrder, warm_pid: int, code_root: str, *, is_quiet: bool
+    warm: _C.WarmChannel,
+    order: _C.JobOrder,
+    warm_pid: int,
+    code_root: str,
+    isolate: Callable[[], None],
+    *,
+    is_quiet: bool,
 ) -> NoReturn:
     """Serves until the job is over, in a process that was just forked of ``warm_pid``, and ends it:
     the interpreter's own exit would run what the dataset has registered for it, and wait for the
@@ -39,6 +46,7 @@ def run_job(
         os.dup2(order.error_fd, 2)  # the server tells its end where the process ends
         os.close(order.error_fd)
         warm.close_in_child()  # from here on this process ends with the warm one, too
+        isolate()
         _part_from(warm_pid)
         _serve(order, code_root, is_quiet=is_quiet)
         status = 0

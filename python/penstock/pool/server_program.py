@@ -12,6 +12,7 @@ from pathlib import Path
 
 from penstock import _pool
 from penstock.errors import PenstockError
+from penstock.pool.job_isolation import IsolationOptions, JobIsolation, plan_isolation
 from penstock.pool.worker_spec import PoolWorkerSpec
 from penstock.worker.arena_cap import arena_bytes, job_bytes
 
@@ -29,11 +30,13 @@ os._exit(run_warm(json.loads(sys.argv[2]), int(sys.argv[3])))
 class ServerProgram:
     """The program and what all workers of one supervisor have in common."""
 
-    def __init__(self, *, is_quiet: bool) -> None:
-        """A quiet worker logs trouble only. Raises PenstockError where there is no such program,
-        and ValueError for an environment that names no cap."""
+    def __init__(self, *, is_quiet: bool, isolation: JobIsolation | None = None) -> None:
+        """A quiet worker logs trouble only. Without ``isolation`` jobs are kept from the keys,
+        where that can be done. Raises PenstockError where there is no such program, and ValueError
+        for an environment that names no cap."""
         self._path = _path_of_program()
         self._is_quiet = is_quiet
+        self._isolation = isolation
         self._caps = {"arena-bytes": arena_bytes(), "blob-bytes": job_bytes()}
 
     def command(self, spec: PoolWorkerSpec, code_root: str, exit_fd: int) -> list[str]:
@@ -56,7 +59,13 @@ class ServerProgram:
             **self._caps,
         }
         given = (f"--{name}={value}" for name, value in options.items() if value is not None)
-        of_warm = {"code_root": code_root, "is_quiet": self._is_quiet}
+        if self._isolation is None:
+            self._isolation = plan_isolation(IsolationOptions(), spec.key_folder).isolation
+        of_warm = {
+            "code_root": code_root,
+            "is_quiet": self._is_quiet,
+            "isolation": self._isolation.fields(),
+        }
         warm = (sys.executable, "-c", _WARM_PROGRAM, json.dumps(sys.path), json.dumps(of_warm))
         return [str(self._path), *given, "--", *warm]
 

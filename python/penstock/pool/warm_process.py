@@ -13,7 +13,7 @@ import random
 import re
 import shutil
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ import torch
 
 from penstock import _C
 from penstock.pool.descriptor_limit import raise_descriptor_limit
+from penstock.pool.job_isolation import IsolatedJobs, JobIsolation
 from penstock.pool.job_process import run_job
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.process_settings import ProcessState
@@ -32,6 +33,7 @@ from penstock.seams.iterators import torch_collate
 class WarmSettings:
     code_root: str  # a folder for the modules of jobs, of which each has one of its own there
     is_quiet: bool  # whether the processes of jobs log trouble only
+    isolation: dict[str, Any] = field(default_factory=dict)  # of a JobIsolation
 
 
 def run_warm(settings: dict[str, Any], channel_fd: int) -> int:
@@ -67,20 +69,27 @@ class _WarmProcess:
         self._channel = channel
         self._settings = settings
         self._pid = os.getpid()
+        self._isolated = IsolatedJobs(JobIsolation(**settings.isolation), settings.code_root)
 
     def run(self) -> None:
         self._channel.ready(about_worker(os.getppid()))
         while (news := self._channel.next()) is not None:
             if isinstance(news, _C.JobEnd):
+                self._isolated.clear(news.job)
                 shutil.rmtree(self._folder_of(news.job), ignore_errors=True)
             else:
                 self._fork(news)
+        self._isolated.close()
 
     def _fork(self, order: _C.JobOrder) -> None:
         folder = self._folder_of(order.job)
-        pid = _try_fork(order.log_name)
-        if pid == 0:
-            run_job(self._channel, order, self._pid, folder, is_quiet=self._settings.is_quiet)
+        isolate = self._isolated.try_prepare(order.job, folder, PoolLog(order.log_name).tell)
+        pid = _try_fork(order.log_name) if isolate else None
+        if pid == 0 and isolate:
+            is_quiet = self._settings.is_quiet
+            run_job(self._channel, order, self._pid, folder, isolate, is_quiet=is_quiet)
+        if not pid:
+            self._isolated.clear(order.job)
         os.close(order.fd)
         os.close(order.error_fd)
         self._channel.started(order.job, pid or 0)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from penstock import _pool
 from penstock.errors import SharedMemoryError
 from penstock.pool.code_folder import CodeFolder
+from penstock.pool.job_isolation import JobIsolation
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.server_program import ServerProgram
 from penstock.pool.worker_spec import PoolWorkerSpec
@@ -37,11 +38,17 @@ _EXIT_S_MAX = 10.0
 class Supervisor:
     """The workers of one ``penstock worker``. Confined to the main thread."""
 
-    def __init__(self, specs: Sequence[PoolWorkerSpec], *, is_quiet: bool = False) -> None:
+    def __init__(
+        self,
+        specs: Sequence[PoolWorkerSpec],
+        *,
+        is_quiet: bool = False,
+        isolation: JobIsolation | None = None,
+    ) -> None:
         """A quiet one says only what needs attention, and so do its workers. Raises as
-        `ServerProgram`."""
+        `ServerProgram`, which has what no ``isolation`` means."""
         self._log = PoolLog("penstock worker", is_quiet=is_quiet)
-        program = ServerProgram(is_quiet=is_quiet)
+        program = ServerProgram(is_quiet=is_quiet, isolation=isolation)
         self._children = [_Child(spec, program, self._log) for spec in specs]
         self._signal_count = 0
         self._has_failed = False

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/job_separation.h"
+#include "bindings/raise.h"
+
+namespace py = pybind11;
+
+namespace penstock::bindings {
+
+namespace {
+
+JobSeparation::Hiding hiding_named(const std::string& name) {
+  if (name == "mounts") return JobSeparation::Hiding::kMounts;
+  if (name == "rules") return JobSeparation::Hiding::kRules;
+  if (name.empty()) return JobSeparation::Hiding::kNone;
+  throw py::value_error("hiding must be mounts, rules or empty, got " + name);
+}
+
+JobSeparation::NoNetwork no_network_named(const std::string& name) {
+  if (name == "namespace") return JobSeparation::NoNetwork::kNamespace;
+  if (name == "filter") return JobSeparation::NoNetwork::kFilter;
+  if (name.empty()) return JobSeparation::NoNetwork::kNone;
+  throw py::value_error("no_network must be namespace, filter or empty, got " + name);
+}
+
+}  // namespace
+
+void bind_job_separation(py::module_& module) {
+  module.def("landlock_version", &landlock_version);
+  py::class_<JobSeparation>(module, "JobSeparation")
+      .def(py::init([](const std::string& hiding, std::vector<std::string> hidden, std::string private_tmp,
+                       std::vector<std::string> kept, bool are_writes_bounded, std::vector<std::string> writable,
+                       const std::string& no_network, std::optional<uint32_t> uid, std::optional<uint64_t> data_bytes,
+                       std::optional<uint64_t> descriptor_count, std::optional<uint64_t> process_count) {
+             return JobSeparation{.hiding = hiding_named(hiding),
+                                  .hidden = std::move(hidden),
+                                  .private_tmp = std::move(private_tmp),
+                                  .kept = std::move(kept),
+                                  .are_writes_bounded = are_writes_bounded,
+                                  .writable = std::move(writable),
+                                  .no_network = no_network_named(no_network),
+                                  .uid = uid,
+                                  .data_bytes = data_bytes,
+                                  .descriptor_count = descriptor_count,
+                                  .process_count = process_count};
+           }),
+           py::kw_only(), py::arg("hiding") = "", py::arg("hidden") = std::vector<std::string>(),
+           py::arg("private_tmp") = "", py::arg("kept") = std::vector<std::string>(),
+           py::arg("are_writes_bounded") = false, py::arg("writable") = std::vector<std::string>(),
+           py::arg("no_network") = "", py::arg("uid") = py::none(), py::arg("data_bytes") = py::none(),
+           py::arg("descriptor_count") = py::none(), py::arg("process_count") = py::none())
+      .def("separate", [](const JobSeparation& self) { unwrap(separate_job(self)); })
+      .def(
+          "refusal",
+          [](const JobSeparation& self, const std::vector<std::string>& needed) {
+            const auto tried = without_gil([&] { return try_separation(self, needed); });
+            return tried ? std::string() : tried.error().message;
+          },
+          py::arg("needed") = std::vector<std::string>());
+}
+
+}  // namespace penstock::bindings

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps the processes of jobs apart from keys, files, the network and each other: what the
+operator asks for, what the machine can do of it, and what becomes of it for each job.
+
+csrc/base/job_separation.h has how it is done. The process that starts workers has no torch, so this
+module has none either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from penstock import _pool
+from penstock.errors import PenstockError
+from penstock.pool import job_group
+
+LEVELS = ("keys", "files", "tmp", "network", "user")
+_UIDS_FOLDER = "/run/penstock-job-uids"
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationOptions:
+    """As the operator gives them."""
+
+    levels: frozenset[str] | None = None  # None: keys, if that can be had; an empty one: none
+    job_writes: tuple[str, ...] = ()
+    job_uids: tuple[int, int] | None = None  # the first and the last
+    job_memory: int | None = None  # bytes
+    job_files: int | None = None
+    job_processes: int | None = None
+    job_group: str | None = None
+    job_cpu_weight: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobIsolation:
+    """What each process of a job does to itself. It crosses to the warm process as JSON."""
+
+    hiding: Literal["mounts", "rules", ""] = ""
+    hidden: Sequence[str] = ()  # folders of keys
+    has_private_tmp: bool = False
+    kept: Sequence[str] = ()  # folders that a job needs, wherever they are
+    are_writes_bounded: bool = False
+    writable: Sequence[str] = ()
+    no_network: Literal["namespace", "filter", ""] = ""
+    uids: Sequence[int] = ()  # the first and the last
+    data_bytes: int | None = None
+    descriptor_count: int | None = None
+    process_count: int | None = None
+    group: str = ""
+    group_settings: dict[str, str] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, Any]:
+        """For the constructor, as JSON can have them."""
+        return asdict(self)
+
+    def separation(
+        self, private: str = "", folder: str = "", uid: int | None = None
+    ) -> _pool.JobSeparation:
+        """That of a job with a ``private`` temporary folder and a ``folder`` for its modules."""
+        own = [path for path in (folder, private) if path]
+        return _pool.JobSeparation(
+            hiding=self.hiding,
+            hidden=self.hidden,
+            private_tmp=private if self.has_private_tmp else "",
+            kept=[*self.kept, *self.writable, *own],
+            are_writes_bounded=self.are_writes_bounded,
+            writable=[*self.writable, *own],
+            no_network=self.no_network,
+            uid=uid,
+            data_bytes=self.data_bytes,
+            descriptor_count=self.descriptor_count,
+            process_count=self.process_count,
+        )
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether a job has a temporary folder of its own."""
+        return (
+            self.has_private_tmp
+            or self.are_writes_bounded
+            or self.hiding == "rules"
+            or bool(self.uids)
+        )
+
+
+# ---- What the machine can do
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationPlan:
+    isolation: JobIsolation
+    news: list[str]  # how what was asked for is done
+    warnings: list[str]  # what is not separated
+
+
+def plan_isolation(options: IsolationOptions, key_folder: str | None) -> IsolationPlan:
+    """Tries what ``options`` ask for. Without ``key_folder`` workers have the shared keys.
+
+    Raises ValueError where something that was asked for by name cannot be had.
+    """
+    _check(options)
+    levels = options.levels
+    named = levels or frozenset()
+    news: list[str] = []
+    warnings: list[str] = []
+    plan = JobIsolation(
+        kept=_folders_of_python(),
+        writable=[os.path.realpath(path) for path in options.job_writes],
+        descriptor_count=options.job_files,
+    )
+    if "user" in named:
+        plan = replace(plan, uids=_tried_uids(plan, options))
+    if "tmp" in named:
+        plan = _tried(replace(plan, has_private_tmp=True), "tmp")
+    if "files" in named:
+        plan = _tried(replace(plan, are_writes_bounded=True), "files")
+    if "network" in named:
+        plan, how = _tried_network(plan)
+        news.append(f"jobs have no network, by {how}")
+    if levels is None or levels:
+        plan, said, trouble = _tried_keys(plan, key_folder)
+        if trouble and "keys" in named:
+            raise _cannot("keys", trouble)
+        news += said
+        warnings += [f"jobs are not kept from the keys: {trouble}"] if trouble else []
+    plan, said = _limited(plan, options)
+    news += said
+    if named and os.geteuid() == 0 and "user" not in named:
+        warnings.append(
+            "jobs run as root, and can read disks and change what root owns; run the worker under "
+            "another account, or name user in --isolate"
+        )
+    return IsolationPlan(plan, news, warnings)
+
+
+def _check(options: IsolationOptions) -> None:
+    named = options.levels or frozenset()
+    for is_given, name, level in (
+        (bool(options.job_writes), "--job-writes", "files"),
+        (options.job_uids is not None, "--job-uids", "user"),
+    ):
+        if is_given and level not in named:
+            raise ValueError(f"{name} must go with --isolate {level}; add {level} to --isolate")
+    if "user" in named and options.job_uids is None:
+        raise ValueError(
+            "--isolate user must go with --job-uids FIRST-LAST; say which uids nobody has"
+        )
+    if options.job_cpu_weight is not None and options.job_group is None:
+        raise ValueError(
+            "--job-cpu-weight must go with --job-group; name a folder of cgroup v2 for the groups"
+        )
+    for path in options.job_writes:
+        if not os.path.isdir(path):
+            raise ValueError(f"--job-writes must name folders that are there, got {path}; make it")
+
+
+def _cannot(level: str, why: str) -> ValueError:
+    return ValueError(
+        f"--isolate must name what this machine can do, got {level}: {why}; leave {level} out, or "
+        f"allow it"
+    )
+
+
+def _tried(plan: JobIsolation, level: str) -> JobIsolation:
+    if why := _refusal(plan):
+        raise _cannot(level, why)
+    return plan
+
+
+def _refusal(plan: JobIsolation, needed: Sequence[str] = ()) -> str:
+    uid = plan.uids[0] if plan.uids else None
+    with tempfile.TemporaryDirectory(prefix="penstock-trial-") as folder:
+        return plan.separation(folder, uid=uid).refusal(needed)
+
+
+def _tried_uids(plan: JobIsolation, options: IsolationOptions) -> list[int]:
+    uids = options.job_uids or (0, 0)
+    if os.geteuid() != 0:
+        raise _cannot("user", "only root can give processes other accounts")
+    why = _refusal(replace(plan, uids=uids), [path for path in plan.kept if os.path.isdir(path)])
+    if why:
+        raise _cannot("user", why)
+    return list(uids)
+
+
+def _tried_network(plan: JobIsolation) -> tuple[JobIsolation, str]:
+    apart = replace(plan, no_network="namespace")
+    if not (why := _refusal(apart)):
+        return apart, "a network namespace"
+    filtered = replace(plan, no_network="filter")
+    if not (why_no_filter := _refusal(filtered)):
+        return filtered, f"a filter of system calls ({why})"
+    raise _cannot("network", f"{why}; {why_no_filter}")
+
+
+def _tried_keys(plan: JobIsolation, key_folder: str | None) -> tuple[JobIsolation, list[str], str]:
+    """The plan with keys hidden, what to say of it, and why they are not."""
+    if key_folder is None:
+        try:
+            key_folder = _pool.shared_key_folder()
+        except PenstockError:  # which the worker's server says itself
+            return plan, [], ""
+    folder = os.path.realpath(key_folder)
+    inside = [path for path in plan.kept if _is_below(path, folder)]
+    if inside:
+        trouble = (
+            f"the key folder {folder} has {inside[0]} in it, from which jobs import; keep the keys "
+            f"in a folder of their own"
+        )
+        return plan, [], trouble
+    by_mounts = replace(plan, hiding="mounts", hidden=[folder])
+    if not (why := _refusal(by_mounts)):
+        return by_mounts, [], ""
+    by_rules = replace(plan, hiding="rules", hidden=[folder])
+    if not (why_no_rules := _refusal(by_rules)):
+        said = (
+            f"jobs are kept from the keys by Landlock, since {why}: what is made directly in "
+            f"{os.path.dirname(folder)} or above while a job runs is not readable for it"
+        )
+        return by_rules, [said], ""
+    trouble = (
+        f"{why}, and {why_no_rules}; run the worker where it may have user namespaces, or on Linux "
+        f"5.19 or later with Landlock"
+    )
+    return plan, [], trouble
+
+
+def _limited(plan: JobIsolation, options: IsolationOptions) -> tuple[JobIsolation, list[str]]:
+    news = []
+    settings: dict[str, str] = {}
+    wanted: set[str] = set()
+    has = set() if options.job_group is None else job_group.controllers_of(options.job_group)
+    if options.job_memory is not None:
+        if "memory" in has:
+            wanted.add("memory")
+            settings |= {"memory.max": str(options.job_memory), "memory.oom.group": "1"}
+            news.append("the memory of each job is bounded by memory.max of its group")
+        else:
+            plan = replace(plan, data_bytes=options.job_memory)
+            news.append(
+                "the memory of each process of a job is bounded by RLIMIT_DATA, which leaves out "
+                "shared memory and files; " + _no_controller(options, "memory")
+            )
+    if options.job_processes is not None:
+        if "pids" in has:
+            wanted.add("pids")
+            settings["pids.max"] = str(options.job_processes)
+            news.append("the processes of each job are bounded by pids.max of its group")
+        elif os.geteuid() == 0 and not plan.uids:
+            raise ValueError(
+                "--job-processes must go with --isolate user or with a --job-group that has the "
+                "controller pids where the worker runs as root, whom RLIMIT_NPROC does not bound; "
+                "add one of them"
+            )
+        else:
+            plan = replace(plan, process_count=options.job_processes)
+            news.append(
+                "the processes of jobs are bounded by RLIMIT_NPROC, which counts all processes and "
+                "threads of the account; " + _no_controller(options, "pids")
+            )
+    if options.job_cpu_weight is not None:
+        if "cpu" not in has:
+            raise ValueError(
+                f"--job-cpu-weight must go with a --job-group that has the controller cpu, got "
+                f"{options.job_group}; have it delegated, too"
+            )
+        wanted.add("cpu")
+        settings["cpu.weight"] = str(options.job_cpu_weight)
+    if options.job_group is not None:
+        folder = os.path.realpath(options.job_group)
+        job_group.enable(folder, wanted)
+        plan = replace(plan, group=folder, group_settings=settings)
+    return plan, news
+
+
+def _no_controller(options: IsolationOptions, name: str) -> str:
+    if options.job_group is None:
+        return "--job-group bounds all of a job"
+    return f"{options.job_group} has no controller {name}"
+
+
+def _folders_of_python() -> list[str]:
+    found = {os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix) if path}
+    return sorted(path for path in found if os.path.isdir(path))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+# ---- What becomes of it for each job
+
+
+class IsolatedJobs:
+    """The folders, accounts and groups of the jobs of one warm process. Confined to its thread."""
+
+    def __init__(self, isolation: JobIsolation, code_root: str) -> None:
+        """``code_root`` has a folder of each job's own, and is removed by whoever made it."""
+        self._isolation = isolation
+        self._code_root = code_root
+        self._jobs: set[int] = set()  # that are not over
+        self._uids = _Uids(isolation.uids) if isolation.uids else None
+        self._groups = (
+            job_group.JobGroups(isolation.group, isolation.group_settings)
+            if isolation.group
+            else None
+        )
+        if isolation.uids:
+            os.chmod(code_root, 0o711)  # others may pass, and see no names
+
+    def try_prepare(
+        self, job: int, folder: str, tell: Callable[[str], None]
+    ) -> Callable[[], None] | None:
+        """What the process of ``job``, whose modules are in ``folder``, is to call before it runs
+        any code of the job. None where the system has no room for it, which is told."""
+        self._jobs.add(job)
+        try:
+            return self._prepare(job, folder)
+        except OSError as error:
+            tell(f"the process of a job could not be started: {error}")
+            return None
+
+    def _prepare(self, job: int, folder: str) -> Callable[[], None]:
+        isolation, uid, group, private = self._isolation, None, "", ""
+        if self._uids is not None:
+            uid = self._uids.take(job)
+        if self._groups is not None:
+            group = self._groups.make(job)
+        if isolation.has_folder:
+            private = self._private(job)
+            for path in (folder, private):
+                os.makedirs(path, mode=0o700, exist_ok=True)
+                if uid is not None:
+                    os.chown(path, uid, uid)
+        separation = isolation.separation(private, folder if private else "", uid)
+
+        def isolate() -> None:
+            if group:
+                job_group.join(group)
+            if self._uids is not None:
+                self._uids.close()
+            separation.separate()
+            if private:
+                place = "/tmp" if isolation.has_private_tmp else private
+                os.environ["TMPDIR"] = place
+                tempfile.tempdir = None  # where it was looked for before
+                if uid is not None:
+                    os.environ["HOME"] = place
+
+        return isolate
+
+    def clear(self, job: int) -> None:
+        """Ends and removes what a job that is over has left."""
+        self._jobs.discard(job)
+        if self._groups is not None:
+            self._groups.remove(job)
+        if self._uids is not None:
+            self._uids.give_back(job)
+        shutil.rmtree(self._private(job), ignore_errors=True)
+
+    def close(self) -> None:
+        """The same for all jobs, whose processes have ended."""
+        for job in list(self._jobs):
+            self.clear(job)
+
+    def _private(self, job: int) -> str:
+        return os.path.join(self._code_root, f"tmp-{job}")
+
+
+class _Uids:
+    """Uids that jobs of this machine have for themselves. One that is taken is locked by a file, so
+    that the workers of a machine may share a range."""
+
+    def __init__(self, uids: Sequence[int]) -> None:
+        self._first, self._last = uids
+        self._taken: dict[int, tuple[int, int]] = {}  # uid and descriptor by job
+        os.makedirs(_UIDS_FOLDER, mode=0o700, exist_ok=True)
+
+    def take(self, job: int) -> int:
+        """Raises OSError where none is free."""
+        for uid in range(self._first, self._last + 1):
+            fd = os.open(f"{_UIDS_FOLDER}/{uid}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                continue
+            self._taken[job] = (uid, fd)
+            return uid
+        raise OSError(
+            f"all uids of --job-uids {self._first}-{self._last} are taken by other jobs; name more"
+        )
+
+    def give_back(self, job: int) -> None:
+        """Ends each process that has the job's uid: it is nobody else's."""
+        if job not in self._taken:
+            return
+        uid, fd = self._taken.pop(job)
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(OSError):
+                os.setresuid(uid, uid, uid)
+                os.kill(-1, signal.SIGKILL)
+            os._exit(0)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        os.close(fd)
+
+    def close(self) -> None:
+        """In the process of a job, which has no use for the locks. They stay with the parent."""
+        for _, fd in self._taken.values():
+            os.close(fd)
+        self._taken.clear()
