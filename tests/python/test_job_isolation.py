@@ -25,6 +25,7 @@ from penstock import DataLoader, _pool
 from penstock.cli.command_line import main
 from penstock.cli.command_parser import CommandError, CommandParser
 from penstock.cli.isolation_options import add_isolation, isolation_arguments, isolation_of
+from penstock.engines.engine import WorkerCommand
 from penstock.pool import job_group, job_isolation
 from penstock.pool.job_isolation import IsolatedJobs, IsolationOptions, JobIsolation, plan_isolation
 
@@ -327,6 +328,19 @@ def test_keys_are_hidden_by_rules_where_mounts_are_refused(
     assert "made directly in /nowhere or above" in plan.news[0]
 
 
+def test_keys_in_tmp_take_nothing_of_it_from_jobs_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container without mount namespaces a job could make no file in /tmp any more."""
+    refuse(monkeypatch, "mounts")
+    tmp_path.chmod(0o1777)
+    plan = plan_or_refusal(IsolationOptions(), str(tmp_path / "keys"))
+    assert plan.isolation.hiding == ""
+    assert f"jobs would lose what is made in {tmp_path}" in plan.warnings[0]
+    named = plan_or_refusal(IsolationOptions(frozenset({"keys"})), str(tmp_path / "keys"))
+    assert named.isolation.hiding == "rules"
+
+
 @pytest.mark.parametrize(
     ("levels", "refused", "said"),
     [
@@ -432,6 +446,12 @@ def test_option_that_is_wrong_is_told(arguments: list[str], said: str) -> None:
 )
 def test_options_are_handed_on_as_they_were_given(arguments: list[str]) -> None:
     assert isolation_arguments(parsed(*arguments)) == arguments
+
+
+def test_workers_of_an_engine_have_the_options_of_penstock_up() -> None:
+    isolation = isolation_arguments(parsed("--isolate=files", "--job-files=100"))
+    command = WorkerCommand("tcp://127.0.0.1:9", None, 60.0, isolation=isolation)
+    assert command.arguments()[-2:] == ["--isolate=files", "--job-files=100"]
 
 
 # ---- Groups and accounts

@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -128,7 +129,7 @@ def plan_isolation(options: IsolationOptions, key_folder: str | None) -> Isolati
         plan, how = _tried_network(plan)
         news.append(f"jobs have no network, by {how}")
     if levels is None or levels:
-        plan, said, trouble = _tried_keys(plan, key_folder)
+        plan, said, trouble = _tried_keys(plan, key_folder, is_named="keys" in named)
         if trouble and "keys" in named:
             raise _cannot("keys", trouble)
         news += said
@@ -203,7 +204,9 @@ def _tried_network(plan: JobIsolation) -> tuple[JobIsolation, str]:
     raise _cannot("network", f"{why}; {why_no_filter}")
 
 
-def _tried_keys(plan: JobIsolation, key_folder: str | None) -> tuple[JobIsolation, list[str], str]:
+def _tried_keys(
+    plan: JobIsolation, key_folder: str | None, *, is_named: bool
+) -> tuple[JobIsolation, list[str], str]:
     """The plan with keys hidden, what to say of it, and why they are not."""
     if key_folder is None:
         try:
@@ -221,11 +224,18 @@ def _tried_keys(plan: JobIsolation, key_folder: str | None) -> tuple[JobIsolatio
     by_mounts = replace(plan, hiding="mounts", hidden=[folder])
     if not (why := _refusal(by_mounts)):
         return by_mounts, [], ""
+    parent = os.path.dirname(folder)
+    if not is_named and _is_anybodys(parent):
+        trouble = (
+            f"{why}, and by Landlock jobs would lose what is made in {parent}, where the keys are; "
+            f"have the keys elsewhere (XDG_RUNTIME_DIR, or --keys), or name keys in --isolate"
+        )
+        return plan, [], trouble
     by_rules = replace(plan, hiding="rules", hidden=[folder])
     if not (why_no_rules := _refusal(by_rules)):
         said = (
             f"jobs are kept from the keys by Landlock, since {why}: what is made directly in "
-            f"{os.path.dirname(folder)} or above while a job runs is not readable for it"
+            f"{parent} or above while a job runs is not readable for it"
         )
         return by_rules, [said], ""
     trouble = (
@@ -292,6 +302,11 @@ def _no_controller(options: IsolationOptions, name: str) -> str:
 def _folders_of_python() -> list[str]:
     found = {os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix) if path}
     return sorted(path for path in found if os.path.isdir(path))
+
+
+def _is_anybodys(folder: str) -> bool:
+    """Whether all accounts may write there, as in /tmp."""
+    return os.path.isdir(folder) and bool(os.stat(folder).st_mode & stat.S_IWOTH)
 
 
 def _is_below(path: str, folder: str) -> bool:
