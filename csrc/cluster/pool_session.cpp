@@ -14,6 +14,8 @@ constexpr Duration kHelloTimeout = kPingInterval;                   // for a wel
 constexpr Duration kRefusedPause = std::chrono::milliseconds(100);  // before a worker is asked again
 constexpr Duration kDiedPause = std::chrono::milliseconds(100);
 constexpr uint32_t kRemadeCountMax = 6;  // more than a bad network has of them in a row
+// The goodbye to a worker that was withdrawn or leaves.
+constexpr wire::ToWorker kBackLater{.kind = wire::ToWorker::Kind::kBye, .is_continued = true};
 
 }  // namespace
 
@@ -60,7 +62,7 @@ void PoolSession::set_roster(std::span<const wire::RosterEntry> entries, Instant
     if (peer.slot) {
       dispatch_.drain_worker(*peer.slot, now);
     } else {
-      send(entry.worker_id, peer, {.kind = wire::ToWorker::Kind::kBye});
+      send(entry.worker_id, peer, kBackLater);
       part_from(entry.worker_id);
     }
   }
@@ -178,7 +180,7 @@ void PoolSession::welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant
   }
   if (peer.slot) return;
   if (peer.is_withdrawn) {
-    send(worker_id, peer, {.kind = wire::ToWorker::Kind::kBye});
+    send(worker_id, peer, kBackLater);
     return part_from(worker_id);
   }
   peer.slot = next_slot_++;
@@ -435,7 +437,7 @@ void PoolSession::carry_out(Instant now) {
       const uint64_t worker_id = owner->second;
       Peer& peer = peers_.at(worker_id);
       if (command.kind == Dispatch::Command::Kind::kIdle) {
-        if (peer.state == State::kOpen) send(worker_id, peer, {.kind = wire::ToWorker::Kind::kBye});
+        if (peer.state == State::kOpen) send(worker_id, peer, kBackLater);
         lose(peer, Loss::kLeft, now, now);
         part_from(worker_id);
       } else if (peer.state != State::kOpen) {

@@ -20,7 +20,7 @@ struct ToWorker {
     kCancel,
     kAck,  // the batch lies in the trainer's memory, or is not wanted there
     kPing,
-    kBye,  // the trainer needs this worker no more
+    kBye,  // the trainer has ended, or, where `is_continued`, does without this worker and may come back
   };
   Kind kind = Kind::kPing;
   uint64_t trainer_id = 0;  // of this run of the trainer

@@ -489,6 +489,30 @@ TEST_F(PoolSessionTest, WithdrawnWorkerFinishesAndIsToldGoodbye) {
   EXPECT_EQ(session_.known_count(), 0u);
 }
 
+TEST_F(PoolSessionTest, GoodbyeSaysWhetherTheTrainerMayComeBack) {
+  const auto goodbyes = [&] {
+    std::vector<bool> are_continued;
+    for (const auto& command : commands_)
+      if (command.message.kind == In::kBye) are_continued.push_back(command.message.is_continued);
+    commands_.clear();
+    return are_continued;
+  };
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}, {.worker_id = 3, .incarnation = 1}});
+  roster({{.worker_id = 1, .incarnation = 1, .is_withdrawn = true},
+          {.worker_id = 2, .incarnation = 1},
+          {.worker_id = 3, .incarnation = 1}});
+  EXPECT_EQ(worker_sessions_[1].trainer_id(), 0u);
+  EXPECT_EQ(goodbyes(), std::vector<bool>{true});
+  worker_sessions_[2].drain();
+  exchange();
+  EXPECT_EQ(worker_sessions_[2].trainer_id(), 0u);
+  EXPECT_EQ(goodbyes(), std::vector<bool>{true});
+  session_.leave(now_);
+  exchange();
+  EXPECT_EQ(worker_sessions_[3].trainer_id(), 0u);
+  EXPECT_EQ(goodbyes(), std::vector<bool>{false});
+}
+
 TEST_F(PoolSessionTest, WorkerThatServesAnotherIsAskedAgainLater) {
   worker_sessions_[1].receive({.kind = In::kHello, .trainer_id = 5, .link = 1, .stamp = 1}, now_);
   worker_sessions_[1].take_commands();
