@@ -8,8 +8,28 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 
 namespace penstock::server {
+namespace {
+
+// Without empty lines, and without what stands around each.
+std::string in_one_line(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\r";
+  std::string joined;
+  while (!text.empty()) {
+    std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
+    line.remove_prefix(std::min(line.find_first_not_of(kBlanks), line.size()));
+    line = line.substr(0, line.find_last_not_of(kBlanks) + 1);
+    if (line.empty()) continue;
+    if (!joined.empty()) joined += " | ";
+    joined += line;
+  }
+  return joined;
+}
+
+}  // namespace
 
 Result<JobOutput::Ends> JobOutput::open() {
   std::array<int, 2> fds{};
@@ -24,6 +44,7 @@ Result<JobOutput::Ends> JobOutput::open() {
 
 std::string JobOutput::read() {
   std::string text;
+  is_readable_ = false;
   while (pipe_ && text.size() < kOutputStepBytes) {
     std::array<char, 4096> piece{};
     const ssize_t count = ::read(pipe_.get(), piece.data(), piece.size());
@@ -45,9 +66,10 @@ std::string JobOutput::last_words() const {
   const bool is_whole = tail_.size() <= kLastWordsBytesMax;
   std::string words = tail_;
   while (!words.empty() && (words.back() == '\n' || words.back() == ' ')) words.pop_back();
-  if (is_whole) return words;
+  if (is_whole) return in_one_line(words);
   const size_t end = words.find('\n');
-  return words.substr(end == std::string::npos ? std::min<size_t>(1, words.size()) : end + 1);
+  return in_one_line(
+      std::string_view(words).substr(end == std::string::npos ? std::min<size_t>(1, words.size()) : end + 1));
 }
 
 }  // namespace penstock::server

@@ -28,13 +28,17 @@ class JobOutput {
 
   // Readable when there is more; -1 once nobody can write any more.
   int fd() const { return pipe_.get(); }
+  // Whether it was found to be since the last read().
+  bool is_readable() const { return is_readable_; }
+  void note_readable() { is_readable_ = true; }
   // What has come, without waiting; at most kOutputStepBytes.
   std::string read();
-  // The last whole lines of what was read; empty where it was nothing.
+  // The last whole lines of what was read, in one line with " | " between them; empty where it was nothing.
   std::string last_words() const;
 
  private:
   FileDescriptor pipe_;
+  bool is_readable_ = false;
   std::string tail_;
 };
 

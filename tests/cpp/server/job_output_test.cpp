@@ -28,7 +28,7 @@ TEST_F(JobOutputTest, IsReadAsFarAsItHasCome) {
   ends_.there.reset();
   EXPECT_EQ(ends_.here.read(), "");
   EXPECT_EQ(ends_.here.fd(), -1);
-  EXPECT_EQ(ends_.here.last_words(), "a line\nand");
+  EXPECT_EQ(ends_.here.last_words(), "a line | and");
 }
 
 TEST_F(JobOutputTest, OneTurnTakesAStepOfIt) {
@@ -40,12 +40,26 @@ TEST_F(JobOutputTest, OneTurnTakesAStepOfIt) {
 
 TEST_F(JobOutputTest, LastWordsAreWholeLines) {
   EXPECT_EQ(ends_.here.last_words(), "");
-  const std::string line = std::string(kLastWordsBytesMax / 4, 'x') + "\n";
+  const std::string words(kLastWordsBytesMax / 4, 'x');
   for (int count = 0; count < 10; ++count) {
-    write(line);
+    write(words + "\n");
     ends_.here.read();
   }
-  EXPECT_EQ(ends_.here.last_words(), (line + line + line).substr(0, 3 * line.size() - 1));
+  EXPECT_EQ(ends_.here.last_words(), words + " | " + words + " | " + words);
+}
+
+TEST_F(JobOutputTest, LastWordsAreOneLineWithoutWhatIsEmpty) {
+  write("\n Traceback:\n\n    in a file\r\n\n");
+  ends_.here.read();
+  EXPECT_EQ(ends_.here.last_words(), "Traceback: | in a file");
+}
+
+TEST_F(JobOutputTest, IsReadableOnceItWasFoundToBeAndUntilItIsRead) {
+  EXPECT_FALSE(ends_.here.is_readable());
+  ends_.here.note_readable();
+  EXPECT_TRUE(ends_.here.is_readable());
+  EXPECT_EQ(ends_.here.read(), "");
+  EXPECT_FALSE(ends_.here.is_readable());
 }
 
 TEST_F(JobOutputTest, LastWordsOfALineThatIsTooLongAreItsEnd) {
