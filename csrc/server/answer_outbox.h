@@ -39,10 +39,11 @@ class AnswerOutbox {
   // Forgets the answers of a link that has ended.
   void clear();
   bool is_empty() const { return messages_.empty() && batches_.empty(); }
+  bool has_messages() const { return !messages_.empty(); }
 
   // Sends as much as may be on its way. What is for a peer that is gone is dropped: it asks again on its next link.
   // Batches are handed over by `handover` where there is one, and as far as it can. `meter` is what this worker has
-  // used by now.
+  // used by now, and is read where has_messages() is true.
   void pump(net::ServerSocket& socket, net::DataServer& data, SlabHandover* handover, const wire::WorkerMeter& meter);
 
  private:

@@ -71,9 +71,18 @@ std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
+std::string spoken_time(Duration time) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
+  if (seconds == time) return std::to_string(seconds.count()) + " s";
+  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(time).count()) + " ms";
+}
+
 }  // namespace
 
-JobHost::JobHost(WarmProcess& warm, std::string log_name) : warm_(warm), log_name_(std::move(log_name)) { note_fds(); }
+JobHost::JobHost(WarmProcess& warm, std::string log_name, const JobHostOptions& options)
+    : warm_(warm), log_name_(std::move(log_name)), options_(options) {
+  note_fds();
+}
 
 JobHost::~JobHost() = default;
 
@@ -92,8 +101,17 @@ std::string JobHost::take_output() {
   return output;
 }
 
+void JobHost::take_outputs() {
+  if (job_ && job_->output.is_readable()) take_output_of(job_->output);
+  if (parked_ && parked_->job.output.is_readable()) take_output_of(parked_->job.output);
+  for (auto& [number, leaving] : leaving_)
+    if (leaving.output.is_readable()) take_output_of(leaving.output);
+}
+
 void JobHost::take_output_of(JobOutput& output) {
   const std::string text = output.read();
+  if (output.fd() < 0) note_fds();
+  if (text.empty()) return;
   MutexLock lock(mutex_);
   const size_t taken = std::min(text.size(), kOutputBytesMax - output_.size());
   output_.append(text, 0, taken);
@@ -124,6 +142,7 @@ void JobHost::add_notice(std::string text) {
 }
 
 void JobHost::set_standing(const Standing& standing) {
+  trainer_id_ = standing.trainer_id;
   MutexLock lock(mutex_);
   standing_ = standing;
 }
@@ -139,21 +158,15 @@ void JobHost::close(Fault reason) {
 
 Maker::Asked JobHost::take_asked() {
   Asked asked;
-  const Instant now = clock_now();
   if (is_closed_) return asked;
-  if (job_) take_output_of(job_->output);
-  for (auto& [number, leaving] : leaving_) take_output_of(leaving.output);
-  take_news(asked);
+  const Instant now = clock_now();
+  take_outputs();
+  if (std::exchange(is_warm_readable_, false)) take_news(asked);
   receive(asked);
   send_blob();
-  const bool has_trainer = standing().trainer_id != 0;
-  if (has_trainer || !job_ || job_->work) idle_since_.reset();
-  if (!has_trainer && job_ && !job_->work && !job_->is_ending) {
-    if (!idle_since_) idle_since_ = now;
-    if (now - *idle_since_ >= kJobLinger) let_go();
-  }
-  kill_late(now);
-  note_fds();
+  if (std::exchange(is_given_up_, false)) asked.result = PoolResult{.kind = PoolResult::Kind::kGivenUp};
+  note_idle(now);
+  end_late(now, asked);
   asked.wants_work = !failure_ && (!job_ || (!job_->work && !job_->is_ending));
   if (job_ && job_->work && !job_->blob) asked.blob = job_->wish;
   asked.failure = failure_;
@@ -161,8 +174,18 @@ Maker::Asked JobHost::take_asked() {
 }
 
 void JobHost::offer(std::shared_ptr<const PoolWork> work) {
-  if (job_ && job_->trainer_id != work->trainer_id) let_go();
-  if (!job_) start(work->trainer_id);
+  if (!job_ || job_->trainer_id != work->trainer_id) {
+    std::optional<Job> kept;
+    if (parked_ && parked_->job.trainer_id == work->trainer_id)
+      kept = std::move(std::exchange(parked_, std::nullopt)->job);
+    if (job_) park();
+    if (kept) {
+      job_ = std::move(kept);
+      note_fds();
+    } else {
+      start(work->trainer_id);
+    }
+  }
   job_->is_wanted = true;
   job_->work = std::move(work);
   if (job_->is_ending) return;  // it could not be started
@@ -266,10 +289,14 @@ void JobHost::receive(Asked& asked) {
 void JobHost::receive_messages(Asked& asked) {
   if (auto flushed = job_->channel.flush(); !flushed && flushed.error().code != Errc::kClosed)
     return kill(flushed.error().message);
-  for (int count = 0; count < kMessagesATurn && job_ && !job_->is_ending; ++count) {
+  if (!std::exchange(job_->is_readable, false)) return;
+  bool has_filled = false;
+  for (int count = 0; count < kMessagesATurn && !job_->is_ending; ++count) {
     auto next = job_->channel.next();
     if (!next) return kill(next.error().message);
     if (!next.value()) {
+      // Behind an answer there is nothing to wait for: were there anything, its socket would be readable again.
+      if (std::exchange(has_filled, true) && !job_->work) return;
       const auto filled = job_->channel.fill();
       if (!filled && filled.error().code == Errc::kClosed) return note_hang_up();
       if (!filled) return kill(filled.error().message);
@@ -281,6 +308,7 @@ void JobHost::receive_messages(Asked& asked) {
     if (auto taken = take_message(message.value(), next.value()->fds, asked); !taken)
       return kill(taken.error().message);
   }
+  job_->is_readable = true;
   wake();
 }
 
@@ -357,6 +385,7 @@ void JobHost::start(uint64_t trainer_id) {
       .number = next_number_++,
       .trainer_id = trainer_id,
       .channel = shm::Channel(ends ? std::move(ends.value().here) : FileDescriptor(), wire::kFromJobMessageBytesMax)});
+  job_->forked_at = clock_now();
   if (output) job_->output = std::move(output.value().here);
   const auto forked = output ? warm_.fork(job_->number, ends.value().there.get(), output.value().there.get(), log_name_)
                              : Result<void>(output.error());
@@ -370,15 +399,18 @@ void JobHost::start(uint64_t trainer_id) {
 void JobHost::kill(std::string why) {
   if (job_->is_ending) return;
   job_->is_ending = true;
+  job_->given_up_at = clock_now() + options_.end_grace;
   job_->fault = std::move(why);
   job_->channel.shut_down();
   static_cast<void>(warm_.end(job_->number));  // whose own end would be told
+  note_fds();
 }
 
 // As a process does that ends: what becomes of it is told in a moment.
 void JobHost::note_hang_up() {
   job_->is_ending = true;
-  job_->killed_at = clock_now() + kJobEndGrace;
+  job_->killed_at = clock_now() + options_.end_grace;
+  note_fds();
 }
 
 bool JobHost::end_work(const std::string& why) {
@@ -388,25 +420,84 @@ bool JobHost::end_work(const std::string& why) {
   return true;
 }
 
-void JobHost::let_go() {
-  job_->channel.shut_down();
-  past_cpu_time_ += job_->cpu_time;
-  leaving_.emplace(job_->number, Leaving{.channel = std::move(job_->channel),
-                                         .output = std::move(job_->output),
-                                         .killed_at = clock_now() + kJobEndGrace});
-  job_.reset();
+void JobHost::end_trainer(uint64_t trainer_id) {
+  if (parked_ && parked_->job.trainer_id == trainer_id) let_parked_go();
+  if (!job_ || job_->trainer_id != trainer_id || job_->is_ending) return;
+  if (job_->work) is_given_up_ = true;
+  let_go();
 }
 
-void JobHost::kill_late(Instant now) {
+bool JobHost::has_process_of(uint64_t trainer_id) const {
+  return (job_ && job_->trainer_id == trainer_id) || (parked_ && parked_->job.trainer_id == trainer_id);
+}
+
+void JobHost::let_go() {
+  note_cpu_time(*job_);
+  let_go(*std::exchange(job_, std::nullopt));
+}
+
+void JobHost::let_parked_go() { let_go(std::move(std::exchange(parked_, std::nullopt)->job)); }
+
+void JobHost::let_go(Job job) {
+  job.channel.shut_down();
+  past_cpu_time_ += job.cpu_time;
+  leaving_.emplace(job.number, Leaving{.channel = std::move(job.channel),
+                                       .output = std::move(job.output),
+                                       .due_at = clock_now() + options_.end_grace});
+  note_fds();
+}
+
+// What it spends meanwhile is counted once its trainer is back, and not as spent for another.
+void JobHost::park() {
+  note_cpu_time(*job_);
+  if (parked_) let_parked_go();
+  parked_.emplace(Parked{.job = *std::exchange(job_, std::nullopt), .until = clock_now() + options_.parked});
+  note_fds();
+}
+
+void JobHost::note_idle(Instant now) {
+  if (!job_ || job_->work || job_->is_ending || job_->trainer_id == trainer_id_) return idle_since_.reset();
+  if (!idle_since_) idle_since_ = now;
+  if (now - *idle_since_ < options_.linger) return;
+  idle_since_.reset();
+  if (trainer_id_ != 0) return park();
+  let_go();
+}
+
+// SIGKILL waits for as long as the kernel does, as in a read of a file server that is gone, and a warm process that was
+// stopped sends none.
+void JobHost::end_late(Instant now, Asked& asked) {
   if (job_ && job_->killed_at && now >= *job_->killed_at) {
     job_->killed_at.reset();
+    job_->given_up_at = now + options_.end_grace;
     job_->fault = "it had hung up on its server and lived on";
     static_cast<void>(warm_.end(job_->number));
   }
-  for (auto& [number, leaving] : leaving_) {
-    if (leaving.is_killed || now < leaving.killed_at) continue;
-    static_cast<void>(warm_.end(number));
-    leaving.is_killed = true;
+  if (job_ && job_->given_up_at && now >= *job_->given_up_at)
+    bury("had not ended " + spoken_time(options_.end_grace) + " after its server had it killed (" + job_->fault +
+             "), and is left to itself",
+         asked);
+  // It has no work, so it is about to end, or wrong.
+  if (parked_ && (parked_->job.is_readable || now >= parked_->until)) let_parked_go();
+  for (auto item = leaving_.begin(); item != leaving_.end();) {
+    auto& [number, leaving] = *item;
+    if (now >= leaving.due_at && leaving.is_killed) {
+      item = leaving_.erase(item);
+      note_fds();
+      continue;
+    }
+    if (now >= leaving.due_at) {
+      static_cast<void>(warm_.end(number));
+      leaving.is_killed = true;
+      leaving.due_at = now + options_.end_grace;
+    }
+    ++item;
+  }
+  if (is_forking() && now - job_->forked_at >= options_.fork_max) {
+    failure_ = Fault{Errc::kFailed, "the process from which those of jobs are forked has not answered for " +
+                                        spoken_time(options_.fork_max) +
+                                        ": it was stopped, or hangs, and is ended with this worker"};
+    note_fds();
   }
 }
 
@@ -415,7 +506,7 @@ void JobHost::take_news(Asked& asked) {
     const auto news = warm_.next_news();
     if (!news) {
       failure_ = Fault{Errc::kFailed, news.error().message};
-      return;
+      return note_fds();
     }
     if (!news.value()) break;
     const WarmProcess::News& told = *news.value();
@@ -425,21 +516,25 @@ void JobHost::take_news(Asked& asked) {
       job_->pid = told.pid;
     }
   }
-  if (job_ && !job_->is_ending)
-    job_->cpu_time = std::max(job_->cpu_time, cpu_time_of(job_->pid).value_or(job_->cpu_time));
 }
 
 void JobHost::take_end(uint64_t number, const WarmProcess::News& news, Asked& asked) {
   if (const auto leaving = leaving_.find(number); leaving != leaving_.end()) {
     take_output_of(leaving->second.output);
     leaving_.erase(leaving);
-    return;
+    return note_fds();
   }
+  if (parked_ && parked_->job.number == number) {
+    take_output_of(parked_->job.output);
+    past_cpu_time_ += parked_->job.cpu_time;
+    parked_.reset();
+    return note_fds();
+  }
+  // One that was given up has ended after all.
   if (!job_ || job_->number != number) return;
   // What it has said before its end counts.
+  job_->is_readable = true;
   receive(asked);
-  if (!job_ || job_->number != number) return;
-  past_cpu_time_ += job_->cpu_time;
   std::string how;
   if (news.pid == 0) {
     how = "could not be started; the system has no memory or no process numbers left";
@@ -448,6 +543,11 @@ void JobHost::take_end(uint64_t number, const WarmProcess::News& news, Asked& as
   } else {
     how = ProcessEnd{.status = news.status}.spoken();
   }
+  bury(std::move(how), asked);
+}
+
+void JobHost::bury(std::string how, Asked& asked) {
+  past_cpu_time_ += job_->cpu_time;
   take_output_of(job_->output);
   if (const std::string words = job_->output.last_words(); !words.empty()) how += "; the last that it wrote: " + words;
   if (job_->work) {
@@ -458,21 +558,48 @@ void JobHost::take_end(uint64_t number, const WarmProcess::News& news, Asked& as
   }
   add_notice("the process of a job of trainer " + spoken_id(job_->trainer_id).substr(0, 8) + " " + how);
   job_.reset();
+  note_fds();
+}
+
+void JobHost::note_cpu_time(const Job& job) {
+  if (!job.is_ending) job.cpu_time = std::max(job.cpu_time, cpu_time_of(job.pid).value_or(job.cpu_time));
 }
 
 std::chrono::nanoseconds JobHost::cpu_time() const {
-  return process_cpu_time() + past_cpu_time_ + (job_ ? job_->cpu_time : std::chrono::nanoseconds(0));
+  auto time = process_cpu_time() + past_cpu_time_;
+  if (parked_) time += parked_->job.cpu_time;
+  if (!job_) return time;
+  note_cpu_time(*job_);
+  return time + job_->cpu_time;
 }
 
 std::optional<Instant> JobHost::due_at() const {
   std::optional<Instant> due;
-  if (idle_since_) due = *idle_since_ + kJobLinger;
+  if (idle_since_) due = *idle_since_ + options_.linger;
   if (job_ && job_->killed_at) due = earlier(due, *job_->killed_at);
+  if (job_ && job_->given_up_at) due = earlier(due, *job_->given_up_at);
+  if (is_forking()) due = earlier(due, job_->forked_at + options_.fork_max);
+  if (parked_) due = earlier(due, parked_->until);
   // Nobody tells when a channel has room again.
   if (job_ && !job_->is_ending && job_->channel.has_unsent()) due = earlier(due, clock_now() + kUnsentInterval);
-  for (const auto& [number, leaving] : leaving_)
-    if (!leaving.is_killed) due = earlier(due, leaving.killed_at);
+  for (const auto& [number, leaving] : leaving_) due = earlier(due, leaving.due_at);
   return due;
+}
+
+void JobHost::note_readable(std::span<const int> fds) {
+  const auto note_output = [](int fd, JobOutput& output) {
+    if (fd == output.fd()) output.note_readable();
+  };
+  const auto note_job = [&](int fd, Job& job) {
+    if (fd == job.channel.fd()) job.is_readable = true;
+    note_output(fd, job.output);
+  };
+  for (const int fd : fds) {
+    if (fd == warm_.fd()) is_warm_readable_ = true;
+    if (job_) note_job(fd, *job_);
+    if (parked_) note_job(fd, parked_->job);
+    for (auto& [number, leaving] : leaving_) note_output(fd, leaving.output);
+  }
 }
 
 // A channel that has hung up is readable for ever.
@@ -480,8 +607,10 @@ void JobHost::note_fds() {
   fds_.clear();
   if (!failure_) fds_.push_back(warm_.fd());
   if (job_ && job_->output.fd() >= 0) fds_.push_back(job_->output.fd());
+  if (parked_ && parked_->job.output.fd() >= 0) fds_.push_back(parked_->job.output.fd());
   for (const auto& [number, leaving] : leaving_)
     if (leaving.output.fd() >= 0) fds_.push_back(leaving.output.fd());
+  if (parked_) fds_.push_back(parked_->job.channel.fd());
   if (job_ && !job_->is_ending) fds_.push_back(job_->channel.fd());
 }
 

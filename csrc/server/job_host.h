@@ -4,10 +4,17 @@
 // the first batch that is asked for by a trainer and ends with that trainer. It has none of the server's keys, sockets
 // and memory, and nothing of it meets the next job. What becomes of it is its own trainer's loss alone.
 //
-//   none ── work of a trainer ──▶ a process, with work or without ── another trainer, or none for kJobLinger ──▶ none
+//   none ── work of a trainer ──▶ in use ── another trainer ──▶ parked ── kJobParked, or another is parked ──▶ none
+//                                    ▲                             │
+//                                    └──── work of its trainer ────┘
+//
+// One process is in use, and at most one is parked: trainers that take turns at a worker, as those of two loaders of
+// one program do, keep theirs. A process ends when its trainer has said goodbye for good, or has been away from it for
+// kJobLinger while nobody else is there.
 //
 // A process that ends by itself, hangs up, or speaks wrongly has died: its work is answered so, and with it go the
-// lanes that it was at.
+// lanes that it was at. One that is killed and does not end, as in a wait of the kernel's that nothing interrupts, is
+// given up: it counts as dead, and the worker goes on without it.
 
 #include <sys/types.h>
 
@@ -37,10 +44,14 @@
 
 namespace penstock::server {
 
-// For how long a job's process is kept for a trainer that has gone, or whose link was lost.
+// For how long a job's process is kept for a trainer whose link was lost, or that the worker was taken from.
 constexpr Duration kJobLinger = std::chrono::seconds(5);
-// For a job's process to leave by itself, once it has been told that its job is over.
+// For a job's process to leave by itself, once it has been told that its job is over, and to end once it was killed.
 constexpr Duration kJobEndGrace = std::chrono::seconds(2);
+// For how long it is kept beside the one in use.
+constexpr Duration kJobParked = std::chrono::seconds(300);
+// For the warm process to answer that it has forked.
+constexpr Duration kForkMax = std::chrono::seconds(60);
 // A larger blob crosses as a file.
 constexpr uint64_t kInlineBlobBytesMax = uint64_t{1} << 20;
 // So much of what jobs write to standard error waits for the log; what goes beyond is left out.
@@ -48,11 +59,18 @@ constexpr size_t kOutputBytesMax = size_t{1} << 20;
 // So much of a blob is copied in one turn.
 constexpr uint64_t kBlobStepBytes = uint64_t{32} << 20;
 
+struct JobHostOptions {
+  Duration linger = kJobLinger;
+  Duration end_grace = kJobEndGrace;
+  Duration parked = kJobParked;
+  Duration fork_max = kForkMax;
+};
+
 // Confined to the I/O thread, but for what is marked.
 class JobHost final : public Maker {
  public:
   // `warm` is ready, and outlives this. `log_name` is that of the lines that processes of jobs write.
-  JobHost(WarmProcess& warm, std::string log_name);
+  JobHost(WarmProcess& warm, std::string log_name, const JobHostOptions& options = {});
   ~JobHost() override;
 
   // Before the I/O thread uses it: its waker, which outlives both.
@@ -77,7 +95,10 @@ class JobHost final : public Maker {
   void add_notice(std::string text) override;
   void set_standing(const Standing& standing) override;
   void close(Fault reason) override;
+  void end_trainer(uint64_t trainer_id) override;
+  bool has_process_of(uint64_t trainer_id) const override;
   std::span<const int> fds() const override { return fds_; }
+  void note_readable(std::span<const int> fds) override;
   std::optional<Instant> due_at() const override;
   bool end_work(const std::string& why) override;
   std::chrono::nanoseconds cpu_time() const override;
@@ -93,6 +114,8 @@ class JobHost final : public Maker {
     uint64_t number = 0;
     uint64_t trainer_id = 0;
     shm::Channel channel;
+    Instant forked_at{};
+    bool is_readable = false;  // its channel was found to be
     JobOutput output{};
     pid_t pid = 0;                                                 // 0 until it has begun
     std::shared_ptr<const PoolWork> work{};                        // in hand; shared with the I/O thread's requests
@@ -102,20 +125,28 @@ class JobHost final : public Maker {
     std::map<uint32_t, std::shared_ptr<shm::ArenaView>> arenas{};  // shared with the batches on them
     bool is_ending = false;                                        // it is dead, or dies: its end is waited for
     std::optional<Instant> killed_at{};                            // unless it has ended by then
+    std::optional<Instant> given_up_at{};                          // the same, once it was killed
     std::string fault{};                                           // for which it was ended, if that is why
-    std::chrono::nanoseconds cpu_time{};                           // as it was seen last
+    mutable std::chrono::nanoseconds cpu_time{};                   // as it was seen last
+  };
+  struct Parked {
+    Job job;
+    Instant until{};
   };
   // The process of a job that is over.
   struct Leaving {
     shm::Channel channel;  // shut down
     JobOutput output;
-    Instant killed_at;
+    Instant due_at;  // when it is killed, and after that given up
     bool is_killed = false;
   };
 
   void take_news(Asked& asked);
+  void take_outputs();
   void take_output_of(JobOutput& output);
   void take_end(uint64_t number, const WarmProcess::News& news, Asked& asked);
+  // The process in use is dead, or as good as that; `how` follows its name.
+  void bury(std::string how, Asked& asked);
   void receive(Asked& asked);
   void receive_messages(Asked& asked);
   Result<void> take_message(const wire::FromJob& message, std::span<FileDescriptor> fds, Asked& asked);
@@ -128,18 +159,30 @@ class JobHost final : public Maker {
   // Ends the process at once; its work is lost.
   void kill(std::string why);
   void note_hang_up();
-  // Lets it leave by itself.
+  // Lets the process leave by itself: the one in use, the parked one, or whichever.
   void let_go();
-  void kill_late(Instant now);
+  void let_parked_go();
+  void let_go(Job job);
+  // Keeps the process in use, in the place of the one that was kept.
+  void park();
+  void note_idle(Instant now);
+  void end_late(Instant now, Asked& asked);
+  bool is_forking() const { return !failure_ && job_ && job_->pid == 0 && !job_->is_ending; }
+  static void note_cpu_time(const Job& job);
   void note_fds();
 
   WarmProcess& warm_;
   const std::string log_name_;
+  const JobHostOptions options_;
   Waker* waker_ = nullptr;
   uint64_t next_number_ = 1;
-  std::optional<Job> job_;
+  std::optional<Job> job_;                    // in use
+  std::optional<Parked> parked_;              // without work, and well
   std::map<uint64_t, Leaving> leaving_;       // by number
-  std::optional<Instant> idle_since_;         // without a trainer
+  std::optional<Instant> idle_since_;         // without its trainer
+  uint64_t trainer_id_ = 0;                   // of the standing
+  bool is_given_up_ = false;                  // the work of a process that its trainer's end has ended
+  bool is_warm_readable_ = true;              // as far as is known
   std::chrono::nanoseconds past_cpu_time_{};  // of processes that have ended
   bool is_closed_ = false;
   std::optional<Fault> failure_;

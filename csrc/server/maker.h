@@ -78,11 +78,17 @@ class Maker {
 
   // Descriptors whose readability is a reason for a turn.
   virtual std::span<const int> fds() const { return {}; }
+  // Before the next turn, which reads these alone: those of them that were found readable.
+  virtual void note_readable(std::span<const int> /*fds*/) {}
   // When a turn is due without one.
   virtual std::optional<Instant> due_at() const { return std::nullopt; }
   // Ends the batch that is being made, with the process that makes it; `why` is for people. False where only the end of
   // this process would.
   virtual bool end_work(const std::string& /*why*/) { return false; }
+  // This trainer has ended, so nothing that was made for it is of use. What is being made for it is given up.
+  virtual void end_trainer(uint64_t /*trainer_id*/) {}
+  // Whether there is a process that end_trainer() would end.
+  virtual bool has_process_of(uint64_t /*trainer_id*/) const { return false; }
   // On CPUs, of all processes of this worker, those that have ended included.
   virtual std::chrono::nanoseconds cpu_time() const { return process_cpu_time(); }
 };

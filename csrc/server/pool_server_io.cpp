@@ -165,7 +165,7 @@ Result<void> PoolServerIo::serve() {
   note_standing();
   if (energy_) energy_->tick(now);
   for (std::string& notice : server_->take_notices()) maker_.add_notice(std::move(notice));
-  outbox_.pump(*server_, *data_, handover_.get(), meter());
+  outbox_.pump(*server_, *data_, handover_.get(), outbox_.has_messages() ? meter() : wire::WorkerMeter{});
   if (registration_) {
     registration_->report(session_, maker_watch_.is_stuck() ? maker_watch_.abandoned() : Duration(0), now);
     for (std::string& notice : registration_->take_notices()) maker_.add_notice(std::move(notice));
@@ -257,7 +257,12 @@ void PoolServerIo::take_request(const wire::PoolRequest& request, const net::Pee
   }
   if (message.kind == ToWorker::Kind::kCancel && queued_count < queued_before) queued_.erase(message.key);
   carry_out();
-  std::erase_if(routes_, [&](const auto& item) { return item.first != session_.trainer_id(); });
+  if (message.kind == ToWorker::Kind::kBye && !message.is_continued && session_.trainer_id() != message.trainer_id)
+    maker_.end_trainer(message.trainer_id);
+  // As long as there is anything of a trainer's here, nobody else says goodbye in its name.
+  std::erase_if(routes_, [&](const auto& item) {
+    return item.first != session_.trainer_id() && !maker_.has_process_of(item.first);
+  });
 }
 
 void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, const net::Peer& peer,
@@ -364,7 +369,7 @@ void PoolServerIo::begin_work(Instant now) {
   if (work_tenancy_ != tenancy_) maker_watch_.begin_tenancy();
   work_tenancy_ = work.tenancy = tenancy_;
   work.begun_at = std::chrono::steady_clock::now();
-  work.cpu_begun_at = maker_.cpu_time();
+  work.cpu_begun_at = process_cpu_time();
   work.is_handed_over = handover_ && handover_->is_on();
   running_ = std::make_shared<const PoolWork>(std::move(work));
   maker_.offer(running_);
@@ -509,13 +514,14 @@ std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) const {
 
 void PoolServerIo::end_lost_process(Instant now) {
   if (session_.is_draining() && !drained_at_) drained_at_ = now;
+  const bool is_late = drained_at_ && now - *drained_at_ >= options_.drain_grace;
   std::string text;
   if (maker_watch_.is_lost(options_.abandoned_grace)) {
     const std::string batch = running_ ? to_text(running_->key) : "a batch that it had answered";
     text = "it was at " + batch + " for " + spoken_seconds(maker_watch_.abandoned()) +
            " in which nobody wanted that: its dataset hangs, or took far longer than for other batches";
-    if (maker_.end_work(text)) return;
-  } else if (drained_at_ && now - *drained_at_ >= options_.drain_grace) {
+    if (maker_.end_work(text) && !is_late) return;
+  } else if (is_late) {
     const std::string left =
         (running_ ? "it was still at " + to_text(running_->key) : "its trainer had not taken what it has made") +
         ", which others make now";
@@ -545,19 +551,24 @@ Result<bool> PoolServerIo::wait(int wake_fd, bool may_sleep) {
     if (fetch_) due = earlier(due, fetch_->due_at());
   }
   std::vector<int> fds{wake_fd};
+  constexpr size_t kResolverPlace = 2;
+  constexpr size_t kMakerPlace = 3;
   if (!has_ended_) {  // nothing else matters after that
     fds.push_back(signal_read_fd_.get());
     fds.push_back(resolver_->fd());
     const auto of_maker = maker_.fds();
     fds.insert(fds.end(), of_maker.begin(), of_maker.end());
   }
-  constexpr size_t kResolverPlace = 2;
   const auto is_readable = std::make_unique<bool[]>(fds.size());
   const auto timeout = may_sleep ? wait_time(due, now) : milliseconds(0);
   if (auto waited = net::wait_readable(sockets, fds, std::span(is_readable.get(), fds.size()), timeout); !waited)
     return waited.error();
   // The controller's client asks for the answer by itself, in each turn.
   if (!has_ended_ && is_readable[kResolverPlace]) static_cast<void>(resolver_->take_done());
+  std::vector<int> of_maker;
+  for (size_t place = kMakerPlace; place < fds.size(); ++place)
+    if (is_readable[place]) of_maker.push_back(fds[place]);
+  if (!of_maker.empty()) maker_.note_readable(of_maker);
   return is_readable[0];
 }
 

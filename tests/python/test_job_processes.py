@@ -459,6 +459,17 @@ def test_the_process_of_a_job_ends_when_its_trainer_has_left(pool: PoolProcesses
     wait_until(lambda: not any((pool.folder / "tmp").glob("penstock-code-*/*")))
 
 
+def test_loaders_that_take_turns_at_a_worker_keep_their_processes(pool: PoolProcesses) -> None:
+    """Each turn began a process, which had to read its dataset again."""
+    worker = pool.start_worker()
+    training, validation = pooled(pool, Looking()), pooled(pool, Looking())
+    turns = [[found["pid"] for found in loader] for loader in (training, validation) * 3]
+    assert turns == turns[:2] * 3
+    assert turns[0] != turns[1]
+    jobs = [pid for turn in turns[:2] for pid in turn]
+    assert sorted(process_traces.children(warm_of(worker))) == sorted(jobs)
+
+
 def tell_to_leave(worker: Worker, server: int, warm: int) -> None:
     assert worker.end(signal.SIGTERM) == 0
 

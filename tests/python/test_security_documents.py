@@ -223,6 +223,8 @@ def test_worked_examples_have_the_versions_of_the_code() -> None:
 JOB_HOST = [
     (r"or (\d+ s) after its trainer", "kJobLinger"),
     (r"has (\d+ s) to leave by itself", "kJobEndGrace"),
+    (r"is kept for (\d+ s) beside", "kJobParked"),
+    (r"has (\d+ s) to\s+answer a fork", "kForkMax"),
     (r"more than (\d+ MiB) is in a file", "kInlineBlobBytesMax"),
 ]
 

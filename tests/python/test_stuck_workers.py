@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from ending_datasets import Hanging, Numbers
 from pool_datasets import CODE
-from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
+from pool_processes import SECONDS_MAX, PoolProcesses, Process, Worker, pool_of
 from test_pool_worker import reported
 
 from penstock import DataLoader, _pool
@@ -45,12 +46,37 @@ def wait_until_stuck(pool: PoolProcesses) -> dict[str, Any]:
         assert time.monotonic() < deadline, status
 
 
-def hang(pool: PoolProcesses, how: str, folder: Path) -> None:
-    """A job whose trainer gives up."""
-    batches = iter(pooled(pool, Hanging(how, folder), timeout=10))
-    assert [next(batches) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(RuntimeError, match="timed out"):
-        next(batches)
+TRAINER = """
+import sys
+from pathlib import Path
+from ending_datasets import Hanging
+from penstock import DataLoader
+from pool_datasets import CODE
+
+endpoint, how, folder = sys.argv[1:]
+dataset = Hanging(how, Path(folder))
+batches = iter(DataLoader(dataset, pool=endpoint, code_paths=[CODE], batch_size=None))
+print([next(batches) for _ in range(3)], flush=True)
+next(batches)
+"""
+
+
+def wait_until_it_hangs(worker: Worker, folder: Path) -> None:
+    while not (folder / "hangs").exists():
+        assert worker.process.poll() is None, worker.output
+        time.sleep(0.02)
+
+
+def hang(pool: PoolProcesses, worker: Worker, how: str, folder: Path) -> None:
+    """A job whose trainer is killed. One that ends by itself has its batch ended."""
+    program = (sys.executable, "-c", TRAINER)
+    environment = {**pool.environment, "PYTHONPATH": str(Path(__file__).parent)}
+    trainer = Process([pool.endpoint, how, str(folder)], environment, program=program)
+    pool.processes.append(trainer)
+    trainer.wait_for_lines(lambda line: line == "[0, 1, 2]")
+    wait_until_it_hangs(worker, folder)
+    trainer.process.kill()
+    trainer.wait()
 
 
 @pytest.mark.parametrize("how", ["sleep", pytest.param("call", marks=pytest.mark.long)])
@@ -59,7 +85,7 @@ def test_a_worker_that_hangs_in_an_abandoned_batch_is_shown_and_has_its_process_
 ) -> None:
     """It was called free, and given to the next job, which waited for ever."""
     worker = pool.start_worker()
-    hang(pool, how, tmp_path)
+    hang(pool, worker, how, tmp_path)
     status = wait_until_stuck(pool)
     (stuck,) = status["workers"]
     assert stuck["assigned_to"] is None
@@ -71,12 +97,25 @@ def test_a_worker_that_hangs_in_an_abandoned_batch_is_shown_and_has_its_process_
     assert worker.end() == 0
 
 
+def test_a_batch_that_hangs_ends_at_once_with_a_trainer_that_says_goodbye(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
+    worker = pool.start_worker()
+    batches = iter(pooled(pool, Hanging("call", tmp_path)))
+    assert [next(batches) for _ in range(3)] == [0, 1, 2]
+    wait_until_it_hangs(worker, tmp_path)
+    del batches
+    assert list(pooled(pool, Numbers())) == list(range(6))
+    assert "process of a job" not in worker.output
+    assert worker.end() == 0
+
+
 @pytest.mark.long
 def test_a_worker_that_comes_back_in_time_is_given_to_the_next_job(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
     worker = pool.start_worker()
-    hang(pool, "sleep", tmp_path)
+    hang(pool, worker, "sleep", tmp_path)
     wait_until_stuck(pool)
     (tmp_path / "go").touch()
     assert list(pooled(pool, Numbers())) == list(range(6))
@@ -103,9 +142,7 @@ def test_a_worker_that_is_to_leave_ends_after_its_grace_also_in_a_batch_that_han
     worker = pool.start_worker("--grace", "1")
     batches = iter(pooled(pool, Hanging("call", tmp_path)))
     assert [next(batches) for _ in range(3)] == [0, 1, 2]
-    while not (tmp_path / "hangs").exists():
-        assert worker.process.poll() is None, worker.output
-        time.sleep(0.02)
+    wait_until_it_hangs(worker, tmp_path)
     drain(pool, worker)
     assert worker.wait() == 0
     assert "after it was told to leave it was still at batch 3 of epoch 1" in worker.output

@@ -42,13 +42,13 @@ std::string all_of(const std::vector<std::string>& lines) {
 
 class JobHostTest : public testing::Test {
  protected:
-  void start(const std::string& word = "forks") {
+  void start(const std::string& word = "forks", const JobHostOptions& options = {}) {
     auto warm = WarmProcess::start({PENSTOCK_TEST_BINARY_DIR "/warm_main", word});
     ASSERT_TRUE(warm) << warm.error().message;
     warm_ = std::move(warm).value();
     const auto facts = warm_->wait_until_ready(steady_clock::now() + minutes(1));
     ASSERT_TRUE(facts) << facts.error().message;
-    host_.emplace(*warm_, "penstock worker of tests");
+    host_.emplace(*warm_, "penstock worker of tests", options);
     host_->set_waker(waker_);
     host_->set_standing({.trainer_id = 1});
   }
@@ -79,6 +79,15 @@ class JobHostTest : public testing::Test {
     const auto time = wait_time(earlier(deadline, host_->due_at()), clock_now());
     ::poll(items.data(), items.size(), may_sleep ? static_cast<int>(time.count()) : 0);
     waker_.end_sleep(items.front().revents != 0);
+    std::vector<int> readable;
+    for (size_t place = 1; place < items.size(); ++place)
+      if (items[place].revents != 0) readable.push_back(items[place].fd);
+    host_->note_readable(readable);
+  }
+  // Until the process in use has said something, which is not read yet.
+  void wait_for_its_word() const {
+    pollfd item{.fd = host_->fds().back(), .events = POLLIN, .revents = 0};
+    ASSERT_EQ(::poll(&item, 1, static_cast<int>(milliseconds(minutes(1)).count())), 1);
   }
   // False at the deadline.
   [[nodiscard]] bool until(const std::function<bool()>& is_there) {
@@ -224,6 +233,27 @@ TEST_F(JobHostTest, BatchBehindItsHeadArrivesWithAllThatIsSaidOfIt) {
   EXPECT_TRUE(result.text.empty());
 }
 
+// One that is not there is made as it is read; nothing can be taken away.
+TEST_F(JobHostTest, MemoryThatItsProcessHasLeftOutIsZero) {
+  start();
+  const auto result = made("hole");
+  ASSERT_TRUE(result.batch) << result.text;
+  EXPECT_TRUE(std::ranges::all_of(result.batch->payload(), [](std::byte byte) { return byte == std::byte{0}; }));
+}
+
+TEST_F(JobHostTest, ReadsWhatWasFoundReadableAlone) {
+  start();
+  EXPECT_EQ(made("end").answer, AnswerKind::kEnd);
+  offer("pid");
+  ASSERT_TRUE(until([&] { return !offered_; }));
+  wait_for_its_word();
+  take_turn();
+  EXPECT_FALSE(result_);
+  host_->note_readable(host_->fds());
+  take_turn();
+  EXPECT_TRUE(result_);
+}
+
 TEST_F(JobHostTest, ResultsThatAreNoBatchArrive) {
   start();
   const auto error = made("error");
@@ -300,8 +330,8 @@ TEST_F(JobHostTest, ProcessThatAsksAgainForWhatIsOnItsWayIsEnded) {
   ASSERT_TRUE(until([&] { return wished_ == blob_id_of(7); }));
   host_->set_wanted(false);  // whereupon it asks again
   host_->give_blob(blob_id_of(7), made_blob(3 * kMiB));
-  pollfd item{.fd = host_->fds().back(), .events = POLLIN, .revents = 0};  // the job's own
-  ASSERT_EQ(::poll(&item, 1, static_cast<int>(milliseconds(minutes(1)).count())), 1);
+  wait_for_its_word();
+  host_->note_readable(host_->fds());
   const auto result = this->result();
   EXPECT_EQ(result.kind, Kind::kDied);
   EXPECT_NE(result.text.find("while another is on its way"), std::string::npos) << result.text;
@@ -355,19 +385,126 @@ TEST_F(JobHostTest, ProcessThatHangsIsEndedWithItsWork) {
   EXPECT_FALSE(host_->end_work("there is none"));
 }
 
-TEST_F(JobHostTest, EachTrainerHasAProcessOfItsOwn) {
+TEST_F(JobHostTest, EachTrainerHasAProcessOfItsOwnAndTheOneBeforeKeepsIt) {
   start();
   const pid_t first = pid_of(1);
   EXPECT_EQ(pid_of(1), first);
   const pid_t second = pid_of(2);
   EXPECT_NE(second, first);
+  EXPECT_EQ(pid_of(1), first);
+  EXPECT_EQ(pid_of(2), second);
+  const pid_t third = pid_of(3);
+  EXPECT_NE(third, first);
+  EXPECT_NE(third, second);
   EXPECT_TRUE(until([&] { return is_gone(first); }));
   EXPECT_EQ(pid_of(2), second);
-  const pid_t third = pid_of(1);
-  EXPECT_NE(third, second);
-  EXPECT_TRUE(until([&] { return is_gone(second); }));
+  EXPECT_NE(pid_of(1), first);
   EXPECT_FALSE(has_lost_process_) << "a process that was let go is nobody's loss";
-  EXPECT_EQ(pid_of(1), third);
+}
+
+TEST_F(JobHostTest, ParkedProcessEndsAfterItsTime) {
+  start("forks", {.parked = milliseconds(1)});
+  const pid_t first = pid_of(1);
+  const pid_t second = pid_of(2);
+  EXPECT_TRUE(until([&] { return is_gone(first); }));
+  EXPECT_FALSE(host_->has_process_of(1));
+  EXPECT_EQ(pid_of(2), second);
+  EXPECT_FALSE(has_lost_process_);
+}
+
+TEST_F(JobHostTest, ParkedProcessThatEndsOrSpeaksIsNobodysLoss) {
+  start();
+  const pid_t first = std::stoi(told("later"));
+  const pid_t second = pid_of(2);
+  ASSERT_EQ(::kill(first, SIGUSR1), 0);  // whereupon it answers
+  EXPECT_TRUE(until([&] { return is_gone(first); }));
+  pid_of(1);
+  ASSERT_EQ(::kill(second, SIGKILL), 0);
+  EXPECT_TRUE(until([&] { return !host_->has_process_of(2); }));
+  EXPECT_NE(pid_of(2), second);
+  EXPECT_FALSE(has_lost_process_);
+  EXPECT_FALSE(failure_);
+}
+
+TEST_F(JobHostTest, ProcessWithoutItsTrainerLingersAndEndsOrIsParkedForAnotherTrainer) {
+  start("forks", {.linger = milliseconds(1)});
+  const pid_t first = pid_of(1);
+  host_->set_standing({.trainer_id = 2});  // which asks for nothing yet
+  ASSERT_TRUE(until([&] { return !host_->due_at() || *host_->due_at() > clock_now() + minutes(1); }));
+  EXPECT_TRUE(host_->has_process_of(1));
+  EXPECT_EQ(pid_of(1), first);
+  host_->set_standing({});
+  EXPECT_TRUE(until([&] { return is_gone(first); }));
+  EXPECT_FALSE(host_->has_process_of(1));
+  EXPECT_FALSE(has_lost_process_);
+}
+
+TEST_F(JobHostTest, ProcessEndsWithItsTrainerAlsoWhereItIsParked) {
+  start();
+  const pid_t first = pid_of(1);
+  const pid_t second = pid_of(2);
+  host_->end_trainer(3);
+  EXPECT_TRUE(host_->has_process_of(1));
+  host_->end_trainer(1);
+  EXPECT_FALSE(host_->has_process_of(1));
+  EXPECT_TRUE(until([&] { return is_gone(first); }));
+  EXPECT_EQ(pid_of(2), second);
+  host_->end_trainer(2);
+  EXPECT_TRUE(until([&] { return is_gone(second); }));
+  EXPECT_FALSE(has_lost_process_);
+  EXPECT_TRUE(host_->take_notices().empty());
+  EXPECT_EQ(made("end").answer, AnswerKind::kEnd);
+}
+
+TEST_F(JobHostTest, WorkOfATrainerThatHasEndedIsGivenUp) {
+  start("forks", {.end_grace = milliseconds(1)});
+  const pid_t pid = pid_of(1);
+  offer("hang");
+  ASSERT_TRUE(until([&] { return !offered_; }));
+  host_->end_trainer(1);
+  take_turn();
+  ASSERT_TRUE(result_);
+  EXPECT_EQ(result_->kind, Kind::kGivenUp);
+  EXPECT_TRUE(wants_work_);
+  EXPECT_EQ(made("end", 2).answer, AnswerKind::kEnd);
+  EXPECT_TRUE(until([&] { return is_gone(pid); }));
+  EXPECT_FALSE(has_lost_process_);
+}
+
+// The end of the process was waited for without end, and `penstock drain` with it.
+TEST_F(JobHostTest, ProcessThatDoesNotEndIsGivenUp) {
+  start("ends_no_process", {.end_grace = milliseconds(10)});
+  const pid_t first = pid_of(1);
+  offer("hang");
+  ASSERT_TRUE(until([&] { return !offered_; }));
+  EXPECT_TRUE(host_->end_work("its dataset hangs"));
+  const auto given_up = result();
+  EXPECT_EQ(given_up.kind, Kind::kDied);
+  const std::string words =
+      "had not ended 10 ms after its server had it killed (its dataset hangs), and is left to itself";
+  EXPECT_EQ(given_up.text, words);
+  EXPECT_FALSE(host_->end_work("there is none"));
+  EXPECT_NE(all_of(host_->take_notices()).find(words), std::string::npos);
+  EXPECT_TRUE(wants_work_);
+  const pid_t second = pid_of(1);
+  EXPECT_NE(second, first);
+  ASSERT_EQ(::kill(first, SIGKILL), 0);  // its end comes late, and is not that of the other one
+  EXPECT_TRUE(until([&] { return is_gone(first); }));
+  EXPECT_EQ(pid_of(1), second);
+  EXPECT_EQ(made("hang_up").kind, Kind::kDied);
+  EXPECT_EQ(made("end").answer, AnswerKind::kEnd);
+  EXPECT_FALSE(has_lost_process_);
+  EXPECT_FALSE(failure_);
+}
+
+TEST_F(JobHostTest, ProcessesThatAreLetGoAndDoNotEndAreForgotten) {
+  start("ends_no_process", {.end_grace = milliseconds(1), .parked = milliseconds(1)});
+  host_->set_standing({.trainer_id = 2});
+  const pid_t pid = std::stoi(told("later"));  // it waits for a signal, and not for its server
+  EXPECT_EQ(made("end", 2).answer, AnswerKind::kEnd);
+  EXPECT_TRUE(until([&] { return !host_->due_at(); }));
+  EXPECT_EQ(host_->fds().size(), 3u) << "that of the warm process, and two of the process in use";
+  EXPECT_FALSE(is_gone(pid));
 }
 
 TEST_F(JobHostTest, NoProcessIsLeftBehind) {
@@ -439,6 +576,15 @@ TEST_F(JobHostTest, MemoryForOneBatchIsNotRemembered) {
   expect_death("transient_again", "lies in memory that it has not passed");
 }
 
+TEST_F(JobHostTest, MemoryThatLastsIsRememberedUntilOtherIsPassed) {
+  start();
+  EXPECT_TRUE(is_made_batch(made("slab")));
+  EXPECT_TRUE(is_made_batch(made("transient")));
+  EXPECT_TRUE(is_made_batch(made("slab")));
+  EXPECT_TRUE(is_made_batch(made("other_arena")));
+  expect_death("former_arena", "lies in memory that it has not passed");
+}
+
 TEST_F(JobHostTest, SecondAnswerIsNoAnswerAndEndsTheProcess) {
   start();
   EXPECT_EQ(told("twice"), "once");
@@ -475,6 +621,32 @@ TEST_F(JobHostTest, EndOfTheWarmProcessIsAFailureThatSaysHowItEnded) {
   ASSERT_TRUE(until([&] { return failure_.has_value(); }));
   EXPECT_NE(failure_->message.find("ended with exit code 7"), std::string::npos) << failure_->message;
   EXPECT_FALSE(wants_work_);
+}
+
+TEST_F(JobHostTest, WarmProcessThatIsStoppedIsAFailureOnceAForkWaitsForIt) {
+  start("forks", {.fork_max = milliseconds(10)});
+  ASSERT_EQ(::kill(warm_->pid(), SIGSTOP), 0);
+  offer("end");
+  EXPECT_TRUE(until([&] { return failure_.has_value(); }));
+  EXPECT_FALSE(wants_work_);
+  ASSERT_EQ(::kill(warm_->pid(), SIGCONT), 0);
+  ASSERT_TRUE(failure_);
+  EXPECT_NE(failure_->message.find("has not answered for 10 ms"), std::string::npos) << failure_->message;
+}
+
+TEST_F(JobHostTest, WorkIsGivenUpWhereTheWarmProcessThatWouldEndItIsStopped) {
+  start("forks", {.end_grace = milliseconds(10)});
+  const pid_t pid = pid_of(1);
+  ASSERT_EQ(::kill(warm_->pid(), SIGSTOP), 0);
+  offer("hang");
+  ASSERT_TRUE(until([&] { return !offered_; }));
+  EXPECT_TRUE(host_->end_work("its dataset hangs"));
+  EXPECT_EQ(result().kind, Kind::kDied);
+  EXPECT_FALSE(host_->end_work("there is none"));
+  ASSERT_EQ(::kill(warm_->pid(), SIGCONT), 0);
+  EXPECT_NE(pid_of(1), pid);
+  EXPECT_TRUE(until([&] { return is_gone(pid); }));
+  EXPECT_FALSE(failure_);
 }
 
 TEST_F(JobHostTest, WarmProcessThatSpeaksOfAnythingElseIsAFailure) {

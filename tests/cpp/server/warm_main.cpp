@@ -44,7 +44,7 @@ using wire::ToJob;
 using wire::WarmMessage;
 using Bytes = std::span<const std::byte>;
 
-constexpr uint32_t kArenaId = 3, kTransientArenaId = 4, kUnknownArenaId = 5;
+constexpr uint32_t kArenaId = 3, kTransientArenaId = 4, kUnknownArenaId = 5, kOtherArenaId = 6;
 constexpr std::chrono::milliseconds kSpun{20};
 constexpr int kExitCode = 3, kExitCodeOfWarm = 7, kExitCodeBeforeReady = 9;
 
@@ -91,6 +91,8 @@ class Job {
         {"slab", [&] { answer_in_slab(); }},
         {"tell_slab", [&] { tell_slab(); }},
         {"transient", [&] { answer_in_arena_of_its_own(); }},
+        {"hole", [&] { answer_at({.arena_id = kArenaId}); }},
+        {"other_arena", [&] { answer_in_another_lasting_arena(); }},
         {"inline", [&] { answer_inline(); }},
         {"error", [&] { answer_error(); }},
         {"end", [&] { answer({.answer = AnswerKind::kEnd}); }},
@@ -117,6 +119,7 @@ class Job {
         {"other_slab", [&] { answer_at({.arena_id = kArenaId, .slab_index = 1}); }},
         {"long_batch", [&] { answer_at({.arena_id = kArenaId}, arena().slab_bytes() + 1); }},
         {"unknown_arena", [&] { answer(batch_at({.arena_id = kUnknownArenaId})); }},
+        {"former_arena", [&] { answer(batch_at({.arena_id = kArenaId})); }},
         {"transient_again", [&] { answer(batch_at({.arena_id = kTransientArenaId, .is_transient = true})); }},
         {"two_descriptors", [&] { answer_with_two_descriptors(); }},
         {"descriptor_of_nothing", [&] { answer_end_with_a_descriptor(); }},
@@ -262,6 +265,11 @@ class Job {
     const int fd = arena->fd();
     answer(batch_at(place), {}, {&fd, 1});
   }
+  void answer_in_another_lasting_arena() {
+    const auto arena = make_arena(kOtherArenaId);
+    const int fd = arena->fd();
+    answer(batch_at(fill(*arena)), {}, {&fd, 1});
+  }
   void answer_at(const SlabPlace& place, uint64_t payload_bytes = made_batch().size()) {
     FromJob message = batch_at(place);
     message.payload_bytes = payload_bytes;
@@ -399,6 +407,7 @@ class Warm {
   void take(shm::Channel::Message message) {
     const auto order = wire::parse_warm_message(message.bytes).value();
     if (order.kind == WarmMessage::Kind::kFork) return fork(order.job, std::move(message.fds[0]), message.fds[1]);
+    if (word_ == "ends_no_process") return;
     const auto process = processes_.find(order.job);
     if (process != processes_.end()) end_session(process->second);
   }

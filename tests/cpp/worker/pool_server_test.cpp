@@ -21,10 +21,13 @@
 #include "../base/child_process.h"
 #include "../net/pool_sockets.h"
 #include "../server/powercap_folder.h"
+#include "base/event_loop.h"
 #include "base/identity.h"
 #include "megabyte.h"
 #include "net/control_limits.h"
 #include "pool_trainer.h"
+#include "server/maker.h"
+#include "server/pool_server_io.h"
 #include "wire/control_record.h"
 #include "wire/frame.h"
 #include "wire/nest.h"
@@ -449,6 +452,68 @@ TEST_F(PoolServerTest, AnotherInTheNameOfATrainerGetsNothingAndDisturbsNothing) 
   const std::string claim = "refused a process that claims to be trainer " + spoken_id(run_.id) + " and is not; ";
   EXPECT_EQ(notices, claim + "it has the key of the role trainer: check who holds that key\n" + claim +
                          "it has the key of the user ann: check who holds that key\n");
+}
+
+// Makes nothing, has something of one trainer's, and notes who has ended.
+class KeepingMaker final : public server::Maker {
+ public:
+  explicit KeepingMaker(uint64_t kept_id) : kept_id_(kept_id) {}
+
+  void set_waker(Waker& waker) { waker_ = &waker; }
+  uint64_t ended_id() const { return ended_id_; }
+
+  Asked take_asked() override { return {}; }
+  void offer(std::shared_ptr<const PoolWork>) override {}
+  void set_wanted(bool) override {}
+  void give_blob(const BlobId&, Result<std::vector<std::byte>>) override {}
+  void add_notice(std::string) override {}
+  void set_standing(const Standing&) override {}
+  void close(Fault) override {}
+  void wake() const override { waker_->wake(); }
+  void end_trainer(uint64_t trainer_id) override { ended_id_ = trainer_id; }
+  bool has_process_of(uint64_t trainer_id) const override { return trainer_id == kept_id_; }
+
+ private:
+  const uint64_t kept_id_;
+  Waker* waker_ = nullptr;
+  std::atomic<uint64_t> ended_id_{0};
+};
+
+TEST_F(PoolServerTest, GoodbyeForGoodEndsWhatIsKeptOfItsTrainerAndNobodyElseSaysItInItsName) {
+  KeepingMaker maker(run_.id);
+  const PoolServerOptions options = this->options();
+  server::PoolServerIo io(options, net::draw_run_id(options.keys.own().public_key()), maker, nullptr);
+  EventLoop loop("pk_pool_server", "which speaks with trainers", io);
+  maker.set_waker(loop.waker());
+  ASSERT_TRUE(loop.start());
+  const auto link_of = [&](const net::RunId& run) {
+    auto client = connect(io.endpoint(), keys_.pair(Role::kTrainer), keys_.public_key(Role::kWorker));
+    expect_connected(*client);
+    return RawLink(std::move(client), run);
+  };
+  const auto expect_said = [&](const RawLink& link, ToTrainer::Kind kind) {
+    const auto receipt = next_message(link.socket());
+    ASSERT_TRUE(receipt);
+    const auto parsed = wire::parse_to_trainer(receipt->parts[0].bytes());
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    EXPECT_EQ(parsed.value().message.kind, kind);
+  };
+  RawLink trainer = link_of(run_);
+  expect_said(trainer, ToTrainer::Kind::kWelcome);
+  trainer.send({.kind = ToWorker::Kind::kBye, .is_continued = true});
+  trainer.send({.kind = ToWorker::Kind::kPing});  // to a worker that serves it no more
+  expect_said(trainer, ToTrainer::Kind::kBroken);
+  EXPECT_EQ(maker.ended_id(), 0u);
+  RawLink impostor = link_of({.id = run_.id});
+  expect_said(impostor, ToTrainer::Kind::kRefused);
+  impostor.send({.kind = ToWorker::Kind::kBye});
+  impostor.send({.kind = ToWorker::Kind::kHello});
+  expect_said(impostor, ToTrainer::Kind::kRefused);
+  EXPECT_EQ(maker.ended_id(), 0u);
+  trainer.send({.kind = ToWorker::Kind::kBye});
+  trainer.send({.kind = ToWorker::Kind::kPing});
+  expect_said(trainer, ToTrainer::Kind::kBroken);
+  EXPECT_EQ(maker.ended_id(), run_.id);
 }
 
 TEST_F(PoolServerTest, SlabsComeBackWithAcknowledgementsAndCancellationsAlone) {
