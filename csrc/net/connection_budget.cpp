@@ -7,9 +7,9 @@
 
 namespace penstock::net {
 
-ConnectionBudget::Limits ConnectionBudget::limits_under(uint64_t descriptor_limit) {
-  const auto count = static_cast<size_t>(
-      std::clamp<uint64_t>(descriptor_limit / kDescriptorsForEach, kStageConnectionsLeast, kStageConnectionsMax));
+ConnectionBudget::Limits ConnectionBudget::limits_under(uint64_t descriptor_limit, size_t sharer_count) {
+  const auto count = static_cast<size_t>(std::clamp<uint64_t>(descriptor_limit / kDescriptorsForEach / sharer_count,
+                                                              kStageConnectionsLeast, kStageConnectionsMax));
   return {.stage_count_max = count, .address_count_max = count / kAddressPart};
 }
 

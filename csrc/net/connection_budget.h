@@ -36,6 +36,7 @@ constexpr std::array<std::chrono::milliseconds, kHandshakeStageCount> kStageTime
 // The room of a stage at one server: a sixteenth of what the process may have open, within these bounds. A connection
 // takes two descriptors, and a worker has two servers, of which one has two stages: at least three eighths of the
 // descriptors are left, however many strangers connect, but for what libzmq accepts before the guard's thread runs.
+// Workers that share a process share that sixteenth; the least is for each.
 constexpr size_t kStageConnectionsMax = 128;
 constexpr size_t kStageConnectionsLeast = 4;
 constexpr uint64_t kDescriptorsForEach = 16;
@@ -49,7 +50,8 @@ class ConnectionBudget {
     size_t stage_count_max = kStageConnectionsMax;
     size_t address_count_max = kStageConnectionsMax / kAddressPart;  // in a stage
   };
-  static Limits limits_under(uint64_t descriptor_limit);
+  // `sharer_count` is of those that have a server of the kind in this process.
+  static Limits limits_under(uint64_t descriptor_limit, size_t sharer_count = 1);
 
   // Of a peer. IPv4 is written as IPv6 does it; of IPv6 the first 64 bits count, as a peer has a network of its own.
   using Address = std::array<uint8_t, 16>;

@@ -24,7 +24,7 @@ Result<std::unique_ptr<DataServer>> DataServer::bind(SocketContext& context, Aut
   auto socket = TcpSocket::open_ticket_server(
       context, {.zap_domain = domain->name(), .handshake_interval = kHandshakeInterval}, kServerLimits);
   if (!socket) return socket.error();
-  auto bound = socket.value()->listen(endpoint, options.origin);
+  auto bound = socket.value()->listen(endpoint, options.origin, options.sharer_count);
   if (!bound) return bound.error();
   return std::make_unique<DataServer>(std::move(domain), std::move(socket).value(), std::move(bound).value(), options,
                                       std::move(on_room));

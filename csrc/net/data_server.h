@@ -32,6 +32,7 @@ class DataServer {
     KeyOrigin origin = KeyOrigin::kGiven;
     uint64_t worker_id = 0;
     uint8_t ciphers = fast_ciphers();
+    size_t sharer_count = 1;  // as ServerSocketOptions
   };
   // Listens at `endpoint`. `on_room` is called, on any thread, when has_room() may be true again.
   static Result<std::unique_ptr<DataServer>> bind(SocketContext& context, Authenticator& authenticator,

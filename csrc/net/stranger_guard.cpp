@@ -90,16 +90,16 @@ void end_connection(int fd) {
 
 }  // namespace
 
-StrangerGuard::StrangerGuard(SocketContext& context, void* watched, const HandshakeBytes& bytes)
+StrangerGuard::StrangerGuard(SocketContext& context, void* watched, const HandshakeBytes& bytes, size_t sharer_count)
     : context_(context),
       watched_(watched),
       bytes_(bytes),
-      budget_(ConnectionBudget::limits_under(descriptor_limit())),
+      budget_(ConnectionBudget::limits_under(descriptor_limit(), sharer_count)),
       loop_("pk_strangers", "which closes connections that show no key", *this) {}
 
 Result<std::unique_ptr<StrangerGuard>> StrangerGuard::start(SocketContext& context, void* watched,
-                                                            const HandshakeBytes& bytes) {
-  auto guard = std::make_unique<StrangerGuard>(context, watched, bytes);
+                                                            const HandshakeBytes& bytes, size_t sharer_count) {
+  auto guard = std::make_unique<StrangerGuard>(context, watched, bytes, sharer_count);
   if (auto started = guard->loop_.start(); !started) return started.error();
   return guard;
 }

@@ -44,12 +44,13 @@ constexpr HandshakeBytes kTicketHandshake{.greeting = 11, .knowing = 64 + 28, .l
 // Destroyed before the socket that it watches. Thread-safe.
 class StrangerGuard final : private EventLoop::Handler {
  public:
-  // Watches a ZeroMQ socket that is not bound yet. Its limits follow from how many files this process may have open.
+  // Watches a ZeroMQ socket that is not bound yet. Its limits follow from how many files this process may have open and
+  // how many share them, as ConnectionBudget::limits_under() has it.
   static Result<std::unique_ptr<StrangerGuard>> start(SocketContext& context, void* watched,
-                                                      const HandshakeBytes& bytes);
+                                                      const HandshakeBytes& bytes, size_t sharer_count);
 
   // For `start`.
-  StrangerGuard(SocketContext& context, void* watched, const HandshakeBytes& bytes);
+  StrangerGuard(SocketContext& context, void* watched, const HandshakeBytes& bytes, size_t sharer_count);
   ~StrangerGuard() override { loop_.stop(); }
 
   // Why strangers are closed no more, if the thread has failed.

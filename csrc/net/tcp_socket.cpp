@@ -298,11 +298,11 @@ TcpSocket::~TcpSocket() {
   zmq_close(socket_);
 }
 
-Result<Endpoint> TcpSocket::listen(const Endpoint& endpoint, KeyOrigin origin) {
+Result<Endpoint> TcpSocket::listen(const Endpoint& endpoint, KeyOrigin origin, size_t sharer_count) {
   auto found = resolve_bind_address(endpoint);
   if (!found) return found.error();
   if (auto checked = check_reach(endpoint, found.value(), origin); !checked) return checked.error();
-  auto guard = StrangerGuard::start(context_, socket_, handshake_of(socket_));
+  auto guard = StrangerGuard::start(context_, socket_, handshake_of(socket_), sharer_count);
   if (!guard) return guard.error();
   guard_ = std::move(guard).value();
   const std::string address = zmq_address(found.value(), endpoint.port);

@@ -93,8 +93,8 @@ class TcpSocket {
 
   // Listens at `endpoint`, and returns the address and port that are really bound. An address that other machines can
   // reach is refused unless the pool's keys were given. Connections that have not shown a key are bounded from then on
-  // (stranger_guard.h). Can block while a name is looked up.
-  Result<Endpoint> listen(const Endpoint& endpoint, KeyOrigin origin);
+  // (stranger_guard.h), within the part of one of `sharer_count`. Can block while a name is looked up.
+  Result<Endpoint> listen(const Endpoint& endpoint, KeyOrigin origin, size_t sharer_count = 1);
   // The address is ZeroMQ's.
   Result<void> connect(const std::string& address, bool is_ipv6);
   void disconnect(const std::string& address);

@@ -117,8 +117,8 @@ TEST_F(ConnectionBudgetTest, TimeIsHalvedWhileMostOfTheRoomIsTaken) {
 }
 
 TEST(ConnectionBudgetLimits, FollowFromTheDescriptorsOfTheProcess) {
-  const auto limits = [](uint64_t descriptors) {
-    const auto found = ConnectionBudget::limits_under(descriptors);
+  const auto limits = [](uint64_t descriptors, size_t sharer_count = 1) {
+    const auto found = ConnectionBudget::limits_under(descriptors, sharer_count);
     return std::vector{found.stage_count_max, found.address_count_max};
   };
   EXPECT_EQ(limits(16), (std::vector<size_t>{4, 2}));
@@ -126,6 +126,8 @@ TEST(ConnectionBudgetLimits, FollowFromTheDescriptorsOfTheProcess) {
   EXPECT_EQ(limits(1024), (std::vector<size_t>{64, 32}));
   EXPECT_EQ(limits(4096), (std::vector<size_t>{128, 64}));
   EXPECT_EQ(limits(~uint64_t{0}), (std::vector<size_t>{128, 64}));
+  EXPECT_EQ(limits(4096, 8), (std::vector<size_t>{32, 16})) << "each of eight workers has an eighth";
+  EXPECT_EQ(limits(4096, 1024), (std::vector<size_t>{4, 2}));
 }
 
 }  // namespace

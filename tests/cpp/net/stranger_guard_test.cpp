@@ -345,6 +345,22 @@ TEST_F(StrangerGuardTest, StrangersOfAPortForBatchesAreBounded) {
   EXPECT_FALSE(idle.back()->is_closed());
 }
 
+TEST_F(StrangerGuardTest, ServersOfOneProcessShareTheRoom) {
+  const size_t sharers = descriptor_limit() / (kDescriptorsForEach * kStageConnectionsLeast);
+  const auto server =
+      serve({.allowed_roles = {Role::kTrainer}, .handshake_interval = kVeryLong, .sharer_count = sharers});
+  const auto data =
+      DataServer::bind(context_, *authenticator_, {.host = "127.0.0.1", .port = 0}, {.sharer_count = sharers}, [] {
+      }).value();
+  constexpr size_t room = kStageConnectionsLeast / kAddressPart;
+  ASSERT_LT(room, limits_here().address_count_max);
+  for (const uint16_t port : {server->endpoint().port, data->endpoint().port}) {
+    std::vector<std::unique_ptr<TcpConnection>> idle;
+    for (size_t count = 0; count <= room; ++count) idle.push_back(std::make_unique<TcpConnection>(port));
+    EXPECT_TRUE(idle.front()->wait_closed());
+  }
+}
+
 TEST_F(StrangerGuardTest, NothingIsKeptOfStrangersWhoHaveGone) {
   expect_served(*server_);
   const size_t before = own_descriptor_count();
