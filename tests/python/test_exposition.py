@@ -139,6 +139,67 @@ def test_the_number_of_series_is_bounded() -> None:
     assert found["penstock_job_batches_total", labels] == 50 * 12345
 
 
+def made_up(user: str, first: int, count: int) -> list[dict[str, Any]]:
+    return [
+        trainer(n, id=f"{n:016x}", job=f"job {n}", user=user) for n in range(first, first + count)
+    ]
+
+
+def users_of(totals: PoolTotals) -> Counter[str]:
+    return Counter(key.user for key in totals.totals() if key.job != OTHER)
+
+
+def test_a_user_with_thousands_of_jobs_takes_nobody_elses_series() -> None:
+    totals = PoolTotals()
+    totals.add(pool_view(status([], made_up("ann", 0, 3)), NOW))
+    for round in range(5):
+        flood = made_up("mallory", 1000 * (round + 1), 400)
+        totals.add(pool_view(status([], flood), NOW))
+    assert users_of(totals) == {"ann": 3, "mallory": SERIES_MAX - 3}
+    ben = made_up("ben", 9000, 2)
+    view = pool_view(status([], [*flood, *ben]), NOW)
+    totals.add(view)
+    assert users_of(totals) == {"ann": 3, "ben": 2, "mallory": SERIES_MAX - 5}
+    assert totals.key(view.trainers[-1]).user == "ben"
+    totals.add(view)
+    assert users_of(totals) == {"ann": 3, "ben": 2, "mallory": SERIES_MAX - 5}, "it stays so"
+
+
+def test_every_user_has_a_series_in_the_first_status() -> None:
+    totals = PoolTotals()
+    trainers = [*made_up("mallory", 0, 400), *made_up("ann", 9000, 2)]
+    totals.add(pool_view(status([], trainers), NOW))
+    assert users_of(totals) == {"ann": 2, "mallory": SERIES_MAX - 2}
+
+
+def test_of_a_users_jobs_that_have_ended_the_one_with_the_fewest_batches_makes_room() -> None:
+    def jobs(*numbers: int) -> PoolView:
+        made = made_up("ann", 0, SERIES_MAX + 2)
+        for number, one in enumerate(made):
+            one["queue"] |= {"delivered_batches": 1 if number == 7 else 100 + number}
+        return pool_view(status([], [made[number] for number in numbers]), NOW)
+
+    totals = PoolTotals()
+    totals.add(jobs(*range(SERIES_MAX)))
+    totals.add(jobs(*range(SERIES_MAX + 1)))
+    assert OTHER in {key.job for key in totals.totals()}, "all others go on"
+    totals.add(jobs(SERIES_MAX + 1))
+    kept = {key.job for key in totals.totals()}
+    assert f"job {SERIES_MAX + 1}" in kept and "job 7" not in kept
+    assert len(kept) == SERIES_MAX + 1
+
+
+def test_jobs_of_one_name_are_told_apart_by_their_users() -> None:
+    trainers = [
+        trainer(n, id=f"{n:016x}", job="train.py", user=user)
+        for n, user in ((1, "ann"), (2, "ben"))
+    ]
+    found = samples(parse_plain(page(pool_view(status([], trainers), NOW))))
+    for user in ("ann", "ben"):
+        labels = (("rank", "0"), ("training_job", "train.py"), ("user", user))
+        assert found["penstock_job_batches_total", labels] == 12345
+
+
 def test_every_kind_of_event_has_a_series_from_the_beginning() -> None:
     found = samples(parse_plain(page(pool_view(busy_status(), NOW))))
     kinds = {dict(labels)["kind"] for name, labels in found if name == "penstock_events_total"}

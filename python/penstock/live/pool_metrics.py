@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics of a pool: their names, units and few labels. Pure.
 
-`training_job` and `rank` are the labels of what belongs to a job; Prometheus has a label `job` of
-its own. A trainer's id is no label, since each start of a program would leave a series behind.
+`training_job` and `rank` are the labels of what belongs to a job, and `user` where its key is a
+user's; Prometheus has a label `job` of its own. A trainer's id is no label, since each start of a program would leave a series behind.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock._version import __version__
 from penstock.live.exposition import Metric, Sample
-from penstock.live.pool_totals import JobRank, PoolTotals
+from penstock.live.pool_totals import PoolTotals, SeriesKey
 from penstock.live.pool_view import WORKER_STATES, EngineView, PoolView, TrainerView
 from penstock.live.step_parts import STEP_PARTS
 
@@ -71,8 +71,8 @@ def _worker_metrics(view: PoolView) -> list[Metric]:
 
 
 def _trainer_gauges(view: PoolView, totals: PoolTotals) -> list[Metric]:
-    """Sums over trainers of one job and rank; two programs of one name are one series."""
-    by_key: dict[JobRank, list[TrainerView]] = {}
+    """Sums over a user's trainers of one job and rank; two programs of one name are one series."""
+    by_key: dict[SeriesKey, list[TrainerView]] = {}
     for trainer in view.trainers:
         by_key.setdefault(totals.key(trainer), []).append(trainer)
 
@@ -194,5 +194,6 @@ def _plain(value: float, **labels: str) -> Sample:
     return Sample(value, labels)
 
 
-def _of(key: JobRank, value: float, **labels: str) -> Sample:
-    return Sample(value, {"training_job": key[0], "rank": key[1], **labels})
+def _of(key: SeriesKey, value: float, **labels: str) -> Sample:
+    user = {"user": key.user} if key.user else {}
+    return Sample(value, {"training_job": key.job, "rank": key.rank, **user, **labels})
