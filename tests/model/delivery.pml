@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * How batches get from workers to a trainer, whatever is lost: links, stamps, requests, credit, acknowledgements,
- * copies that are hedged, workers that crash. README.md says what is proved of it and what is left out.
+ * copies that are hedged, workers that crash, processes of jobs that die. README.md says what is proved of it and what
+ * is left out.
  *
  * Every fault has a budget, and what a party repeats in vain until it helps (beginning a link, ping) is one step that
  * is taken when it helps. So a run cannot go round in circles, and a batch that is never delivered is a run that ends
@@ -26,6 +27,12 @@
 #ifndef LOSSES
 #define LOSSES 0    /* a message disappears, as ZeroMQ's do when a connection is made again */
 #endif
+#ifndef DEATHS
+#define DEATHS 0    /* the process in which a worker makes a batch dies over it, and the worker goes on with another */
+#endif
+#ifndef DEATHS_MAX
+#define DEATHS_MAX 3  /* of a batch, which then fails: its error is delivered in its place */
+#endif
 #ifndef HEDGES
 #define HEDGES 1    /* a batch is asked of a second worker although the first may answer yet */
 #endif
@@ -35,8 +42,9 @@
 #endif
 
 #ifndef LINKS
-#define LINKS (1 + CRASHES + SILENCES + FORGETS + LOSSES)  /* a fault ends one link at most */
+#define LINKS (1 + CRASHES + SILENCES + FORGETS + LOSSES + DEATHS)  /* a fault ends one link at most */
 #endif
+#define MAY_GO_UNHEARD unheard = unheard + (DEATHS > 0 -> 1 : 0)
 #define DEPTH 10
 #define BIT(batch) (1 << (batch))
 #define HAS(set, batch) (((set) & BIT(batch)) != 0)
@@ -44,7 +52,7 @@
 #define ALL ((BIT(BATCHES) - 1) | recalled)
 #define OTHER(w) (1 - (w))
 
-mtype = { hello, welcome, request, answer, ack, cancel };
+mtype = { hello, welcome, request, answer, ack, cancel, died };
 mtype = { down, begun, up };
 
 /* Kind, link, stamp, batch. */
@@ -73,11 +81,16 @@ typedef WorkersEnd {
 TrainersEnd near[2];
 WorkersEnd far[2];
 byte entered;           /* batches that lie in the trainer's memory, or were delivered */
+byte failed;            /* batches of which too many processes died */
+byte deaths[4];         /* of each batch, as the trainer counts them */
+byte processes_lost[4]; /* how many died over each */
+byte unheard;           /* times that a death may have gone unheard: it was lost, or told on a link that had ended */
 byte delivered;         /* how many the program was given */
 byte recalled;          /* recalls, which are numbered behind the batches */
 byte awaited;           /* 1 + the recall that the program stands still for, or 0 */
 byte hedges = HEDGES;
 byte silences = SILENCES;
+byte dying = DEATHS;
 
 /* When all that was sent has arrived or is lost, and both ends still disagree: what silence and pings, which carry the
  * last stamp that was sent, tell in the end. */
@@ -105,6 +118,39 @@ inline end_link(w) {
   near[w].spent = 0;
   near[w].coming = 0
 }
+
+/* The link has ended with the death that it tells of, so no message before it is missed. */
+inline take_death(w, batch) {
+  if
+  :: HAS(near[w].asked, batch) && !HAS(entered, batch) ->
+#if defined(DEATH_IS_NOT_COUNTED)
+     skip
+#elif defined(DEATH_COUNTS_FOR_ALL)
+     count_death(0, HAS(near[w].asked, 0));
+     count_death(1, HAS(near[w].asked, 1))
+#else
+     count_death(batch, true)
+#endif
+  :: else
+  fi;
+  end_link(w)
+}
+
+inline count_death(its, is_of_it) {
+  deaths[its] = deaths[its] + (is_of_it -> 1 : 0);
+  if
+  :: deaths[its] == DEATHS_MAX ->
+     assert(processes_lost[its] >= DEATHS_MAX);  /* no batch fails for the deaths of another */
+     failed = failed | BIT(its)
+  :: else
+  fi
+}
+
+#ifdef DEATH_BEHIND_A_GAP_IS_LOST
+#define IS_HEARD(kind, its, seen) ((kind) == died && !IS_GAP(its, seen))
+#else
+#define IS_HEARD(kind, its, seen) ((kind) == died)
+#endif
 
 #if defined(NO_DEDUPLICATION)
 #define IS_WANTED(w, batch) true
@@ -162,7 +208,10 @@ inline trainer_takes(w, kind, link, stamp, batch) {
   :: near[w].phase == down || IS_OF_AN_ENDED_LINK(w, link) || stamp <= near[w].seen
   :: else ->
      if
-     :: IS_GAP(stamp, near[w].seen) -> end_link(w)
+     :: IS_HEARD(kind, stamp, near[w].seen) -> take_death(w, batch)
+     :: !IS_HEARD(kind, stamp, near[w].seen) && IS_GAP(stamp, near[w].seen) ->
+        unheard = unheard + (DEATHS > 0 && kind != died -> 1 : 0);
+        end_link(w)
      :: else ->
         near[w].seen = stamp;
         if
@@ -178,8 +227,11 @@ inline trainer_takes(w, kind, link, stamp, batch) {
   kind = 0; link = 0; stamp = 0; batch = 0
 }
 
-#define NOT_ASKED (ALL & ~(entered | near[0].asked | near[1].asked))
-#define ONLY_ASKED_OF(w) (near[w].asked & ~near[OTHER(w)].asked)
+#define NOT_ASKED (ALL & ~(entered | failed | near[0].asked | near[1].asked))
+/* A batch over which a process has died is asked of one worker at a time. */
+#define IS_DEADLY(batch) (deaths[batch] > 0)
+#define DEADLY (IS_DEADLY(0) + 2 * IS_DEADLY(1) + 4 * IS_DEADLY(2) + 8 * IS_DEADLY(3))
+#define ONLY_ASKED_OF(w) (near[w].asked & ~near[OTHER(w)].asked & ~DEADLY)
 
 /* A recall may go beyond the credit, by one: the program asks for nothing else before it has come. */
 #define RECALL_TO_ASK (NOT_ASKED & recalled)
@@ -217,6 +269,12 @@ end:
        to_trainer[w]??kind, eval(near[w].link), stamp, batch;
        link = near[w].link;
        trainer_takes(w, kind, link, stamp, batch) }
+  /* A death passes an answer that is still on its way into memory, which then never counts. */
+  :: atomic { near[w].coming > 0 && to_trainer[w]??[died, eval(near[w].link), _, _] ->
+       to_trainer[w]??died, eval(near[w].link), stamp, batch;
+       kind = died;
+       link = near[w].link;
+       trainer_takes(w, kind, link, stamp, batch) }
   :: atomic { near[w].coming > 0 ->
        batch = near[w].coming - 1;
        near[w].coming = 0;
@@ -229,8 +287,8 @@ end:
   :: atomic { hedges > 0 && near[w].phase == up && near[w].spent < CREDIT && ONLY_ASKED_OF(OTHER(w)) != 0 ->
        hedges--;
        ask(w, ONLY_ASKED_OF(OTHER(w)), batch) }
-  :: atomic { silences > 0 && near[w].phase != down -> silences--; end_link(w) }
-  :: atomic { IS_BROKEN(w) -> end_link(w) }
+  :: atomic { silences > 0 && near[w].phase != down -> silences--; MAY_GO_UNHEARD; end_link(w) }
+  :: atomic { IS_BROKEN(w) -> MAY_GO_UNHEARD; end_link(w) }
   od
 }
 
@@ -292,6 +350,18 @@ end:
        kind = hello;
        worker_takes(w, kind, link, stamp, batch) }
   :: atomic { far[w].gone && nempty(to_worker[w]) -> to_worker[w]?_, _, _, _ }
+  /* The process dies over the batch that it is at, and with it all that the worker has of the link. */
+  :: atomic { dying > 0 && far[w].queued != 0 ->
+       dying--;
+       do
+       :: !HAS(far[w].queued, batch) -> batch++
+       :: else -> break
+       od;
+       processes_lost[batch]++;
+       assert(processes_lost[batch] <= DEATHS_MAX + unheard);  /* a batch is asked for no oftener */
+       tell_trainer(w, died, batch);
+       forget(w);
+       batch = 0 }
   :: atomic { far[w].queued != 0 ->
        do
        :: !HAS(far[w].queued, batch) -> batch++
@@ -313,12 +383,12 @@ proctype program() {
        awaited = BATCHES + recalls + 1;
        recalled = recalled | BIT(awaited - 1);
        recalls++ }
-  :: atomic { awaited > 0 && HAS(entered, awaited - 1) -> awaited = 0 }
+  :: atomic { awaited > 0 && HAS(entered | failed, awaited - 1) -> awaited = 0 }
 #ifdef ORDER_OF_ARRIVAL
   :: atomic { awaited == 0 && delivered < BATCHES && COUNT(entered) > delivered ->
-       assert(HAS(entered, delivered));  /* in order */
+       assert(HAS(entered | failed, delivered));  /* in order */
 #else
-  :: atomic { awaited == 0 && HAS(entered, delivered) && delivered < BATCHES ->
+  :: atomic { awaited == 0 && HAS(entered | failed, delivered) && delivered < BATCHES ->
 #endif
        delivered++ }
   od
@@ -340,6 +410,14 @@ inline crash(w) {
   fi
 }
 
+inline lose_to_trainer(w) {
+  if
+  :: to_trainer[w]?[died, _, _, _] -> unheard++
+  :: else
+  fi;
+  to_trainer[w]?_, _, _, _
+}
+
 proctype faults() {
   byte crashes = CRASHES, forgets = FORGETS, losses = LOSSES;
 end:
@@ -350,8 +428,8 @@ end:
   :: atomic { forgets > 0 && far[1].link != 0 -> forgets--; forget(1) }
   :: atomic { losses > 0 && nempty(to_worker[0]) -> losses--; to_worker[0]?_, _, _, _ }
   :: atomic { losses > 0 && nempty(to_worker[1]) -> losses--; to_worker[1]?_, _, _, _ }
-  :: atomic { losses > 0 && nempty(to_trainer[0]) -> losses--; to_trainer[0]?_, _, _, _ }
-  :: atomic { losses > 0 && nempty(to_trainer[1]) -> losses--; to_trainer[1]?_, _, _, _ }
+  :: atomic { losses > 0 && nempty(to_trainer[0]) -> losses--; lose_to_trainer(0) }
+  :: atomic { losses > 0 && nempty(to_trainer[1]) -> losses--; lose_to_trainer(1) }
   od
 }
 

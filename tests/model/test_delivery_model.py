@@ -58,6 +58,8 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
+# So that one process more may die over a batch than its trainer is to ask for.
+DEADLY = ["DEATHS=3", "DEATHS_MAX=2", "CRASHES=0", "SILENCES=0", "HEDGES=0"]
 # The property of each search; README.md says why these bounds.
 BOUNDS = {
     "one crash and one silence": [],
@@ -66,6 +68,10 @@ BOUNDS = {
     "a batch is recalled and its worker crashes": ["RECALLS=1", "SILENCES=0"],
     "a batch is recalled from a worker that is fenced": ["RECALLS=1", "CRASHES=0", "FORGETS=1"],
     "three batches, credit of two": ["BATCHES=3", "CREDIT=2", "CRASHES=1", "SILENCES=0"],
+    "processes of jobs die": ["DEATHS=4", "CRASHES=0", "SILENCES=0"],
+    "processes of jobs die and a worker crashes": ["DEATHS=3", "SILENCES=0", "HEDGES=0"],
+    "processes of jobs die and the trainer ends a link": ["DEATHS=4", "CRASHES=0", "HEDGES=0"],
+    "processes of jobs die and a message is lost": [*DEADLY, "LOSSES=1", "CREDIT=2"],
 }
 
 
@@ -76,6 +82,7 @@ BOUNDS = {
     "one crash and one silence",
     "three batches, credit of two",
     "a worker is fenced",
+    "processes of jobs die and *",
 )
 @pytest.mark.parametrize("bounds", BOUNDS)
 def test_every_run_is_safe_and_ends_with_all_delivered(tmp_path: Path, bounds: str) -> None:
@@ -106,6 +113,9 @@ STUCK = "invalid end state"
         ("ACK_BEFORE_BUFFERED", [], "entered"),
         ("LOST_IS_NOT_ASKED_AGAIN", ["HEDGES=0"], STUCK),
         ("ORDER_OF_ARRIVAL", [], "delivered"),
+        ("DEATH_IS_NOT_COUNTED", DEADLY, "processes_lost"),
+        ("DEATH_COUNTS_FOR_ALL", [*DEADLY, "CREDIT=2"], "processes_lost"),
+        ("DEATH_BEHIND_A_GAP_IS_LOST", [*DEADLY, "CREDIT=2", "LOSSES=1"], "processes_lost"),
     ],
 )
 def test_a_mutant_is_caught(tmp_path: Path, mutant: str, bounds: list[str], error: str) -> None:
