@@ -32,6 +32,14 @@ def main() -> int:
         "--only", action="append", choices=SCENARIOS, metavar="SCENARIO", help=", ".join(SCENARIOS)
     )
     parser.add_argument("--faults", type=int, metavar="N", help="of each scenario")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        nargs="+",
+        metavar="N",
+        default=(),
+        help="of each `penstock worker`, where servers or jobs are killed or stopped (drawn)",
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="for the table, as Markdown")
     args = parser.parse_args()
     seed = random.randrange(2**31) if args.seed is None else args.seed
@@ -42,7 +50,11 @@ def main() -> int:
         for number, name in enumerate(args.only or SCENARIOS):
             print(name, flush=True)
             place = Path(folder) / str(number)
-            outcomes.append(run_scenario(name, place, seed=seed, fault_count=args.faults))
+            outcomes.append(
+                run_scenario(
+                    name, place, seed=seed, fault_count=args.faults, worker_counts=args.workers
+                )
+            )
             print(f"  {outcomes[-1].seconds:.0f} s", flush=True)
             if args.report:
                 args.report.write_text(table(outcomes) + "\n")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,22 @@ from paced_datasets import LEAK_VARIABLE
 from pool_processes import Worker
 from trainers import Trainer
 from trials import Trial
-from worker_processes import all_processes, job_process, warm_process
+from worker_processes import all_processes, job_processes, servers, warm_processes
 
 GROUP_BYTES = 192 << 20
-WORKER_COUNT = 3
+# How many workers each supervisor has.
+ONE_EACH, ONE_AND_SEVERAL, ALL_OF_ONE = (1, 1, 1), (1, 2), (3,)
 LEAK_BYTES = 1 << 20  # with every sample
 SHORT = {"sample_count": 800, "epoch_count": 2}  # where every stream has one fault
 
 
-# A worker process is the server of a worker, unless something else is said.
+# A worker process is the server of one worker or several, unless something else is said.
 
 
 def one_of_several(trial: Trial) -> int | None:
     """A worker process where another makes batches meanwhile."""
-    settled = trial.settled(trial.worker)
-    pids = [pid for pid in trial.worker.pids if set(settled) - {pid}]
+    settled = trial.settled()
+    pids = [pid for pid in trial.listening() if settled.keys() - {pid}]
     return trial.rng.choice(pids) if pids else None
 
 
@@ -49,21 +50,29 @@ def kill_warm_process(trial: Trial, trainer: Trainer) -> None:
     """The processes of its jobs end with it, and so does its server, in whose place another worker
     process is started."""
     server = one_of_several(trial)
-    warm = None if server is None else warm_process(server)
-    if server is not None and warm is not None:
+    found = [] if server is None else warm_processes(server)
+    if server is not None and found:
+        warm = trial.rng.choice(found)
         trial.fault(f"SIGKILL of the warm process {warm} of worker process {server}")
         trial.end_warm(server, warm)
+
+
+def one_job(trial: Trial) -> tuple[int, int] | None:
+    """A worker process that makes batches, and the process of a job of its."""
+    found = [
+        (server, job)
+        for server, count in trial.settled().items()
+        for job in job_processes(server, count)
+    ]
+    return trial.rng.choice(found) if found else None
 
 
 def kill_job(trial: Trial, trainer: Trainer) -> None:
     """Its server lives, and has another one forked at once. A batch over which three processes die
     fails, and is to, so that this waits until all workers have had time for those before."""
-    settled = trial.settled(trial.worker)
-    if len(settled) < WORKER_COUNT:
-        return
-    server = trial.rng.choice(settled)
-    job = job_process(server)
-    if job is not None:
+    found = one_job(trial) if trial.are_all_settled else None
+    if found is not None:
+        server, job = found
         number = trial.rng.choice((signal.SIGKILL, signal.SIGSEGV))
         trial.fault(f"{number.name} of the job's process {job} of worker process {server}")
         trial.end_job(server, job, number)
@@ -71,31 +80,29 @@ def kill_job(trial: Trial, trainer: Trainer) -> None:
 
 def stop_job(trial: Trial, trainer: Trainer) -> None:
     """Its server goes on saying that it lives, so that a batch of a shard has to wait."""
-    jobs = {server: job_process(server) for server in trial.settled(trial.worker)}
-    servers = [server for server, job in jobs.items() if job is not None]
-    if servers:
-        server = trial.rng.choice(servers)
-        job = jobs[server]
-        assert job is not None
+    found = one_job(trial)
+    if found is not None:
+        server, job = found
         trial.fault(f"SIGSTOP of the job's process {job} of worker process {server}")
         with stopped(job):
             trainer.runs_for(trial.rng.uniform(0.3, 4.0))
 
 
 def kill_all_workers(trial: Trial, trainer: Trainer) -> None:
-    pids = trial.worker.pids
+    pids = list(trial.listening())
     trial.fault(f"SIGKILL of all worker processes, {pids}, and of who starts them")
-    trial.kill(trial.worker.process.pid, *pids)
-    trial.worker.wait()
+    trial.kill(*(worker.process.pid for worker in trial.workers), *pids)
+    for worker in trial.workers:
+        worker.wait()
     trainer.runs_for(trial.rng.uniform(0.0, 2.0))
-    trial.worker = trial.pool.start_worker(processes=WORKER_COUNT)
+    trial.start_workers(trial.worker_counts)
 
 
 def kill_controller(trial: Trial, trainer: Trainer) -> None:
     """In one case of three a worker is lost as well, which has to find the next controller. A
     trainer whose workers do not persist asks a controller for some when an epoch begins, so that
     the stream is to have gone on before the next fault."""
-    settled = trial.settled(trial.worker)
+    settled = list(trial.settled())
     victims = settled[:1] if len(settled) > 1 and trial.rng.random() < 1 / 3 else []
     trial.fault(f"SIGKILL of the controller, and of worker processes {victims}")
     trial.controller.end(signal.SIGKILL)
@@ -106,7 +113,7 @@ def kill_controller(trial: Trial, trainer: Trainer) -> None:
 
 def stop_worker(trial: Trial, trainer: Trainer) -> None:
     """For longer than its lease: others have made the batches that it owed when it goes on."""
-    settled = trial.settled(trial.worker)
+    settled = list(trial.settled())
     if len(settled) > 1:
         victim = trial.rng.choice(settled)
         trial.fault(f"SIGSTOP of worker process {victim}")
@@ -120,12 +127,16 @@ POOL_FAULTS = (*JOB_FAULTS, kill_worker, stop_worker, kill_controller, kill_all_
 
 def keep_doing(*faults: Callable[[Trial, Trainer], None]) -> Callable[[Trial], None]:
     """One fault after the other, in turn, at any instant of a stream that has gone on since the
-    last one. The workers of every other stream persist."""
+    last one. The workers of every other stream persist. Unless it is said how many workers each
+    supervisor has, that is drawn: where a server is lost, there is more than one supervisor."""
+    layouts = (ONE_EACH, ONE_AND_SEVERAL)
+    if set(faults) <= {kill_job, stop_job}:
+        layouts = (*layouts, ALL_OF_ONE)
 
     def run(trial: Trial) -> None:
         trial.controller = trial.pool.processes[0]
-        trial.worker = trial.pool.start_worker(processes=WORKER_COUNT)
-        trial.settled(trial.worker)  # the time counts from here on
+        trial.worker_counts = trial.worker_counts or trial.rng.choice(layouts)
+        trial.start_workers(trial.worker_counts)
         for number, stream in enumerate(trial.streams()):
             with trial.training(stream, persistent_workers=number % 2 == 0) as trainer:
                 while trial.wants_more and trainer.wait_for_batches(trial.rng.randint(1, 40)):
@@ -266,7 +277,7 @@ def exhaust_descriptors(trial: Trial) -> None:
             arguments = ["worker", "--controller", trial.pool.endpoint]
             trial.pool.processes.append(Worker(arguments, trial.pool.environment, within))
         worker = trial.pool.start_worker(processes=2)
-        server = worker.pids[0]
+        server = servers(worker.process.pid)[0]
         if who == "a trainer from its start on":
             limit = trial.rng.choice((16, 24, 32, 48))
             trial.fault(f"a trainer may have {limit} descriptors from its start on")
@@ -277,16 +288,15 @@ def exhaust_descriptors(trial: Trial) -> None:
             with trial.training(stream):
                 pass
         elif who in ("a server", "a warm process"):
-            pid = server if who == "a server" else warm_process(server)
-            assert pid is not None
+            pid = server if who == "a server" else warm_processes(server)[0]
             with no_more_descriptors(pid) as limit:
                 trial.fault(f"{who}, {pid}, may have no more than {limit} descriptors")
                 with trial.training(stream):
                     pass
         elif who == "the process of a job":
             with trial.training(stream) as trainer:
-                pid = job_process(server) if trainer.runs_for(trial.rng.uniform(0.1, 1.0)) else None
-                if pid is not None:
+                goes_on = trainer.runs_for(trial.rng.uniform(0.1, 1.0))
+                for pid in job_processes(server) if goes_on else []:
                     with no_more_descriptors(pid) as limit:
                         trial.fault(f"{who}, {pid}, may have no more than {limit} descriptors")
                         trainer.runs_for(trial.rng.uniform(4.0, 8.0))
@@ -295,7 +305,7 @@ def exhaust_descriptors(trial: Trial) -> None:
                 if trainer.runs_for(trial.rng.uniform(0.1, 1.0)):
                     with no_more_descriptors(trainer.process.pid) as limit:
                         trial.fault(f"the trainer may have no more than {limit} descriptors")
-                        trial.kill(*worker.pids)
+                        trial.kill(*servers(worker.process.pid))
                         trainer.runs_for(trial.rng.uniform(4.0, 8.0))
         trial.end_processes(1)
 
@@ -313,8 +323,7 @@ def exhaust_memory(trial: Trial) -> None:
                 with trial.training(stream) as trainer:
                     while trainer.runs_for(0.05) and trial.wants_more:
                         # Processes of jobs that are forked from now on are in the warm one's group.
-                        pids = {pid for server in worker.pids for pid in all_processes(server)}
-                        for pid in pids - added:
+                        for pid in set(all_processes(worker.process.pid)) - added:
                             added.add(pid)
                             group.add(pid)
                         while seen_count < group.kill_count:
@@ -357,6 +366,7 @@ def run_scenario(
     seed: int,
     fault_count: int | None = None,
     stream_options: Mapping[str, Any] | None = None,
+    worker_counts: Sequence[int] = (),
 ) -> Outcome:
     scenario = SCENARIOS[name]
     trial = Trial(
@@ -365,6 +375,7 @@ def run_scenario(
         seed=seed,
         fault_count=scenario.fault_count if fault_count is None else fault_count,
         stream_options=stream_options,
+        worker_counts=worker_counts,
     )
     trial.outcome.is_stall_bounded = scenario.is_stall_bounded
     try:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short form of `make chaos`: each scenario with a fault or two."""
+"""A short form of `make chaos`: each scenario with a fault or two; in `make test`, two of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,42 @@ LEFT_OUT = {
 }
 STREAM_OPTIONS = {"sample_count": 320, "epoch_count": 2}
 MIXED_OPTIONS = {"sample_count": 640, "epoch_count": 2}
+# Those of `make test`: how many faults, and how many workers each `penstock worker` has. The first
+# faults of "mixed" are a process of a job that is killed, one that is stopped, a warm process and a
+# server.
+SHORTEST = {"kill-jobs": (2, (2,)), "mixed": (4, (1, 1))}
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.long("full-disks", "full-shared-memory", "no-descriptors")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHORTEST)
+def test_no_batch_is_lost_in_a_short_trial(name: str, tmp_path: Path, seed: int) -> None:
+    fault_count, worker_counts = SHORTEST[name]
+    expect_all_batches(name, tmp_path, seed, fault_count, MIXED_OPTIONS, worker_counts)
+
+
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SCENARIOS.keys() - LEFT_OUT))
 def test_no_batch_is_lost(name: str, tmp_path: Path, seed: int) -> None:
-    fault_count = FAULT_COUNTS[name]
     stream_options = MIXED_OPTIONS if name == "mixed" else STREAM_OPTIONS
+    expect_all_batches(name, tmp_path, seed, FAULT_COUNTS[name], stream_options)
+
+
+def expect_all_batches(
+    name: str,
+    folder: Path,
+    seed: int,
+    fault_count: int,
+    stream_options: Mapping[str, int],
+    worker_counts: Sequence[int] = (),
+) -> None:
     outcome = run_scenario(
-        name, tmp_path, seed=seed, fault_count=fault_count, stream_options=stream_options
+        name,
+        folder,
+        seed=seed,
+        fault_count=fault_count,
+        stream_options=stream_options,
+        worker_counts=worker_counts,
     )
     if outcome.skipped:
         pytest.skip(outcome.skipped)

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from pool_processes import PoolProcesses, Process, Worker
 from process_traces import SHARED_MEMORY, is_running, wait_gone
 from streams import KINDS, Differences, Stream, compare, stalls
 from trainers import Trainer
+from worker_processes import servers
 
 CLEAR_ERROR_S = 10.0  # from the fault, or from the last batch after it
 SETTLED_S = 2.0  # after which a worker that has started makes batches
@@ -50,16 +52,19 @@ class Trial:
         seed: int,
         fault_count: int,
         stream_options: Mapping[str, Any] | None = None,
+        worker_counts: Sequence[int] = (),
     ) -> None:
+        """``worker_counts`` is of the workers of each supervisor, where a scenario asks."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.outcome = Outcome(scenario, seed)
         self.rng = random.Random(f"{scenario} {seed}")
         self.fault_count = fault_count
         self.stream_options = dict(stream_options or {})
+        self.worker_counts = tuple(worker_counts)
         self.pool = PoolProcesses(folder)
-        self.controller: Process  # these two are the scenario's to set, where it does something
-        self.worker: Worker  # to them
+        self.controller: Process  # the scenario's to set, where it does something to it
+        self.workers: list[Worker] = []  # each a supervisor, with one worker or several
         self.temporary = folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
         self.pool.environment["TMPDIR"] = str(self.temporary)
@@ -90,7 +95,7 @@ class Trial:
 
     def end_job(self, server: int, job: int, number: signal.Signals) -> None:
         """With SIGKILL or SIGSEGV. Its server, which has to make batches with another one, is as
-        good as a worker that has just started."""
+        good as one that has just started."""
         self._listening_since[server] = time.monotonic()
         if number == signal.SIGSEGV:
             self._crash_count += 1
@@ -119,13 +124,34 @@ class Trial:
                 if pid not in self._killed and not is_running(pid):
                     self.complain(f"worker process {pid} has ended, which nothing was done to")
 
-    def settled(self, worker: Worker) -> list[int]:
-        """The processes of a worker that can be relied on to make batches now."""
+    # ---- Workers
+
+    def start_workers(self, counts: Sequence[int]) -> None:
+        """In the place of those before: a supervisor with so many workers, for each count."""
+        self.workers = [self.pool.start_worker(processes=count) for count in counts]
+        self.settled()  # the time counts from here on
+
+    def listening(self) -> dict[int, int]:
+        """The servers that listen now, and how many workers each has."""
+        running = {pid for worker in self.workers for pid in servers(worker.process.pid)}
+        told = (pid for worker in self.workers for _, _, pid in worker.served(0))
+        return Counter(pid for pid in told if pid in running)
+
+    def settled(self) -> dict[int, int]:
+        """Those of them that can be relied on to make batches now."""
         now = time.monotonic()
-        pids = worker.pids
-        for pid in pids:
+        found = self.listening()
+        for pid in found:
             self._listening_since.setdefault(pid, now)
-        return [pid for pid in pids if now - self._listening_since[pid] >= SETTLED_S]
+        return {
+            pid: count
+            for pid, count in found.items()
+            if now - self._listening_since[pid] >= SETTLED_S
+        }
+
+    @property
+    def are_all_settled(self) -> bool:
+        return sum(self.settled().values()) == sum(self.worker_counts)
 
     # ---- Streams
 
