@@ -36,6 +36,8 @@ say "A pool that grows: rates, and what a batch costs trainer and controller"
 "$VENV"/bin/python bench/pool_growth.py --out bench/out/pool-growth.jsonl --picture bench/out/pool-growth.svg --markdown
 say "The way of a batch from a pool's worker to its trainer"
 "$VENV"/bin/python bench/pool_transport.py --out bench/out/pool-transport.jsonl --markdown
+say "A pool's worker in several processes"
+"$VENV"/bin/python bench/split_worker.py --out bench/out/split-worker.jsonl --markdown
 say "Strangers at a pool's ports"
 "$VENV"/bin/python bench/strangers.py --out bench/out/strangers.jsonl --markdown
 say "Does a pool give back what it takes?"

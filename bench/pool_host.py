@@ -2,9 +2,9 @@
 """A pool for a bench: a controller, and workers that start and leave when the bench says so.
 
 Both are processes of their own, and speak over TCP with the keys of ``penstock keys``. Workers are
-in one process each, as those that a trainer starts for itself, and not in several, as those of
-``penstock worker``. They are forked from one process that has imported torch already, since 64
-imports would take this machine minutes. That process is this file, run with --nursery.
+in one process each, as those that a trainer starts for itself, or in several, as those of
+``penstock worker``. The former are forked from one process that has imported torch already, since
+64 imports would take this machine minutes. That process is this file, run with --nursery.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 START_S_MAX = 120.0
 END_S_MAX = 20.0
+LISTENS = re.compile(
+    r"listens at (?P<endpoint>tcp://\S+) .*id (?P<worker_id>[0-9a-f]{16}), process (?P<pid>\d+)$"
+)
+_TURN_S = 0.02
 _REAP_S = 0.2
 _PR_SET_PDEATHSIG = 1
 
@@ -43,7 +48,7 @@ class StartedWorker:
     worker_id: str
     pid: int
     endpoint: str
-    listens_ns: int  # CLOCK_MONOTONIC, when trainers could connect
+    listens_ns: int  # CLOCK_MONOTONIC, when trainers could connect; 0 if it is not known
 
 
 class PoolHost:
@@ -59,6 +64,9 @@ class PoolHost:
         self.address = address
         self.endpoint = ""
         self.workers: list[StartedWorker] = []
+        self.supervisor_pid = 0  # of start_command()
+        self._folder = folder
+        self._command: subprocess.Popen[bytes] | None = None
         self._prefix = list(prefix)
         self._controller: subprocess.Popen[str] | None = None
         self._nursery: subprocess.Popen[bytes] | None = None
@@ -108,6 +116,34 @@ class PoolHost:
         self._tell({"start": count, "controller": self.endpoint, "keys": self.keys,
                     "bind": f"tcp://{self.address}:0"})  # fmt: skip
 
+    def start_command(self, count: int) -> None:
+        """Runs `penstock worker` with so many workers, once, and returns when they listen. Their
+        pids are those of their servers."""
+        log = self._folder / "worker.log"
+        command = [sys.executable, "-m", "penstock", "worker", "--controller", self.endpoint]
+        command += ["--keys", self.keys, "--bind", f"tcp://{self.address}:0"]
+        with log.open("wb") as output:
+            self._command = subprocess.Popen(
+                [*self._prefix, *command, "--processes", str(count)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=end_with_parent,
+            )
+        self.supervisor_pid = self._command.pid
+        deadline = time.monotonic() + START_S_MAX
+        while len(self.workers) < count:
+            has_ended = self._command.poll() is not None
+            said = log.read_text()
+            self.workers = [
+                StartedWorker(found["worker_id"], int(found["pid"]), found["endpoint"], 0)
+                for found in map(LISTENS.search, said.splitlines())
+                if found is not None
+            ]
+            if has_ended or time.monotonic() > deadline:
+                raise PoolError(f"the workers of the bench did not come up: {said.strip()!r}")
+            time.sleep(_TURN_S)
+
     def end_worker(self, pid: int, number: int = signal.SIGTERM) -> None:
         """Sends a worker a signal."""
         self._tell({"pid": pid, "signal": int(number)})
@@ -140,6 +176,8 @@ class PoolHost:
                 )
 
     def close(self) -> None:
+        if self._command is not None:
+            end_process(self._command, signal.SIGTERM)
         if self._nursery is not None:
             assert self._nursery.stdin is not None
             self._nursery.stdin.close()  # which ends the workers

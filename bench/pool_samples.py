@@ -41,6 +41,20 @@ class FromFiles(FixedCost):
             return super().__getitem__(index)
 
 
+class Rows(Dataset[torch.Tensor]):
+    """Rows of bytes that are there already, which the worker puts together to a batch."""
+
+    def __init__(self, count: int, row_bytes: int) -> None:
+        self.count = count
+        self.row = torch.arange(row_bytes, dtype=torch.int32).to(torch.uint8)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.row
+
+
 class Ready(Dataset[torch.Tensor]):
     """A tensor that is there already, for loaders with ``batch_size=None``: what a batch takes is
     its way to the trainer.

@@ -5,7 +5,8 @@ more.
 
 The stranger is a process of its own on loopback, and has no key. It connects to every port at which
 the controller and the workers listen. Beside the rate: how soon a new client is answered, and the
-memory and the descriptors of controller and workers, after each window.
+memory and the descriptors of controller and workers, after each window. A worker is the server of
+`penstock worker`, of which only root is shown the descriptors, or one process with all of a worker.
 """
 
 from __future__ import annotations
@@ -104,13 +105,14 @@ class Job:
                 timeout=60,
             )
         )
-        workers = {worker.pid for worker in host.workers}
-        while workers:  # until each is of use
-            workers.discard(int(next(self._batches)["pid"][0]))
+        makers: set[int] = set()
+        while len(makers) < len(host.workers):  # until each is of use
+            makers.add(int(next(self._batches)["pid"][0]))
 
     @property
     def servers(self) -> list[int]:
-        return [self._host.controller_pid, *(worker.pid for worker in self._host.workers)]
+        pids = dict.fromkeys(worker.pid for worker in self._host.workers)
+        return [self._host.controller_pid, *pids]
 
     def take_for(self, seconds: float) -> float:
         """Batches a second."""
@@ -160,7 +162,10 @@ class Job:
         return found
 
     def _cpu_s(self) -> float:
-        return one_process.cpu_s(os.getpid()) + sum(map(one_process.cpu_s, self.servers))
+        pids = {os.getpid(), *self.servers}
+        if self._host.supervisor_pid:
+            pids.update(process_tree.parents(self._host.supervisor_pid))
+        return sum(map(one_process.cpu_s, pids))
 
 
 def measure_all(args: argparse.Namespace) -> Iterator[Record]:
@@ -168,8 +173,11 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             with PoolHost(Path(folder)) as host:
-                host.start_workers(args.workers)
-                host.wait_for_workers(args.workers)
+                if args.worker == "command":
+                    host.start_command(args.workers)
+                else:
+                    host.start_workers(args.workers)
+                    host.wait_for_workers(args.workers)
                 job = Job(host, args)
                 ports = [
                     int(address.rpartition(":")[2], 16)
@@ -183,6 +191,11 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
                         say(f"round {round_index + 1}: {kind}: {found[kind][-1]}")
         except PoolError as error:
             raise MeasurementError(str(error)) from error
+        except PermissionError as error:
+            raise MeasurementError(
+                "the descriptors of a worker's server are shown to root alone; run this as root, "
+                "or with --worker process"
+            ) from error
     yield from records(found, args)
 
 
@@ -190,8 +203,8 @@ def records(found: dict[str, list[dict[str, float]]], args: argparse.Namespace) 
     parameters = {
         name: getattr(args, name)
         for name in (
-            "workers", "batch_ms", "values", "connections", "renew_s", "handshakes", "seconds",
-            "warmup", "rest",
+            "worker", "workers", "batch_ms", "values", "connections", "renew_s", "handshakes",
+            "seconds", "warmup", "rest",
         )
     }  # fmt: skip
     for kind, windows in found.items():
@@ -233,6 +246,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
+    add(
+        "--worker",
+        choices=("command", "process"),
+        default="command",
+        help="penstock worker, or one process",
+    )
     add("--workers", type=int, default=2)
     add("--batch-ms", type=float, default=10.0, help="that a batch takes its worker, asleep")
     add("--values", type=int, default=16_384, help="floats in a sample; a batch has 8 samples")

@@ -60,6 +60,22 @@ def test_growth_has_a_row_for_each_number_of_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_worker_of_several_processes_is_compared_with_one_of_one(tmp_path: Path) -> None:
+    lines = tmp_path / "split.jsonl"
+    done = run_bench("split_worker.py", "--quick", "--only", "small", "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    records = lines_of(lines)
+    rates = [r for r in records if r["name"] == "split_worker/batches_per_s"]
+    assert [r["parameters"]["kind"] for r in rates] == ["one_process", "processes"]
+    assert all(r["median"] > 0 and r["n"] == 2 for r in rates)
+    (ratio,) = [r for r in records if r["name"] == "split_worker/ratio"]
+    assert 0 < ratio["interval"][0] <= ratio["median"] <= ratio["interval"][1]
+    again = run_bench("split_worker.py", "--read", str(lines))
+    assert again.returncode == 0 and "\n| small   | processes " in again.stdout
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="what a server has open is shown to root alone")
 def test_strangers_are_compared_with_the_rate_without(tmp_path: Path) -> None:
     lines = tmp_path / "strangers.jsonl"
     done = run_bench("strangers.py", "--quick", "--out", str(lines))
