@@ -179,7 +179,7 @@ class TinyFolder:
     their own."""
 
     path: str
-    bytes_max: int = 256 << 10
+    bytes_max: int
 
     @property
     def within(self) -> Sequence[str]:
@@ -200,7 +200,7 @@ class TinyFolder:
         run("nsenter", f"--target={pid}", "--mount", "--", "rm", "-f", f"{self.path}/fills")
 
 
-def tiny_folder(path: str) -> TinyFolder:
+def tiny_folder(path: str, bytes_max: int = 256 << 10) -> TinyFolder:
     need("unshare", "nsenter", "mount", "dd")
     run("unshare", "--mount", "--propagation", "private", "true")
-    return TinyFolder(path)
+    return TinyFolder(path, bytes_max)

@@ -563,6 +563,11 @@ TEST_F(JobHostTest, ProcessThatSpeaksWronglyIsEnded) {
   for (const auto& [word, text] : wrongs) expect_death(word, text);
 }
 
+TEST_F(JobHostTest, ProcessOfAnotherVersionIsEndedAndBothAreNamed) {
+  start();
+  expect_death("another_version", spoken_versions());
+}
+
 TEST_F(JobHostTest, ProcessThatDoesNotReadWhatItAskedForIsEnded) {
   start();
   blobs_.emplace(blob_id_of(7), made_blob(kInlineBlobBytesMax));
@@ -654,6 +659,14 @@ TEST_F(JobHostTest, WarmProcessThatSpeaksOfAnythingElseIsAFailure) {
   offer("end");
   ASSERT_TRUE(until([&] { return failure_.has_value(); }));
   EXPECT_NE(failure_->message.find("must tell of its jobs' processes alone"), std::string::npos) << failure_->message;
+  EXPECT_FALSE(wants_work_);
+}
+
+TEST_F(JobHostTest, WarmProcessOfAnotherVersionIsAFailureThatNamesBoth) {
+  start("goes_on_in_another_version");
+  offer("end");
+  ASSERT_TRUE(until([&] { return failure_.has_value(); }));
+  EXPECT_NE(failure_->message.find(spoken_versions()), std::string::npos) << failure_->message;
   EXPECT_FALSE(wants_work_);
 }
 

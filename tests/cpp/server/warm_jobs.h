@@ -11,11 +11,14 @@
 #include <vector>
 
 #include "wire/blob_record.h"
+#include "wire/job_record.h"
 #include "wire/pool_record.h"
 
 namespace penstock::server {
 
 constexpr uint32_t kMadeRecordBytes = 10;
+constexpr size_t kVersionOffset = 4;
+constexpr uint16_t kOtherVersion = wire::kJobVersion + 8;
 
 inline std::vector<std::byte> to_bytes(std::string_view text) {
   const auto bytes = std::as_bytes(std::span(text));
@@ -38,6 +41,12 @@ inline std::vector<std::byte> made_blob(size_t size) {
   std::vector<std::byte> bytes(size);
   if (size > 0) std::memcpy(bytes.data(), numbers.data(), size);
   return bytes;
+}
+
+// What somebody who meets that version says of it.
+inline std::string spoken_versions() {
+  return "has version " + std::to_string(kOtherVersion) + ", and this process speaks version " +
+         std::to_string(wire::kJobVersion);
 }
 
 inline wire::BlobId blob_id_of(uint8_t value) {

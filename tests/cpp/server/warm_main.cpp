@@ -19,6 +19,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -49,6 +50,13 @@ constexpr std::chrono::milliseconds kSpun{20};
 constexpr int kExitCode = 3, kExitCodeOfWarm = 7, kExitCodeBeforeReady = 9;
 
 steady_clock::time_point far_away() { return steady_clock::now() + std::chrono::hours(1); }
+
+// As of another installation; the version is at the same place in all records.
+Bytes in_another_version(std::span<std::byte> record) {
+  const uint16_t version = kOtherVersion;
+  std::memcpy(record.data() + kVersionOffset, &version, sizeof version);
+  return record;
+}
 
 [[noreturn]] void wait_for_ever() {
   for (;;) ::pause();
@@ -114,6 +122,7 @@ class Job {
         {"twice", [&] { tell("once"), tell("twice"); }},
         {"later", [&] { tell(std::to_string(::getpid())), wait_for_signal(), tell("later"); }},
         {"garbage", [&] { send(bytes_of("garbage")); }},
+        {"another_version", [&] { answer_in_another_version(); }},
         {"no_message", [&] { send_raw(bytes_of("these are not the bytes of any message")); }},
         {"too_long", [&] { claim(wire::kFromJobMessageBytesMax + 1); }},
         {"other_slab", [&] { answer_at({.arena_id = kArenaId, .slab_index = 1}); }},
@@ -163,6 +172,10 @@ class Job {
     static_cast<void>(channel_.send(parts, fds));
   }
   void tell(const std::string& text) { answer({.answer = AnswerKind::kError, .text = bytes_of(text)}); }
+  void answer_in_another_version() {
+    auto bytes = wire::write_from_job({.answer = AnswerKind::kEnd});
+    send(in_another_version(bytes));
+  }
   void await(ToJob::Kind kind) {
     for (;;) {
       const auto received = channel_.receive(far_away());
@@ -378,7 +391,10 @@ class Warm {
       static_cast<void>(channel_.receive(far_away()));  // until the server is gone
       return EXIT_SUCCESS;
     }
-    if (word_ == "begins_wrongly") {
+    if (word_ == "begins_in_another_version") {
+      is_of_another_version_ = true;
+      say_ready();
+    } else if (word_ == "begins_wrongly") {
       send({.kind = WarmMessage::Kind::kStarted, .job = 1, .pid = 1});
     } else {
       say_ready();
@@ -416,6 +432,7 @@ class Warm {
     if (word_ == "cannot_fork") return send({.kind = WarmMessage::Kind::kEnded, .job = job});
     if (word_ == "leaves") ::_exit(kExitCodeOfWarm);
     if (word_ == "says_it_again") return say_ready();
+    is_of_another_version_ = word_ == "goes_on_in_another_version";
     const pid_t pid = ::fork();
     if (pid == 0) {
       ::setsid();
@@ -469,13 +486,14 @@ class Warm {
         {.kind = WarmMessage::Kind::kReady, .torch = 0x020f, .numerics = {1, 2, 3}, .text = "a warm process of tests"});
   }
   void send(const WarmMessage& message) {
-    const auto bytes = wire::write_warm_message(message);
-    const Bytes part(bytes);
+    auto bytes = wire::write_warm_message(message);
+    const Bytes part = is_of_another_version_ ? in_another_version(bytes) : Bytes(bytes);
     static_cast<void>(channel_.send({&part, 1}));
   }
 
   shm::Channel channel_;
   const std::string word_;
+  bool is_of_another_version_ = false;
   std::map<uint64_t, pid_t> processes_;  // by job
 };
 

@@ -8,6 +8,8 @@
 #include <memory>
 #include <string>
 
+#include "warm_jobs.h"
+
 namespace penstock::server {
 namespace {
 
@@ -50,6 +52,13 @@ TEST(WarmProcess, ThatBeginsWithSomethingElseIsMalformed) {
   const auto facts = facts_of("begins_wrongly");
   ASSERT_FALSE(facts);
   EXPECT_EQ(facts.error().code, Errc::kMalformed);
+}
+
+TEST(WarmProcess, OfAnotherVersionIsAMismatchThatNamesBoth) {
+  const auto facts = facts_of("begins_in_another_version");
+  ASSERT_FALSE(facts);
+  EXPECT_EQ(facts.error().code, Errc::kMismatch);
+  EXPECT_NE(facts.error().message.find(spoken_versions()), std::string::npos) << facts.error().message;
 }
 
 TEST(WarmProcess, OfAProgramThatIsNotThereCannotBeStarted) {

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -85,6 +86,20 @@ TEST_F(JobChannelTest, JobIsOverOnceTheServerHasHungUp) {
   server_.reset();
   EXPECT_EQ(job_->next(soon()).error().code, Errc::kClosed);
   EXPECT_FALSE(job_->is_wanted());
+}
+
+TEST_F(JobChannelTest, ServerOfAnotherVersionIsAMismatchThatNamesBoth) {
+  auto bytes = wire::write_to_job({.kind = ToJob::Kind::kWork, .trainer_id = 5});
+  const uint16_t version = wire::kJobVersion + 8;
+  std::memcpy(bytes.data() + 4, &version, sizeof version);
+  const std::span<const std::byte> part(bytes);
+  ASSERT_TRUE(server_->send({&part, 1}));
+  const auto work = job_->next(soon());
+  ASSERT_FALSE(work);
+  EXPECT_EQ(work.error().code, Errc::kMismatch);
+  const std::string both = "has version " + std::to_string(version) + ", and this process speaks version " +
+                           std::to_string(wire::kJobVersion);
+  EXPECT_NE(work.error().message.find(both), std::string::npos) << work.error().message;
 }
 
 TEST_F(JobChannelTest, WorkIsWantedUntilTheServerSaysOtherwise) {

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many short jobs in quick succession, of several trainers that share the workers of a pool."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import process_traces
+import pytest
+from pool_processes import SECONDS_MAX, PoolProcesses, Process, Worker, pool_of
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = str(Path(__file__).with_name("short_jobs.py"))
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def start_trainer(pool: PoolProcesses, first: int, count: int) -> Process:
+    program = (sys.executable, PROGRAM)
+    environment = {**pool.environment, "PENSTOCK_POOL": pool.endpoint}
+    trainer = Process([str(first), str(count)], environment, program=program)
+    pool.processes.append(trainer)
+    return trainer
+
+
+def wait_until(is_so: Callable[[], bool], what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
+class Lasting:
+    """The processes of a pool's workers that outlive every job, and what they hold between two."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.servers = sorted(set(worker.pids))
+        self.warm = [pid for server in self.servers for pid in process_traces.children(server)]
+        self.held = self.hold()
+
+    def jobs(self) -> list[int]:
+        return [pid for warm in self.warm for pid in process_traces.children(warm)]
+
+    def hold(self) -> dict[int, int]:
+        """How many descriptors each has. A server shows its own to nobody but root."""
+        shown = [*self.warm, *(self.servers if os.geteuid() == 0 else [])]
+        return {pid: len(process_traces.descriptors(pid)) for pid in shown}
+
+    def expect_as_before(self, worker: Worker) -> None:
+        wait_until(lambda: self.jobs() == [], self.jobs)
+        assert sorted(set(worker.pids)) == self.servers, worker.output
+        assert "another one starts" not in worker.output
+        # Connections of trainers that have left are closed as their ends are heard of.
+        wait_until(lambda: not self.grown(), self.grown)
+
+    def grown(self) -> dict[int, tuple[int, int]]:
+        """The processes that hold more than before."""
+        now = self.hold()
+        return {pid: (held, now[pid]) for pid, held in self.held.items() if now[pid] > held}
+
+
+def run_many(pool: PoolProcesses, *, trainer_count: int, job_count: int) -> None:
+    """Of each trainer, all at once."""
+    shared_before = set(os.listdir(process_traces.SHARED_MEMORY))
+    worker = pool.start_worker(processes=2)
+    wait_until(lambda: len(pool.status()["workers"]) == 2, pool.status)
+    lasting = Lasting(worker)
+    trainers = [
+        start_trainer(pool, 1 + job_count * number, job_count) for number in range(trainer_count)
+    ]
+    codes = [trainer.wait() for trainer in trainers]
+    output = "\n".join(trainer.output for trainer in trainers)
+    assert codes == [0] * trainer_count, output
+    assert output.count("is done") == trainer_count * job_count
+    lasting.expect_as_before(worker)
+    assert not any((pool.folder / "tmp").glob("penstock-code-*/*"))
+    new_files = set(os.listdir(process_traces.SHARED_MEMORY)) - shared_before
+    assert process_traces.unused_files(new_files) == []
+    assert worker.end() == 0
+
+
+def test_a_few_jobs_of_two_trainers_leave_nothing_and_are_torchs_to_the_bit(
+    pool: PoolProcesses,
+) -> None:
+    run_many(pool, trainer_count=2, job_count=3)
+
+
+@pytest.mark.long
+def test_many_jobs_of_four_trainers_leave_nothing_and_are_torchs_to_the_bit(
+    pool: PoolProcesses,
+) -> None:
+    run_many(pool, trainer_count=4, job_count=12)
