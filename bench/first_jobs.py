@@ -3,10 +3,10 @@
 such a worker has.
 
 A round starts a pool on loopback for each Python of --python, each of which has a penstock of its
-own: a controller and one `penstock worker`. Trainers come one after another, each a process of its
-own. Each times its first batch from iter() on, and the first one of a second epoch, for which it is
-connected already. The memory of the worker's processes is counted before the first trainer has come
-and after the last has gone. The supervisor's is left out.
+own: a controller and one `penstock worker` with --workers workers. Trainers come one after another,
+each a process of its own. Each times its first batch from iter() on, and the first one of a second
+epoch, for which it is connected already. The memory of the workers' processes is counted before the
+first trainer has come and after the last has gone. The supervisor's is left out.
 """
 
 from __future__ import annotations
@@ -72,28 +72,30 @@ class Seen:
 
 
 @contextlib.contextmanager
-def started_pool(python: str) -> Iterator[Pool]:
-    """A pool whose worker has no job yet, with keys of its own."""
+def started_pool(python: str, worker_count: int) -> Iterator[Pool]:
+    """A pool whose workers have no job yet, with keys of its own."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pk"))
         environment = {**os.environ, "XDG_RUNTIME_DIR": folder, "TMPDIR": folder}
         for name in ("PENSTOCK_POOL", "PENSTOCK_KEYS"):
             environment.pop(name, None)
 
-        def start(*arguments: str) -> tuple[int, str]:
-            return stack.enter_context(command(python, arguments, folder, environment))
+        def start(*arguments: str, count: int = 1) -> tuple[int, str]:
+            return stack.enter_context(command(python, arguments, folder, environment, count))
 
         _, said = start("controller", "--bind", "tcp://127.0.0.1:0")
         address = said.split("listens at ")[1].split(",")[0]
-        supervisor_pid, _ = start("worker", "--controller", address)
+        workers = ("--controller", address, "--processes", str(worker_count))
+        supervisor_pid, _ = start("worker", *workers, count=worker_count)
         yield Pool(folder, environment, address, supervisor_pid)
 
 
 @contextlib.contextmanager
 def command(
-    python: str, arguments: tuple[str, ...], folder: str, environment: dict[str, str]
+    python: str, arguments: tuple[str, ...], folder: str, environment: dict[str, str], count: int
 ) -> Iterator[tuple[int, str]]:
-    """A command of penstock's that runs: its pid, and its line about where it listens."""
+    """A command of penstock's that runs: its pid, and the last of ``count`` lines about where it
+    listens."""
     log = Path(folder, f"{arguments[0]}.log")
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -106,19 +108,19 @@ def command(
             preexec_fn=end_with_parent,
         )
     try:
-        yield process.pid, where_it_listens(python, process, log)
+        yield process.pid, where_it_listens(python, process, log, count)
     finally:
         end_process(process, signal.SIGTERM)
 
 
-def where_it_listens(python: str, process: subprocess.Popen[bytes], log: Path) -> str:
+def where_it_listens(python: str, process: subprocess.Popen[bytes], log: Path, count: int) -> str:
     deadline = time.monotonic() + START_S_MAX
     while True:
         has_ended = process.poll() is not None
         lines = log.read_text().rpartition("\n")[0].splitlines()
-        for line in lines:
-            if LISTENS in line:
-                return line
+        listening = [line for line in lines if LISTENS in line]
+        if len(listening) >= count:
+            return listening[-1]
         if has_ended or time.monotonic() > deadline:
             said = lines[-1] if lines else "nothing was said"
             raise PoolError(f"the {log.stem} of {python} did not come up: {said}")
@@ -183,8 +185,8 @@ def pss_bytes(pid: int) -> int:
         ) from None
 
 
-def measure_round(python: str, jobs: int, seen: Seen) -> None:
-    with started_pool(python) as pool:
+def measure_round(python: str, jobs: int, worker_count: int, seen: Seen) -> None:
+    with started_pool(python, worker_count) as pool:
         seen.before.append(idle_bytes(pool))
         for job in range(jobs):
             timed = train(python, pool)
@@ -196,7 +198,7 @@ def measure_round(python: str, jobs: int, seen: Seen) -> None:
 def measure(args: argparse.Namespace) -> tuple[dict[str, Seen], float]:
     """The measurements of each Python, and how many cores others used meanwhile."""
     for python in args.python:  # brings the files into memory
-        with started_pool(python) as pool:
+        with started_pool(python, args.workers) as pool:
             train(python, pool)
     seen = {python: Seen() for python in args.python}
     begin, busy_s = time.perf_counter(), process_tree.machine_busy_s()
@@ -204,17 +206,20 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Seen], float]:
     for turn in range(args.rounds):
         print(f"round {turn + 1} of {args.rounds}", file=sys.stderr, flush=True)
         for python in args.python[:: -1 if turn % 2 else 1]:
-            measure_round(python, args.jobs, seen[python])
+            measure_round(python, args.jobs, args.workers, seen[python])
     own_s = process_tree.usage(os.getpid()).cpu_s - own_s
     others_s = process_tree.machine_busy_s() - busy_s - own_s
     return seen, max(0.0, others_s / (time.perf_counter() - begin))
 
 
-def records(seen: dict[str, Seen], foreign_cores: float, jobs: int) -> Iterator[Record]:
+def records(
+    seen: dict[str, Seen], foreign_cores: float, args: argparse.Namespace
+) -> Iterator[Record]:
     from figures import summary
 
+    jobs = args.jobs
     for python, its in seen.items():
-        parameters = {"python": python, "jobs": jobs}
+        parameters = {"python": python, "jobs": jobs, "workers": args.workers}
         for metric in TIMES:
             values = getattr(its, metric)
             yield with_ends(summary(f"first_jobs/{metric}", parameters, values, 6), values)
@@ -281,13 +286,17 @@ def parse_arguments() -> argparse.Namespace:
     )  # fmt: skip
     add("--rounds", type=int, default=3, help="pools of each Python (default: 3)")
     add("--jobs", type=int, default=10, help="trainers that come to a pool (default: 10)")
+    add("--workers", type=int, default=1, help="workers of a pool, on this machine (default: 1)")
     add("--quick", action="store_true", help="one round of two jobs: does it run?")
     add("--json", "--out", dest="out", type=Path, metavar="FILE", help="file for the JSON lines")
     add("--read", type=Path, metavar="FILE", help="the table of such a file; measure nothing")
     parser.set_defaults(markdown=True)
     args = parser.parse_args()
-    if args.rounds < 1 or args.jobs < 2:
-        parser.error(f"--rounds is {args.rounds} and --jobs {args.jobs}; give 1 and 2 or more")
+    if args.rounds < 1 or args.jobs < 2 or args.workers < 1:
+        parser.error(
+            f"--rounds, --workers and --jobs must be >= 1, 1 and 2, got {args.rounds}, "
+            f"{args.workers} and {args.jobs}"
+        )
     if args.quick:
         args.rounds, args.jobs = 1, 2
     # Links stay: that of a virtual environment says which it is.
@@ -307,7 +316,7 @@ def main() -> int:
 
     from figures import report
 
-    report("first_jobs", args, lambda _: records(*measured, args.jobs), table)
+    report("first_jobs", args, lambda _: records(*measured, args), table)
     return 0
 
 

@@ -96,7 +96,7 @@ Result<std::unique_ptr<worker::PoolServer>> start_server(const WorkerOptions& op
   of_server.drain_grace = duration_of(options.grace_s);
   of_server.parent_pid = options.parent_pid;
   of_server.handover = options.handover;
-  of_server.exit_fd = options.exit_fd;
+  of_server.supervisor = exit_line_writer(options.exit_fd);
   return worker::PoolServer::start(std::move(of_server));
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <climits>
 #include <cstring>
 #include <utility>
@@ -16,14 +17,17 @@ namespace {
 
 static_assert(kExitLineBytesMax <= PIPE_BUF);
 
-constexpr std::array kExitWords = {ExitWord::kServing, ExitWord::kDrained, ExitWord::kUseless, ExitWord::kFailed};
-constexpr int kReadCountMax = 32;  // of a process that floods the pipe, before the supervisor looks at others
+constexpr std::array kExitWords = {ExitWord::kServing, ExitWord::kLeft, ExitWord::kDrained, ExitWord::kUseless,
+                                   ExitWord::kFailed};
+constexpr size_t kPlaceMax = 1 << 16;  // more workers than any process has
+constexpr int kReadCountMax = 32;      // of a process that floods the pipe, before the supervisor looks at others
 
 }  // namespace
 
 std::string_view name_of(ExitWord word) {
   switch (word) {
     case ExitWord::kServing: return "serving";
+    case ExitWord::kLeft: return "left";
     case ExitWord::kDrained: return "drained";
     case ExitWord::kUseless: return "useless";
     case ExitWord::kFailed: return "failed";
@@ -45,6 +49,11 @@ void write_exit_line(int fd, ExitWord word, std::string_view text) {
   std::replace(line.begin(), line.end(), '\n', ' ');
   line += '\n';
   static_cast<void>(::write(fd, line.data(), line.size()) < 0);
+}
+
+ExitListener exit_line_writer(int fd) {
+  if (fd < 0) return {};
+  return [fd](ExitWord word, std::string_view text) { write_exit_line(fd, word, text); };
 }
 
 Result<ExitPipe> ExitPipe::open() {
@@ -84,8 +93,15 @@ void ExitPipe::take(std::string_view line) {
     has_served_ = true;
     return;
   }
+  const std::string_view text = line.substr(std::min(space + 1, line.size()));
+  if (*word == ExitWord::kLeft) {
+    size_t place = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), place);
+    if (error == std::errc() && end == text.data() + text.size() && place < kPlaceMax) left_.insert(place);
+    return;
+  }
   end_ = word;
-  text_ = line.substr(std::min(space + 1, line.size()));
+  text_ = text;
 }
 
 }  // namespace penstock

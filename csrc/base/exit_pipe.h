@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -15,7 +17,8 @@
 namespace penstock {
 
 enum class ExitWord : uint8_t {
-  kServing,  // it listens: the one word that is about no end
+  kServing,  // it listens
+  kLeft,     // one of its workers will not be back, whose place in the process is behind the word; others go on
   kDrained,  // it was told to leave, and no other process takes its place
   kUseless,  // another process would fare no better, for a reason that it has logged
   kFailed,   // it cannot go on, and another process may
@@ -30,6 +33,11 @@ constexpr size_t kExitLineBytesMax = 1024;
 // Writes a line; a longer text is cut off. Never waits: a line that finds no room is lost. Does nothing where `fd` is
 // -1. Thread-safe.
 void write_exit_line(int fd, ExitWord word, std::string_view text = {});
+
+// Hears these words of a worker, on any thread. Empty where nobody looks after the worker.
+using ExitListener = std::function<void(ExitWord word, std::string_view text)>;
+// One that writes each as a line; empty where `fd` is -1.
+ExitListener exit_line_writer(int fd);
 
 // The supervisor's side of the pipe. Thread-compatible.
 class ExitPipe {
@@ -48,6 +56,8 @@ class ExitPipe {
   bool read();
 
   bool has_served() const { return has_served_; }
+  // The places of workers that have left before the process ends.
+  const std::set<size_t>& left() const { return left_; }
   // Why the process ends; none until it has told.
   std::optional<ExitWord> end() const { return end_; }
   // For people; empty where there is none.
@@ -61,6 +71,7 @@ class ExitPipe {
   FileDescriptor write_;
   std::string unfinished_;  // line
   bool has_served_ = false;
+  std::set<size_t> left_;
   std::optional<ExitWord> end_;
   std::string text_;
 };

@@ -29,6 +29,7 @@ void bind_exit_pipe(py::module_& module) {
       .def("close_write", &ExitPipe::close_write)
       .def("read", &ExitPipe::read)
       .def_property_readonly("has_served", &ExitPipe::has_served)
+      .def_property_readonly("left", &ExitPipe::left)
       .def_property_readonly("end",
                              [](const ExitPipe& self) {
                                const auto word = self.end();

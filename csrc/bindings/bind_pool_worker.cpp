@@ -62,7 +62,7 @@ Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
   options.parent_pid = settings.parent_pid;
   options.handover = settings.handover;
   options.powercap = settings.powercap;
-  options.exit_fd = settings.exit_fd;
+  options.supervisor = exit_line_writer(settings.exit_fd);
   options.drain_grace = duration_of(settings.grace_s);
   return PoolServer::start(std::move(options));
 }

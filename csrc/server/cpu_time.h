@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How long this process has been on CPUs, all its threads together.
+// How long this process has been on CPUs, all its threads together, or one of them.
 
 #include <ctime>
 
@@ -8,10 +8,13 @@
 
 namespace penstock::server {
 
-inline std::chrono::nanoseconds process_cpu_time() {
+inline std::chrono::nanoseconds cpu_time_by(clockid_t clock) {
   timespec time{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  ::clock_gettime(clock, &time);
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
+inline std::chrono::nanoseconds process_cpu_time() { return cpu_time_by(CLOCK_PROCESS_CPUTIME_ID); }
+// Of the calling thread.
+inline std::chrono::nanoseconds thread_cpu_time() { return cpu_time_by(CLOCK_THREAD_CPUTIME_ID); }
 
 }  // namespace penstock::server

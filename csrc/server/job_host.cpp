@@ -79,7 +79,7 @@ std::string spoken_time(Duration time) {
 
 }  // namespace
 
-JobHost::JobHost(WarmProcess& warm, std::string log_name, const JobHostOptions& options)
+JobHost::JobHost(WarmSeat& warm, std::string log_name, const JobHostOptions& options)
     : warm_(warm), log_name_(std::move(log_name)), options_(options) {
   note_fds();
 }
@@ -149,6 +149,7 @@ void JobHost::set_standing(const Standing& standing) {
 
 void JobHost::close(Fault reason) {
   is_closed_ = true;
+  warm_.close();
   MutexLock lock(mutex_);
   if (!reason_) reason_ = std::move(reason);
   changed_.notify_all();
@@ -161,7 +162,7 @@ Maker::Asked JobHost::take_asked() {
   if (is_closed_) return asked;
   const Instant now = clock_now();
   take_outputs();
-  if (std::exchange(is_warm_readable_, false)) take_news(asked);
+  if (std::exchange(is_warm_readable_, false) || warm_.has_news()) take_news(asked);
   receive(asked);
   send_blob();
   if (std::exchange(is_given_up_, false)) asked.result = PoolResult{.kind = PoolResult::Kind::kGivenUp};
@@ -382,15 +383,17 @@ void JobHost::start(uint64_t trainer_id) {
   auto ends = shm::Channel::open_pair();
   auto output = ends ? JobOutput::open() : Result<JobOutput::Ends>(ends.error());
   job_.emplace(Job{
-      .number = next_number_++,
       .trainer_id = trainer_id,
       .channel = shm::Channel(ends ? std::move(ends.value().here) : FileDescriptor(), wire::kFromJobMessageBytesMax)});
   job_->forked_at = clock_now();
   if (output) job_->output = std::move(output.value().here);
-  const auto forked = output ? warm_.fork(job_->number, ends.value().there.get(), output.value().there.get(), log_name_)
-                             : Result<void>(output.error());
+  const auto forked = output ? warm_.fork(ends.value().there.get(), output.value().there.get(), log_name_)
+                             : Result<uint64_t>(output.error());
   note_fds();
-  if (forked) return;
+  if (forked) {
+    job_->number = forked.value();
+    return;
+  }
   // The trainer hears of it as of a process that has died, and asks again.
   failure_ = Fault{Errc::kNoMemory, "no process could be started for a job: " + forked.error().message};
   job_->is_ending = true;
@@ -505,7 +508,7 @@ void JobHost::take_news(Asked& asked) {
   while (!failure_) {
     const auto news = warm_.next_news();
     if (!news) {
-      failure_ = Fault{Errc::kFailed, news.error().message};
+      failure_ = news.error();
       return note_fds();
     }
     if (!news.value()) break;
@@ -566,7 +569,7 @@ void JobHost::note_cpu_time(const Job& job) {
 }
 
 std::chrono::nanoseconds JobHost::cpu_time() const {
-  auto time = process_cpu_time() + past_cpu_time_;
+  auto time = thread_cpu_time() + past_cpu_time_;
   if (parked_) time += parked_->job.cpu_time;
   if (!job_) return time;
   note_cpu_time(*job_);

@@ -36,7 +36,7 @@
 #include "server/job_output.h"
 #include "server/maker.h"
 #include "server/pool_work.h"
-#include "server/warm_process.h"
+#include "server/warm_hub.h"
 #include "shm/arena.h"
 #include "shm/channel.h"
 #include "wire/blob_record.h"
@@ -69,12 +69,15 @@ struct JobHostOptions {
 // Confined to the I/O thread, but for what is marked.
 class JobHost final : public Maker {
  public:
-  // `warm` is ready, and outlives this. `log_name` is that of the lines that processes of jobs write.
-  JobHost(WarmProcess& warm, std::string log_name, const JobHostOptions& options = {});
+  // `warm` outlives this. `log_name` is that of the lines that processes of jobs write.
+  JobHost(WarmSeat& warm, std::string log_name, const JobHostOptions& options = {});
   ~JobHost() override;
 
   // Before the I/O thread uses it: its waker, which outlives both.
-  void set_waker(Waker& waker) { waker_ = &waker; }
+  void set_waker(Waker& waker) {
+    waker_ = &waker;
+    warm_.set_waker(waker);
+  }
 
   // ---- For any thread
 
@@ -171,11 +174,10 @@ class JobHost final : public Maker {
   static void note_cpu_time(const Job& job);
   void note_fds();
 
-  WarmProcess& warm_;
+  WarmSeat& warm_;
   const std::string log_name_;
   const JobHostOptions options_;
   Waker* waker_ = nullptr;
-  uint64_t next_number_ = 1;
   std::optional<Job> job_;                    // in use
   std::optional<Parked> parked_;              // without work, and well
   std::map<uint64_t, Leaving> leaving_;       // by number

@@ -89,7 +89,8 @@ class Maker {
   virtual void end_trainer(uint64_t /*trainer_id*/) {}
   // Whether there is a process that end_trainer() would end.
   virtual bool has_process_of(uint64_t /*trainer_id*/) const { return false; }
-  // On CPUs, of all processes of this worker, those that have ended included.
+  // On CPUs, of all processes of this worker, those that have ended included; of one that several workers share, this
+  // worker's I/O thread.
   virtual std::chrono::nanoseconds cpu_time() const { return process_cpu_time(); }
 };
 

@@ -57,8 +57,9 @@ Result<void> PoolServerIo::begin() {
   auto authenticator = net::Authenticator::start(*context_);
   if (!authenticator) return authenticator.error();
   authenticator_ = std::move(authenticator).value();
-  auto server = net::ServerSocket::bind(*context_, *authenticator_, options_.bind, options_.keys,
-                                        {.allowed_roles = {net::Role::kTrainer}});
+  auto server =
+      net::ServerSocket::bind(*context_, *authenticator_, options_.bind, options_.keys,
+                              {.allowed_roles = {net::Role::kTrainer}, .sharer_count = options_.sharer_count});
   if (!server) return server.error();
   server_ = std::move(server).value();
   endpoint_ = server_->endpoint();
@@ -111,10 +112,12 @@ wire::WorkerMeter PoolServerIo::meter() const {
 
 Result<void> PoolServerIo::open_data_port() {
   const net::Endpoint bind = options_.data_bind.value_or(net::Endpoint{.host = options_.bind.host, .port = 0});
-  auto data =
-      net::DataServer::bind(*context_, *authenticator_, bind,
-                            {.origin = options_.keys.origin(), .worker_id = run_.id, .ciphers = options_.ciphers},
-                            [&maker = maker_] { maker.wake(); });
+  auto data = net::DataServer::bind(*context_, *authenticator_, bind,
+                                    {.origin = options_.keys.origin(),
+                                     .worker_id = run_.id,
+                                     .ciphers = options_.ciphers,
+                                     .sharer_count = options_.sharer_count},
+                                    [&maker = maker_] { maker.wake(); });
   if (!data) return data.error();
   data_ = std::move(data).value();
   data_endpoint_ = data_->endpoint();
@@ -127,10 +130,11 @@ Result<void> PoolServerIo::open_data_port() {
 void PoolServerIo::end_because(End end) {
   if (std::exchange(has_ended_, true)) return;
   // Before the main thread knows, which may then end the process.
-  if (end.word) write_exit_line(options_.exit_fd, *end.word, end.text);
+  if (end.word && options_.supervisor) options_.supervisor(*end.word, end.text);
   maker_.close(std::move(end.reason));
   outbox_.clear();
   held_.clear();
+  blobs_ = {};
   if (registration_) registration_->say_farewell();
   registration_.reset();
   handover_.reset();
@@ -171,7 +175,7 @@ Result<void> PoolServerIo::serve() {
     for (std::string& notice : registration_->take_notices()) maker_.add_notice(std::move(notice));
   }
   if (auto end = end_of(now)) end_because(*std::move(end));
-  if (!has_ended_ && options_.exit_fd >= 0) end_lost_process(now);
+  if (!has_ended_ && options_.supervisor) end_lost_process(now);
   return {};
 }
 
@@ -477,7 +481,7 @@ void PoolServerIo::note_standing() {
 
 // What jobs have left open is not for the next one to pay for, nor what their threads go on opening.
 void PoolServerIo::look_at_descriptors(Instant now) {
-  if (options_.exit_fd < 0 || tenancy_ == 0 || session_.is_draining()) return;
+  if (!options_.supervisor || tenancy_ == 0 || session_.is_draining()) return;
   if (!is_idle()) return looked_at_.reset();
   if (looked_at_ && now - *looked_at_ < kDescriptorLookInterval) return;
   looked_at_ = now;
@@ -485,7 +489,7 @@ void PoolServerIo::look_at_descriptors(Instant now) {
 }
 
 void PoolServerIo::leave_if_short(Instant now) {
-  if (options_.exit_fd < 0 || session_.is_draining() || !are_descriptors_short()) return;
+  if (!options_.supervisor || !options_.ends_process || session_.is_draining() || !are_descriptors_short()) return;
   shortage_ = "half of the files that it may have open, or more, are open, as its jobs have left them";
   drain(now);
 }
@@ -532,7 +536,9 @@ void PoolServerIo::end_lost_process(Instant now) {
     return;
   }
   const bool was_told = session_.is_draining() && shortage_.empty();
-  write_exit_line(options_.exit_fd, was_told ? ExitWord::kDrained : ExitWord::kFailed, text);
+  const ExitWord word = was_told ? ExitWord::kDrained : ExitWord::kFailed;
+  if (!options_.ends_process) return end_because({.reason = {Errc::kFailed, text}, .word = word, .text = text});
+  options_.supervisor(word, text);
   ::_exit(EXIT_FAILURE);
 }
 

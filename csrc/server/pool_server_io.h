@@ -74,9 +74,13 @@ struct PoolServerOptions {
   std::string handover = {};
   // The powercap tree of this machine, which must tell its energy. Empty: where Linux has it, if it can be read.
   std::string powercap = {};
-  // The writing end of a supervisor's ExitPipe; -1 where none looks after this process. With one, a process that makes
-  // nothing any more is ended, since another takes its place.
-  int exit_fd = -1;
+  // Hears the words of this worker, that for its end just before the maker hears of it. Empty where no supervisor looks
+  // after it. With one, a worker that makes nothing any more ends, since another takes its place.
+  ExitListener supervisor = {};
+  // Whether it then ends this process, in which the dataset runs. Otherwise batches are made by processes beside this
+  // one, which may have other workers in it: the worker closes, and nothing that jobs have left open is here.
+  bool ends_process = true;
+  size_t sharer_count = 1;              // of this process's ports, as net::ServerSocketOptions
   AbandonedGrace abandoned_grace = {};  // of MakerWatch::is_lost()
   Duration drain_grace = kDrainGrace;
 };
@@ -148,7 +152,7 @@ class PoolServerIo final : public EventLoop::Handler {
   std::optional<End> end_of(Instant now) const;
   // Lets everything go; next() says why.
   void end_because(End end);
-  // Ends the process, or the one beside it that makes batches, where waiting for these is of no use.
+  // Ends the process, the one beside it that makes batches, or the worker alone, where waiting for these is of no use.
   void end_lost_process(Instant now);
   bool is_orphan() const;
 

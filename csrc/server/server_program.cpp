@@ -2,17 +2,20 @@
 #include "server/server_program.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stop_token>
@@ -25,12 +28,15 @@
 #include "base/exit_pipe.h"
 #include "base/identity.h"
 #include "base/instant.h"
+#include "base/mutex.h"
 #include "base/process_log.h"
 #include "net/keys.h"
 #include "server/job_host.h"
 #include "server/pool_server_io.h"
+#include "server/warm_hub.h"
 #include "server/warm_process.h"
 #include "server/watched_process.h"
+#include "wire/job_record.h"
 
 namespace penstock::server {
 namespace {
@@ -64,51 +70,175 @@ std::optional<int> next_signal(milliseconds time) {
   return number > 0 ? std::optional(number) : std::nullopt;
 }
 
-// The server, and how people hear of it. Confined to the main thread.
-class ServerProcess {
- public:
-  explicit ServerProcess(const ServerOrders& orders) : orders_(orders), log_("penstock worker") {}
+// As the job has written it.
+void write_output(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = ::write(STDERR_FILENO, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return;
+    text.remove_prefix(static_cast<size_t>(count));
+  }
+}
 
-  int run() {
-    const DescriptorLimit limit = raise_descriptor_limit();
-    auto read = options_at(orders_.addresses);
-    if (!read) return refuse(read.error());
-    const net::RunId run = net::draw_run_id(read.value().keys.own().public_key());
-    log_.set_name("penstock worker " + spoken_id(run.id).substr(0, 8));
-    auto warm = WarmProcess::start(orders_.warm_command);
-    if (!warm) return refuse(warm.error());
-    const auto facts = wait_for(*warm.value());
-    if (!facts) return is_told_to_end_ ? 0 : refuse(facts.error());
-    PoolServerOptions options = std::move(read).value();
-    options.about = facts.value().about;
-    options.numerics = facts.value().numerics;
-    options.torch = facts.value().torch;
-    options.name = orders_.name;
-    options.arena_bytes = orders_.arena_bytes;
-    options.blob_bytes_max = orders_.blob_bytes_max;
-    options.patience = duration_of(orders_.patience_s);
-    options.drain_grace = duration_of(orders_.grace_s);
-    options.parent_pid = orders_.parent_pid;
-    options.powercap = orders_.powercap;
-    options.exit_fd = orders_.exit_fd;
-    JobHost jobs(*warm.value(), "penstock worker " + spoken_id(run.id).substr(0, 8));
-    PoolServerIo io(options, run, jobs, nullptr);
-    EventLoop loop("pk_pool_server", "which speaks with trainers", io);
-    jobs.set_waker(loop.waker());
-    if (auto started = loop.start(); !started) return refuse(started.error());
-    write_exit_line(options.exit_fd, ExitWord::kServing);
-    say("listens at " + where(io.endpoint().text(), io.advertised()) + " and for batches at " +
-        where(io.data_endpoint().text(), io.data_advertised()) + " for " +
-        orders_.addresses.controller.value_or("whoever has its key") + ", id " + spoken_id(run.id) + ", process " +
-        std::to_string(::getpid()));
-    for (const std::string& line : spoken(limit)) say(line);
-    return serve(jobs, io);
+// What the warm process says of the server, for one of its workers: behind the process is the worker's number, by which
+// people tell it from the others there.
+std::string about_worker(std::string about, size_t place) {
+  const std::string process = "process " + std::to_string(::getpid());
+  const size_t found = about.find(process);
+  if (found != std::string::npos) about.insert(found + process.size(), "-" + std::to_string(place + 1));
+  about.resize(std::min(about.size(), wire::kAboutBytesMax));
+  return about;
+}
+
+std::string log_name_of(const net::RunId& run) { return "penstock worker " + spoken_id(run.id).substr(0, 8); }
+
+// Where the I/O threads of workers tell the main thread that they end. Thread-safe.
+class WorkerEnds {
+ public:
+  struct End {
+    ExitWord word{};
+    std::string text;
+  };
+
+  // Of the worker of that place; the last word stands.
+  void tell(size_t place, ExitWord word, std::string_view text) {
+    MutexLock lock(mutex_);
+    ends_[place] = {.word = word, .text = std::string(text)};
+    has_news_ = true;
+    changed_.notify_all();
+  }
+  // Waits for another to end. Blocks.
+  void wait(steady_clock::time_point deadline) {
+    MutexLock lock(mutex_);
+    while (!has_news_) {
+      if (!changed_.wait_until(mutex_, deadline)) return;
+    }
+    has_news_ = false;
+  }
+  // Nothing of one that has not told of its end.
+  std::optional<End> of(size_t place) const {
+    MutexLock lock(mutex_);
+    const auto end = ends_.find(place);
+    return end != ends_.end() ? std::optional(end->second) : std::nullopt;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  Condition changed_;
+  std::map<size_t, End> ends_ PENSTOCK_GUARDED_BY(mutex_);
+  bool has_news_ PENSTOCK_GUARDED_BY(mutex_) = false;
+};
+
+// One of the workers, and how people hear of it. Confined to the main thread, but for signal_fd().
+class ServedWorker {
+ public:
+  ServedWorker(WarmHub& hub, PoolServerOptions options, const net::RunId& run, bool is_quiet)
+      : options_(std::move(options)),
+        run_(run),
+        log_(log_name_of(run)),
+        is_quiet_(is_quiet),
+        seat_(hub),
+        jobs_(seat_, log_name_of(run)),
+        io_(options_, run, jobs_, nullptr),
+        loop_("pk_pool_server", "which speaks with trainers", io_) {
+    jobs_.set_waker(loop_.waker());
+  }
+  ServedWorker(const ServedWorker&) = delete;
+  ServedWorker& operator=(const ServedWorker&) = delete;
+  // Others that have news for its seat must not wake a loop that is gone.
+  ~ServedWorker() { seat_.close(); }
+
+  Result<void> start() { return loop_.start(); }
+  int signal_fd() const { return io_.signal_fd(); }
+
+  void say_that_it_listens() const {
+    say("listens at " + where(io_.endpoint().text(), io_.advertised()) + " and for batches at " +
+        where(io_.data_endpoint().text(), io_.data_advertised()) + " for " +
+        (options_.controller ? options_.controller->text() : "whoever has its key") + ", id " + spoken_id(run_.id) +
+        ", process " + std::to_string(::getpid()));
+  }
+
+  // Logs what is new. Returns why it has ended, if it has; waits for that until the deadline.
+  std::optional<Fault> look(steady_clock::time_point deadline) {
+    auto reason = jobs_.wait_closed(deadline);
+    write_output(jobs_.take_output());
+    for (const std::string& notice : jobs_.take_notices()) log_.tell(notice);
+    note_standing(jobs_.standing());
+    return reason;
+  }
+  // It has ended, and its thread is of no use any more.
+  void close(const Fault& reason) {
+    loop_.stop();
+    if (reason.code == Errc::kClosed) {
+      say("ends: " + reason.message);
+    } else {
+      log_.tell(reason.message);
+    }
+  }
+
+  void say(const std::string& text) const {
+    if (!is_quiet_) log_.say(text);
   }
 
  private:
   static std::string where(const std::string& bound, const std::string& advertised) {
     return bound == advertised ? bound : bound + " (which trainers reach at " + advertised + ")";
   }
+
+  void note_standing(const Standing& standing) {
+    if (standing.drain_cause == Standing::DrainCause::kNone || std::exchange(is_draining_, true)) return;
+    const std::string batches = standing.left_count == 1 ? "1 batch" : std::to_string(standing.left_count) + " batches";
+    say("draining after " + std::string(name_of(standing.drain_cause)) + "; " + batches + " left");
+  }
+
+  const PoolServerOptions options_;
+  const net::RunId run_;
+  const ProcessLog log_;
+  const bool is_quiet_;
+  bool is_draining_ = false;
+  WarmSeat seat_;
+  JobHost jobs_;
+  PoolServerIo io_;
+  EventLoop loop_;
+};
+
+// The process with its workers. Confined to the main thread.
+class ServerProcess {
+ public:
+  explicit ServerProcess(const ServerOrders& orders) : orders_(orders), log_("penstock worker") {}
+
+  int run() {
+    const DescriptorLimit limit = raise_descriptor_limit();
+    std::vector<PoolServerOptions> options;
+    std::vector<net::RunId> runs;
+    for (const ServerAddresses& addresses : orders_.workers) {
+      auto read = options_at(addresses);
+      if (!read) return refuse(read.error());
+      options.push_back(std::move(read).value());
+      runs.push_back(net::draw_run_id(options.back().keys.own().public_key()));
+    }
+    if (runs.size() == 1) log_.set_name(log_name_of(runs.front()));
+    auto warm = WarmProcess::start(orders_.warm_command);
+    if (!warm) return refuse(warm.error());
+    const auto facts = wait_for(*warm.value());
+    if (!facts) return is_told_to_end_ ? 0 : refuse(facts.error());
+    WarmHub hub(std::move(warm).value());
+    Workers workers;
+    for (size_t place = 0; place < options.size(); ++place) {
+      set_up(options[place], facts.value(), place);
+      workers.push_back(std::make_unique<ServedWorker>(hub, std::move(options[place]), runs[place], orders_.is_quiet));
+    }
+    for (const auto& worker : workers) {
+      if (auto started = worker->start(); !started) return refuse(started.error());
+    }
+    write_exit_line(orders_.exit_fd, ExitWord::kServing);
+    for (const auto& worker : workers) worker->say_that_it_listens();
+    for (const std::string& line : spoken(limit)) workers.front()->say(line);
+    return serve(workers);
+  }
+
+ private:
+  using Workers = std::vector<std::unique_ptr<ServedWorker>>;
 
   // A fault of what it was told is the same for the next process; a shortage may be over by then.
   int refuse(const Fault& why) {
@@ -132,60 +262,80 @@ class ServerProcess {
     return Fault{Errc::kClosed, "the process that started this worker is gone"};
   }
 
-  int serve(JobHost& jobs, const PoolServerIo& io) {
-    // It drains whatever this thread waits for.
+  void set_up(PoolServerOptions& options, const WarmFacts& facts, size_t place) {
+    options.about = orders_.workers.size() > 1 ? about_worker(facts.about, place) : facts.about;
+    options.numerics = facts.numerics;
+    options.torch = facts.torch;
+    options.name = orders_.name;
+    options.arena_bytes = orders_.arena_bytes;
+    options.blob_bytes_max = orders_.blob_bytes_max;
+    options.patience = duration_of(orders_.patience_s);
+    options.drain_grace = duration_of(orders_.grace_s);
+    options.parent_pid = orders_.parent_pid;
+    options.powercap = orders_.powercap;
+    options.supervisor = [this, place](ExitWord word, std::string_view text) { ends_.tell(place, word, text); };
+    options.ends_process = false;
+    options.sharer_count = orders_.workers.size();
+  }
+
+  int serve(const Workers& workers) {
+    // They drain whatever the main thread waits for.
     const std::jthread signals([&](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
         const auto number = next_signal(kLook);
-        const auto byte = static_cast<char>(number.value_or(0));
-        if (number) static_cast<void>(::write(io.signal_fd(), &byte, 1) < 0);
+        if (!number) continue;
+        if (has_signal_.exchange(true)) ::_exit(128 + *number);
+        const auto byte = static_cast<char>(*number);
+        for (const auto& worker : workers) static_cast<void>(::write(worker->signal_fd(), &byte, 1) < 0);
       }
     });
-    for (;;) {
-      const auto reason = jobs.wait_closed(steady_clock::now() + kLook);
-      write_output(jobs.take_output());
-      for (const std::string& notice : jobs.take_notices()) log_.tell(notice);
-      note_standing(jobs.standing());
-      if (!reason) continue;
-      if (reason->code == Errc::kClosed) {
-        say("ends: " + reason->message);
-        return 0;
+    std::vector<std::optional<WorkerEnds::End>> ends(workers.size());
+    int exit_code = 0;
+    for (size_t open_count = workers.size(); open_count > 0;) {
+      ends_.wait(steady_clock::now() + kLook);
+      for (size_t place = 0; place < workers.size(); ++place) {
+        if (ends[place]) continue;
+        // One that has told of its end closes in a moment, and one that has closed has told, if it has a word.
+        const auto now = steady_clock::now();
+        const auto reason = workers[place]->look(ends_.of(place) ? now + kLook : now);
+        if (!reason) continue;
+        ends[place] = ends_.of(place).value_or(WorkerEnds::End{.word = ExitWord::kFailed, .text = reason->message});
+        const bool has_failed = ends[place]->word == ExitWord::kFailed;
+        // Before its log says that it has left.
+        if (--open_count > 0 && !has_failed) write_exit_line(orders_.exit_fd, ExitWord::kLeft, std::to_string(place));
+        workers[place]->close(*reason);
+        if (reason->code != Errc::kClosed) exit_code = EXIT_FAILURE;
+        if (has_failed && !has_signal_) return end(ends, exit_code);
       }
-      log_.tell(reason->message);
-      return EXIT_FAILURE;
     }
+    return end(ends, exit_code);
   }
 
-  // As the job has written it.
-  static void write_output(std::string_view text) {
-    while (!text.empty()) {
-      const ssize_t count = ::write(STDERR_FILENO, text.data(), text.size());
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) return;
-      text.remove_prefix(static_cast<size_t>(count));
+  // Tells the supervisor the worst of the words.
+  int end(std::span<const std::optional<WorkerEnds::End>> ends, int exit_code) const {
+    for (const ExitWord word : {ExitWord::kFailed, ExitWord::kUseless, ExitWord::kDrained}) {
+      for (const auto& end : ends) {
+        if (!end || end->word != word) continue;
+        write_exit_line(orders_.exit_fd, word, end->text);
+        return exit_code;
+      }
     }
-  }
-
-  void note_standing(const Standing& standing) {
-    if (standing.drain_cause == Standing::DrainCause::kNone || std::exchange(is_draining_, true)) return;
-    const std::string batches = standing.left_count == 1 ? "1 batch" : std::to_string(standing.left_count) + " batches";
-    say("draining after " + std::string(name_of(standing.drain_cause)) + "; " + batches + " left");
-  }
-
-  void say(const std::string& text) {
-    if (!orders_.is_quiet) log_.say(text);
+    return exit_code;
   }
 
   const ServerOrders& orders_;
   ProcessLog log_;
+  WorkerEnds ends_;
+  std::atomic<bool> has_signal_{false};
   bool is_told_to_end_ = false;
-  bool is_draining_ = false;
 };
 
 }  // namespace
 
 Result<ServerOrders> parse_server_orders(std::span<const char* const> arguments) {
   ServerOrders orders;
+  std::optional<std::string> controller;
+  std::optional<std::string> key_folder;
   const auto bad = [](std::string_view argument) {
     return Fault{Errc::kMalformed, "penstock-server is started by `penstock worker`; it does not understand \"" +
                                        std::string(argument) + "\""};
@@ -200,20 +350,22 @@ Result<ServerOrders> parse_server_orders(std::span<const char* const> arguments)
     if (!argument.starts_with("--") || equals == std::string_view::npos) return bad(argument);
     const std::string_view option = argument.substr(2, equals - 2);
     const std::string value(argument.substr(equals + 1));
-    ServerAddresses& addresses = orders.addresses;
+    const bool is_of_one = option == "advertised" || option == "data-bind" || option == "data-advertised";
+    if (is_of_one && orders.workers.empty()) return bad(argument);
     bool is_read = true;
     if (option == "bind") {
-      addresses.bind = value;
-    } else if (option == "controller") {
-      addresses.controller = value;
+      orders.workers.push_back({.bind = value});
+      is_read = !value.empty();
     } else if (option == "advertised") {
-      addresses.advertised = value;
+      orders.workers.back().advertised = value;
     } else if (option == "data-bind") {
-      addresses.data_bind = value;
+      orders.workers.back().data_bind = value;
     } else if (option == "data-advertised") {
-      addresses.data_advertised = value;
+      orders.workers.back().data_advertised = value;
+    } else if (option == "controller") {
+      controller = value;
     } else if (option == "keys") {
-      addresses.key_folder = value;
+      key_folder = value;
     } else if (option == "name") {
       orders.name = value;
     } else if (option == "powercap") {
@@ -238,7 +390,11 @@ Result<ServerOrders> parse_server_orders(std::span<const char* const> arguments)
     }
     if (!is_read) return bad(argument);
   }
-  if (orders.addresses.bind.empty() || orders.warm_command.empty())
+  for (ServerAddresses& addresses : orders.workers) {
+    addresses.controller = controller;
+    addresses.key_folder = key_folder;
+  }
+  if (orders.workers.empty() || orders.warm_command.empty())
     return Fault{Errc::kMalformed,
                  "penstock-server is started by `penstock worker`, with --bind=... and, behind --, the command of the "
                  "process that it forks those of jobs from"};
@@ -251,6 +407,8 @@ int server_program(int argument_count, const char* const* arguments) {
     std::cerr << orders.error().message << "\n";
     return kUsageExitCode;
   }
+  // Each of many threads would have an arena of 64 MiB of addresses.
+  ::mallopt(M_ARENA_MAX, 2);
   // Its memory, with the keys, is for nobody of its user to read, and for no dump.
   ::prctl(PR_SET_DUMPABLE, 0);
   if (orders.value().exit_fd >= 0) ::fcntl(orders.value().exit_fd, F_SETFD, FD_CLOEXEC);

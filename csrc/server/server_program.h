@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The program `penstock-server`: the process of a pool's worker that holds its keys and sockets. It starts a warm
-// process, waits until that can fork, and serves until it is drained or its parent is gone.
+// The program `penstock-server`: the process that holds the keys and sockets of a pool's workers on one machine, each
+// of which has an I/O thread in it. It starts one warm process for all, waits until that can fork, and serves until
+// each worker is drained or its parent is gone.
+//
+// A worker that was told to leave, or that the controller refuses, closes alone, and the process ends with the last.
+// The failure of one is that of the process: the others may fare no better, and its supervisor starts all again. That
+// is so from the start: a port that is taken keeps all from serving.
 
 #include <sys/types.h>
 
@@ -17,9 +22,9 @@ namespace penstock::server {
 
 // What `penstock worker` tells it on its command line.
 struct ServerOrders {
-  ServerAddresses addresses{};
-  std::string name{};      // as PoolServerOptions
-  std::string powercap{};  // as PoolServerOptions
+  std::vector<ServerAddresses> workers{};  // whose controller and keys are the same
+  std::string name{};                      // as PoolServerOptions
+  std::string powercap{};                  // as PoolServerOptions
   uint64_t arena_bytes = 0;
   uint64_t blob_bytes_max = 0;
   double patience_s = 60;
@@ -30,8 +35,9 @@ struct ServerOrders {
   std::vector<std::string> warm_command{};
 };
 
-// "--bind=tcp://...", and so on for each field but the last, whose words follow "--". kMalformed for another option,
-// and for a value that is not of its kind.
+// "--bind=tcp://...", and so on for each field but the last, whose words follow "--". Each "--bind" begins a worker, to
+// which the other addresses behind it belong; all else is for all workers, wherever it stands. kMalformed for another
+// option, and for a value that is not of its kind.
 Result<ServerOrders> parse_server_orders(std::span<const char* const> arguments);
 
 // Returns the exit code, which means nothing to the supervisor: an ExitPipe tells it why this process ends.

@@ -12,7 +12,7 @@ Result<std::unique_ptr<PoolServer>> PoolServer::start(server::PoolServerOptions 
   if (options.numerics == Numerics{}) options.numerics = runtime::numeric_fingerprint();
   auto server = std::make_unique<PoolServer>(std::move(options), run);
   if (auto started = server->loop_.start(); !started) return started.error();
-  write_exit_line(server->options_.exit_fd, ExitWord::kServing);
+  if (server->options_.supervisor) server->options_.supervisor(ExitWord::kServing, {});
   return server;
 }
 

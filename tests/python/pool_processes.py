@@ -92,11 +92,11 @@ class Process:
 
 
 class Worker(Process):
-    """``penstock worker``, with the processes that it supervises."""
+    """``penstock worker``, with the server of its workers, which it supervises."""
 
     def served(self, count: int = 1) -> list[tuple[str, str, int]]:
-        """Id, endpoint and pid of the first ``count`` processes that listen, in the order in which
-        they said so.
+        """Of the first ``count`` workers that listen, in the order in which they said so: id,
+        endpoint and pid of the server, which a worker has to itself only where it is alone.
         """
         lines = self.wait_for_lines(lambda line: _LISTENS.search(line) is not None, count)
         found = []
@@ -107,7 +107,7 @@ class Worker(Process):
         return found
 
     def data_endpoint(self) -> str:
-        """Where the first process gives out the bytes of batches."""
+        """Where the first worker gives out the bytes of batches."""
         self.served()
         match = _DATA.search(self.output)
         assert match is not None
@@ -115,8 +115,8 @@ class Worker(Process):
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that serve now."""
-        return [pid for _, _, pid in self.served(0) if _is_alive(pid)]
+        """Of the servers that are there now."""
+        return [pid for pid in {pid: None for _, _, pid in self.served(0)} if _is_alive(pid)]
 
 
 class PoolProcesses:
@@ -154,20 +154,31 @@ class PoolProcesses:
         within: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Worker:
+        worker = self._launch_worker(
+            "--processes", str(processes), *arguments, within=within, environment=environment
+        )
+        worker.served(processes)
+        return worker
+
+    def start_workers(self, count: int, *arguments: str) -> list[Worker]:
+        """So many ``penstock worker``, each with one worker, whose server can be killed alone."""
+        workers = [self._launch_worker(*arguments) for _ in range(count)]
+        for worker in workers:
+            worker.served()
+        return workers
+
+    def _launch_worker(
+        self,
+        *arguments: str,
+        within: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Worker:
         worker = Worker(
-            [
-                "worker",
-                "--controller",
-                self.endpoint,
-                "--processes",
-                str(processes),
-                *arguments,
-            ],
+            ["worker", "--controller", self.endpoint, *arguments],
             {**self.environment, **(environment or {})},
             within,
         )
         self.processes.append(worker)
-        worker.served(processes)
         return worker
 
     def start_native_worker(self, *arguments: str, processes: int = 1) -> Worker:

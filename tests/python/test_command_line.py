@@ -236,7 +236,7 @@ def test_a_command_has_a_help_of_its_own(call: Call, command: str, option: str) 
 def test_a_help_says_what_an_option_is_and_its_default(call: Call) -> None:
     """It said "--processes N of them on this host (1)"."""
     _, out, _ = call("worker", "--help")
-    said = "number of worker processes to start on this host (default: 1)"
+    said = "number of workers to start on this host (default: 1)"
     assert f"  --processes N             {said}\n" in out
     assert "(default: 60)" in out
 

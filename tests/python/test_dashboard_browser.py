@@ -305,7 +305,7 @@ def test_a_pool_loses_a_worker_and_then_its_controller_while_one_watches(
 ) -> None:
     controller = pool.start_controller("--dashboard", "0", "--dashboard-open")
     url = f"http://127.0.0.1:{port_of(controller)}/"
-    supervisor = pool.start_worker(processes=2)
+    supervisor, _ = pool.start_workers(2)
     pool.start_training()
     page.open(url)
     page.wait_for("2 serving, 0 free")

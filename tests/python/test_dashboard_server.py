@@ -116,7 +116,7 @@ def guarded(pool: PoolProcesses, tmp_path: Path) -> Site:
 def test_a_pool_is_told_as_json_and_a_killed_worker_as_an_event(
     pool: PoolProcesses, site: Site
 ) -> None:
-    worker = pool.start_worker(processes=2)
+    worker, _ = pool.start_workers(2)
     pool.start_training()
     fields = site.wait_for(
         "/api/status",

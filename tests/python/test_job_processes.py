@@ -27,7 +27,7 @@ from ending_datasets import Hanging, Numbers
 from pool_datasets import CODE, ShardIterator, Shards, StatefulShards, digests
 from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
 from raw_zeromq import key_bytes
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from penstock import DataLoader, _pool
 from penstock.errors import PenstockError, PoolWarning
@@ -384,6 +384,16 @@ class Blocking(Numbers):
         return index
 
 
+class BlockingStream(IterableDataset[int]):
+    """The same as one shard, which one worker reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.blocking = Blocking(folder)
+
+    def __iter__(self) -> Iterator[int]:
+        return (self.blocking[index] for index in range(len(self.blocking)))
+
+
 def process_in(folder: Path) -> int:
     wait_until(lambda: any(folder.glob("process-*")))
     (path,) = folder.glob("process-*")
@@ -442,6 +452,34 @@ def test_the_process_of_a_job_has_no_key_and_no_socket_of_the_pool(
         assert not [name for name, forms in secrets.items() if memory_has(pid, forms)]
     (tmp_path / "go").touch()
     assert list(batches) == list(range(6))
+
+
+def test_workers_of_one_command_share_a_server_and_a_warm_process(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
+    """Each had both to itself, and with the latter several hundred megabytes."""
+    worker = pool.start_worker(processes=3)
+    ids = [worker_id for worker_id, _, _ in worker.served(3)]
+    (server,) = {pid for _, _, pid in worker.served(3)}
+    (warm,) = process_traces.children(server)
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+    batches = [iter(pooled(pool, BlockingStream(folder), shards=1)) for folder in folders]
+    jobs = [process_in(folder) for folder in folders]
+    assert sorted(process_traces.children(warm)) == sorted(jobs)
+    os.kill(jobs[1], signal.SIGKILL)
+    wait_until(lambda: len(list(folders[1].glob("process-*"))) == 2)  # another has begun
+    for folder in folders:
+        (folder / "go").touch()
+    assert [list(each) for each in batches] == [list(range(6))] * 3
+    assert process_traces.children(server) == [warm]
+    (line,) = worker.wait_for_lines(lambda line: "the process of a job of" in line)
+    assert any(f"penstock worker {worker_id[:8]} on " in line for worker_id in ids)
+    del batches
+    wait_until(lambda: process_traces.children(warm) == [])
+    assert worker.end() == 0
+    assert len(worker.wait_for_lines(lambda line: "ends: this worker was drained" in line)) == 3
 
 
 # ---- When they end

@@ -70,7 +70,7 @@ def test_a_log_tells_when_a_job_begins_and_ends_and_why_a_worker_leaves(
     assert lines[1:] == [
         (name, f"serves {job} {trainer['id'][:8]}"),
         (name, f"has finished {job} {trainer['id'][:8]}: 3 batches"),
-        ("penstock worker", "draining 1 process after SIGTERM; a second signal ends it at once"),
+        ("penstock worker", "draining 1 worker after SIGTERM; a second signal ends it at once"),
         (name, "draining after SIGTERM; 0 batches left"),
         (name, "ends: this worker was drained"),
     ]

@@ -80,7 +80,7 @@ class Programs:
         return found
 
     def warm_pids(self) -> set[int]:
-        """One for each worker: those of jobs are its children, by the same command."""
+        """One for each pool: those of jobs are its children, by the same command."""
         pids = self.pids("run_warm")
         return pids - {child for pid in pids for child in process_traces.children(pid)}
 
@@ -164,7 +164,7 @@ def test_a_program_that_a_signal_ends_leaves_no_pool(programs: Programs, number:
     """
     program = programs.start("--pool-local", "2", "train.py", source=TRAINING + waiting)
     program.wait_for_lines(lambda line: line == "trained")
-    assert len(programs.warm_pids()) == 2
+    assert len(programs.warm_pids()) == 1
     assert len(programs.pids("keep_pool")) == 1
     assert program.end(number) == -number
     programs.wait_gone()

@@ -22,6 +22,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from penstock import DataLoader, _pool
 from penstock.cli.command_line import main
+from penstock.pool.pool_status import name_of
 from penstock.pool.worker_addresses import WorkerAddress, worker_addresses
 
 pytestmark = pytest.mark.slow
@@ -101,15 +102,21 @@ def test_sigterm_drains_and_a_drained_worker_is_not_started_again(pool: PoolProc
     first = reported(pool, 2)[0]
     assert _pool.drain_worker(pool.endpoint, None, int(first["id"], 16), SECONDS_MAX)
     reported(pool, 1)
-    (pid,) = (pid for worker_id, _, pid in worker.served(2) if worker_id == first["id"])
-    wait_until_dead([pid], SECONDS_MAX)
+    gone = worker.wait_for_lines(lambda line: line.endswith("ends: this worker was drained"))
+    assert f" worker {first['id'][:8]} on " in gone[0]
+    ((_, _, pid),) = worker.served(1)
+    os.kill(pid, signal.SIGKILL)
+    (_, _, (new_id, _, _)) = worker.served(3)
+    deadline = time.monotonic() + SECONDS_MAX  # until the one that was killed counts as dead
+    while [one["id"] for one in reported(pool, 1)] != [new_id]:
+        assert time.monotonic() < deadline
     assert worker.end(signal.SIGTERM) == 0
     assert reported(pool, 0) == []
-    assert len(worker.served(2)) == 2, worker.output
+    assert len(worker.served(3)) == 3, worker.output
 
 
 @pytest.mark.long
-def test_a_process_that_is_killed_is_replaced(pool: PoolProcesses) -> None:
+def test_a_server_that_is_killed_is_replaced_with_all_its_workers(pool: PoolProcesses) -> None:
     port = free_port(2)
     worker = pool.start_worker("--bind", f"tcp://127.0.0.1:{port}", processes=2)
     before = worker.served(2)
@@ -117,32 +124,42 @@ def test_a_process_that_is_killed_is_replaced(pool: PoolProcesses) -> None:
         f"tcp://127.0.0.1:{port}",
         f"tcp://127.0.0.1:{port + 1}",
     ]
-    killed_id, endpoint, pid = before[0]
+    (pid,) = {pid for _, _, pid in before}
     os.kill(pid, signal.SIGKILL)
-    new_id, new_endpoint, new_pid = worker.served(3)[2]
-    assert (new_endpoint, new_id == killed_id) == (endpoint, False)
+    after = worker.served(4)[2:]
+    assert [endpoint for _, endpoint, _ in after] == [endpoint for _, endpoint, _ in before]
+    assert len({worker_id for worker_id, _, _ in before + after}) == 4
     assert any("SIGKILL" in line for line in worker.lines)
-    # The processes do not outlive the one that looks after them, however that ends.
+    (new_pid,) = {pid for _, _, pid in after}
+    # No process outlives the one that looks after it, however that ends.
     worker.process.kill()
-    wait_until_dead([before[1][2], new_pid], 10)
+    wait_until_dead([new_pid], 10)
 
 
 @pytest.mark.long
-def test_a_process_that_cannot_be_started_is_tried_again_and_the_others_live(
+def test_workers_of_one_server_are_told_apart(pool: PoolProcesses) -> None:
+    worker = pool.start_worker(processes=2)
+    (_, _, pid), _ = worker.served(2)
+    host = socket.gethostname()
+    assert {name_of(one) for one in reported(pool, 2)} == {f"{host}/{pid}-1", f"{host}/{pid}-2"}
+    assert worker.end() == 0
+
+
+@pytest.mark.long
+def test_a_process_that_cannot_be_started_is_tried_again(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
-    """A full /tmp, or no process number left, as one was to be replaced, and all were killed."""
+    """A full /tmp, or no process number left, as one was to be replaced, and it was given up."""
     worker = pool.start_worker(processes=2)
-    (_, _, doomed), (_, _, other) = worker.served(2)
+    (doomed,) = worker.pids
     temporary = Path(pool.environment["TMPDIR"])
     temporary.rename(tmp_path / "away")
     os.kill(doomed, signal.SIGKILL)
     said = worker.wait_for_lines(lambda line: "could not be started" in line, 2)
     assert all("No such file or directory" in line and str(temporary) in line for line in said)
-    assert process_traces.is_running(other)
     (tmp_path / "away").rename(temporary)
-    _, _, new = worker.served(3)[2]
-    assert process_traces.is_running(new) and process_traces.is_running(other)
+    _, _, new = worker.served(4)[3]
+    assert process_traces.is_running(new)
     assert worker.end(signal.SIGTERM) == 0
 
 
@@ -161,12 +178,16 @@ def test_keys_of_another_pool_are_told_once(pool: PoolProcesses) -> None:
     assert len([line for line in worker.lines if "failed" in line]) == 1, worker.output
 
 
-def test_a_port_that_is_taken_ends_the_command(pool: PoolProcesses) -> None:
+@pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_a_port_that_is_taken_ends_the_command(pool: PoolProcesses, place: int) -> None:
+    """Also where other workers of the command have theirs."""
+    port = free_port(2)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", port + place))
         taken.listen()
-        where = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        worker = launch(pool, "--bind", where)
+        where = f"tcp://127.0.0.1:{port + place}"
+        bind = f"tcp://127.0.0.1:{port}"
+        worker = launch(pool, "--processes", "2", "--bind", bind)
         assert worker.wait() == 1
     assert where in worker.output
     assert "Address already in use" in worker.output

@@ -45,7 +45,7 @@ def start_top(pool: PoolProcesses) -> Iterator[StartTop]:
 
 @pytest.mark.long
 def test_a_worker_that_is_killed_is_seen_to_die(pool: PoolProcesses, start_top: StartTop) -> None:
-    worker = pool.start_worker(processes=2)
+    worker, _ = pool.start_workers(2)
     pool.start_training()
     top = start_top()
     top.wait_for("2: 2 serving")

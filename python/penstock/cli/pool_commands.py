@@ -201,12 +201,12 @@ examples:
         type=whole_number(1, PROCESSES_MAX),
         default=1,
         metavar="N",
-        help="number of worker processes to start on this host (default: 1)",
+        help="number of workers to start on this host (default: 1)",
     )
     parser.add_argument(
         "--bind",
         metavar=ADDRESS,
-        help="address at which trainers connect to the first process; each further process takes "
+        help="address at which trainers connect to the first worker; each further worker takes "
         "the next port (default: a free port of the interface towards the controller)",
     )
     parser.add_argument(
@@ -218,8 +218,8 @@ examples:
     parser.add_argument(
         "--data-bind",
         metavar=ADDRESS,
-        help="address of the second port of the first process, over which the bytes of batches "
-        "cross, sealed; each further process takes the next port (default: a free port of the "
+        help="address of the second port of the first worker, over which the bytes of batches "
+        "cross, sealed; each further worker takes the next port (default: a free port of the "
         "interface of --bind)",
     )
     parser.add_argument(

@@ -10,7 +10,9 @@ from typing import Any
 from penstock.pool.pool_log import printable_line, short_id
 
 _NUMERICS = re.compile(r",? ?numerics (?P<kind>[0-9a-f]{8})")
-_ABOUT = re.compile(r"(?P<host>[^,]+), process (?P<process>\d+)(?:, (?P<software>.*))?", re.DOTALL)
+_ABOUT = re.compile(
+    r"(?P<host>[^,]+), process (?P<process>\d+(?:-\d+)?)(?:, (?P<software>.*))?", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class PoolStatus:
 
 
 def name_of(member: dict[str, Any]) -> str:
-    """The name of a worker or a trainer for people: its host and process."""
+    """The name of a worker or a trainer for people: its host and process, and its number where its
+    process has several."""
     about = _ABOUT.fullmatch(text_of(member["about"]))
     return f"{about['host']}/{about['process']}" if about else short_id(member["id"])
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the server of a pool's worker is started: a program without Python and torch, which has the
-worker's keys and sockets. It starts the warm process of the worker itself.
+"""How the server of a machine's workers is started: a program without Python and torch, which has
+the workers' keys and sockets. It starts their warm process itself.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock import _pool
@@ -28,7 +29,7 @@ os._exit(run_warm(json.loads(sys.argv[2]), int(sys.argv[3])))
 
 
 class ServerProgram:
-    """The program and what all workers of one supervisor have in common."""
+    """The program and what all servers of one supervisor have in common."""
 
     def __init__(self, *, is_quiet: bool, isolation: JobIsolation | None = None) -> None:
         """A quiet worker logs trouble only. Without ``isolation`` jobs are kept from the keys,
@@ -39,15 +40,23 @@ class ServerProgram:
         self._isolation = isolation
         self._caps = {"arena-bytes": arena_bytes(), "blob-bytes": job_bytes()}
 
-    def command(self, spec: PoolWorkerSpec, code_root: str, exit_fd: int) -> list[str]:
-        """``code_root`` is a folder for the modules of jobs, which the caller removes, and
-        ``exit_fd`` the writing end of its ExitPipe."""
+    def command(self, specs: Sequence[PoolWorkerSpec], code_root: str, exit_fd: int) -> list[str]:
+        """The command of a server with a worker for each of ``specs``, which differ in their
+        addresses alone. ``code_root`` is a folder for the modules of jobs, which the caller
+        removes, and ``exit_fd`` the writing end of its ExitPipe."""
+        addresses = [
+            (name, value)
+            for spec in specs
+            for name, value in (
+                ("bind", spec.bind),
+                ("advertised", spec.advertised),
+                ("data-bind", spec.data_bind),
+                ("data-advertised", spec.data_advertised),
+            )
+        ]
+        spec = specs[0]
         options = {
-            "bind": spec.bind,
             "controller": spec.controller,
-            "advertised": spec.advertised,
-            "data-bind": spec.data_bind,
-            "data-advertised": spec.data_advertised,
             "keys": spec.key_folder,
             "name": spec.name,
             "powercap": spec.powercap,
@@ -58,7 +67,11 @@ class ServerProgram:
             "quiet": int(self._is_quiet),
             **self._caps,
         }
-        given = (f"--{name}={value}" for name, value in options.items() if value is not None)
+        given = (
+            f"--{name}={value}"
+            for name, value in (*addresses, *options.items())
+            if value is not None
+        )
         if self._isolation is None:
             self._isolation = plan_isolation(IsolationOptions(), spec.key_folder).isolation
         of_warm = {

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``penstock worker``: starts the workers of one host, and starts again those that end without
+"""``penstock worker``: starts the workers of one host, and starts them again where they end without
 having been told to.
 
-A worker is several processes: its server, which has its keys and sockets and no Python; the warm
-process, from which the server has one process forked for each job; and those. This one looks after
-the servers. A server tells over a pipe why it ends (csrc/base/exit_pipe.h), and its exit code is
-only reported.
+They are several processes: one server, which has the keys and sockets of all workers and no Python;
+one warm process, from which the server has one process forked for each job; and those. This one
+looks after the server. A server tells over a pipe why it ends, and which of its workers have left
+before (csrc/base/exit_pipe.h); its exit code is only reported.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class Supervisor:
         is_quiet: bool = False,
         isolation: JobIsolation | None = None,
     ) -> None:
-        """A quiet one says only what needs attention, and so do its workers. Raises as
-        `ServerProgram`, which has what no ``isolation`` means."""
+        """``specs`` differ in their addresses alone. A quiet one says only what needs attention,
+        and so do its workers. Raises as `ServerProgram`, which has what no ``isolation`` means."""
         self._log = PoolLog("penstock worker", is_quiet=is_quiet)
         program = ServerProgram(is_quiet=is_quiet, isolation=isolation)
-        self._children = [_Child(spec, program, self._log) for spec in specs]
+        self._server = _Server(specs, program, self._log)
         self._signal_count = 0
         self._has_failed = False
 
     def run(self, end_fd: int | None = None, grace_s: float = 0.0) -> int:
-        """Blocks until every process has left. Returns the exit code.
+        """Blocks until the workers have left. Returns the exit code.
 
-        SIGTERM and SIGINT have the processes drain, each within the grace of its spec, and a second
+        SIGTERM and SIGINT have the workers drain, each within the grace of its spec, and a second
         one ends them at once. When ``end_fd`` can be read they drain within ``grace_s``.
         """
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -66,30 +66,27 @@ class Supervisor:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
         }
         try:
-            for child in self._children:
-                child.start()
-            while any(child.is_due for child in self._children):
+            self._server.start()
+            while self._server.is_due:
                 if self._wait(read_fd, end_fd):
                     self._end("the end of the program", grace_s)
                     end_fd = None
-                self._look_after_children()
+                self._look_after_server()
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(before)
-            for child in self._children:
-                child.kill()
+            self._server.kill()
             os.close(read_fd)
             os.close(write_fd)
         return int(self._has_failed)
 
     def _wait(self, signal_fd: int, end_fd: int | None) -> bool:
         """Obeys signals. Returns whether ``end_fd`` can be read."""
-        due = [at for child in self._children for at in child.due_at]
-        timeout_s = max(0.0, min(due) - time.monotonic()) if due else None
+        due_at = self._server.due_at
+        timeout_s = None if due_at is None else max(0.0, due_at - time.monotonic())
         waiting = select.poll()  # select() takes no descriptor above 1,023
-        fds = [signal_fd, end_fd, *(child.pipe_fd for child in self._children)]
-        for fd in fds:
+        for fd in (signal_fd, end_fd, self._server.pipe_fd):
             if fd is not None:
                 waiting.register(fd, select.POLLIN)
         readable = {
@@ -103,54 +100,48 @@ class Supervisor:
 
     def _end(self, cause: str, grace_s: float | None = None) -> None:
         self._signal_count += 1
-        self._say_end(cause)
-        for child in self._children:
-            if self._signal_count == 1:
-                child.end(grace_s)
-            else:
-                child.end_at_once()
-
-    def _say_end(self, cause: str) -> None:
-        count = sum(child.is_due for child in self._children)
-        processes, them = ("1 process", "it") if count == 1 else (f"{count} processes", "them")
+        count = self._server.worker_count
+        workers, them = ("1 worker", "it") if count == 1 else (f"{count} workers", "them")
         if self._signal_count == 1:
-            text = f"draining {processes} after {cause}; a second signal ends {them} at once"
+            self._log.say(f"draining {workers} after {cause}; a second signal ends {them} at once")
+            self._server.end(grace_s)
         else:
-            text = f"ending {processes} at once after a second signal, {cause}"
-        self._log.say(text)
+            self._log.say(f"ending {workers} at once after a second signal, {cause}")
+            self._server.end_at_once()
 
-    def _look_after_children(self) -> None:
-        for child in self._children:
-            end = child.poll()
-            if end is not None:
-                self._take(child, end)
-            child.kill_if_late()
-            if child.start_at is not None and child.start_at <= time.monotonic():
-                child.start()
+    def _look_after_server(self) -> None:
+        end = self._server.poll()
+        if end is not None:
+            self._take(end)
+        self._server.kill_if_late()
+        if self._server.start_at is not None and self._server.start_at <= time.monotonic():
+            self._server.start()
 
-    def _take(self, child: _Child, end: _End) -> None:
+    def _take(self, end: _End) -> None:
         if self._signal_count > 0 or end.is_as_told:
             if end.has_reason:
                 self._log.tell(end.how)
         elif end.is_final:
             self._has_failed = True
         else:
-            child.schedule(end.how)
+            self._server.schedule(end.how)
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How a process has ended."""
+    """How a server has ended."""
 
     how: str  # for people
-    has_reason: bool  # whether that has what the process itself has told
-    is_as_told: bool  # it was told to leave the pool
-    is_final: bool  # another process would fare no better
+    has_reason: bool  # whether that has what the server itself has told
+    is_as_told: bool  # its workers were told to leave the pool
+    is_final: bool  # another server would fare no better
 
 
-class _Child:
-    def __init__(self, spec: PoolWorkerSpec, program: ServerProgram, log: PoolLog) -> None:
-        self._spec = spec
+class _Server:
+    def __init__(
+        self, specs: Sequence[PoolWorkerSpec], program: ServerProgram, log: PoolLog
+    ) -> None:
+        self._specs = list(specs)  # of workers that have not left
         self._program = program
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -169,9 +160,15 @@ class _Child:
         return self._process is not None or self.start_at is not None
 
     @property
-    def due_at(self) -> list[float]:
+    def due_at(self) -> float | None:
         """When there is something to do."""
-        return [at for at in (self.start_at, self._kill_at) if at is not None]
+        return min((at for at in (self.start_at, self._kill_at) if at is not None), default=None)
+
+    @property
+    def worker_count(self) -> int:
+        """Of workers that have not left."""
+        left = self._pipe.left if self._pipe is not None else ()
+        return len(self._specs) - len(left)
 
     @property
     def pipe_fd(self) -> int | None:
@@ -198,7 +195,7 @@ class _Child:
         exit_fd = self._pipe.write_fd
         # A session of its own: Ctrl-C at a terminal is for the parent, which tells it once.
         self._process = subprocess.Popen(
-            self._program.command(self._spec, self._code.path, exit_fd),
+            self._program.command(self._specs, self._code.path, exit_fd),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=(exit_fd,),
@@ -227,7 +224,10 @@ class _Child:
             is_final=word == "useless" and (has_served_itself or not self._has_served),
         )
         self._has_served = self._has_served or has_served_itself
+        left = self._pipe.left
+        staying = [spec for place, spec in enumerate(self._specs) if place not in left]
         self._forget()
+        self._specs = staying or self._specs  # all have left only where it ends as it was told
         return end
 
     def _forget(self) -> None:
@@ -255,7 +255,7 @@ class _Child:
             return
         self._process.send_signal(signal.SIGTERM)
         if grace_s is None:
-            grace_s = self._spec.grace_s + _EXIT_S_MAX
+            grace_s = self._specs[0].grace_s + _EXIT_S_MAX
         self._kill_within(grace_s)
 
     def _kill_within(self, seconds: float) -> None:

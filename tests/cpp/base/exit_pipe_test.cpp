@@ -47,6 +47,17 @@ TEST_F(ExitPipeTest, ServingIsNoEndAndTheLastWordCounts) {
   EXPECT_EQ(pipe_.text(), "");
 }
 
+TEST_F(ExitPipeTest, WorkersThatHaveLeftAreNoEndOfTheProcess) {
+  EXPECT_TRUE(pipe_.left().empty());
+  write_exit_line(pipe_.write_fd(), ExitWord::kLeft, "2");
+  write_exit_line(pipe_.write_fd(), ExitWord::kLeft, "0");
+  write("left\nleft x\nleft -1\nleft 1 \nleft 99999999\nleft 99999999999999999999\n");
+  EXPECT_TRUE(pipe_.read());
+  EXPECT_EQ(pipe_.left(), (std::set<size_t>{0, 2}));
+  EXPECT_EQ(pipe_.end(), std::nullopt);
+  EXPECT_FALSE(pipe_.has_served());
+}
+
 TEST_F(ExitPipeTest, WhatADatasetWritesThereIsIgnored) {
   write("\n \nDRAINED\ndrainedly\nuseless-ish x\n");
   write(std::string(3 * kExitLineBytesMax, 'x'));

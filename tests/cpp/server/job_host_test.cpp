@@ -45,10 +45,12 @@ class JobHostTest : public testing::Test {
   void start(const std::string& word = "forks", const JobHostOptions& options = {}) {
     auto warm = WarmProcess::start({PENSTOCK_TEST_BINARY_DIR "/warm_main", word});
     ASSERT_TRUE(warm) << warm.error().message;
-    warm_ = std::move(warm).value();
-    const auto facts = warm_->wait_until_ready(steady_clock::now() + minutes(1));
+    const auto facts = warm.value()->wait_until_ready(steady_clock::now() + minutes(1));
     ASSERT_TRUE(facts) << facts.error().message;
-    host_.emplace(*warm_, "penstock worker of tests", options);
+    warm_pid_ = warm.value()->pid();
+    hub_.emplace(std::move(warm).value());
+    seat_.emplace(*hub_);
+    host_.emplace(*seat_, "penstock worker of tests", options);
     host_->set_waker(waker_);
     host_->set_standing({.trainer_id = 1});
   }
@@ -163,7 +165,9 @@ class JobHostTest : public testing::Test {
   static bool is_gone(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; }
 
   Waker waker_;
-  std::unique_ptr<WarmProcess> warm_;
+  pid_t warm_pid_ = 0;
+  std::optional<WarmHub> hub_;
+  std::optional<WarmSeat> seat_;
   std::optional<JobHost> host_;
   std::shared_ptr<const PoolWork> offered_;                 // shared with the host, once it wants work
   std::map<BlobId, Result<std::vector<std::byte>>> blobs_;  // each given once
@@ -509,14 +513,14 @@ TEST_F(JobHostTest, ProcessesThatAreLetGoAndDoNotEndAreForgotten) {
 
 TEST_F(JobHostTest, NoProcessIsLeftBehind) {
   start();
-  const pid_t warm = warm_->pid();
   const pid_t first = pid_of(1);
   const pid_t second = pid_of(2);
   offer("hang", 2);
   ASSERT_TRUE(until([&] { return !offered_; }));
   host_.reset();
-  warm_.reset();
-  for (const pid_t pid : {first, second, warm}) EXPECT_TRUE(is_gone(pid));
+  seat_.reset();
+  hub_.reset();
+  for (const pid_t pid : {first, second, warm_pid_}) EXPECT_TRUE(is_gone(pid));
 }
 
 TEST_F(JobHostTest, CpuTimeOfAllProcessesGrowsAndIsKeptWhenTheyEnd) {
@@ -630,11 +634,11 @@ TEST_F(JobHostTest, EndOfTheWarmProcessIsAFailureThatSaysHowItEnded) {
 
 TEST_F(JobHostTest, WarmProcessThatIsStoppedIsAFailureOnceAForkWaitsForIt) {
   start("forks", {.fork_max = milliseconds(10)});
-  ASSERT_EQ(::kill(warm_->pid(), SIGSTOP), 0);
+  ASSERT_EQ(::kill(warm_pid_, SIGSTOP), 0);
   offer("end");
   EXPECT_TRUE(until([&] { return failure_.has_value(); }));
   EXPECT_FALSE(wants_work_);
-  ASSERT_EQ(::kill(warm_->pid(), SIGCONT), 0);
+  ASSERT_EQ(::kill(warm_pid_, SIGCONT), 0);
   ASSERT_TRUE(failure_);
   EXPECT_NE(failure_->message.find("has not answered for 10 ms"), std::string::npos) << failure_->message;
 }
@@ -642,13 +646,13 @@ TEST_F(JobHostTest, WarmProcessThatIsStoppedIsAFailureOnceAForkWaitsForIt) {
 TEST_F(JobHostTest, WorkIsGivenUpWhereTheWarmProcessThatWouldEndItIsStopped) {
   start("forks", {.end_grace = milliseconds(10)});
   const pid_t pid = pid_of(1);
-  ASSERT_EQ(::kill(warm_->pid(), SIGSTOP), 0);
+  ASSERT_EQ(::kill(warm_pid_, SIGSTOP), 0);
   offer("hang");
   ASSERT_TRUE(until([&] { return !offered_; }));
   EXPECT_TRUE(host_->end_work("its dataset hangs"));
   EXPECT_EQ(result().kind, Kind::kDied);
   EXPECT_FALSE(host_->end_work("there is none"));
-  ASSERT_EQ(::kill(warm_->pid(), SIGCONT), 0);
+  ASSERT_EQ(::kill(warm_pid_, SIGCONT), 0);
   EXPECT_NE(pid_of(1), pid);
   EXPECT_TRUE(until([&] { return is_gone(pid); }));
   EXPECT_FALSE(failure_);
@@ -681,6 +685,24 @@ TEST_F(JobHostTest, WantsNothingOnceItIsClosedAndKeepsTheFirstReason) {
   EXPECT_EQ(reason->message, "it was told to leave");
   take_turn();
   EXPECT_FALSE(wants_work_);
+}
+
+TEST_F(JobHostTest, ItsProcessesEndWithItWhileTheWarmOneLivesOn) {
+  start();
+  const pid_t first = pid_of(1);
+  const pid_t second = pid_of(2);
+  offer("hang", 2);
+  ASSERT_TRUE(until([&] { return !offered_; }));
+  host_->close({Errc::kClosed, "it was told to leave"});
+  host_.reset();
+  seat_.emplace(*hub_);
+  host_.emplace(*seat_, "another worker of tests");
+  host_->set_waker(waker_);
+  host_->set_standing({.trainer_id = 1});
+  EXPECT_EQ(made("end").answer, AnswerKind::kEnd);
+  // The warm process tells of no end before the process is gone, and of the ends of others in between.
+  EXPECT_TRUE(until([&] { return is_gone(first) && is_gone(second); }));
+  EXPECT_FALSE(failure_);
 }
 
 TEST_F(JobHostTest, LastNoticesAreKept) {

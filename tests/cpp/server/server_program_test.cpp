@@ -23,12 +23,14 @@ TEST(ServerOrders, AreAtTheirDefaultsButForWhatMustBeSaid) {
   const auto parsed = orders_with({});
   ASSERT_TRUE(parsed) << parsed.error().message;
   const ServerOrders& orders = parsed.value();
-  EXPECT_EQ(orders.addresses.bind, "tcp://127.0.0.1:0");
-  EXPECT_EQ(orders.addresses.controller, std::nullopt);
-  EXPECT_EQ(orders.addresses.advertised, std::nullopt);
-  EXPECT_EQ(orders.addresses.data_bind, std::nullopt);
-  EXPECT_EQ(orders.addresses.data_advertised, std::nullopt);
-  EXPECT_EQ(orders.addresses.key_folder, std::nullopt);
+  ASSERT_EQ(orders.workers.size(), 1u);
+  const ServerAddresses& addresses = orders.workers.front();
+  EXPECT_EQ(addresses.bind, "tcp://127.0.0.1:0");
+  EXPECT_EQ(addresses.controller, std::nullopt);
+  EXPECT_EQ(addresses.advertised, std::nullopt);
+  EXPECT_EQ(addresses.data_bind, std::nullopt);
+  EXPECT_EQ(addresses.data_advertised, std::nullopt);
+  EXPECT_EQ(addresses.key_folder, std::nullopt);
   EXPECT_EQ(orders.name, "");
   EXPECT_EQ(orders.powercap, "");
   EXPECT_EQ(orders.arena_bytes, 0u);
@@ -49,11 +51,13 @@ TEST(ServerOrders, AreReadFromEachOption) {
                                    "--grace=0", "--parent=4321", "--exit-fd=9", "--quiet=1"});
   ASSERT_TRUE(parsed) << parsed.error().message;
   const ServerOrders& orders = parsed.value();
-  EXPECT_EQ(orders.addresses.controller, "tcp://controller:7000");
-  EXPECT_EQ(orders.addresses.advertised, "tcp://worker:7001");
-  EXPECT_EQ(orders.addresses.data_bind, "tcp://0.0.0.0:7002");
-  EXPECT_EQ(orders.addresses.data_advertised, "tcp://worker:7003");
-  EXPECT_EQ(orders.addresses.key_folder, "/a folder");
+  ASSERT_EQ(orders.workers.size(), 1u);
+  const ServerAddresses& addresses = orders.workers.front();
+  EXPECT_EQ(addresses.controller, "tcp://controller:7000");
+  EXPECT_EQ(addresses.advertised, "tcp://worker:7001");
+  EXPECT_EQ(addresses.data_bind, "tcp://0.0.0.0:7002");
+  EXPECT_EQ(addresses.data_advertised, "tcp://worker:7003");
+  EXPECT_EQ(addresses.key_folder, "/a folder");
   EXPECT_EQ(orders.name, "job=5") << "its value may have an equals sign";
   EXPECT_EQ(orders.powercap, "/sys/class/powercap");
   EXPECT_EQ(orders.arena_bytes, ~uint64_t{0});
@@ -65,10 +69,42 @@ TEST(ServerOrders, AreReadFromEachOption) {
   EXPECT_TRUE(orders.is_quiet);
 }
 
+TEST(ServerOrders, EachBindBeginsAWorkerToWhichTheAddressesBehindItBelong) {
+  const auto parsed = parse_server_orders(Arguments{"--keys=/keys", "--bind=tcp://a:1", "--data-bind=tcp://a:2",
+                                                    "--bind=tcp://a:3", "--quiet=1", "--bind=tcp://a:4",
+                                                    "--advertised=tcp://b:4", "--controller=tcp://c:5", "--", "warm"});
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  const auto& workers = parsed.value().workers;
+  ASSERT_EQ(workers.size(), 3u);
+  EXPECT_EQ(workers[0].bind, "tcp://a:1");
+  EXPECT_EQ(workers[0].data_bind, "tcp://a:2");
+  EXPECT_EQ(workers[0].advertised, std::nullopt);
+  EXPECT_EQ(workers[1].bind, "tcp://a:3");
+  EXPECT_EQ(workers[1].data_bind, std::nullopt);
+  EXPECT_EQ(workers[2].bind, "tcp://a:4");
+  EXPECT_EQ(workers[2].advertised, "tcp://b:4");
+  for (const ServerAddresses& addresses : workers) {
+    EXPECT_EQ(addresses.key_folder, "/keys") << "wherever it stands";
+    EXPECT_EQ(addresses.controller, "tcp://c:5");
+  }
+  EXPECT_TRUE(parsed.value().is_quiet);
+}
+
+TEST(ServerOrders, AddressesOfNoWorkerAreRefused) {
+  for (const char* const argument :
+       {"--advertised=tcp://a:1", "--data-bind=tcp://a:1", "--data-advertised=tcp://a:1"}) {
+    const auto parsed = parse_server_orders(Arguments{argument, "--bind=tcp://a:2", "--", "warm"});
+    ASSERT_FALSE(parsed) << argument;
+    EXPECT_EQ(parsed.error().code, Errc::kMalformed);
+    EXPECT_NE(parsed.error().message.find("\"" + std::string(argument) + "\""), std::string::npos);
+  }
+}
+
 TEST(ServerOrders, AllBehindTwoDashesIsTheCommand) {
   const auto parsed = parse_server_orders(Arguments{"--bind=tcp://a:1", "--", "warm", "--bind=tcp://b:2", "--", "x"});
   ASSERT_TRUE(parsed) << parsed.error().message;
-  EXPECT_EQ(parsed.value().addresses.bind, "tcp://a:1");
+  ASSERT_EQ(parsed.value().workers.size(), 1u);
+  EXPECT_EQ(parsed.value().workers.front().bind, "tcp://a:1");
   EXPECT_EQ(parsed.value().warm_command, (Words{"warm", "--bind=tcp://b:2", "--", "x"}));
 }
 

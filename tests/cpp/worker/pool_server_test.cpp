@@ -895,7 +895,7 @@ class SupervisedWorker : public RegisteredWorker {
  protected:
   PoolServerOptions supervised() const {
     auto supervised = registered();
-    supervised.exit_fd = pipe_.write_fd();
+    supervised.supervisor = exit_line_writer(pipe_.write_fd());
     return supervised;
   }
 
@@ -967,7 +967,7 @@ class LoneWorker : net::PoolSockets {
     PoolServerOptions options{
         .bind = {.host = "127.0.0.1", .port = 0}, .keys = keys_.ring(Role::kWorker), .arena_bytes = kMegabyte};
     options.numerics.fill(1);  // not computed in a process that was forked
-    options.exit_fd = pipe.write_fd();
+    options.supervisor = exit_line_writer(pipe.write_fd());
     options.abandoned_grace = abandoned_grace;
     options.drain_grace = drain_grace;
     server_ = PoolServer::start(std::move(options)).value();
