@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/own_processes.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -11,9 +10,9 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <utility>
 
+#include "api/library_folder.h"
 #include "base/environment.h"
 #include "base/file_descriptor.h"
 #include "base/identity.h"
@@ -28,17 +27,10 @@ using std::chrono::steady_clock;
 constexpr auto kStartMax = std::chrono::seconds(300);  // Python imports torch, on a busy machine one after the other
 constexpr auto kEndMax = std::chrono::seconds(5);
 
-// penstock-worker lies beside this library; PENSTOCK_WORKER names another one.
+// PENSTOCK_WORKER names another one than the one that is installed.
 std::string native_program() {
   if (std::string given = environment("PENSTOCK_WORKER").value_or(""); !given.empty()) return given;
-  Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&native_program), &info) != 0 && info.dli_fname != nullptr) {
-    std::error_code error;
-    const auto library = std::filesystem::canonical(info.dli_fname, error);
-    const auto program = library.parent_path() / "penstock-worker";
-    if (!error && std::filesystem::exists(program, error)) return program.string();
-  }
-  return "penstock-worker";
+  return program_beside_library("penstock-worker");
 }
 
 std::vector<std::string> command_of(OwnProcesses::Kind kind, const std::string& handover, int report_fd) {

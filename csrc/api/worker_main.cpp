@@ -2,30 +2,34 @@
 #include "penstock/worker_main.h"
 
 #include <ATen/Parallel.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "api/library_folder.h"
 #include "api/memory_caps.h"
 #include "api/torch_check.h"
+#include "api/warm_worker.h"
 #include "api/worker_options.h"
 #include "api/worker_service.h"
 #include "base/child_process.h"
 #include "base/descriptor_limit.h"
-#include "base/environment.h"
 #include "base/exit_pipe.h"
+#include "base/file_descriptor.h"
 #include "base/identity.h"
 #include "base/instant.h"
 #include "base/live_clock.h"
@@ -39,6 +43,7 @@
 namespace penstock {
 namespace {
 
+using api::ServerSettings;
 using api::WorkerOptions;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
@@ -60,43 +65,23 @@ std::optional<int> wait_for_signal(milliseconds time) {
   return number > 0 ? std::optional(number) : std::nullopt;
 }
 
-// ---- One worker process
-
-std::string about_this_process() {
-  const TorchVersion torch;
-  return host_name() + ", process " + std::to_string(::getpid()) + ", penstock " + PENSTOCK_VERSION +
-         " (plug-ins), torch " + std::to_string(torch.major) + "." + std::to_string(torch.minor);
-}
-
-// What an option was given; none for one that was left out.
-std::optional<std::string> given(const std::string& option) {
-  return option.empty() ? std::nullopt : std::optional(option);
-}
+// ---- A trainer's own worker, which is one process
 
 Result<std::unique_ptr<worker::PoolServer>> start_server(const WorkerOptions& options) {
-  const bool is_own = options.mode == WorkerOptions::Mode::kOwn;
-  auto read = server::options_at({.bind = is_own ? "tcp://127.0.0.1:0" : options.bind,
-                                  .controller = given(options.controller),
-                                  .advertised = given(options.advertise),
-                                  .data_bind = given(options.data_bind),
-                                  .data_advertised = given(options.data_advertise),
-                                  .key_folder = given(options.keys)});
+  auto read = server::options_at({.bind = "tcp://127.0.0.1:0"});
   if (!read) return read.error();
   const auto arena = api::arena_bytes();
   if (!arena) return arena.error();
   const auto job = api::job_bytes();
   if (!job) return job.error();
   server::PoolServerOptions of_server = std::move(read).value();
-  of_server.about = about_this_process();
+  of_server.about = api::about_worker(::getpid());
   of_server.job_kinds = wire::kind_bit(wire::JobKind::kPlugin);
   of_server.torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR);
   of_server.arena_bytes = arena.value();
   of_server.blob_bytes_max = job.value();
-  of_server.patience = duration_of(options.patience_s);
-  of_server.drain_grace = duration_of(options.grace_s);
   of_server.parent_pid = options.parent_pid;
   of_server.handover = options.handover;
-  of_server.supervisor = exit_line_writer(options.exit_fd);
   return worker::PoolServer::start(std::move(of_server));
 }
 
@@ -107,20 +92,17 @@ void report(int fd, const worker::PoolServer& server) {
   ::close(fd);
 }
 
-int serve(const WorkerOptions& options, ProcessLog& log) {
+int serve_trainer(const WorkerOptions& options, ProcessLog& log) {
   worker::tune_malloc();
-  const DescriptorLimit limit = raise_descriptor_limit();
+  static_cast<void>(raise_descriptor_limit());
   at::set_num_threads(1);
   auto server = start_server(options);
   if (!server) {
     log.tell(server.error().message);
-    if (server.error().code != Errc::kNoMemory) write_exit_line(options.exit_fd, ExitWord::kUseless);
     return EXIT_FAILURE;
   }
   worker::PoolServer& its = *server.value();
-  const std::string id = spoken_id(its.worker_id());
-  log.set_name("penstock-worker " + id.substr(0, 8));
-  const bool is_own = options.mode == WorkerOptions::Mode::kOwn;
+  log.set_name("penstock-worker " + spoken_id(its.worker_id()).substr(0, 8));
   if (options.report_fd >= 0) report(options.report_fd, its);
   // The native thread drains the worker, whatever the dataset does at the moment.
   const std::jthread signals([&](const std::stop_token& stop) {
@@ -130,27 +112,26 @@ int serve(const WorkerOptions& options, ProcessLog& log) {
       if (number && number != SIGCHLD) static_cast<void>(::write(its.signal_fd(), &byte, 1) < 0);
     }
   });
-  // A trainer's own workers say nothing but what needs attention: their output is the trainer's.
-  const api::WorkerSpeech speech{.say =
-                                     [&](const std::string& text) {
-                                       if (!is_own) log.say(text);
-                                     },
-                                 .tell = [&](const std::string& text) { log.tell(text); }};
-  speech.say("listens at " + its.advertised() + " and for batches at " + its.data_advertised() + " for " +
-             options.controller + ", id " + id + ", process " + std::to_string(::getpid()));
-  for (const std::string& line : spoken(limit)) speech.say(line);
-  const auto served = api::serve_jobs(its, speech);
+  // It says nothing but what needs attention: its output is the trainer's.
+  const auto served = api::serve_jobs(
+      its, {.say = [](const std::string&) {}, .tell = [&](const std::string& text) { log.tell(text); }});
   if (served) return 0;
   log.tell(served.error().message);
   return EXIT_FAILURE;
 }
 
-// ---- Looking after several
+// ---- Looking after servers
 
+// One penstock-server, and all processes of its workers below it.
 class Supervised {
  public:
-  Supervised(std::string program, WorkerOptions options, ProcessLog& log)
-      : program_(std::move(program)), options_(std::move(options)), log_(log) {
+  // All of a server's workers have the same options but for their addresses.
+  Supervised(std::string program, std::vector<WorkerOptions> workers, ServerSettings settings, ProcessLog& log)
+      : program_(std::move(program)),
+        grace_(duration_of(workers.front().grace_s)),
+        workers_(std::move(workers)),
+        settings_(std::move(settings)),
+        log_(log) {
     start();
   }
 
@@ -159,7 +140,7 @@ class Supervised {
   void end() {
     start_at_.reset();
     if (child_) child_->signal(SIGTERM);
-    kill_within(duration_of(options_.grace_s) + kExitMax);
+    kill_within(grace_ + kExitMax);
   }
   void kill() {
     if (child_) child_->signal(SIGKILL);
@@ -190,11 +171,11 @@ class Supervised {
     started_at_ = steady_clock::now();
     auto pipe = ExitPipe::open();
     if (!pipe) return start_later(pipe.error().message + "; another try follows");
-    options_.exit_fd = pipe.value().write_fd();
+    settings_.exit_fd = pipe.value().write_fd();
     std::vector<std::string> command = {program_};
-    for (std::string& argument : api::to_arguments(options_)) command.push_back(std::move(argument));
+    for (std::string& argument : api::server_arguments(workers_, settings_)) command.push_back(std::move(argument));
     auto started =
-        ChildProcess::start({.command = std::move(command), .passed_fd = options_.exit_fd, .has_own_session = true});
+        ChildProcess::start({.command = std::move(command), .passed_fd = settings_.exit_fd, .has_own_session = true});
     if (!started) return start_later(started.error().message + "; another try follows");
     pipe.value().close_write();
     pipe_.emplace(std::move(pipe).value());
@@ -205,13 +186,16 @@ class Supervised {
     const auto word = pipe_->end();
     const bool has_told = !pipe_->text().empty();
     const std::string how = "a process " + child_->poll()->spoken() + (has_told ? ": " + pipe_->text() : "");
+    // Those that have left stay away.
+    for (auto place = pipe_->left().rbegin(); place != pipe_->left().rend(); ++place)
+      if (*place < workers_.size()) workers_.erase(workers_.begin() + static_cast<ptrdiff_t>(*place));
     // Where one has served before, it may be its port that is not free yet.
     const bool is_of_no_use = word == ExitWord::kUseless && (pipe_->has_served() || !has_served_);
     has_served_ = has_served_ || pipe_->has_served();
     child_.reset();
     pipe_.reset();
     kill_at_.reset();
-    if (is_ending || word == ExitWord::kDrained) {
+    if (is_ending || word == ExitWord::kDrained || workers_.empty()) {
       if (has_told) log_.tell(how);
       return false;
     }
@@ -240,7 +224,9 @@ class Supervised {
   }
 
   const std::string program_;
-  WorkerOptions options_;
+  const Duration grace_;  // of its workers
+  std::vector<WorkerOptions> workers_;
+  ServerSettings settings_;
   ProcessLog& log_;
   std::optional<ChildProcess> child_;
   std::optional<ExitPipe> pipe_;  // of the child
@@ -251,38 +237,50 @@ class Supervised {
   milliseconds pause_ = kPause;
 };
 
+// The server adds the descriptor of its channel.
+Result<ServerSettings> settings_of_servers() {
+  const auto arena = api::arena_bytes();
+  if (!arena) return arena.error();
+  const auto job = api::job_bytes();
+  if (!job) return job.error();
+  std::array<char, PATH_MAX> program{};
+  if (::readlink("/proc/self/exe", program.data(), program.size() - 1) <= 0)
+    return Fault{Errc::kFailed,
+                 std::string("/proc/self/exe, the path of this program, cannot be read: ") + std::strerror(errno)};
+  return ServerSettings{
+      .arena_bytes = arena.value(), .blob_bytes = job.value(), .warm_command = {program.data(), "--warm"}};
+}
+
 int supervise(const WorkerOptions& options, ProcessLog& log) {
-  const auto processes = api::options_of_processes(options);
-  if (!processes) {
-    log.tell(processes.error().message);
-    return processes.error().code == Errc::kMalformed ? kUsageExitCode : EXIT_FAILURE;
+  const auto workers = api::options_of_workers(options);
+  const auto settings = workers ? settings_of_servers() : Result<ServerSettings>(workers.error());
+  if (!settings) {
+    log.tell(settings.error().message);
+    return settings.error().code == Errc::kMalformed ? kUsageExitCode : EXIT_FAILURE;
   }
   if (const std::string warning = net::warning_of_workers_keys(options.keys); !warning.empty()) log.tell(warning);
-  std::array<char, PATH_MAX> program{};
-  if (::readlink("/proc/self/exe", program.data(), program.size() - 1) <= 0) return EXIT_FAILURE;
-  std::vector<std::unique_ptr<Supervised>> children;
-  for (WorkerOptions one : processes.value()) {
-    one.parent_pid = ::getpid();
-    children.push_back(std::make_unique<Supervised>(program.data(), std::move(one), log));
+  const std::string program = api::program_beside_library("penstock-server");
+  if (::access(program.c_str(), X_OK) != 0) {
+    log.tell("the program that serves trainers of a pool, " + program +
+             ", is not beside libpenstock.so or cannot be run; install penstock again");
+    return EXIT_FAILURE;
   }
+  Supervised server(program, workers.value(), settings.value(), log);
   int signal_count = 0;
   bool has_failed = false;
-  const auto is_due = [](const auto& child) { return child->is_due(); };
-  while (std::any_of(children.begin(), children.end(), is_due)) {
+  while (server.is_due()) {
     const auto number = wait_for_signal(milliseconds(100));
     if (number && number != SIGCHLD) {
       ++signal_count;
       log.say(signal_count == 1 ? "draining after SIG" + std::string(::sigabbrev_np(*number)) +
                                       "; a second signal ends the processes at once"
                                 : "ending the processes at once after a second signal");
-      for (const auto& child : children) {
-        if (signal_count == 1)
-          child->end();
-        else
-          child->kill();
-      }
+      if (signal_count == 1)
+        server.end();
+      else
+        server.kill();
     }
-    for (const auto& child : children) has_failed = child->look_after(signal_count > 0) || has_failed;
+    has_failed = server.look_after(signal_count > 0) || has_failed;
   }
   return has_failed ? 1 : 0;
 }
@@ -297,28 +295,28 @@ int worker_main(int argument_count, char** arguments) {
               << "\n`penstock-worker --help` tells how it is called.\n";
     return kUsageExitCode;
   }
+  switch (options.value().mode) {
+    case WorkerOptions::Mode::kHelp: std::cout << api::worker_usage(); return 0;
+    case WorkerOptions::Mode::kVersion: std::cout << "penstock-worker " << PENSTOCK_VERSION << "\n"; return 0;
+    case WorkerOptions::Mode::kSupervise:
+    case WorkerOptions::Mode::kWarm:
+    case WorkerOptions::Mode::kOwn: break;
+  }
+  try {
+    api::check_torch({}, "penstock-worker");
+  } catch (const Error& error) {
+    log.tell(error.what());
+    return EXIT_FAILURE;
+  }
+  if (options.value().mode == WorkerOptions::Mode::kWarm)
+    return api::run_warm_worker(FileDescriptor(options.value().warm_fd));
   // For this thread and all that it starts: who waits for them takes them.
   const sigset_t set = ending_signals();
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   ::signal(SIGPIPE, SIG_IGN);  // NOLINT(concurrency-mt-unsafe): there is no other thread yet
   ::signal(SIGCHLD, SIG_DFL);  // NOLINT(concurrency-mt-unsafe): whoever started it may have ignored it
-  switch (options.value().mode) {
-    case WorkerOptions::Mode::kHelp: std::cout << api::worker_usage(); return 0;
-    case WorkerOptions::Mode::kVersion: std::cout << "penstock-worker " << PENSTOCK_VERSION << "\n"; return 0;
-    case WorkerOptions::Mode::kSupervise: return supervise(options.value(), log);
-    case WorkerOptions::Mode::kServe:
-    case WorkerOptions::Mode::kOwn: break;
-  }
-  const int exit_fd = options.value().exit_fd;
-  if (exit_fd >= 0) ::fcntl(exit_fd, F_SETFD, FD_CLOEXEC);  // it is not for what a plug-in starts
-  try {
-    api::check_torch({}, "penstock-worker");
-  } catch (const Error& error) {
-    log.tell(error.what());
-    write_exit_line(exit_fd, ExitWord::kUseless);
-    return EXIT_FAILURE;
-  }
-  return serve(options.value(), log);
+  return options.value().mode == WorkerOptions::Mode::kOwn ? serve_trainer(options.value(), log)
+                                                           : supervise(options.value(), log);
 }
 
 }  // namespace penstock

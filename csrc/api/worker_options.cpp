@@ -87,18 +87,18 @@ Result<std::string> nth(const std::string& option, const std::string& address, i
 std::string worker_usage() {
   return R"(usage: penstock-worker [--controller tcp://HOST:PORT] [--processes N] [OPTION ...]
 
-Runs worker processes of a pool on this host, which make batches of plug-ins for whichever trainer the controller gives
-them to. No Python is needed. A process that ends is started again, unless it was told to leave. SIGTERM or Ctrl-C has
-them finish what they have begun and leave; a second one ends them at once.
+Runs workers of a pool on this host, which make batches of plug-ins for whichever trainer the controller gives them to.
+Each job is run in a process of its own. No Python is needed. A worker that ends is started again, unless it was told to
+leave. SIGTERM or Ctrl-C has them finish what they have begun and leave; a second one ends them at once.
 
   --controller ADDRESS      address of the pool's controller (default: PENSTOCK_POOL)
   --keys DIR                folder with the keys of the pool (default: PENSTOCK_KEYS, else the keys that this user's
                             processes share on this machine)
-  --processes N             number of worker processes to start on this host (default: 1)
-  --bind ADDRESS            address at which trainers connect to the first process; each further process takes the next
+  --processes N             number of workers to start on this host (default: 1)
+  --bind ADDRESS            address at which trainers connect to the first worker; each further worker takes the next
                             port (default: a free port of the interface towards the controller)
   --advertise ADDRESS       address that trainers are told to connect to, where that is another one (default: --bind)
-  --data-bind ADDRESS       address of the second port of the first process, for the bytes of batches (default: a free
+  --data-bind ADDRESS       address of the second port of the first worker, for the bytes of batches (default: a free
                             port of the interface of --bind)
   --data-advertise ADDRESS  address that trainers are told for it (default: the host of --advertise)
   --patience SECONDS        time after which a worker without a trainer and a controller ends (default: 60)
@@ -125,8 +125,8 @@ Result<WorkerOptions> parse_worker_options(const std::vector<std::string>& argum
     std::string option = arguments[index];
     if (option == "--help" || option == "-h") return WorkerOptions{.mode = Mode::kHelp};
     if (option == "--version") return WorkerOptions{.mode = Mode::kVersion};
-    if (option == "--serve" || option == "--own") {
-      options.mode = option == "--serve" ? Mode::kServe : Mode::kOwn;
+    if (option == "--own") {
+      options.mode = Mode::kOwn;
       continue;
     }
     std::string value;
@@ -141,15 +141,18 @@ Result<WorkerOptions> parse_worker_options(const std::vector<std::string>& argum
     const auto text = std::find_if(texts.begin(), texts.end(), [&](const auto& one) { return option == one.first; });
     if (text != texts.end()) {
       options.*(text->second) = value;
-    } else if (option == "--processes" || option == "--report-fd" || option == "--exit-fd" || option == "--parent") {
+    } else if (option == "--processes" || option == "--report-fd" || option == "--warm" || option == "--parent") {
       const bool is_count = option == "--processes";
       const auto number = parse_integer(option, value, is_count ? 1 : 0, is_count ? kWorkerProcessesMax : INT32_MAX);
       if (!number) return number.error();
       const auto integer = static_cast<int>(number.value());
       if (is_count) options.processes = integer;
       if (option == "--report-fd") options.report_fd = integer;
-      if (option == "--exit-fd") options.exit_fd = integer;
       if (option == "--parent") options.parent_pid = integer;
+      if (option == "--warm") {
+        options.mode = Mode::kWarm;
+        options.warm_fd = integer;
+      }
     } else if (option == "--patience" || option == "--grace") {
       double& seconds = option == "--patience" ? options.patience_s : options.grace_s;
       char* end = nullptr;
@@ -163,7 +166,7 @@ Result<WorkerOptions> parse_worker_options(const std::vector<std::string>& argum
   const auto from_environment = [](std::string& value, const char* variable) {
     if (value.empty()) value = environment(variable).value_or("");
   };
-  if (options.mode == Mode::kOwn) return options;
+  if (options.mode != Mode::kSupervise) return options;
   from_environment(options.controller, "PENSTOCK_POOL");
   from_environment(options.keys, "PENSTOCK_KEYS");
   if (options.controller.empty()) {
@@ -172,9 +175,8 @@ Result<WorkerOptions> parse_worker_options(const std::vector<std::string>& argum
   return options;
 }
 
-Result<std::vector<WorkerOptions>> options_of_processes(const WorkerOptions& options) {
+Result<std::vector<WorkerOptions>> options_of_workers(const WorkerOptions& options) {
   WorkerOptions first = options;
-  first.mode = Mode::kServe;
   first.processes = 1;
   const auto controller = net::Endpoint::parse(options.controller);
   if (!controller) return misuse("--controller: " + controller.error().message);
@@ -190,7 +192,7 @@ Result<std::vector<WorkerOptions>> options_of_processes(const WorkerOptions& opt
     if (!host) return host.error();
     first.advertise = net::Endpoint{.host = host.value(), .port = bind.value().port}.text();
   }
-  std::vector<WorkerOptions> processes;
+  std::vector<WorkerOptions> workers;
   for (int number = 0; number < options.processes; ++number) {
     WorkerOptions one = first;
     for (const auto& [name, member] :
@@ -201,30 +203,34 @@ Result<std::vector<WorkerOptions>> options_of_processes(const WorkerOptions& opt
       if (!address) return address.error();
       one.*member = std::move(address).value();
     }
-    processes.push_back(std::move(one));
+    workers.push_back(std::move(one));
   }
-  return processes;
+  return workers;
 }
 
-std::vector<std::string> to_arguments(const WorkerOptions& options) {
+std::vector<std::string> server_arguments(const std::vector<WorkerOptions>& workers, const ServerSettings& settings) {
   std::vector<std::string> arguments;
-  if (options.mode == Mode::kServe) arguments.push_back("--serve");
-  if (options.mode == Mode::kOwn) arguments.push_back("--own");
   const auto add = [&](const char* name, const std::string& value) {
-    if (!value.empty()) arguments.insert(arguments.end(), {name, value});
+    if (!value.empty()) arguments.push_back(std::string("--") + name + "=" + value);
   };
-  add("--controller", options.controller);
-  add("--keys", options.keys);
-  add("--bind", options.bind);
-  add("--advertise", options.advertise);
-  add("--data-bind", options.data_bind);
-  add("--data-advertise", options.data_advertise);
-  add("--handover", options.handover);
-  add("--patience", std::to_string(options.patience_s));
-  add("--grace", std::to_string(options.grace_s));
-  if (options.parent_pid != 0) add("--parent", std::to_string(options.parent_pid));
-  if (options.report_fd >= 0) add("--report-fd", std::to_string(options.report_fd));
-  if (options.exit_fd >= 0) add("--exit-fd", std::to_string(options.exit_fd));
+  for (const WorkerOptions& worker : workers) {
+    add("bind", worker.bind);  // which begins another worker
+    add("advertised", worker.advertise);
+    add("data-bind", worker.data_bind);
+    add("data-advertised", worker.data_advertise);
+  }
+  const WorkerOptions& all = workers.front();
+  add("controller", all.controller);
+  add("keys", all.keys);
+  add("log-name", "penstock-worker");
+  add("arena-bytes", std::to_string(settings.arena_bytes));
+  add("blob-bytes", std::to_string(settings.blob_bytes));
+  add("patience", std::to_string(all.patience_s));
+  add("grace", std::to_string(all.grace_s));
+  add("parent", std::to_string(::getpid()));
+  add("exit-fd", std::to_string(settings.exit_fd));
+  arguments.emplace_back("--");
+  arguments.insert(arguments.end(), settings.warm_command.begin(), settings.warm_command.end());
   return arguments;
 }
 

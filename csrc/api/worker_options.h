@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -15,8 +16,8 @@ namespace penstock::api {
 // A value type.
 struct WorkerOptions {
   enum class Mode : uint8_t {
-    kSupervise,  // start processes and look after them
-    kServe,      // be one of them
+    kSupervise,  // start servers and look after them
+    kWarm,       // be the process that a server forks those of jobs from
     kOwn,        // serve the trainer that started this process
     kHelp,
     kVersion,
@@ -31,8 +32,8 @@ struct WorkerOptions {
   int processes = 1;
   double patience_s = 60;
   double grace_s = 30;     // server::kDrainGrace
-  pid_t parent_pid = 0;    // with which it ends
-  int exit_fd = -1;        // of kServe: the supervisor's ExitPipe
+  int warm_fd = -1;        // of kWarm: its end of the server's channel
+  pid_t parent_pid = 0;    // of kOwn: with which it ends
   std::string handover{};  // of kOwn
   int report_fd = -1;      // of kOwn: where it says that it listens
 };
@@ -44,10 +45,19 @@ std::string worker_usage();
 // kMalformed with a text that says how the command is called.
 Result<WorkerOptions> parse_worker_options(const std::vector<std::string>& arguments);
 
-// The options of each process that `options` ask for: addresses of their own. Looks hosts up, which can block.
-Result<std::vector<WorkerOptions>> options_of_processes(const WorkerOptions& options);
+// The options of each worker that `options` ask for: addresses of its own. Looks hosts up, which can block.
+Result<std::vector<WorkerOptions>> options_of_workers(const WorkerOptions& options);
 
-// As arguments that parse_worker_options() reads.
-std::vector<std::string> to_arguments(const WorkerOptions& options);
+// What penstock-server is told beside what the workers' own options say.
+struct ServerSettings {
+  int exit_fd = -1;  // the supervisor's ExitPipe
+  uint64_t arena_bytes = 0;
+  uint64_t blob_bytes = 0;
+  std::vector<std::string> warm_command{};
+};
+
+// The arguments of a penstock-server with these workers, one at least, which differ in their addresses alone. It ends
+// with this process.
+std::vector<std::string> server_arguments(const std::vector<WorkerOptions>& workers, const ServerSettings& settings);
 
 }  // namespace penstock::api

@@ -34,14 +34,11 @@ class Service {
     for (;;) {
       auto work = server_.next(steady_clock::now() + kNoticeInterval);
       for (const std::string& notice : server_.take_notices()) speech_.tell(notice);
-      note_standing();
       if (!work && work.error().code == Errc::kTimeout) continue;
       auto done = work ? answer(*work.value()) : Result<void>(work.error());
       if (done) continue;
-      note_standing();
       finish_service();
       for (const std::string& notice : server_.take_notices()) speech_.tell(notice);
-      if (done.error().code == Errc::kClosed) speech_.say("ends: " + done.error().message);
       return done.error().code == Errc::kClosed ? Result<void>() : done;
     }
   }
@@ -138,23 +135,12 @@ class Service {
     batch_count_ = 0;
   }
 
-  void note_standing() {
-    const server::Standing standing = server_.standing();
-    if (standing.drain_cause != server::Standing::DrainCause::kNone && !is_draining_) {
-      is_draining_ = true;
-      speech_.say("draining after " + std::string(server::name_of(standing.drain_cause)) + "; " +
-                  std::to_string(standing.left_count) + (standing.left_count == 1 ? " batch" : " batches") + " left");
-    }
-    if (trainer_id_ != 0 && standing.trainer_id != trainer_id_) finish_service();
-  }
-
   BatchServer& server_;
   const WorkerSpeech& speech_;
   Jobs jobs_;
   uint64_t trainer_id_ = 0;
   std::string job_name_;
   uint64_t batch_count_ = 0;
-  bool is_draining_ = false;
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "base/file_descriptor.h"
 #include "bindings/raise.h"
+#include "wire/reports.h"
 #include "worker/job_server.h"
 #include "worker/warm_channel.h"
 
@@ -55,7 +56,11 @@ void bind_job_process(py::module_& module) {
       .def_static(
           "open", [](int fd) { return std::make_unique<WarmChannel>(FileDescriptor(fd)); }, py::arg("fd"))
       .def(
-          "ready", [](WarmChannel& self, const std::string& about) { unwrap(self.ready(about)); }, py::arg("about"))
+          "ready",
+          [](WarmChannel& self, const std::string& about) {
+            unwrap(self.ready(wire::kind_bit(wire::JobKind::kPython), about));
+          },
+          py::arg("about"))
       .def("next", &next_order)
       .def(
           "started", [](WarmChannel& self, uint64_t job, int pid) { unwrap(self.started(job, pid)); }, py::arg("job"),

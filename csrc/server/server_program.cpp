@@ -90,7 +90,9 @@ std::string about_worker(std::string about, size_t place) {
   return about;
 }
 
-std::string log_name_of(const net::RunId& run) { return "penstock worker " + spoken_id(run.id).substr(0, 8); }
+std::string log_name_of(const ServerOrders& orders, const net::RunId& run) {
+  return orders.log_name + " " + spoken_id(run.id).substr(0, 8);
+}
 
 // Where the I/O threads of workers tell the main thread that they end. Thread-safe.
 class WorkerEnds {
@@ -132,13 +134,13 @@ class WorkerEnds {
 // One of the workers, and how people hear of it. Confined to the main thread, but for signal_fd().
 class ServedWorker {
  public:
-  ServedWorker(WarmHub& hub, PoolServerOptions options, const net::RunId& run, bool is_quiet)
+  ServedWorker(WarmHub& hub, const ServerOrders& orders, PoolServerOptions options, const net::RunId& run)
       : options_(std::move(options)),
         run_(run),
-        log_(log_name_of(run)),
-        is_quiet_(is_quiet),
+        log_(log_name_of(orders, run)),
+        is_quiet_(orders.is_quiet),
         seat_(hub),
-        jobs_(seat_, log_name_of(run)),
+        jobs_(seat_, log_name_of(orders, run)),
         io_(options_, run, jobs_, nullptr),
         loop_("pk_pool_server", "which speaks with trainers", io_) {
     jobs_.set_waker(loop_.waker());
@@ -205,7 +207,7 @@ class ServedWorker {
 // The process with its workers. Confined to the main thread.
 class ServerProcess {
  public:
-  explicit ServerProcess(const ServerOrders& orders) : orders_(orders), log_("penstock worker") {}
+  explicit ServerProcess(const ServerOrders& orders) : orders_(orders), log_(orders.log_name) {}
 
   int run() {
     const DescriptorLimit limit = raise_descriptor_limit();
@@ -217,7 +219,7 @@ class ServerProcess {
       options.push_back(std::move(read).value());
       runs.push_back(net::draw_run_id(options.back().keys.own().public_key()));
     }
-    if (runs.size() == 1) log_.set_name(log_name_of(runs.front()));
+    if (runs.size() == 1) log_.set_name(log_name_of(orders_, runs.front()));
     auto warm = WarmProcess::start(orders_.warm_command);
     if (!warm) return refuse(warm.error());
     const auto facts = wait_for(*warm.value());
@@ -226,7 +228,7 @@ class ServerProcess {
     Workers workers;
     for (size_t place = 0; place < options.size(); ++place) {
       set_up(options[place], facts.value(), place);
-      workers.push_back(std::make_unique<ServedWorker>(hub, std::move(options[place]), runs[place], orders_.is_quiet));
+      workers.push_back(std::make_unique<ServedWorker>(hub, orders_, std::move(options[place]), runs[place]));
     }
     for (const auto& worker : workers) {
       if (auto started = worker->start(); !started) return refuse(started.error());
@@ -266,6 +268,7 @@ class ServerProcess {
     options.about = orders_.workers.size() > 1 ? about_worker(facts.about, place) : facts.about;
     options.numerics = facts.numerics;
     options.torch = facts.torch;
+    options.job_kinds = facts.job_kinds;
     options.name = orders_.name;
     options.arena_bytes = orders_.arena_bytes;
     options.blob_bytes_max = orders_.blob_bytes_max;
@@ -368,6 +371,8 @@ Result<ServerOrders> parse_server_orders(std::span<const char* const> arguments)
       key_folder = value;
     } else if (option == "name") {
       orders.name = value;
+    } else if (option == "log-name") {
+      orders.log_name = value;
     } else if (option == "powercap") {
       orders.powercap = value;
     } else if (option == "arena-bytes") {

@@ -20,7 +20,7 @@
 
 namespace penstock::server {
 
-// What `penstock worker` tells it on its command line.
+// What `penstock worker` or `penstock-worker` tells it on its command line.
 struct ServerOrders {
   std::vector<ServerAddresses> workers{};  // whose controller and keys are the same
   std::string name{};                      // as PoolServerOptions
@@ -32,6 +32,8 @@ struct ServerOrders {
   pid_t parent_pid = 0;
   int exit_fd = -1;
   bool is_quiet = false;  // its log has trouble only
+  // Of its lines and those of its jobs, in front of the worker's id.
+  std::string log_name = "penstock worker";
   std::vector<std::string> warm_command{};
 };
 

@@ -52,8 +52,10 @@ Result<WarmFacts> WarmProcess::wait_until_ready(steady_clock::time_point deadlin
   if (!message) return message.error();
   if (message.value().kind != WarmMessage::Kind::kReady)
     return Fault{Errc::kMalformed, "a warm process must say first that it is ready"};
-  return WarmFacts{
-      .numerics = message.value().numerics, .torch = message.value().torch, .about = std::string(message.value().text)};
+  return WarmFacts{.numerics = message.value().numerics,
+                   .torch = message.value().torch,
+                   .job_kinds = message.value().job_kinds,
+                   .about = std::string(message.value().text)};
 }
 
 Result<void> WarmProcess::fork(uint64_t job, int channel, int errors, const std::string& log_name) {

@@ -22,6 +22,7 @@ namespace penstock::server {
 struct WarmFacts {
   Numerics numerics{};  // of its kernels
   uint16_t torch = 0;   // as wire::torch_number()
+  uint8_t job_kinds{};  // that its processes can run
   std::string about{};  // for people
 };
 

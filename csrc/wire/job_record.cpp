@@ -8,6 +8,7 @@
 
 #include "base/assert.h"
 #include "wire/malformed.h"
+#include "wire/reports.h"
 
 namespace penstock::wire {
 namespace {
@@ -79,7 +80,8 @@ struct WarmHead {
   int32_t pid = 0;
   int32_t status = 0;
   uint16_t torch = 0;
-  uint8_t reserved_end[14] = {};
+  uint8_t job_kinds = 0;
+  uint8_t reserved_end[13] = {};
 };
 static_assert(sizeof(WarmHead) == kWarmHeadBytes);
 
@@ -323,7 +325,8 @@ std::vector<std::byte> write_warm_message(const WarmMessage& message) {
                       .job = message.job,
                       .pid = message.pid,
                       .status = message.status,
-                      .torch = message.torch};
+                      .torch = message.torch,
+                      .job_kinds = message.job_kinds};
   const bool is_ready = message.kind == WarmMessage::Kind::kReady;
   const auto numerics = std::as_bytes(std::span(message.numerics));
   return message_of(head, {is_ready ? numerics : std::span<const std::byte>(), bytes_of(message.text)});
@@ -337,17 +340,21 @@ Result<WarmMessage> parse_warm_message(std::span<const std::byte> part) {
   if (head.reserved != 0 || !are_zero(head.reserved_end)) return malformed_job(kWho, "reserved bytes are not zero");
   WarmMessage message{.kind = static_cast<WarmMessage::Kind>(head.kind),
                       .torch = head.torch,
+                      .job_kinds = head.job_kinds,
                       .job = head.job,
                       .pid = head.pid,
                       .status = head.status};
+  const bool is_ready = message.kind == WarmMessage::Kind::kReady;
+  if ((head.job_kinds & ~kJobKinds) != 0 || is_ready != (head.job_kinds != 0))
+    return malformed_job(kWho, "it runs unknown kinds of jobs");
   auto body = part.subspan(sizeof head);
-  if (message.kind == WarmMessage::Kind::kReady) {
+  if (is_ready) {
     const auto numerics = take_front(body, sizeof message.numerics);
     if (!numerics) return malformed_job(kWho, "it is shorter than its head says");
     std::memcpy(message.numerics.data(), numerics->data(), sizeof message.numerics);
   }
-  const bool has_text = message.kind == WarmMessage::Kind::kReady || message.kind == WarmMessage::Kind::kFork;
-  const size_t bytes_max = message.kind == WarmMessage::Kind::kReady ? kAboutBytesMax : kLogNameBytesMax;
+  const bool has_text = is_ready || message.kind == WarmMessage::Kind::kFork;
+  const size_t bytes_max = is_ready ? kAboutBytesMax : kLogNameBytesMax;
   if (body.size() > (has_text ? bytes_max : 0)) return malformed_job(kWho, "its text is too long");
   message.text = {reinterpret_cast<const char*>(body.data()), body.size()};
   return message;

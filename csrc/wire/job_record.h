@@ -134,7 +134,7 @@ Result<FromJob> parse_from_job(std::span<const std::byte> part, uint64_t body_by
 
 struct WarmMessage {
   enum class Kind : uint8_t {
-    kReady = 1,  // from the process: it can fork; `numerics`, `torch`, and `text` about it for people
+    kReady = 1,  // from the process: it can fork; `numerics`, `torch`, `job_kinds`, and `text` about it for people
     kFork,       // to it: `job` wants a process, which logs under the name `text`; its channel and where its standard
                  // error goes come along
     kStarted,    // from it: `pid` is the process of `job`
@@ -143,6 +143,7 @@ struct WarmMessage {
   };
   Kind kind = Kind::kReady;
   uint16_t torch = 0;
+  uint8_t job_kinds = 0;  // of kReady: those that its processes can run, as in a worker's report
   uint64_t job = 0;
   int32_t pid = 0;
   int32_t status = 0;

@@ -31,9 +31,10 @@ WarmChannel::WarmChannel(FileDescriptor socket) : channel_(std::move(socket)) {
   ::fcntl(channel_.fd(), F_SETFD, FD_CLOEXEC);
 }
 
-Result<void> WarmChannel::ready(const std::string& about) {
+Result<void> WarmChannel::ready(uint8_t job_kinds, const std::string& about) {
   return send({.kind = WarmMessage::Kind::kReady,
                .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
+               .job_kinds = job_kinds,
                .numerics = runtime::numeric_fingerprint(),
                .text = std::string_view(about).substr(0, wire::kAboutBytesMax)});
 }

@@ -24,8 +24,9 @@ class WarmChannel {
   // `socket` is closed in a program that this process starts.
   explicit WarmChannel(FileDescriptor socket);
 
-  // Says that this process can fork: with the numerics of its kernels and its torch, and `about` it for people.
-  Result<void> ready(const std::string& about);
+  // Says that this process can fork: with the numerics of its kernels and its torch, the kinds of jobs that its
+  // processes can run (wire::kind_bit), and `about` it for people.
+  Result<void> ready(uint8_t job_kinds, const std::string& about);
 
   // A process is wanted for a job.
   struct Order {

@@ -5,6 +5,7 @@
 
 #include "fuzz_target.h"
 #include "wire/job_record.h"
+#include "wire/reports.h"
 
 namespace penstock::fuzz {
 
@@ -12,7 +13,7 @@ using namespace penstock::wire;
 
 namespace {
 
-constexpr size_t kKindAt = 6, kReservedAt = 7, kReservedEndAt = 26;
+constexpr size_t kKindAt = 6, kReservedAt = 7, kJobKindsAt = 26, kReservedEndAt = 27;
 
 using Kind = wire::WarmMessage::Kind;
 
@@ -28,8 +29,9 @@ size_t text_bytes_max(Kind kind) {
 }  // namespace
 
 std::vector<Bytes> make_seeds() {
-  return {wire::write_warm_message({.kind = Kind::kReady, .torch = 0x020f, .numerics = {1, 2}, .text = "Python"}),
-          wire::write_warm_message({.kind = Kind::kReady}),
+  return {wire::write_warm_message(
+              {.kind = Kind::kReady, .torch = 0x020f, .job_kinds = 1, .numerics = {1, 2}, .text = "Python"}),
+          wire::write_warm_message({.kind = Kind::kReady, .job_kinds = wire::kJobKinds}),
           wire::write_warm_message({.kind = Kind::kFork, .job = 7, .text = "worker"}),
           wire::write_warm_message({.kind = Kind::kStarted, .job = 7, .pid = 1234}),
           wire::write_warm_message({.kind = Kind::kEnded, .job = 7, .pid = 1234, .status = 0x0300}),
@@ -44,6 +46,8 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) std::memcpy(bytes.data() + 4, &wire::kJobVersion, sizeof wire::kJobVersion);
   if (choices.mostly()) bytes[kKindAt] = static_cast<std::byte>(kind);
   if (choices.mostly()) bytes[kReservedAt] = std::byte{0};
+  const size_t job_kinds = kind == Kind::kReady ? 1 + choices.below(wire::kJobKinds) : 0;
+  if (choices.mostly()) bytes[kJobKindsAt] = static_cast<std::byte>(job_kinds);
   if (choices.mostly())
     std::fill_n(bytes.begin() + kReservedEndAt, wire::kWarmHeadBytes - kReservedEndAt, std::byte{0});
   // Some texts are above their cap.
@@ -60,6 +64,8 @@ void check(std::span<const std::byte> bytes) {
   const wire::WarmMessage& message = parsed.value();
   touch(std::as_bytes(std::span(message.text)));
   expect(message.kind >= Kind::kReady && message.kind <= Kind::kEnd, "kinds are known");
+  expect((message.job_kinds & ~wire::kJobKinds) == 0 && (message.job_kinds != 0) == (message.kind == Kind::kReady),
+         "kinds of jobs are known, and those of a ready process");
   expect(message.text.size() <= text_bytes_max(message.kind), "texts are those of their kind, and capped");
   expect(fixed_bytes(message.kind) + message.text.size() == bytes.size(), "nothing is left over");
   expect(std::ranges::equal(wire::write_warm_message(message), bytes),

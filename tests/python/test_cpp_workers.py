@@ -262,24 +262,6 @@ def test_a_plugin_is_opened_anew_for_each_run_of_a_program(pool: PoolProcesses) 
         assert sorted(count for batch in batches for count in batch[0]) == list(range(SIZE))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("code", [0, pytest.param(78, marks=pytest.mark.long)])
-def test_a_native_worker_that_its_plugin_ends_is_started_again(
-    pool: PoolProcesses, code: int
-) -> None:
-    """With the exit codes 0 and 78 it was gone for good, in silence, and the program waited for
-    ever."""
-    worker = pool.start_native_worker()
-    of = {**OF_PLUGIN, "dataset": "ending_sample", "arguments": {"code": code}}
-    said = error_of_cpp(size=20, options={"batch_size": 4}, seed=3, pool=pool.endpoint, **of)
-    assert "3 workers died one after the other while they made batch 1 of epoch 1" in said
-    ending = f"a process ended with exit code {code}; another one starts in"
-    worker.wait_for_lines(lambda line: ending in line, 3)
-    expected = with_threads(SHUFFLED)
-    assert with_workers(OF_PLUGIN, SHUFFLED, 0, pool=pool.endpoint) == expected
-    assert worker.end() == 0
-
-
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_pool_without_workers_of_its_kind_says_so(pool: PoolProcesses) -> None:

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from native_build import native_folder
 from supported_versions import TORCHES
 
 import penstock
@@ -143,6 +144,7 @@ def test_a_wheel_is_built_from_it(archive: Path, tmp_path: Path) -> None:
         modes = {entry.filename: entry.external_attr >> 16 for entry in archive.infolist()}
     for wanted in ("penstock/_pool.", "/_C.", "/libpenstock.so.", "penstock.h"):
         assert any(wanted in name for name in modes)
-    for program in ("penstock/penstock-server", "/penstock-worker"):
+    native = native_folder().name
+    for program in ("penstock/penstock-server", f"/{native}/penstock-server", "/penstock-worker"):
         (mode,) = (mode for name, mode in modes.items() if name.endswith(program))
         assert mode & stat.S_IXUSR, oct(mode)

@@ -3,13 +3,36 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DefaultDtype.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <fstream>
+#include <iostream>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <tuple>
 
 #include "draw_datasets.h"
+
+namespace {
+
+[[noreturn]] void end_process(const std::string& how) {
+  std::cerr << "about to end: " << how << std::endl;
+  const rlimit no_dump{};
+  ::setrlimit(RLIMIT_CORE, &no_dump);
+  if (how == "exit") std::_Exit(5);
+  if (how == "segfault") ::raise(SIGSEGV);
+  if (how == "kill") ::raise(SIGKILL);
+  std::abort();
+}
+
+}  // namespace
 
 PENSTOCK_DATASET(draw, [](const penstock::Value& arguments) {
   const penstock::Value* delay_ms = arguments.find("delay_ms");
@@ -39,10 +62,30 @@ PENSTOCK_DATASET(bad_sample, [](const penstock::Value&) {
   });
 })
 PENSTOCK_DATASET(ending_sample, [](const penstock::Value& arguments) {
-  const auto code = static_cast<int>(arguments["code"].integer());
-  return penstock::make_dataset(20, [code](int64_t index) {
-    if (index == 6) std::_Exit(code);
+  return penstock::make_dataset(20, [how = arguments["how"].text()](int64_t index) {
+    if (index == 6) end_process(how);
     return index;
+  });
+})
+// Tells by a file which process makes it, and goes on once there is another file.
+PENSTOCK_DATASET(blocking_sample, [](const penstock::Value& arguments) {
+  return penstock::make_dataset(6, [folder = arguments["folder"].text()](int64_t index) {
+    std::ofstream(folder + "/process-" + std::to_string(::getpid()));
+    while (::access((folder + "/go").c_str(), F_OK) != 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return index;
+  });
+})
+// What its process is like, as far as it changes that itself afterwards.
+PENSTOCK_DATASET(spoiling_sample, [](const penstock::Value&) {
+  return penstock::make_dataset(1, [](int64_t) {
+    static int64_t made_count = 0;
+    const bool has_variable = ::getenv("SPOILT_BY_TEST") != nullptr;
+    const bool is_double = c10::get_default_dtype_as_scalartype() == at::kDouble;
+    const auto mask = static_cast<int64_t>(::umask(0007));
+    ::setenv("SPOILT_BY_TEST", "1", 1);
+    c10::set_default_dtype(caffe2::TypeMeta::Make<double>());
+    std::thread([] { ::pause(); }).detach();
+    return std::tuple(int64_t{::getpid()}, made_count++, int64_t{has_variable}, int64_t{is_double}, mask);
   });
 })
 PENSTOCK_DATASET(fatal_sample, [](const penstock::Value&) {

@@ -113,6 +113,11 @@ TEST(ServerOrders, LoudnessIsSaidByZeroOrOne) {
   EXPECT_TRUE(orders_with({"--quiet=1"}).value().is_quiet);
 }
 
+TEST(ServerOrders, LogHasTheNameOfTheProgramThatStartsIt) {
+  EXPECT_EQ(orders_with({}).value().log_name, "penstock worker");
+  EXPECT_EQ(orders_with({"--log-name=penstock-worker"}).value().log_name, "penstock-worker");
+}
+
 TEST(ServerOrders, WhatIsNotUnderstoodIsNamed) {
   for (const char* const argument : {"--unknown=1",
                                      "bind=tcp://a:1",

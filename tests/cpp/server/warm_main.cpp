@@ -33,6 +33,7 @@
 #include "shm/channel.h"
 #include "warm_jobs.h"
 #include "wire/job_record.h"
+#include "wire/reports.h"
 
 namespace penstock::server {
 namespace {
@@ -482,8 +483,11 @@ class Warm {
   }
 
   void say_ready() {
-    send(
-        {.kind = WarmMessage::Kind::kReady, .torch = 0x020f, .numerics = {1, 2, 3}, .text = "a warm process of tests"});
+    send({.kind = WarmMessage::Kind::kReady,
+          .torch = 0x020f,
+          .job_kinds = wire::kind_bit(wire::JobKind::kPlugin),
+          .numerics = {1, 2, 3},
+          .text = "a warm process of tests"});
   }
   void send(const WarmMessage& message) {
     auto bytes = wire::write_warm_message(message);

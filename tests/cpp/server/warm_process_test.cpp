@@ -9,6 +9,7 @@
 #include <string>
 
 #include "warm_jobs.h"
+#include "wire/reports.h"
 
 namespace penstock::server {
 namespace {
@@ -29,6 +30,7 @@ TEST(WarmProcess, TellsOfItselfOnceItIsReady) {
   ASSERT_TRUE(facts) << facts.error().message;
   EXPECT_EQ(facts.value().numerics, (Numerics{1, 2, 3}));
   EXPECT_EQ(facts.value().torch, 0x020f);
+  EXPECT_EQ(facts.value().job_kinds, wire::kind_bit(wire::JobKind::kPlugin));
   EXPECT_EQ(facts.value().about, "a warm process of tests");
 }
 

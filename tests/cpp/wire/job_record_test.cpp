@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "wire/reports.h"
 #include "with.h"
 #include "wrong_field.h"
 
@@ -526,7 +527,11 @@ TEST_F(FromJobRecord, AnotherVersionIsAMismatchThatNamesBoth) { expect_mismatch(
 class WarmRecord : public testing::Test {
  protected:
   static WarmMessage ready(std::string_view about) {
-    return {.kind = WarmMessage::Kind::kReady, .torch = 0x020f, .numerics = {1, 2, 3}, .text = about};
+    return {.kind = WarmMessage::Kind::kReady,
+            .torch = 0x020f,
+            .job_kinds = kind_bit(JobKind::kPlugin),
+            .numerics = {1, 2, 3},
+            .text = about};
   }
   static WarmMessage fork(std::string_view log_name) {
     return {.kind = WarmMessage::Kind::kFork, .job = 7, .text = log_name};
@@ -552,6 +557,7 @@ TEST_F(WarmRecord, EveryKindComesBack) {
     const WarmMessage& read = parsed.value();
     EXPECT_EQ(read.kind, sent.kind);
     EXPECT_EQ(read.torch, sent.torch);
+    EXPECT_EQ(read.job_kinds, sent.job_kinds);
     EXPECT_EQ(read.job, sent.job);
     EXPECT_EQ(read.pid, sent.pid);
     EXPECT_EQ(read.status, sent.status);
@@ -571,8 +577,19 @@ TEST_F(WarmRecord, HasTheBytesOfTheSpecification) {
 TEST_F(WarmRecord, FieldThatIsOutOfRangeIsRefused) {
   std::vector<WrongField> fields{{"magic", 0, 4, kToJobMagic}, {"kind", 6, 1, 0},     {"kind", 6, 1, 6},
                                  {"kind", 6, 1, 255},          {"reserved", 7, 1, 1}, {"reserved", 7, 1, 255}};
-  for (size_t offset = 26; offset < kWarmHeadBytes; ++offset) fields.push_back({"reserved", offset, 1, 1});
+  fields.push_back({"kinds of jobs", 26, 1, kJobKinds + 1});
+  for (size_t offset = 27; offset < kWarmHeadBytes; ++offset) fields.push_back({"reserved", offset, 1, 1});
   for (const WarmMessage& sent : samples()) expect_refused(write_warm_message(sent), fields, parse_warm_message);
+}
+
+TEST_F(WarmRecord, KindsOfJobsAreThoseOfAReadyProcessAlone) {
+  for (WarmMessage message : samples()) {
+    const bool is_ready = message.kind == WarmMessage::Kind::kReady;
+    for (const uint8_t kinds : {uint8_t{0}, kind_bit(JobKind::kPython), kJobKinds}) {
+      message.job_kinds = kinds;
+      EXPECT_EQ(bool(parse_warm_message(write_warm_message(message))), is_ready == (kinds != 0)) << int{kinds};
+    }
+  }
 }
 
 TEST_F(WarmRecord, TextAboveItsCapIsRefused) {

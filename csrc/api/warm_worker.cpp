@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/warm_worker.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <dirent.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <mutex>
+#include <utility>
+#include <variant>
+
+#include "api/memory_caps.h"
+#include "api/worker_service.h"
+#include "base/descriptor_limit.h"
+#include "base/environment.h"
+#include "base/exception_name.h"
+#include "base/process_log.h"
+#include "penstock/error.h"
+#include "wire/reports.h"
+#include "worker/job_server.h"
+#include "worker/malloc_tuning.h"
+#include "worker/warm_channel.h"
+
+namespace penstock::api {
+namespace {
+
+using worker::WarmChannel;
+
+// The server ends this process and those of jobs, whoever else sends a signal, and a socket of a plug-in's that has
+// hung up is an error of its write. None of them is ignored, which programs that a plug-in starts would inherit.
+void disarm_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) {};
+  action.sa_flags = SA_RESTART;
+  for (const int number : {SIGTERM, SIGINT, SIGPIPE}) ::sigaction(number, &action, nullptr);
+}
+
+// Of this process; 0 where the system does not tell.
+int thread_count() {
+  DIR* folder = ::opendir("/proc/self/task");
+  if (folder == nullptr) return 0;
+  int count = 0;
+  while (const dirent* entry = ::readdir(folder))  // NOLINT(concurrency-mt-unsafe): nobody else reads this folder
+    if (entry->d_name[0] != '.') ++count;
+  ::closedir(folder);
+  return count;
+}
+
+// ---- In the process of a job
+
+// Leaves a process that was just forked of `warm_pid` nothing that it shares with those of other jobs. What separates
+// it further from them belongs here, before any of the job's code runs.
+void part_from(pid_t warm_pid) {
+  ::setsid();  // all that a plug-in starts can be ended with this process
+  // Whose end is told by its channel to the server alone, where it is killed itself.
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != warm_pid) ::_exit(EXIT_FAILURE);  // it has ended meanwhile, and so has the server
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard lock(generator.mutex());
+  generator.seed();
+}
+
+// Serves until the job is over. The exit code means nothing to the server, and something to whoever reads its log.
+int serve_job(FileDescriptor channel, const ProcessLog& log) {
+  try {
+    const auto bytes = arena_bytes();
+    if (!bytes) {
+      log.tell(bytes.error().message);
+      return EXIT_FAILURE;
+    }
+    worker::JobServer server(std::move(channel), bytes.value());
+    const auto served = serve_jobs(server, {.say = [&](const std::string& text) { log.say(text); },
+                                            .tell = [&](const std::string& text) { log.tell(text); }});
+    if (served) return EXIT_SUCCESS;
+    log.tell(served.error().message);
+  } catch (...) {
+    log.tell("the process of a job ends after " + current_exception_name() + ": " + current_exception_text());
+  }
+  return EXIT_FAILURE;
+}
+
+// Ends the process, too: what a plug-in has registered for an exit is not run, and its threads are not waited for.
+[[noreturn]] void run_job(WarmChannel& warm, WarmChannel::Order order, pid_t warm_pid) {
+  ::dup2(order.errors.get(), STDERR_FILENO);  // the server tells its end where the process ends
+  order.errors.reset();
+  warm.close_in_child();
+  part_from(warm_pid);
+  const int code = serve_job(std::move(order.channel), ProcessLog(order.log_name));
+  std::cout.flush();
+  std::fflush(stdout);
+  ::_exit(code);
+}
+
+// ---- In the warm process
+
+class WarmWorker {
+ public:
+  explicit WarmWorker(FileDescriptor channel) : channel_(std::move(channel)) {}
+
+  int run() {
+    auto done = channel_.ready(wire::kind_bit(wire::JobKind::kPlugin), about_worker(::getppid()));
+    note_threads();
+    while (done) {
+      auto news = channel_.next();
+      if (!news) {
+        done = news.error();
+      } else if (auto* order = std::get_if<WarmChannel::Order>(&news.value())) {
+        done = fork(std::move(*order));
+      }
+    }
+    if (done.error().code == Errc::kClosed) return EXIT_SUCCESS;
+    log_.tell(done.error().message);
+    return EXIT_FAILURE;
+  }
+
+ private:
+  // A fork has the thread that called it alone, and locks as the others held them.
+  void note_threads() const {
+    if (const int count = thread_count(); count > 1)
+      log_.tell("the process that those of jobs are forked from has " + std::to_string(count) +
+                " threads and must have one, since a job may wait for ever for what another holds; start it without "
+                "LD_PRELOAD and other libraries that start threads");
+  }
+
+  Result<void> fork(WarmChannel::Order order) {
+    const pid_t pid = ::fork();
+    if (pid == 0) run_job(channel_, std::move(order), pid_);
+    if (pid < 0)
+      ProcessLog(order.log_name)
+          .tell(std::string("the process of a job could not be started (") + std::strerror(errno) +
+                "); the system has to have memory and process numbers left");
+    return channel_.started(order.job, std::max(pid, 0));
+  }
+
+  const pid_t pid_ = ::getpid();
+  const ProcessLog log_{"penstock-worker"};
+  WarmChannel channel_;
+};
+
+}  // namespace
+
+std::string about_worker(int pid) {
+  const TorchVersion torch;
+  return host_name() + ", process " + std::to_string(pid) + ", penstock " + PENSTOCK_VERSION + " (plug-ins), torch " +
+         std::to_string(torch.major) + "." + std::to_string(torch.minor);
+}
+
+int run_warm_worker(FileDescriptor channel) {
+  disarm_signals();
+  worker::tune_malloc();
+  static_cast<void>(raise_descriptor_limit());
+  at::set_num_threads(1);  // before the first kernel, which would start a pool of them
+  return WarmWorker(std::move(channel)).run();
+}
+
+}  // namespace penstock::api

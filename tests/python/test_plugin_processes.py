@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of `penstock-worker`: its server, the warm process, which has loaded libtorch, and
+one for each job, in which a plug-in runs. As test_job_processes.py has those of Python."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import process_traces
+import pytest
+from cpp_loader import PLUGIN, error_of_cpp, finish_cpp, run_cpp, start_cpp
+from native_build import native_folder
+from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
+from raw_zeromq import key_bytes
+from test_job_processes import (
+    ENDS,
+    SERVER_MEGABYTES_MAX,
+    expect_same_server,
+    kill_the_server,
+    kill_the_supervisor,
+    kill_the_warm_process,
+    libraries_of,
+    memory_has,
+    process_in,
+    server_of,
+    tcp_sockets,
+    tell_to_leave,
+    wait_until,
+    warm_of,
+)
+
+from penstock import _pool
+
+pytestmark = pytest.mark.slow
+
+SIX_SAMPLES: dict[str, Any] = {"size": 6, "options": {"batch_size": 2}, "seed": 3}
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def of_plugin(pool: PoolProcesses, dataset: str, **arguments: Any) -> dict[str, Any]:
+    named = {"plugin": str(PLUGIN), "dataset": dataset, "arguments": arguments}
+    return {**SIX_SAMPLES, **named, "pool": pool.endpoint}
+
+
+def expect_served(pool: PoolProcesses) -> None:
+    batches = run_cpp(**of_plugin(pool, "counting", size=6))
+    assert [count for batch in batches for count in batch[0]] == list(range(6))
+
+
+# ---- A job leaves nothing to the next
+
+
+def test_what_a_plugin_has_changed_in_its_process_reaches_no_other_job(
+    pool: PoolProcesses,
+) -> None:
+    """All jobs of a worker had one process, with its settings, threads and static objects."""
+    worker = pool.start_native_worker()
+    server = server_of(worker)
+    pids = set()
+    for _ in range(2):
+        ((pid, *found),) = run_cpp(**of_plugin(pool, "spoiling_sample"))
+        made_count, has_variable, is_double, mask = (part[0] for part in found)
+        assert (made_count, has_variable, is_double) == (0, 0, 0)
+        assert mask != 0o007
+        pids.add(pid[0])
+    assert len(pids) == 2
+    expect_same_server(worker, server)
+
+
+# ---- A job's process that ends
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_plugin_that_ends_its_process_costs_its_job_an_error_and_nobody_else_anything(
+    pool: PoolProcesses, how: str
+) -> None:
+    """It ended the worker: with the exit codes 0 and 78 for good, and its last words were in the
+    worker's log alone."""
+    worker = pool.start_native_worker()
+    server = server_of(worker)
+    said = error_of_cpp(**of_plugin(pool, "ending_sample", how=how))
+    assert "died" in said and "batch 3 of epoch 1" in said
+    assert ENDS[how] in said
+    assert f"the last that it wrote: about to end: {how}" in said
+    expect_served(pool)
+    expect_same_server(worker, server)
+    worker.wait_for_lines(
+        lambda line: "the process of a job of trainer " in line and ENDS[how] in line
+    )
+    assert worker.wait_for_lines(lambda line: line == f"about to end: {how}", 3)
+    assert worker.end() == 0
+
+
+# ---- What each process has
+
+
+def test_the_server_has_no_torch_and_the_warm_process_one_thread(pool: PoolProcesses) -> None:
+    worker = pool.start_native_worker()
+    expect_served(pool)
+    server, warm = server_of(worker), warm_of(worker)
+    assert "libtorch" not in libraries_of(server) and "libtorch" in libraries_of(warm)
+    (kilobytes,) = (
+        int(line.split()[1])
+        for line in Path(f"/proc/{server}/status").read_text().splitlines()
+        if line.startswith("VmRSS:")
+    )
+    assert kilobytes / 1024 < SERVER_MEGABYTES_MAX
+    assert len(os.listdir(f"/proc/{warm}/task")) == 1
+    assert "threads and must have one" not in worker.output
+
+
+def test_the_process_of_a_plugin_has_no_key_and_no_socket_of_the_pool(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    _pool.make_key_folder(str(keys))
+    pool.start_controller("--keys", str(keys))
+    worker = pool.start_native_worker("--keys", str(keys))
+    of = of_plugin(pool, "blocking_sample", folder=str(tmp_path))
+    program = start_cpp(**of, environment={"PENSTOCK_KEYS": str(keys)})
+    job = process_in(tmp_path)
+    warm = warm_of(worker)
+    assert process_traces.children(warm) == [job]
+    secrets = [
+        form
+        for path in keys.glob("*.secret")
+        for form in (path.read_bytes().strip(), key_bytes(keys, path.name))
+    ]
+    assert len(secrets) > 2
+    sockets = tcp_sockets()
+    for pid in (job, warm):
+        links = [entry.partition(" -> ")[2] for entry in process_traces.descriptors(pid)]
+        assert any(link.startswith("socket:") for link in links)  # to the server
+        assert sockets.isdisjoint(links)
+        for file in ("environ", "cmdline"):
+            text = Path(f"/proc/{pid}/{file}").read_bytes()
+            assert not [secret for secret in secrets if secret in text]
+        assert not memory_has(pid, secrets)
+    (tmp_path / "go").touch()
+    code, out, err = finish_cpp(program)
+    assert code == 0, err
+    assert [json.loads(line) for line in out.splitlines()] == [[0, 1], [2, 3], [4, 5]]
+
+
+# ---- When they end
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        tell_to_leave,
+        kill_the_supervisor,
+        kill_the_server,
+        kill_the_warm_process,
+    ],
+)
+def test_all_processes_end_with_their_worker(
+    pool: PoolProcesses, tmp_path: Path, end: Callable[[Worker, int, int], None]
+) -> None:
+    worker = pool.start_native_worker("--grace", "1")
+    program = start_cpp(**of_plugin(pool, "blocking_sample", folder=str(tmp_path)))
+    job = process_in(tmp_path)
+    server, warm = server_of(worker), warm_of(worker)
+    end(worker, server, warm)
+    assert process_traces.wait_gone([server, warm, job], SECONDS_MAX) == []
+    (tmp_path / "go").touch()
+    if end in (kill_the_server, kill_the_warm_process):
+        assert len(worker.served(2)) == 2
+    else:
+        pool.start_native_worker()
+    code, out, err = finish_cpp(program)
+    assert code == 0, err
+    assert [json.loads(line) for line in out.splitlines()] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_the_process_of_a_job_ends_when_its_trainer_has_left(pool: PoolProcesses) -> None:
+    worker = pool.start_native_worker()
+    expect_served(pool)
+    warm = warm_of(worker)
+    wait_until(lambda: process_traces.children(warm) == [])
+
+
+def test_a_worker_without_its_server_says_what_to_do(pool: PoolProcesses, tmp_path: Path) -> None:
+    for library in native_folder().glob("libpenstock*"):
+        (tmp_path / library.name).write_bytes(library.read_bytes())
+    worker = Worker(
+        ["--controller", pool.endpoint],
+        {**pool.environment, "LD_LIBRARY_PATH": str(tmp_path)},
+        program=(str(native_folder() / "penstock-worker"),),
+    )
+    assert worker.wait() == 1
+    assert "is not beside libpenstock.so or cannot be run; install penstock again" in worker.output
