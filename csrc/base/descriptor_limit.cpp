@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/descriptor_limit.h"
 
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 
 #include <algorithm>
-
-#include "base/file_descriptor.h"
 
 namespace penstock {
 
@@ -33,13 +30,6 @@ std::vector<std::string> spoken(const DescriptorLimit& limit) {
 uint64_t descriptor_limit() {
   rlimit limit{};
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
-}
-
-bool are_descriptors_short() {
-  const uint64_t limit = descriptor_limit();
-  if (limit == 0) return false;
-  const FileDescriptor lowest(::eventfd(0, EFD_CLOEXEC));  // all below it are in use
-  return !lowest || static_cast<uint64_t>(lowest.get()) >= limit / 2;
 }
 
 }  // namespace penstock

@@ -30,7 +30,4 @@ std::vector<std::string> spoken(const DescriptorLimit& limit);
 // The soft limit of this process; 0 if the system does not tell.
 uint64_t descriptor_limit();
 
-// Whether half of the files that this process may have open, or more, are open, or the system has no descriptor left.
-bool are_descriptors_short();
-
 }  // namespace penstock

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "base/assert.h"
-#include "base/descriptor_limit.h"
 #include "base/identity.h"
 #include "base/live_clock.h"
 #include "net/readiness.h"
@@ -30,8 +29,7 @@ using wire::ToWorker;
 namespace {
 
 constexpr auto kLookInterval = milliseconds(200);  // at the parent, and at how long the controller has been silent
-constexpr auto kDescriptorLookInterval = milliseconds(1000);  // at how many are open, while there is nothing to do
-constexpr int kReceiveCountMax = 256;                         // before other things are looked at
+constexpr int kReceiveCountMax = 256;              // before other things are looked at
 
 std::string spoken_seconds(Duration time) {
   return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time).count()) + " s";
@@ -164,7 +162,6 @@ Result<void> PoolServerIo::serve() {
   take_signals(now);
   session_.tick(now);
   serve_maker(now);
-  look_at_descriptors(now);
   carry_out();
   note_standing();
   if (energy_) energy_->tick(now);
@@ -298,7 +295,7 @@ void PoolServerIo::serve_maker(Instant now) {
   if (asked.lost_process_of != 0) lose_process(asked.lost_process_of);
   if (asked.failure && !failure_) failure_ = std::move(asked.failure);
   finish_given_up();
-  if (asked.wants_work) begin_work(now);
+  if (asked.wants_work) begin_work();
   fetch_blob(asked.blob, now);
   const bool is_wanted = session_.may_be_wanted();
   maker_.set_wanted(is_wanted);
@@ -355,15 +352,12 @@ void PoolServerIo::finish_given_up() {
   session_.finished();
 }
 
-void PoolServerIo::begin_work(Instant now) {
+void PoolServerIo::begin_work() {
   if (is_given_up_) {
     if (!session_.is_wanted()) return;
     is_given_up_ = false;
     return maker_.offer(running_);
   }
-  // The next trainer may greet before the last batch of the one before it is over, and the worker is never idle.
-  const bool is_first = work_tenancy_ != tenancy_ && session_.queued_count() > 0;
-  if (is_first && work_tenancy_ > 0) leave_if_short(now);
   const auto request = session_.begin();
   if (!request) return;
   const auto found = queued_.find(request->key);
@@ -477,21 +471,6 @@ void PoolServerIo::note_standing() {
   if (standing == standing_) return;
   standing_ = standing;
   maker_.set_standing(standing_);
-}
-
-// What jobs have left open is not for the next one to pay for, nor what their threads go on opening.
-void PoolServerIo::look_at_descriptors(Instant now) {
-  if (!options_.supervisor || tenancy_ == 0 || session_.is_draining()) return;
-  if (!is_idle()) return looked_at_.reset();
-  if (looked_at_ && now - *looked_at_ < kDescriptorLookInterval) return;
-  looked_at_ = now;
-  leave_if_short(now);
-}
-
-void PoolServerIo::leave_if_short(Instant now) {
-  if (!options_.supervisor || !options_.ends_process || session_.is_draining() || !are_descriptors_short()) return;
-  shortage_ = "half of the files that it may have open, or more, are open, as its jobs have left them";
-  drain(now);
 }
 
 std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) const {

@@ -131,7 +131,7 @@ class PoolServerIo final : public EventLoop::Handler {
   void finish_given_up();
   // The process that made this trainer's batches has ended, and with it all that it had begun.
   void lose_process(uint64_t trainer_id);
-  void begin_work(Instant now);
+  void begin_work();
   void fetch_blob(const std::optional<wire::BlobId>& id, Instant now);
   void carry_out();
   std::string reason_of(const cluster::WorkerSession::Command& command) const;
@@ -139,8 +139,6 @@ class PoolServerIo final : public EventLoop::Handler {
   void drain(Instant now);
   bool is_idle() const { return session_.trainer_id() == 0 && session_.is_empty(); }
   // Has a worker leave that jobs have left short of descriptors: looks once it is idle, and every now and then after.
-  void look_at_descriptors(Instant now);
-  void leave_if_short(Instant now);
   // Has the log know when it changes.
   void note_standing();
   // Why this worker ends now, if it does, and the word for its supervisor, if there is one.
@@ -186,7 +184,6 @@ class PoolServerIo final : public EventLoop::Handler {
   uint64_t work_tenancy_ = 0;  // of the work that was begun last
   uint32_t signal_count_ = 0;
   int first_signal_ = 0;
-  std::optional<Instant> looked_at_;   // at its descriptors, since it is idle
   std::optional<Instant> drained_at_;  // since when it is to leave
   std::string shortage_;               // for which it leaves, if that is why
   Standing standing_;

@@ -30,24 +30,5 @@ TEST(DescriptorLimit, IsRaisedToTheHardOne) {
   EXPECT_EQ(limits_after(400, 400), "400 to 400, found 400 of 400");
 }
 
-// A job left files open, and the next one, of somebody else, could open none.
-TEST(DescriptorLimit, HalfOfItIsShort) {
-  EXPECT_EQ(test::in_child([]() -> std::string {
-              const int lowest = ::dup(0);  // all below it are in use
-              ::close(lowest);
-              const rlim_t limit = 2 * static_cast<rlim_t>(lowest) + 8;
-              const rlimit given{.rlim_cur = limit, .rlim_max = limit};
-              if (::setrlimit(RLIMIT_NOFILE, &given) != 0) return "the limit could not be set";
-              if (are_descriptors_short()) return "few are open";
-              while (::dup(0) < lowest + 4) {
-              }
-              if (!are_descriptors_short()) return "half of them are open";
-              while (::dup(0) >= 0) {
-              }
-              return are_descriptors_short() ? "" : "none is left";
-            }),
-            "");
-}
-
 }  // namespace
 }  // namespace penstock
