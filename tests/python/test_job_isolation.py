@@ -5,6 +5,7 @@ pool, and what a worker says where that cannot be had."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,13 @@ from penstock.cli.command_parser import CommandError, CommandParser
 from penstock.cli.isolation_options import add_isolation, isolation_arguments, isolation_of
 from penstock.engines.engine import WorkerCommand
 from penstock.pool import job_group, job_isolation
-from penstock.pool.job_isolation import IsolatedJobs, IsolationOptions, JobIsolation, plan_isolation
+from penstock.pool.job_isolation import (
+    IsolatedJobs,
+    IsolationOptions,
+    JobIsolation,
+    JobPlace,
+    plan_isolation,
+)
 
 IS_ROOT = os.geteuid() == 0
 UIDS = "70000-70003"
@@ -501,9 +509,9 @@ def test_group_of_a_job_is_removed_with_all_that_is_in_it(group: Path, tmp_path:
         IsolationOptions(frozenset(), job_group=str(group))
     ).isolation.group == str(group)
     jobs = IsolatedJobs(JobIsolation(group=str(group)), str(tmp_path))
-    isolate = jobs.try_prepare(1, str(tmp_path / "job-1"), print)
-    assert isolate is not None
-    pid = paused_process(isolate)
+    place = jobs.try_prepare(1, str(tmp_path / "job-1"), print)
+    assert place is not None
+    pid = paused_process(JobPlace(**json.loads(json.dumps(asdict(place)))).enter)
     (path,) = [one for one in group.iterdir() if one.is_dir()]
     assert (path / "cgroup.procs").read_text().split() == [str(pid)]
     jobs.clear(1)

@@ -2,7 +2,8 @@
 """The metrics of a pool: their names, units and few labels. Pure.
 
 `training_job` and `rank` are the labels of what belongs to a job, and `user` where its key is a
-user's; Prometheus has a label `job` of its own. A trainer's id is no label, since each start of a program would leave a series behind.
+user's; Prometheus has a label `job` of its own. A trainer's id is no label, since each start of a
+program would leave a series behind.
 """
 
 from __future__ import annotations

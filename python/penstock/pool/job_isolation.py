@@ -316,6 +316,31 @@ def _is_below(path: str, folder: str) -> bool:
 # ---- What becomes of it for each job
 
 
+@dataclass(frozen=True, slots=True)
+class JobPlace:
+    """Where the process of one job is to be. It can cross to a process that is spawned, as JSON."""
+
+    isolation: dict[str, Any] = field(default_factory=dict)  # of a JobIsolation
+    folder: str = ""  # for its modules
+    private: str = ""  # its temporary folder; "": it has none of its own
+    group: str = ""
+    uid: int | None = None
+
+    def enter(self) -> None:
+        """Goes there, for good: to be called by the process, with one thread, before it runs any
+        code of the job. Raises OSError and UnsupportedError."""
+        isolation = JobIsolation(**self.isolation)
+        if self.group:
+            job_group.join(self.group)
+        isolation.separation(self.private, self.folder, self.uid).separate()
+        if self.private:
+            private = "/tmp" if isolation.has_private_tmp else self.private
+            os.environ["TMPDIR"] = private
+            tempfile.tempdir = None  # where it was looked for before
+            if self.uid is not None:
+                os.environ["HOME"] = private
+
+
 class IsolatedJobs:
     """The folders, accounts and groups of the jobs of one warm process. Confined to its thread."""
 
@@ -333,11 +358,9 @@ class IsolatedJobs:
         if isolation.uids:
             os.chmod(code_root, 0o711)  # others may pass, and see no names
 
-    def try_prepare(
-        self, job: int, folder: str, tell: Callable[[str], None]
-    ) -> Callable[[], None] | None:
-        """What the process of ``job``, whose modules are in ``folder``, is to call before it runs
-        any code of the job. None where the system has no room for it, which is told."""
+    def try_prepare(self, job: int, folder: str, tell: Callable[[str], None]) -> JobPlace | None:
+        """A place for the process of ``job``, whose modules are in ``folder``. None where the
+        system has no room for it, which is told."""
         self._jobs.add(job)
         try:
             return self._prepare(job, folder)
@@ -345,34 +368,22 @@ class IsolatedJobs:
             tell(f"the process of a job could not be started: {error}")
             return None
 
-    def _prepare(self, job: int, folder: str) -> Callable[[], None]:
-        isolation, uid, group, private = self._isolation, None, "", ""
+    def _prepare(self, job: int, folder: str) -> JobPlace:
+        uid = None if self._uids is None else self._uids.take(job)
+        group = "" if self._groups is None else self._groups.make(job)
+        if not self._isolation.has_folder:
+            return JobPlace(self._isolation.fields(), group=group, uid=uid)
+        private = self._private(job)
+        for path in (folder, private):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            if uid is not None:
+                os.chown(path, uid, uid)
+        return JobPlace(self._isolation.fields(), folder, private, group, uid)
+
+    def close_in_child(self) -> None:
+        """In a forked process of a job."""
         if self._uids is not None:
-            uid = self._uids.take(job)
-        if self._groups is not None:
-            group = self._groups.make(job)
-        if isolation.has_folder:
-            private = self._private(job)
-            for path in (folder, private):
-                os.makedirs(path, mode=0o700, exist_ok=True)
-                if uid is not None:
-                    os.chown(path, uid, uid)
-        separation = isolation.separation(private, folder if private else "", uid)
-
-        def isolate() -> None:
-            if group:
-                job_group.join(group)
-            if self._uids is not None:
-                self._uids.close()
-            separation.separate()
-            if private:
-                place = "/tmp" if isolation.has_private_tmp else private
-                os.environ["TMPDIR"] = place
-                tempfile.tempdir = None  # where it was looked for before
-                if uid is not None:
-                    os.environ["HOME"] = place
-
-        return isolate
+            self._uids.close()
 
     def clear(self, job: int) -> None:
         """Ends and removes what a job that is over has left."""

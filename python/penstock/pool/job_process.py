@@ -13,13 +13,13 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
 import torch
 
 from penstock import _C
+from penstock.pool.job_isolation import JobPlace
 from penstock.pool.job_journal import JobJournal
 from penstock.pool.job_loop import serve_jobs
 from penstock.pool.job_shelf import JobShelf
@@ -34,19 +34,20 @@ def run_job(
     order: _C.JobOrder,
     warm_pid: int,
     code_root: str,
-    isolate: Callable[[], None],
+    place: JobPlace | None,
     *,
     is_quiet: bool,
 ) -> NoReturn:
     """Serves until the job is over, in a process that was just forked of ``warm_pid``, and ends it:
     the interpreter's own exit would run what the dataset has registered for it, and wait for the
-    dataset's threads."""
+    dataset's threads. Without a ``place`` the process is in it already."""
     status = 1
     try:
         os.dup2(order.error_fd, 2)  # the server tells its end where the process ends
         os.close(order.error_fd)
         warm.close_in_child()  # from here on this process ends with the warm one, too
-        isolate()
+        if place is not None:
+            place.enter()
         _part_from(warm_pid)
         _serve(order, code_root, is_quiet=is_quiet)
         status = 0

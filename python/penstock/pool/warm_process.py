@@ -83,11 +83,12 @@ class _WarmProcess:
 
     def _fork(self, order: _C.JobOrder) -> None:
         folder = self._folder_of(order.job)
-        isolate = self._isolated.try_prepare(order.job, folder, PoolLog(order.log_name).tell)
-        pid = _try_fork(order.log_name) if isolate else None
-        if pid == 0 and isolate:
+        place = self._isolated.try_prepare(order.job, folder, PoolLog(order.log_name).tell)
+        pid = _try_fork(order.log_name) if place else None
+        if pid == 0 and place:
+            self._isolated.close_in_child()
             is_quiet = self._settings.is_quiet
-            run_job(self._channel, order, self._pid, folder, isolate, is_quiet=is_quiet)
+            run_job(self._channel, order, self._pid, folder, place, is_quiet=is_quiet)
         if not pid:
             self._isolated.clear(order.job)
         os.close(order.fd)
