@@ -47,6 +47,35 @@ def test_workers_outlive_a_killed_controller_and_are_found_again(elastic: Elasti
     assert elastic.processes() == before
 
 
+def test_pool_whose_up_was_killed_is_ended_by_down_once_it_is_started_again(
+    elastic: Elastic,
+) -> None:
+    """Nothing is left of it but what an operator may want to read."""
+    elastic.up("--min", "2", "--max", "2").end(signal.SIGKILL)
+    down = elastic.down("--timeout", "1")
+    assert down.wait() == 1
+    assert "start `penstock up` again with the same --state" in down.output
+    up = elastic.up("--min", "2", "--max", "2")
+    elastic.has_workers(2)
+    down = elastic.down()
+    assert down.wait() == 0, down.output
+    assert up.wait() == 0, up.output
+    assert elastic.processes() == {}
+    assert {path.name for path in elastic.state.iterdir()} == {"journal", "logs", "lock"}
+    assert [*Path(elastic.pool.environment["TMPDIR"]).iterdir()] == []
+
+
+@pytest.mark.long
+def test_workers_of_a_killed_up_end_by_themselves_when_it_is_not_started_again(
+    elastic: Elastic,
+) -> None:
+    up = elastic.up("--min", "2", "--max", "2")
+    elastic.has_workers(2)
+    up.end(signal.SIGKILL)
+    elastic.runs_processes(lambda names: not names)
+    assert [*Path(elastic.pool.environment["TMPDIR"]).iterdir()] == []
+
+
 def test_two_adapters_on_one_folder_are_refused(elastic: Elastic) -> None:
     elastic.up()
     second = Process(

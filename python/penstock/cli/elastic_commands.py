@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock import _pool
+from penstock import _pool, errors
 from penstock.cli.command_parser import (
     CommandError,
     CommandParser,
@@ -347,7 +347,14 @@ adapter and the controller end. Returns when the controller has ended.""",
     add_controller(parser)
     args = parser.parse(arguments)
     where = controller_of(parser, args)
-    if not _pool.end_pool(where, args.keys, args.timeout):
+    try:
+        has_engine = _pool.end_pool(where, args.keys, args.timeout)
+    except errors.TimeoutError as error:
+        raise errors.TimeoutError(
+            f"{error}. Where `penstock up` was killed, start `penstock up` again with the same "
+            f"--state, and end it then"
+        ) from error
+    if not has_engine:
         raise PenstockError(
             f"the controller at {where} has no engine, so there is nothing that could end its "
             f"workers; end the controller and the workers where they were started"
