@@ -14,9 +14,12 @@ import os
 import re
 import resource
 import shutil
+import signal
 import socket
 import struct
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -852,3 +855,42 @@ def test_no_secret_is_shown(pool: KeyedPool) -> None:
             shown[f"{name} of {pid}"] = text
     for where, text in shown.items():
         assert not [secret for secret in secrets if secret in text], where
+
+
+def test_memory_of_a_worker_is_not_for_other_processes_of_its_user() -> None:
+    """The worker's key is in it, and the processes of jobs have the same user."""
+    nobody = 65534
+    # Root reads everything, so that another user has to try.
+    as_user: dict[str, Any] = {}
+    if os.getuid() == 0:
+        as_user = {"user": nobody, "group": nobody, "extra_groups": []}
+    # Its folder of temporary files is not the test's, which other users cannot enter.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, contextlib.ExitStack() as stack:
+        if as_user:
+            os.chown(folder, nobody, nobody)
+        program = shutil.copy(Path(str(_pool.__file__)).with_name("penstock-server"), folder)
+        environment = {"XDG_RUNTIME_DIR": folder, "PATH": os.environ["PATH"]}
+        command = [program, "--bind=tcp://127.0.0.1:0", f"--parent={os.getpid()}"]
+        server = subprocess.Popen([*command, "--", "sleep", "600"], env=environment, **as_user)
+        stack.callback(server.wait)
+        stack.callback(server.kill)
+
+        def read(pid: int, name: str) -> subprocess.CompletedProcess[bytes]:
+            return subprocess.run(
+                ["cat", f"/proc/{pid}/{name}"], capture_output=True, check=False, **as_user
+            )
+
+        def warm_pids() -> list[int]:
+            listed = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()
+            return [int(pid) for pid in listed.split() if read(int(pid), "environ").stdout]
+
+        deadline = time.monotonic() + SECONDS_MAX
+        while not (found := warm_pids()):  # another process of the user is there to be read
+            assert server.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        for pid in found:
+            stack.callback(os.kill, pid, signal.SIGKILL)
+        for name in ("environ", "mem", "maps", "auxv"):
+            tried = read(server.pid, name)
+            assert tried.returncode != 0 and b"Permission denied" in tried.stderr, name
+            assert not tried.stdout
