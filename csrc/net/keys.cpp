@@ -26,8 +26,8 @@ Fault not_a_key(std::string_view text) {
                                 std::to_string(kKeyTextLength) + " of them; make keys with penstock keys"};
 }
 
-unsigned char* place(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
-const unsigned char* place(const void* bytes) { return static_cast<const unsigned char*>(bytes); }
+unsigned char* key_place(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
+const unsigned char* key_place(const void* bytes) { return static_cast<const unsigned char*>(bytes); }
 
 }  // namespace
 
@@ -59,14 +59,14 @@ KeyPair KeyPair::generate() {
   PENSTOCK_ASSERT(sodium_init() >= 0, "libsodium could not be started");
   SecretKey secret_key;
   std::array<std::byte, kKeyBytes> public_key{};
-  PENSTOCK_ASSERT(crypto_box_keypair(place(public_key.data()), place(secret_key.bytes().data())) == 0);
+  PENSTOCK_ASSERT(crypto_box_keypair(key_place(public_key.data()), key_place(secret_key.bytes().data())) == 0);
   return {std::move(secret_key), PublicKey(public_key)};
 }
 
 KeyPair KeyPair::from_secret(SecretKey secret_key) {
   PENSTOCK_ASSERT(sodium_init() >= 0, "libsodium could not be started");
   std::array<std::byte, kKeyBytes> public_key{};
-  PENSTOCK_ASSERT(crypto_scalarmult_base(place(public_key.data()), place(secret_key.bytes().data())) == 0);
+  PENSTOCK_ASSERT(crypto_scalarmult_base(key_place(public_key.data()), key_place(secret_key.bytes().data())) == 0);
   return {std::move(secret_key), PublicKey(public_key)};
 }
 
@@ -86,9 +86,9 @@ uint64_t run_id_of(const PublicKey& key, const wire::RunSecret& secret) {
   std::array<unsigned char, crypto_hash_sha256_BYTES> digest{};
   crypto_hash_sha256_state state;
   crypto_hash_sha256_init(&state);
-  crypto_hash_sha256_update(&state, place(kRunIdContext.data()), kRunIdContext.size());
-  crypto_hash_sha256_update(&state, place(key.bytes().data()), kKeyBytes);
-  crypto_hash_sha256_update(&state, place(secret.data()), secret.size());
+  crypto_hash_sha256_update(&state, key_place(kRunIdContext.data()), kRunIdContext.size());
+  crypto_hash_sha256_update(&state, key_place(key.bytes().data()), kKeyBytes);
+  crypto_hash_sha256_update(&state, key_place(secret.data()), secret.size());
   crypto_hash_sha256_final(&state, digest.data());
   uint64_t id = 0;
   std::memcpy(&id, digest.data(), sizeof id);
