@@ -18,6 +18,9 @@
 namespace penstock::controller {
 namespace {
 
+// A connection is of one worker, trainer or operator. The controller has one server, and opens nothing else for them.
+constexpr net::HolderRoom kRoom{.count_max = 4 * cluster::kPoolCountMax, .descriptors_for_each = 2};
+
 std::string name_of_key(const net::Peer& peer) {
   if (!peer.user.empty()) return "the user " + peer.user;
   if (!peer.machine.empty()) return "the machine " + peer.machine;
@@ -42,7 +45,8 @@ Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpo
   auto authenticator = net::Authenticator::start(*context.value());
   if (!authenticator) return authenticator.error();
   const net::ServerSocketOptions options{.allowed_roles = {Role::kWorker, Role::kTrainer, Role::kOperator},
-                                         .limits = net::control_limits()};
+                                         .limits = net::control_limits(),
+                                         .room = kRoom};
   auto server = net::ServerSocket::bind(*context.value(), *authenticator.value(), endpoint, keys, options);
   if (!server) return server.error();
   return std::make_unique<Controller>(std::move(context).value(), std::move(authenticator).value(),

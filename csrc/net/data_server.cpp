@@ -14,6 +14,8 @@ constexpr int kReceiveCountMax = 64;  // in a turn; one message is all that a tr
 constexpr wire::MessageLimits kServerLimits{.part_bytes_max = wire::kPieceMessageBytesMax,
                                             .message_bytes_max = wire::kPieceMessageBytesMax,
                                             .received_messages_max = 4};
+// Each link is let in once, and one link is in force.
+constexpr HolderRoom kServerRoom{.count_max = 64, .descriptors_for_each = 16};
 
 }  // namespace
 
@@ -24,7 +26,8 @@ Result<std::unique_ptr<DataServer>> DataServer::bind(SocketContext& context, Aut
   auto socket = TcpSocket::open_ticket_server(
       context, {.zap_domain = domain->name(), .handshake_interval = kHandshakeInterval}, kServerLimits);
   if (!socket) return socket.error();
-  auto bound = socket.value()->listen(endpoint, options.origin, options.sharer_count);
+  auto bound = socket.value()->listen(endpoint, options.origin,
+                                      {.sharer_count = options.sharer_count, .holders = kServerRoom});
   if (!bound) return bound.error();
   return std::make_unique<DataServer>(std::move(domain), std::move(socket).value(), std::move(bound).value(), options,
                                       std::move(on_room));

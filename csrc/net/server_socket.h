@@ -25,9 +25,10 @@ struct ServerSocketOptions {
   wire::MessageLimits limits = {};
   // A connection that has not shown an allowed key by then is closed.
   std::chrono::milliseconds handshake_interval = kHandshakeInterval;
-  // How many in this process, this one included, have such a server, and share the room for connections that have shown
-  // no key.
+  // How many in this process, this one included, have such a server, and share the room for connections.
   size_t sharer_count = 1;
+  // For connections that have.
+  HolderRoom room = {};
 };
 
 // A connected client. The routing id is of this one connection: a client that connects again gets another.

@@ -8,11 +8,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -63,13 +65,6 @@ std::optional<uint16_t> local_port(int fd) {
   return port_of(address);
 }
 
-std::optional<ConnectionBudget::Address> peer_address(int fd) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
-  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return std::nullopt;
-  return address_of(address);
-}
-
 // How many bytes were sent on a connection, each counted once. 0 also where the system does not count them: Linux does
 // since 4.19, and gVisor does not.
 uint64_t sent_bytes(int fd) {
@@ -90,16 +85,17 @@ void end_connection(int fd) {
 
 }  // namespace
 
-StrangerGuard::StrangerGuard(SocketContext& context, void* watched, const HandshakeBytes& bytes, size_t sharer_count)
+StrangerGuard::StrangerGuard(SocketContext& context, void* watched, const HandshakeBytes& bytes, const PortUse& use)
     : context_(context),
       watched_(watched),
       bytes_(bytes),
-      budget_(ConnectionBudget::limits_under(descriptor_limit(), sharer_count)),
+      budget_(ConnectionBudget::limits_under(descriptor_limit(), use.sharer_count)),
+      holders_(HolderBudget::limits_under(descriptor_limit() / use.sharer_count, use.holders)),
       loop_("pk_strangers", "which closes connections that show no key", *this) {}
 
 Result<std::unique_ptr<StrangerGuard>> StrangerGuard::start(SocketContext& context, void* watched,
-                                                            const HandshakeBytes& bytes, size_t sharer_count) {
-  auto guard = std::make_unique<StrangerGuard>(context, watched, bytes, sharer_count);
+                                                            const HandshakeBytes& bytes, const PortUse& use) {
+  auto guard = std::make_unique<StrangerGuard>(context, watched, bytes, use);
   if (auto started = guard->loop_.start(); !started) return started.error();
   return guard;
 }
@@ -132,10 +128,21 @@ Result<bool> StrangerGuard::wait(int wake_fd, bool may_sleep) {
 
 Result<void> StrangerGuard::serve() {
   const Instant now = clock_now();
-  for (int count = 0; count < kEventsInTurn; ++count) {
+  {
+    MutexLock lock(mutex_);
+    std::ranges::move(notes_, std::back_inserter(taken_notes_));
+    notes_.clear();
+  }
+  bool is_all = false;
+  for (int count = 0; count < kEventsInTurn && !is_all; ++count) {
     const auto event = monitor_->try_event();
-    if (!event) break;
-    if (auto taken = take(*event, now); !taken) return taken;
+    is_all = !event;
+    if (event) {
+      if (auto taken = take(*event, now); !taken) return taken;
+    }
+  }
+  if (is_all) {
+    for (const Note& note : std::exchange(taken_notes_, {})) take_note(note);
   }
   if (now - swept_at_ < kSweepInterval) return {};
   swept_at_ = now;
@@ -149,7 +156,7 @@ Result<void> StrangerGuard::take(const ListenerEvent& event, Instant now) {
     case ListenerEvent::Kind::kAccepted: take_in(event.value, now); break;
     case ListenerEvent::Kind::kEnded:
       // The peer is told only once our duplicate is closed, too.
-      if (budget_.has(event.value)) forget(event.value);
+      forget(event.value);
       break;
     case ListenerEvent::Kind::kRefused:
       // libzmq tries again at once, and for ever, until there is a descriptor or nobody waits to be accepted.
@@ -174,14 +181,15 @@ Result<void> StrangerGuard::keep_listener(int fd) {
 }
 
 void StrangerGuard::take_in(int fd, Instant now) {
-  if (budget_.has(fd)) forget(fd);
+  forget(fd);
   FileDescriptor own = duplicate(fd);
   if (!own) return close_at_once(fd);
   // libzmq may have closed the connection since, and the number may be that of something else.
   if (local_port(own.get()) != port_) return;
-  const auto address = peer_address(own.get());
-  if (!address) return;
-  budget_.add(fd, *address, now);
+  const auto peer = peer_of(own.get());
+  if (!peer) return;
+  budget_.add(fd, peer->address, now);
+  peers_.emplace(fd, *peer);
   own_.insert_or_assign(fd, std::move(own));
   while (const auto surplus = budget_.surplus()) judge(*surplus);
 }
@@ -200,7 +208,8 @@ void StrangerGuard::judge(int fd) {
   const int own = own_.at(fd).get();
   const auto bytes = progress(own);
   // Where nothing is counted nobody can be told apart, and libzmq's own limit on the time of a handshake has to do.
-  if (!bytes || *bytes >= bytes_.let_in) return forget(fd);
+  if (!bytes) return forget(fd);
+  if (*bytes >= bytes_.let_in) return let_in(fd);
   const auto stage = *bytes >= bytes_.knowing    ? HandshakeStage::kKnowing
                      : *bytes >= bytes_.greeting ? HandshakeStage::kGreeting
                                                  : HandshakeStage::kSilent;
@@ -210,8 +219,67 @@ void StrangerGuard::judge(int fd) {
 }
 
 void StrangerGuard::forget(int fd) {
+  if (budget_.has(fd)) budget_.remove(fd);
+  if (holders_.has(fd)) holders_.remove(fd);
+  own_.erase(fd);
+  peers_.erase(fd);
+}
+
+void StrangerGuard::let_in(int fd) {
   budget_.remove(fd);
   own_.erase(fd);
+  holders_.add(fd, peers_.at(fd).address);
+  make_room(fd);
+}
+
+void StrangerGuard::note_holder(int fd, std::string_view key) {
+  {
+    MutexLock lock(mutex_);
+    notes_.push_back({.fd = fd, .key = std::string(key)});
+  }
+  loop_.wake();
+}
+
+// libzmq tells of a connection before it hands over its messages. The connection may have ended since, though, and the
+// number be that of another, which is then taken for the same holder's until a message of its own comes.
+void StrangerGuard::take_note(const Note& note) {
+  if (budget_.has(note.fd)) {
+    const auto bytes = progress(own_.at(note.fd).get());
+    if (bytes && *bytes < bytes_.let_in) return;
+    let_in(note.fd);
+  }
+  if (!holders_.has(note.fd)) return;
+  holders_.speak(note.fd, note.key);
+  make_room(note.fd);
+}
+
+void StrangerGuard::make_room(int fd) {
+  while (const auto surplus = holders_.surplus(fd)) close_holder(*surplus);
+}
+
+void StrangerGuard::close_holder(int fd) {
+  if (::dup3(fd, slot_.get(), O_CLOEXEC) >= 0) {
+    const auto peer = peer_of(slot_.get());
+    if (local_port(slot_.get()) == port_ && peer && peer->name == peers_.at(fd).name) end_connection(slot_.get());
+    ::dup3(listener_.get(), slot_.get(), O_CLOEXEC);
+  }
+  forget(fd);
+}
+
+std::optional<StrangerGuard::Peer> StrangerGuard::peer_of(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return std::nullopt;
+  if (address.ss_family != AF_INET && address.ss_family != AF_INET6) return std::nullopt;
+  Peer peer{.address = address_of(address), .name = {}};
+  const uint16_t port = port_of(address);
+  std::memcpy(peer.name.data(), &port, sizeof port);
+  if (address.ss_family == AF_INET)
+    std::ranges::copy(peer.address, peer.name.begin() + sizeof port);
+  else
+    std::memcpy(peer.name.data() + sizeof port, &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr,
+                sizeof(in6_addr));
+  return peer;
 }
 
 std::optional<uint64_t> StrangerGuard::progress(int own) {

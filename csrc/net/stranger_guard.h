@@ -14,17 +14,27 @@
 //
 // A thread of its own, and not that which checks keys: a handshake must not wait for the closing of ten thousand
 // strangers. nftables or a proxy in front would need rights or a second copy of each byte.
+//
+// Those that were let in are held within a budget of their own (holder_budget.h), from the moment in which that is
+// found out. No duplicate is kept of these, which would double the descriptors of a pool: one is taken when a
+// connection is to be closed, and looked at whether it is still that of the same peer.
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/event_loop.h"
 #include "base/file_descriptor.h"
+#include "base/mutex.h"
 #include "base/result.h"
 #include "net/connection_budget.h"
 #include "net/connection_monitor.h"
+#include "net/holder_budget.h"
 #include "net/socket.h"
 
 namespace penstock::net {
@@ -41,22 +51,42 @@ struct HandshakeBytes {
 constexpr HandshakeBytes kCurveHandshake{.greeting = 11, .knowing = 64 + 170, .let_in = 64 + 170 + 28};
 constexpr HandshakeBytes kTicketHandshake{.greeting = 11, .knowing = 64 + 28, .let_in = 64 + 28};
 
+// What a port may have of its process.
+struct PortUse {
+  size_t sharer_count = 1;  // of servers of this kind in the process, this one included, which share the room
+  HolderRoom holders{};
+};
+
 // Destroyed before the socket that it watches. Thread-safe.
 class StrangerGuard final : private EventLoop::Handler {
  public:
   // Watches a ZeroMQ socket that is not bound yet. Its limits follow from how many files this process may have open and
   // how many share them, as ConnectionBudget::limits_under() has it.
   static Result<std::unique_ptr<StrangerGuard>> start(SocketContext& context, void* watched,
-                                                      const HandshakeBytes& bytes, size_t sharer_count);
+                                                      const HandshakeBytes& bytes, const PortUse& use);
 
   // For `start`.
-  StrangerGuard(SocketContext& context, void* watched, const HandshakeBytes& bytes, size_t sharer_count);
+  StrangerGuard(SocketContext& context, void* watched, const HandshakeBytes& bytes, const PortUse& use);
   ~StrangerGuard() override { loop_.stop(); }
 
   // Why strangers are closed no more, if the thread has failed.
   Result<void> health() const { return loop_.health(); }
 
+  // A message has come over the connection that has, or had, this descriptor of libzmq's, from the holder of `key`.
+  void note_holder(int fd, std::string_view key);
+
  private:
+  // The address and the port of a peer, which no other connection to this server has at the same time.
+  using PeerName = std::array<uint8_t, 18>;
+  struct Peer {
+    ConnectionBudget::Address address;
+    PeerName name;
+  };
+  struct Note {
+    int fd;
+    std::string key;
+  };
+
   Result<void> begin() override;
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
@@ -69,7 +99,15 @@ class StrangerGuard final : private EventLoop::Handler {
   FileDescriptor duplicate(int fd);
   // Closes a connection of the budget, unless it is further than the budget has it. Then that is noted.
   void judge(int fd);
+  // It has ended, or nothing is known of it.
   void forget(int fd);
+  // One of the budget has shown its key.
+  void let_in(int fd);
+  void take_note(const Note& note);
+  // Closes those that are too many after this one was let in, or has spoken.
+  void make_room(int fd);
+  void close_holder(int fd);
+  static std::optional<Peer> peer_of(int fd);
   // How many bytes were sent on a connection, if this system counts them.
   std::optional<uint64_t> progress(int own);
   // For a process that has no descriptor left: close a connection that libzmq has accepted, and the next one that it
@@ -89,10 +127,15 @@ class StrangerGuard final : private EventLoop::Handler {
   FileDescriptor slot_;
   FileDescriptor spare_;
   ConnectionBudget budget_;
+  HolderBudget holders_;
   std::map<int, FileDescriptor> own_;  // duplicates, by the number that the budget and libzmq have
+  std::map<int, Peer> peers_;          // of the connections of both budgets
+  std::vector<Note> taken_notes_;      // which are carried out once all events that came before them are
   bool counts_bytes_ = false;          // this system does
   Instant swept_at_{};
 
+  Mutex mutex_;
+  std::vector<Note> notes_ PENSTOCK_GUARDED_BY(mutex_);
   EventLoop loop_;
 };
 

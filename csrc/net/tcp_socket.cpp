@@ -227,9 +227,13 @@ std::string text_of(const ReceivedPart& part) {
   return {reinterpret_cast<const char*>(part.bytes().data()), part.bytes().size()};
 }
 
-std::string user_id_of(ReceivedPart& part) {
-  const char* user_id = zmq_msg_gets(static_cast<zmq_msg_t*>(part.handle()), "User-Id");
-  return user_id == nullptr ? "" : user_id;
+// The descriptor that the connection of a message has, or had; -1 where libzmq does not know it.
+int descriptor_of(ReceivedPart& part) { return zmq_msg_get(static_cast<zmq_msg_t*>(part.handle()), ZMQ_SRCFD); }
+
+// What libzmq, or the authenticator, says of the connection of a message.
+std::string property_of(ReceivedPart& part, const char* name) {
+  const char* value = zmq_msg_gets(static_cast<zmq_msg_t*>(part.handle()), name);
+  return value == nullptr ? "" : value;
 }
 
 }  // namespace
@@ -298,11 +302,11 @@ TcpSocket::~TcpSocket() {
   zmq_close(socket_);
 }
 
-Result<Endpoint> TcpSocket::listen(const Endpoint& endpoint, KeyOrigin origin, size_t sharer_count) {
+Result<Endpoint> TcpSocket::listen(const Endpoint& endpoint, KeyOrigin origin, const PortUse& use) {
   auto found = resolve_bind_address(endpoint);
   if (!found) return found.error();
   if (auto checked = check_reach(endpoint, found.value(), origin); !checked) return checked.error();
-  auto guard = StrangerGuard::start(context_, socket_, handshake_of(socket_), sharer_count);
+  auto guard = StrangerGuard::start(context_, socket_, handshake_of(socket_), use);
   if (!guard) return guard.error();
   guard_ = std::move(guard).value();
   const std::string address = zmq_address(found.value(), endpoint.port);
@@ -405,7 +409,10 @@ Result<ReceiveOutcome> TcpSocket::try_receive(ReceivedMessage& message) {
     if (!received) return received.error();
     if (!received.value()) return ReceiveOutcome::kNothing;
     is_more = has_more(part);
-    if (part_count == 0 && is_router_) message.user_id = user_id_of(part);
+    if (part_count == 0 && is_router_) {
+      message.user_id = property_of(part, "User-Id");
+      note_holder(descriptor_of(part), message);
+    }
     ++part_count;
     message_bytes += part.bytes().size();
     if (message.offence.empty()) message.offence = offence_of(part_count, message_bytes);
@@ -417,6 +424,14 @@ Result<ReceiveOutcome> TcpSocket::try_receive(ReceivedMessage& message) {
     }
   }
   return message.offence.empty() ? ReceiveOutcome::kMessage : ReceiveOutcome::kOffence;
+}
+
+void TcpSocket::note_holder(int fd, const ReceivedMessage& message) {
+  if (!guard_ || fd < 0) return;
+  std::string& noted = noted_[fd];
+  if (noted == message.routing_id) return;
+  noted = message.routing_id;
+  guard_->note_holder(fd, message.user_id);
 }
 
 std::string TcpSocket::offence_of(size_t part_count, uint64_t message_bytes) const {

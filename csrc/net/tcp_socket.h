@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "base/result.h"
@@ -92,9 +93,9 @@ class TcpSocket {
   ~TcpSocket();
 
   // Listens at `endpoint`, and returns the address and port that are really bound. An address that other machines can
-  // reach is refused unless the pool's keys were given. Connections that have not shown a key are bounded from then on
-  // (stranger_guard.h), within the part of one of `sharer_count`. Can block while a name is looked up.
-  Result<Endpoint> listen(const Endpoint& endpoint, KeyOrigin origin, size_t sharer_count = 1);
+  // reach is refused unless the pool's keys were given. Connections are bounded from then on, those that have not shown
+  // a key and those that have (stranger_guard.h), within what `use` leaves them. Can block while a name is looked up.
+  Result<Endpoint> listen(const Endpoint& endpoint, KeyOrigin origin, const PortUse& use = {});
   // The address is ZeroMQ's.
   Result<void> connect(const std::string& address, bool is_ipv6);
   void disconnect(const std::string& address);
@@ -123,6 +124,8 @@ class TcpSocket {
 
  private:
   Result<void> check_sizes(std::span<const OutgoingPart> parts) const;
+  // Has the guard know whose the connection of a message is, which libzmq tells with the message alone.
+  void note_holder(int fd, const ReceivedMessage& message);
   // The fault of a message of which this much has come; empty if there is none.
   std::string offence_of(size_t part_count, uint64_t message_bytes) const;
 
@@ -131,6 +134,8 @@ class TcpSocket {
   const bool is_router_;
   const wire::MessageLimits limits_;
   std::unique_ptr<StrangerGuard> guard_;  // of one that listens
+  // By descriptor of libzmq's, the routing id of the connection that last sent a message with this number.
+  std::unordered_map<int, std::string> noted_;
 };
 
 }  // namespace penstock::net

@@ -16,6 +16,7 @@ from typing import Any
 
 DEALER, ROUTER = 5, 6
 _LINGER, _SNDHWM, _RCVTIMEO, _SNDTIMEO, _RCVMORE, _LAST_ENDPOINT = 17, 23, 27, 28, 13, 32
+_RECONNECT_IVL = 18
 _PLAIN_USERNAME, _PLAIN_PASSWORD = 45, 46
 _CURVE_SERVER, _CURVE_PUBLICKEY, _CURVE_SECRETKEY, _CURVE_SERVERKEY = 47, 48, 49, 50
 _SNDMORE = 2
@@ -73,6 +74,14 @@ class RawSocket:
 
     def connect(self, endpoint: str) -> None:
         self._check(self._zmq.zmq_connect(self._socket, endpoint.encode()))
+
+    def connect_once_more(self, endpoint: str, number: int) -> None:
+        """One connection beside the others, from an address of loopback of its own. It is not made
+        again when it ends.
+        """
+        self._set(_RECONNECT_IVL, -1)
+        source = f"127.9.{number >> 8}.{number & 255}:0"
+        self.connect(endpoint.replace("tcp://", f"tcp://{source};"))
 
     def bind(self) -> str:
         """On a free port of loopback; returns where."""

@@ -813,6 +813,55 @@ def test_messages_beyond_the_caps_are_dropped(pool: KeyedPool) -> None:
         assert memory(pid)["VmHWM"] - was < GROWTH_MAX
 
 
+@pytest.mark.long
+def test_a_user_with_more_connections_than_there_are_descriptors_keeps_nobody_out(
+    tmp_path: Path,
+) -> None:
+    """A key let its holder take every descriptor of the controller, and of workers."""
+    limit = 512
+    within = ("prlimit", f"--nofile={limit}:{limit}", "--")
+    pool = PoolProcesses(tmp_path)
+    keys = tmp_path / "keys"
+    folders = {user: tmp_path / f"of {user}" for user in ("ann", "mallory")}
+    try:
+        _pool.make_key_folder(str(keys))
+        for user, folder in folders.items():
+            _pool.make_user_keys(str(keys), user, str(folder))
+        controller = pool.start_controller("--keys", str(keys), within=within)
+        worker = pool.start_worker("--keys", str(keys), processes=2, within=within)
+        _, worker_endpoint, worker_pid = worker.served(2)[0]
+        options: dict[str, Any] = {"batch_size": 4, "timeout": 30, "code_paths": [CODE]}
+        pool_of_ann: dict[str, Any] = {"pool": pool.endpoint, "keys": str(folders["ann"])}
+        batches = iter(DataLoader(Augmented(400), **pool_of_ann, **options))
+        next(batches)
+        mallorys_id = run_id(folders["mallory"], "trainer")
+        for endpoint, server, pid in (
+            (pool.endpoint, "controller", controller.process.pid),
+            (worker_endpoint, "worker", worker_pid),
+        ):
+            assert re.search(rf"Max open files +{limit} ", Path(f"/proc/{pid}/limits").read_text())
+            with RawSocket(DEALER, timeout_s=1) as crowd:
+                crowd.use_key(folders["mallory"], "trainer", server)
+                for number in range(2 * limit):
+                    crowd.connect_once_more(endpoint, number)
+                    is_hello = server == "worker"
+                    crowd.send(hello(mallorys_id, link=number + 1) if is_hello else b"here")
+                    with contextlib.suppress(BlockingIOError):
+                        crowd.receive()
+                    if number % 100 == 0:
+                        next(batches)
+                begun = time.monotonic()
+                status = json.loads(_pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX))
+                assert {one["user"] for one in status["trainers"]} == {"ann"}
+                loader = DataLoader(Augmented(8), **pool_of_ann, **options)
+                assert [len(batch["index"]) for batch in loader] == [4, 4]
+                assert time.monotonic() - begun < SERVED_SECONDS_MAX
+                assert len(os.listdir(f"/proc/{pid}/fd")) < limit * 3 // 4
+        assert sum(1 for _ in batches) > 0
+    finally:
+        pool.close()
+
+
 # ---- What the pool shows of itself
 
 

@@ -127,6 +127,7 @@ class ServerProcess {
   }
 
   const PoolKeys server_keys_;
+  const KeyPair users_ = KeyPair::generate();  // of a user beside those with the key of trainers
 
  private:
   static std::vector<FileDescriptor> open_files(size_t count_max) {
@@ -147,9 +148,10 @@ class ServerProcess {
     if (!context) return context.error().message;
     const auto authenticator = Authenticator::start(*context.value());
     if (!authenticator) return authenticator.error().message;
-    const auto server = ServerSocket::bind(*context.value(), *authenticator.value(), {.host = "127.0.0.1", .port = 0},
-                                           server_keys_.ring(Role::kController),
-                                           {.allowed_roles = {Role::kTrainer}, .handshake_interval = kVeryLong});
+    const auto server =
+        ServerSocket::bind(*context.value(), *authenticator.value(), {.host = "127.0.0.1", .port = 0},
+                           server_keys_.ring(Role::kController, KeyOrigin::kGiven, {{users_.public_key(), "mallory"}}),
+                           {.allowed_roles = {Role::kTrainer}, .handshake_interval = kVeryLong});
     if (!server) return server.error().message;
     const uint16_t port = server.value()->endpoint().port;
     if (::write(port_ends_[1], &port, sizeof port) != static_cast<ssize_t>(sizeof port)) return "nobody asks the port";
@@ -168,7 +170,8 @@ class ServerProcess {
         const Bytes message(said.begin(), said.end());
         if (message == kHoard) hoard = open_files(kFilesMax);
         if (message == kGiveBack) hoard.reset();
-        if (!server.value()->send(receipt.peer.routing_id, message)) return "an answer could not be sent";
+        const auto sent = server.value()->send(receipt.peer.routing_id, message);
+        if (!sent && sent.error().code != Errc::kClosed) return "an answer could not be sent: " + sent.error().message;
       }
       const Waitable waitables[] = {server.value()->waitable()};
       if (auto waited = wait_readable(waitables, fds, is_to_end, milliseconds(5)); !waited)
@@ -261,6 +264,31 @@ TEST_F(ServerWithFewDescriptors, TurnsAwayWhoeverConnectsWhenNoneIsLeftAndServes
   expect_answered(*first, kGiveBack);
   expect_answered(*connected(), filled(10, 1));
   EXPECT_FALSE(first->try_event()) << "it was disconnected";
+  EXPECT_EQ(stop_server(), "");
+}
+
+// Whoever has a key took every descriptor, and nobody else could connect.
+TEST_F(ServerWithFewDescriptors, ServesOthersWhileOneKeyHasMoreConnectionsThanItHasDescriptors) {
+  const auto first = connected();
+  expect_answered(*first, filled(1000, 0));
+  const size_t room = HolderBudget::limits_under(kFilesMax, {}).known_count_max;
+  for (const bool is_speaking : {false, true, false}) {
+    std::vector<std::unique_ptr<CurveByHand>> crowd;
+    for (size_t count = 0; count < 2 * kFilesMax; ++count) {
+      crowd.push_back(
+          std::make_unique<CurveByHand>(port(), users_, server_keys_.public_key(Role::kController), INADDR_LOOPBACK));
+      const bool is_in = crowd.back()->try_shake_hands();
+      EXPECT_TRUE(is_in) << count;
+      if (is_in && is_speaking) crowd.back()->connection().try_send(crowd.back()->part(bytes_of("here"), false));
+      if (count % 100 == 0) expect_answered(*connected(), filled(1000, 1));
+    }
+    for (size_t index = 0; index + room < crowd.size(); ++index)
+      ASSERT_TRUE(crowd[index]->connection().wait_closed()) << index << ", speaking: " << is_speaking;
+    expect_answered(*connected(), filled(1000, 2));
+    expect_answered(*first, filled(1000, 3));
+  }
+  EXPECT_FALSE(first->try_event()) << "it was disconnected";
+  expect_answered(*connected(), filled(1000, 4));
   EXPECT_EQ(stop_server(), "");
 }
 
