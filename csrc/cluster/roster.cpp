@@ -37,6 +37,11 @@ std::string mismatch(const wire::WorkerReport& worker, const wire::TrainerReport
   return "";
 }
 
+// Where a worker is, for sharing the places of a pool.
+std::string place_of(const WorkerHolder& holder) {
+  return holder.machine.empty() ? "at " + holder.address : "of " + holder.machine;
+}
+
 }  // namespace
 
 Roster::Roster(uint64_t controller_id, Instant now, RosterOptions options)
@@ -62,7 +67,10 @@ wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Ins
   const bool is_new = !workers_.contains(report.worker_id);
   if (is_new) is_balanced_ = false;
   Worker& worker = workers_[report.worker_id];
-  if (is_new) worker.view = ++view_count_;  // more than any before, as it may have been here and lost its lease
+  if (is_new) {
+    worker.view = ++view_count_;  // more than any before, as it may have been here and lost its lease
+    worker.arrival = ++arrival_count_;
+  }
   const bool has_moved = worker.report.endpoint != report.endpoint || worker.holder.key != holder.key;
   for (const uint64_t trainer_id : report.declined)
     if (!worker.report.has_declined(trainer_id)) note_change(trainer_id);
@@ -120,6 +128,22 @@ void Roster::trainer_left(uint64_t trainer_id, Instant now) {
   if (trainers_.erase(trainer_id) == 0) return;
   is_balanced_ = false;
   balance(now);
+}
+
+bool Roster::make_room_for_worker(const WorkerHolder& holder, Instant now) {
+  if (workers_.size() < kPoolCountMax) return true;
+  std::map<std::string, size_t> counts;
+  for (const auto& [worker_id, worker] : workers_) ++counts[place_of(worker.holder)];
+  const auto most =
+      std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (counts[place_of(holder)] >= most->second) return false;
+  const auto worth = [&](const auto& item) {  // the less, the sooner it goes
+    return std::tuple(place_of(item.second.holder) != most->first, item.second.trainer_id != 0, ~item.second.arrival);
+  };
+  const auto least = std::min_element(workers_.begin(), workers_.end(),
+                                      [&](const auto& a, const auto& b) { return worth(a) < worth(b); });
+  worker_left(least->first, now);
+  return true;
 }
 
 bool Roster::make_room_for_trainer(const std::string& user, Instant now) {

@@ -15,7 +15,8 @@
 //   orders     tell each worker whom it may serve, so that shares and quotas are kept also by trainers that would not
 //              keep them. A trainer that does not leave a withdrawn worker within kLeaveTime is parted from it. One
 //              that does not report keeps its workers for so long, and after that until others have use for them.
-//   bounds     of kPoolCountMax trainers no more than that; the user with most of them makes room for others
+//   bounds     no more than kPoolCountMax trainers, of which the user with most makes room for others, and no more
+//              than kPoolCountMax workers, of which the machine with most does
 //   settling   for kSettling after its start the controller only listens, and adopts what it hears of who works for
 //              whom.
 
@@ -64,6 +65,7 @@ struct RosterOptions {
 struct WorkerHolder {
   wire::PublicKeyBytes key{};
   std::string machine{};  // whose key that is; empty for that of the role
+  std::string address{};  // of the connection's peer
 };
 
 // Thread-compatible.
@@ -71,10 +73,12 @@ class Roster {
  public:
   Roster(uint64_t controller_id, Instant now, RosterOptions options = {});
 
-  // Whether there is room for one more that is not known. Where there is none, it must not report.
-  bool has_room_for_worker() const { return workers_.size() < kPoolCountMax; }
-  // The same for a trainer of this user. If need be, another user gives way who has more of them: the one that came
-  // last of those without a worker, or else of all, is forgotten.
+  // Whether there is room for one more worker of this holder that is not known. Where there is none, it must not
+  // report. If need be, another machine gives way that has more of them: the one that came last of those that serve
+  // nobody, or else of all, is forgotten. A machine is known by its key, and by its address where it has that of the
+  // role.
+  bool make_room_for_worker(const WorkerHolder& holder, Instant now);
+  // The same for a trainer of this user.
   bool make_room_for_trainer(const std::string& user, Instant now);
   size_t count() const { return workers_.size() + trainers_.size(); }
   bool has_worker(uint64_t worker_id) const { return workers_.contains(worker_id); }
@@ -137,6 +141,7 @@ class Roster {
     wire::WorkerReport report;
     WorkerHolder holder{};
     Instant reported_at{};
+    uint64_t arrival = 0;     // ever rising
     uint64_t trainer_id = 0;  // that it is assigned to
     uint64_t assigned_order = 0;
     bool is_withdrawn = false;

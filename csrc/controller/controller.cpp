@@ -28,7 +28,7 @@ std::string name_of_key(const net::Peer& peer) {
 }
 
 cluster::WorkerHolder holder_of(const net::Peer& peer) {
-  cluster::WorkerHolder holder{.machine = peer.machine};
+  cluster::WorkerHolder holder{.machine = peer.machine, .address = peer.address};
   std::ranges::copy(peer.identity.key.bytes(), holder.key.begin());
   return holder;
 }
@@ -190,7 +190,7 @@ bool Controller::may_come(const net::Peer& peer, const std::string& what, Instan
                              ", the most that a key may; this one waits for its turn");
     return false;
   }
-  const bool has_room = peer.identity.role == Role::kWorker ? roster_.has_room_for_worker()
+  const bool has_room = peer.identity.role == Role::kWorker ? roster_.make_room_for_worker(holder_of(peer), now)
                                                             : roster_.make_room_for_trainer(peer.user, now);
   if (!has_room)
     refuse_for_now(peer, "this pool has " + std::to_string(cluster::kPoolCountMax) + " " + what +

@@ -79,6 +79,7 @@ Result<bool> ServerSocket::try_receive(ServerReceipt& receipt) {
       message_.offence = "its key is let in no more";
     }
     receipt.peer = {.routing_id = std::move(message_.routing_id), .identity = *identity};
+    receipt.peer.address = std::move(message_.address);
     if (holder) (identity->role == Role::kWorker ? receipt.peer.machine : receipt.peer.user) = *std::move(holder);
     receipt.parts = std::move(message_.parts);
     receipt.offence = std::move(message_.offence);

@@ -38,6 +38,7 @@ struct Peer {
   // Whose key it is; both empty for the key of a role.
   std::string user{};     // of a trainer
   std::string machine{};  // of a worker
+  std::string address{};  // a number, without the port
 };
 
 struct ServerReceipt {

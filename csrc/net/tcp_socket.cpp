@@ -411,6 +411,7 @@ Result<ReceiveOutcome> TcpSocket::try_receive(ReceivedMessage& message) {
     is_more = has_more(part);
     if (part_count == 0 && is_router_) {
       message.user_id = property_of(part, "User-Id");
+      message.address = property_of(part, "Peer-Address");
       note_holder(descriptor_of(part), message);
     }
     ++part_count;

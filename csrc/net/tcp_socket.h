@@ -49,6 +49,7 @@ enum class ReceiveOutcome : uint8_t {
 struct ReceivedMessage {
   std::string routing_id;  // of a router: the peer's, made up by this side's libzmq
   std::string user_id;     // of a router: ZAP's User-Id, as the authenticator gave it
+  std::string address;     // of a router: the number of the peer's host
   std::vector<ReceivedPart> parts;
   std::string offence;  // the reason
 };

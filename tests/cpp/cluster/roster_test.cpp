@@ -457,6 +457,40 @@ TEST_F(RosterTest, UserWithMostTrainersMakesRoomForOthers) {
   EXPECT_FALSE(roster_.has_trainer(kPoolCountMax - 2));
 }
 
+// Whoever had the key of one machine filled the pool with workers that were not there, and others' were refused.
+TEST_F(RosterTest, MachineWithMostWorkersMakesRoomForOthers) {
+  const auto report = [this](uint64_t id, const WorkerHolder& holder, uint64_t serves = 0) {
+    roster_.worker_reported({.worker_id = id, .incarnation = 1, .trainer_id = serves}, now_, holder);
+  };
+  const WorkerHolder mallory{.machine = "mallory"};
+  const WorkerHolder here{.address = "10.0.0.1"};  // with the key of the role
+  const WorkerHolder there{.address = "10.0.0.2"};
+  trainer(900);
+  report(1, here);
+  for (uint64_t id = 2; id < kPoolCountMax; ++id) report(id, mallory);
+  report(kPoolCountMax, mallory, /*serves=*/900);
+  EXPECT_FALSE(roster_.make_room_for_worker(mallory, now_));
+  EXPECT_TRUE(roster_.make_room_for_worker(there, now_));
+  EXPECT_TRUE(roster_.has_worker(1));
+  EXPECT_TRUE(roster_.has_worker(kPoolCountMax)) << "it serves a trainer";
+  EXPECT_FALSE(roster_.has_worker(kPoolCountMax - 1));
+  report(kPoolCountMax + 1, there);
+  EXPECT_TRUE(roster_.make_room_for_worker(here, now_));
+  EXPECT_FALSE(roster_.has_worker(kPoolCountMax - 2));
+}
+
+TEST_F(RosterTest, WorkersWithTheKeyOfTheRoleShareThePoolByTheirAddresses) {
+  const auto report = [this](uint64_t id, const std::string& address) {
+    roster_.worker_reported({.worker_id = id, .incarnation = 1}, now_, {.address = address});
+  };
+  report(1, "10.0.0.1");
+  for (uint64_t id = 2; id <= kPoolCountMax; ++id) report(id, "10.0.0.9");
+  EXPECT_FALSE(roster_.make_room_for_worker({.address = "10.0.0.9"}, now_));
+  EXPECT_TRUE(roster_.make_room_for_worker({.address = "10.0.0.2"}, now_));
+  EXPECT_FALSE(roster_.has_worker(kPoolCountMax));
+  EXPECT_TRUE(roster_.has_worker(1));
+}
+
 TEST_F(RosterTest, NewcomersLeaveAJobThatIsServedAWorker) {
   settle();
   worker(1);
@@ -471,13 +505,13 @@ TEST_F(RosterTest, NewcomersLeaveAJobThatIsServedAWorker) {
 TEST_F(RosterTest, PoolHasRoomForSoManyWorkersAndTrainersAndNoMore) {
   static_assert(kPoolCountMax <= wire::kRosterCountMax, "a roster has no room for all workers of a pool");
   for (uint64_t id = 1; id <= kPoolCountMax; ++id) {
-    ASSERT_TRUE(roster_.has_room_for_worker()) << id;
+    ASSERT_TRUE(roster_.make_room_for_worker({}, now_)) << id;
     worker(id);
   }
-  EXPECT_FALSE(roster_.has_room_for_worker());
+  EXPECT_FALSE(roster_.make_room_for_worker({}, now_));
   EXPECT_TRUE(roster_.make_room_for_trainer("", now_));
   roster_.worker_left(1, now_);
-  EXPECT_TRUE(roster_.has_room_for_worker());
+  EXPECT_TRUE(roster_.make_room_for_worker({}, now_));
 
   Roster other(6, now_);
   for (uint64_t id = 1; id <= kPoolCountMax; ++id) {
@@ -485,7 +519,7 @@ TEST_F(RosterTest, PoolHasRoomForSoManyWorkersAndTrainersAndNoMore) {
     other.trainer_reported({.trainer_id = id, .job = "job"}, now_);
   }
   EXPECT_FALSE(other.make_room_for_trainer("", now_));
-  EXPECT_TRUE(other.has_room_for_worker());
+  EXPECT_TRUE(other.make_room_for_worker({}, now_));
   other.trainer_left(1, now_);
   EXPECT_TRUE(other.make_room_for_trainer("", now_));
 }

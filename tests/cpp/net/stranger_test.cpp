@@ -186,11 +186,12 @@ TEST_F(BadPeer, ThatShakesHandsByHandIsServed) {
 TEST_F(BadPeer, CannotSayWhoItIs) {
   const PeerIdentity claimed{.role = Role::kController, .key = keys_.public_key(Role::kController)};
   CurveByHand peer(port(), keys_.pair(Role::kTrainer), keys_.public_key(Role::kController));
-  ASSERT_TRUE(peer.try_shake_hands({{"User-Id", claimed.user_id()}}));
+  ASSERT_TRUE(peer.try_shake_hands({{"User-Id", claimed.user_id()}, {"Peer-Address", "10.0.0.1"}, {"__fd", "0"}}));
   ASSERT_TRUE(peer.connection().try_send(peer.part(bytes_of("hello"), /*is_more=*/false)));
   const auto received = next_message(*server_);
   ASSERT_TRUE(received);
   EXPECT_EQ(received->peer.identity, (PeerIdentity{.role = Role::kTrainer, .key = keys_.public_key(Role::kTrainer)}));
+  EXPECT_EQ(received->peer.address, "127.0.0.1");
 }
 
 TEST_F(BadPeer, ThatClaimsARoutingIdIsReportedAndTakesNobodysPlace) {
