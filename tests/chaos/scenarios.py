@@ -20,7 +20,7 @@ from paced_datasets import LEAK_VARIABLE
 from pool_processes import Worker
 from trainers import Trainer
 from trials import Trial
-from worker_processes import all_processes, job_processes, servers, warm_processes
+from worker_processes import all_processes, job_processes, warm_processes
 
 GROUP_BYTES = 192 << 20
 # How many workers each supervisor has.
@@ -129,7 +129,7 @@ def keep_doing(*faults: Callable[[Trial, Trainer], None]) -> Callable[[Trial], N
     """One fault after the other, in turn, at any instant of a stream that has gone on since the
     last one. The workers of every other stream persist. Unless it is said how many workers each
     supervisor has, that is drawn: where a server is lost, there is more than one supervisor."""
-    layouts = (ONE_EACH, ONE_AND_SEVERAL)
+    layouts: tuple[tuple[int, ...], ...] = (ONE_EACH, ONE_AND_SEVERAL)
     if set(faults) <= {kill_job, stop_job}:
         layouts = (*layouts, ALL_OF_ONE)
 
@@ -276,8 +276,8 @@ def exhaust_descriptors(trial: Trial) -> None:
             within = ("prlimit", f"--nofile={limit}", "--")
             arguments = ["worker", "--controller", trial.pool.endpoint]
             trial.pool.processes.append(Worker(arguments, trial.pool.environment, within))
-        worker = trial.pool.start_worker(processes=2)
-        server = servers(worker.process.pid)[0]
+        trial.start_workers((1, 1))  # of which the one goes on where the other's server cannot
+        server = next(iter(trial.listening()))
         if who == "a trainer from its start on":
             limit = trial.rng.choice((16, 24, 32, 48))
             trial.fault(f"a trainer may have {limit} descriptors from its start on")
@@ -305,7 +305,7 @@ def exhaust_descriptors(trial: Trial) -> None:
                 if trainer.runs_for(trial.rng.uniform(0.1, 1.0)):
                     with no_more_descriptors(trainer.process.pid) as limit:
                         trial.fault(f"the trainer may have no more than {limit} descriptors")
-                        trial.kill(*servers(worker.process.pid))
+                        trial.kill(*trial.listening())
                         trainer.runs_for(trial.rng.uniform(4.0, 8.0))
         trial.end_processes(1)
 

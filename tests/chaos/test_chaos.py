@@ -3,15 +3,24 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import kill
 from outcomes import Outcome, findings, table
 from scenarios import JOB_FAULTS, POOL_FAULTS, SCENARIOS, run_scenario
 from streams import Delivery, Differences, Stream, compare, percentile, stalls
 from trials import told_crashes
+from worker_processes import (
+    SERVER_NAME,
+    all_processes,
+    job_processes,
+    servers,
+    warm_processes,
+)
 
 # "mixed" does all that the scenarios do which are left out: a pool for each takes long. It begins
 # and ends with what is done to processes of jobs, so that its first stream, which is map-style, and
@@ -118,6 +127,27 @@ def test_a_process_of_a_job_that_crashed_is_told_from_all_others() -> None:
     assert told_crashes([f"{of_job} SIGKILL", f"{of_job} SIGSEGV", f"{of_job} SIGSEGV;"]) == (2, 0)
     lines = [f"{of_job} SIGBUS", f"{of_warm} SIGSEGV", "a process was ended by SIGABRT"]
     assert told_crashes(lines) == (0, 3)
+
+
+# A server of two workers with the warm process and two processes of jobs, in shells.
+WARM = "sleep 1000 & sleep 1000 & echo; wait"
+SERVER = f"printf {SERVER_NAME} > /proc/self/comm; sh -c '{WARM}' & wait"
+SUPERVISOR = f'sleep 1000 & sh -c "{SERVER}" & wait'
+
+
+def test_processes_of_a_server_with_two_workers_are_found() -> None:
+    with subprocess.Popen(["sh", "-c", SUPERVISOR], stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None
+        supervisor.stdout.readline()
+        found = all_processes(supervisor.pid)
+        try:
+            (server,) = servers(supervisor.pid)
+            (warm,) = warm_processes(server)
+            jobs = job_processes(server, 2)
+            assert len(jobs) == 2 and job_processes(server) == jobs[-1:]
+            assert {server, warm, *jobs} < set(found) and len(found) == 5
+        finally:
+            kill([supervisor.pid, *found])
 
 
 def test_what_must_not_be_is_found() -> None:

@@ -4,6 +4,8 @@ files. Jobs are served, or end with an error that names what is short."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +65,18 @@ class Sharing(Numbers):
         self.shared = torch.zeros(2 * SHARED_MEMORY_BYTES, dtype=torch.uint8).share_memory_()
 
 
+class Hoarding(Numbers):
+    """Leaves its process no descriptor."""
+
+    held: tuple[int, ...] = ()
+
+    def __getitem__(self, index: int) -> Any:
+        with contextlib.suppress(OSError):
+            while True:
+                self.held = (*self.held, os.open(os.devnull, os.O_RDONLY))
+        return torch.full((1 << 18,), index)
+
+
 def test_batches_that_are_larger_than_dev_shm_come_from_a_job_process(
     pool: PoolProcesses, small_shared_memory: tuple[str, ...]
 ) -> None:
@@ -95,4 +109,13 @@ def test_jobs_run_where_every_process_may_have_256_files(pool: PoolProcesses) ->
     assert trainer.wait() == 0, trainer.output
     assert trainer.output.count("is done") == 3
     assert any("may have 256 files open, and " in line for line in worker.lines), worker.output
+    assert "another one starts" not in worker.output
+
+
+def test_a_job_process_without_a_descriptor_hands_its_batches_over(pool: PoolProcesses) -> None:
+    """There is none for the shared memory that they would lie in."""
+    worker = pool.start_worker(within=FEW_FILES)
+    for index, batch in enumerate(pooled(pool, Hoarding())):
+        assert torch.equal(batch, torch.full((1 << 18,), index))
+    assert list(pooled(pool, Numbers())) == list(range(6))
     assert "another one starts" not in worker.output

@@ -60,7 +60,10 @@ TEST(WarmProcess, OfAnotherVersionIsAMismatchThatNamesBoth) {
   const auto facts = facts_of("begins_in_another_version");
   ASSERT_FALSE(facts);
   EXPECT_EQ(facts.error().code, Errc::kMismatch);
-  EXPECT_NE(facts.error().message.find(spoken_versions()), std::string::npos) << facts.error().message;
+  for (const int version : {wire::kJobVersion + 8, int{wire::kJobVersion}}) {
+    EXPECT_NE(facts.error().message.find("version " + std::to_string(version)), std::string::npos)
+        << facts.error().message;
+  }
 }
 
 TEST(WarmProcess, OfAProgramThatIsNotThereCannotBeStarted) {
