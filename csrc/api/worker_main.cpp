@@ -34,6 +34,7 @@
 #include "base/instant.h"
 #include "base/live_clock.h"
 #include "base/process_log.h"
+#include "base/stray_processes.h"
 #include "net/key_folder.h"
 #include "penstock/error.h"
 #include "server/server_addresses.h"
@@ -49,6 +50,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr int kUsageExitCode = 2;
+constexpr std::chrono::seconds kStraysMax{1};  // for the end of what a process that served has left behind
 
 sigset_t ending_signals() {
   sigset_t set;
@@ -110,6 +112,7 @@ int serve_trainer(const WorkerOptions& options, ProcessLog& log) {
       const auto number = wait_for_signal(milliseconds(200));
       const auto byte = static_cast<char>(number.value_or(0));
       if (number && number != SIGCHLD) static_cast<void>(::write(its.signal_fd(), &byte, 1) < 0);
+      if (number == SIGCHLD) forget_ended_children();
     }
   });
   // It says nothing but what needs attention: its output is the trainer's.
@@ -136,6 +139,7 @@ class Supervised {
   }
 
   bool is_due() const { return child_ || start_at_; }
+  std::optional<pid_t> pid() const { return child_ ? std::optional(child_->pid()) : std::nullopt; }
   // Has it leave. It is killed where it has not ended in time.
   void end() {
     start_at_.reset();
@@ -265,9 +269,16 @@ int supervise(const WorkerOptions& options, ProcessLog& log) {
              ", is not beside libpenstock.so or cannot be run; install penstock again");
     return EXIT_FAILURE;
   }
+  StrayProcesses strays;
   Supervised server(program, workers.value(), settings.value(), log);
   int signal_count = 0;
   bool has_failed = false;
+  // Of a server that has ended; one that lives adopts what its own processes leave.
+  const auto end_strays = [&] {
+    std::vector<pid_t> own;
+    if (const auto pid = server.pid()) own.push_back(*pid);
+    static_cast<void>(strays.end_all_but(own, steady_clock::now() + kStraysMax));
+  };
   while (server.is_due()) {
     const auto number = wait_for_signal(milliseconds(100));
     if (number && number != SIGCHLD) {
@@ -281,7 +292,9 @@ int supervise(const WorkerOptions& options, ProcessLog& log) {
         server.kill();
     }
     has_failed = server.look_after(signal_count > 0) || has_failed;
+    if (number == SIGCHLD) end_strays();
   }
+  end_strays();
   return has_failed ? 1 : 0;
 }
 

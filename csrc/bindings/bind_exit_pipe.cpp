@@ -2,11 +2,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/exit_pipe.h"
+#include "base/stray_processes.h"
 #include "bindings/raise.h"
 
 namespace py = pybind11;
@@ -41,6 +44,17 @@ void bind_exit_pipe(py::module_& module) {
         return py::reinterpret_steal<py::str>(
             PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace"));
       });
+  py::class_<StrayProcesses>(module, "StrayProcesses")
+      .def(py::init<>())
+      .def(
+          "end_all_but",
+          [](StrayProcesses& self, const std::vector<pid_t>& own, double timeout_s) {
+            const py::gil_scoped_release released;
+            const auto timeout = std::chrono::duration<double>(timeout_s);
+            return self.end_all_but(own, std::chrono::steady_clock::now() +
+                                             std::chrono::duration_cast<std::chrono::steady_clock::duration>(timeout));
+          },
+          py::arg("own"), py::arg("timeout_s"));
 }
 
 }  // namespace penstock::bindings

@@ -30,6 +30,7 @@
 #include "base/instant.h"
 #include "base/mutex.h"
 #include "base/process_log.h"
+#include "base/stray_processes.h"
 #include "net/keys.h"
 #include "server/job_host.h"
 #include "server/pool_server_io.h"
@@ -48,6 +49,7 @@ constexpr int kUsageExitCode = 2;
 constexpr milliseconds kLook{200};  // at notices, and at whether the parent is there
 // To import what every job needs, from a disk that is slow and on a machine that is busy.
 constexpr auto kWarmMax = std::chrono::minutes(10);
+constexpr std::chrono::seconds kStraysMax{1};  // for the end of what processes of jobs have left behind
 
 template <typename Number>
 bool read_number(std::string_view text, Number& number) {
@@ -422,7 +424,11 @@ int server_program(int argument_count, const char* const* arguments) {
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   ::signal(SIGPIPE, SIG_IGN);  // NOLINT(concurrency-mt-unsafe): there is no other thread yet
   ::signal(SIGCHLD, SIG_DFL);  // NOLINT(concurrency-mt-unsafe): whoever started it may have ignored it
-  return ServerProcess(orders.value()).run();
+  // What a warm process leaves that was killed.
+  StrayProcesses strays;
+  const int code = ServerProcess(orders.value()).run();
+  static_cast<void>(strays.end_all_but({}, steady_clock::now() + kStraysMax));
+  return code;
 }
 
 }  // namespace penstock::server

@@ -12,6 +12,7 @@
 #include <span>
 #include <utility>
 
+#include "base/stray_processes.h"
 #include "server/cpu_time.h"
 #include "worker/send_result.h"
 
@@ -24,6 +25,8 @@ using wire::FromJob;
 using wire::ToJob;
 
 namespace {
+
+constexpr std::chrono::seconds kChildrenLook{10};  // at children that have ended, between batches
 
 Fault job_is_over() { return {Errc::kClosed, "the job is over"}; }
 
@@ -51,6 +54,10 @@ Result<std::vector<std::byte>> read_file(int fd, uint64_t size) {
 }  // namespace
 
 Result<std::shared_ptr<const PoolWork>> JobChannel::next(Deadline deadline) {
+  if (const auto now = std::chrono::steady_clock::now(); now >= children_look_at_) {
+    forget_ended_children();
+    children_look_at_ = now + kChildrenLook;
+  }
   for (;;) {
     const auto received = channel_.receive(deadline);
     if (!received && received.error().code == Errc::kClosed) return job_is_over();

@@ -24,6 +24,7 @@ using wire::WarmMessage;
 namespace {
 
 constexpr int kLookIntervalMs = 100;  // at the processes of jobs, where the system gives no handles on processes
+constexpr std::chrono::seconds kStraysMax{1};  // for strays to end in; one may wait for a dead disk
 
 }  // namespace
 
@@ -43,6 +44,7 @@ Result<std::variant<WarmChannel::Order, WarmChannel::End>> WarmChannel::next() {
   using Next = std::variant<Order, End>;
   for (;;) {
     if (const auto end = reap()) return Next(*end);
+    if (are_strays_left_) end_strays();
     auto received = channel_.next();
     if (received && !received.value()) {
       const auto filled = channel_.fill();
@@ -75,7 +77,7 @@ Result<std::variant<WarmChannel::Order, WarmChannel::End>> WarmChannel::next() {
 void WarmChannel::wait() {
   std::vector<FileDescriptor> handles;
   std::vector<pollfd> items{{.fd = channel_.fd(), .events = POLLIN, .revents = 0}};
-  bool has_all = true;
+  bool has_all = !are_strays_left_;
   for (const auto& [job, pid] : processes_) {
     handles.push_back(open_process_handle(pid));
     has_all = has_all && handles.back();
@@ -95,10 +97,18 @@ std::optional<WarmChannel::End> WarmChannel::reap() {
     while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
     }
     processes_.erase(process);
+    end_strays();
     static_cast<void>(send({.kind = WarmMessage::Kind::kEnded, .job = job, .pid = pid, .status = status}));
     return End{.job = job};
   }
   return std::nullopt;
+}
+
+// What processes of jobs have left that have ended. The others adopt what their own children leave.
+void WarmChannel::end_strays() {
+  std::vector<pid_t> own;
+  for (const auto& [job, pid] : processes_) own.push_back(pid);
+  are_strays_left_ = !strays_.end_all_but(own, std::chrono::steady_clock::now() + kStraysMax);
 }
 
 // The process has begun a session once it runs; before, it is alone.
@@ -114,6 +124,7 @@ void WarmChannel::end_all() {
     }
   }
   processes_.clear();
+  end_strays();
 }
 
 Result<void> WarmChannel::started(uint64_t job, pid_t pid) {
@@ -125,6 +136,7 @@ Result<void> WarmChannel::started(uint64_t job, pid_t pid) {
 void WarmChannel::close_in_child() {
   channel_ = shm::Channel(FileDescriptor());
   processes_.clear();
+  adopt_orphans();
 }
 
 Result<void> WarmChannel::send(const WarmMessage& message) {

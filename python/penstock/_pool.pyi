@@ -105,6 +105,13 @@ class JobSeparation:
     def refusal(self, needed: Sequence[str] = ()) -> str:
         """Why that cannot be had here, or not with the folders ``needed``; "" where it can."""
 
+class StrayProcesses:
+    def __init__(self) -> None:
+        """From now on this process is the parent of its descendants whose own parents have
+        ended."""
+    def end_all_but(self, own: Sequence[int], timeout_s: float) -> bool:
+        """Kills the children that it has not started. False where some live on."""
+
 # engines
 
 class EngineWorker:

@@ -171,6 +171,41 @@ class LeavingAChild(Numbers):
         return index
 
 
+class StartingADaemon(Numbers):
+    """Starts a process that leaves its session and its parent, as daemons do, and that no signal
+    ends but SIGKILL; writes its number into a file "daemon" of the folder. Blocks at sample 3 until
+    there is a file "go"."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = str(folder)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 0:
+            start_daemon(Path(self.folder, "daemon"))
+        while index == 3 and not Path(self.folder, "go").exists():
+            time.sleep(0.01)
+        return index
+
+
+def start_daemon(noted: Path) -> None:
+    middle = os.fork()
+    if middle == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            part = noted.with_suffix(".part")
+            part.write_text(str(os.getpid()))
+            part.rename(noted)
+            while True:
+                time.sleep(1000)
+        os._exit(0)
+    os.waitpid(middle, 0)
+    while not noted.exists():
+        time.sleep(0.01)
+
+
 class ForkingSample(Numbers):
     """Has a child that exits as programs do; gives the child's exit code."""
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from cpp_loader import PLUGIN, error_of_cpp, finish_cpp, run_cpp, start_cpp
 from native_build import native_folder
-from pool_processes import PoolProcesses, pool_of
+from pool_processes import SECONDS_MAX, PoolProcesses, pool_of
 
 import penstock
 
@@ -260,6 +260,21 @@ def test_a_plugin_is_opened_anew_for_each_run_of_a_program(pool: PoolProcesses) 
     for _ in range(2):
         batches = with_workers(of, SHUFFLED, 0)
         assert sorted(count for batch in batches for count in batch[0]) == list(range(SIZE))
+
+
+@pytest.mark.slow
+def test_what_a_plugin_leaves_in_a_session_of_its_own_ends_with_its_process(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
+    worker = pool.start_native_worker()
+    file = tmp_path / "left"
+    of = {**OF_PLUGIN, "dataset": "leaving_sample", "arguments": {"file": str(file)}}
+    said = error_of_cpp(size=20, options={"batch_size": 4}, seed=3, pool=pool.endpoint, **of)
+    assert "3 workers died one after the other" in said
+    worker.wait_for_lines(lambda line: "ended with exit code 1" in line, 3)
+    assert worker.end() == 0
+    left = [int(line) for line in file.read_text().split()]
+    assert process_traces.wait_gone(left, SECONDS_MAX) == []
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ from typing import Any
 import process_traces
 import pytest
 import torch
-from ending_datasets import Hanging, Numbers
+from ending_datasets import Hanging, Numbers, StartingADaemon
 from pool_datasets import CODE, ShardIterator, Shards, StatefulShards, digests
 from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
 from raw_zeromq import key_bytes
@@ -549,6 +549,65 @@ def test_all_processes_end_with_their_worker(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PoolWarning)  # that there was no worker for a while
         assert list(batches) == [3, 4, 5]
+
+
+# ---- What a job leaves running
+
+
+def daemon_in(folder: Path) -> int:
+    wait_until((folder / "daemon").exists)
+    return int((folder / "daemon").read_text())
+
+
+def test_a_daemon_that_a_dataset_starts_ends_with_its_job(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
+    """It was in a session of its own, and lived on."""
+    worker = pool.start_worker()
+    server = server_of(worker)
+    batches = iter(pooled(pool, StartingADaemon(tmp_path)))
+    assert [next(batches) for _ in range(3)] == [0, 1, 2]
+    daemon = daemon_in(tmp_path)
+    assert process_traces.is_running(daemon)
+    (tmp_path / "go").touch()
+    assert list(batches) == [3, 4, 5]
+    assert process_traces.is_running(daemon)
+    del batches
+    assert process_traces.wait_gone([daemon], SECONDS_MAX) == []
+    expect_same_server(worker, server)
+
+
+def kill_the_job(worker: Worker, server: int, warm: int) -> None:
+    (job,) = process_traces.children(warm)
+    os.kill(job, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        kill_the_job,
+        kill_the_warm_process,
+        kill_the_server,
+        pytest.param(kill_the_supervisor, marks=pytest.mark.long),
+        pytest.param(tell_to_leave, marks=pytest.mark.long),
+    ],
+)
+def test_a_daemon_ends_with_whichever_process_of_its_worker_ends(
+    pool: PoolProcesses, tmp_path: Path, end: Callable[[Worker, int, int], None]
+) -> None:
+    worker = pool.start_worker("--grace", "1")
+    batches = iter(pooled(pool, StartingADaemon(tmp_path)))
+    assert next(batches) == 0
+    daemon = daemon_in(tmp_path)
+    server, warm = server_of(worker), warm_of(worker)
+    end(worker, server, warm)
+    assert process_traces.wait_gone([daemon], SECONDS_MAX) == []
+    if end is kill_the_job:
+        expect_same_server(worker, server)
+    del batches
+
+
+# ---- Starting one
 
 
 @pytest.mark.long

@@ -33,6 +33,7 @@ _LIVED_LONG_S = 30.0  # then the next pause is a short one again
 # For a server that has told why it ends, or has had its grace; then it is killed. It may have to
 # wait for the processes of jobs.
 _EXIT_S_MAX = 10.0
+_STRAYS_S_MAX = 1.0  # for the end of what a server has left that was killed
 
 
 class Supervisor:
@@ -52,6 +53,7 @@ class Supervisor:
         self._server = _Server(specs, program, self._log)
         self._signal_count = 0
         self._has_failed = False
+        self._strays: _pool.StrayProcesses | None = None  # once it runs
 
     def run(self, end_fd: int | None = None, grace_s: float = 0.0) -> int:
         """Blocks until the workers have left. Returns the exit code.
@@ -59,6 +61,7 @@ class Supervisor:
         SIGTERM and SIGINT have the workers drain, each within the grace of its spec, and a second
         one ends them at once. When ``end_fd`` can be read they drain within ``grace_s``.
         """
+        self._strays = _pool.StrayProcesses()
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         handlers = {
@@ -77,6 +80,7 @@ class Supervisor:
                 signal.signal(number, handler)
             signal.set_wakeup_fd(before)
             self._server.kill()
+            self._end_strays()
             os.close(read_fd)
             os.close(write_fd)
         return int(self._has_failed)
@@ -112,10 +116,17 @@ class Supervisor:
     def _look_after_server(self) -> None:
         end = self._server.poll()
         if end is not None:
+            self._end_strays()
             self._take(end)
         self._server.kill_if_late()
         if self._server.start_at is not None and self._server.start_at <= time.monotonic():
             self._server.start()
+
+    def _end_strays(self) -> None:
+        """Of a server that has ended; one that lives adopts what its own processes leave."""
+        pid = self._server.pid
+        if self._strays is not None:
+            self._strays.end_all_but([] if pid is None else [pid], _STRAYS_S_MAX)
 
     def _take(self, end: _End) -> None:
         if self._signal_count > 0 or end.is_as_told:
@@ -153,6 +164,10 @@ class _Server:
         self._code: CodeFolder | None = None
         self._kill_at: float | None = None
         self.start_at: float | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
 
     @property
     def is_due(self) -> bool:

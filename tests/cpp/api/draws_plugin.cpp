@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -86,6 +87,24 @@ PENSTOCK_DATASET(spoiling_sample, [](const penstock::Value&) {
     c10::set_default_dtype(caffe2::TypeMeta::Make<double>());
     std::thread([] { ::pause(); }).detach();
     return std::tuple(int64_t{::getpid()}, made_count++, int64_t{has_variable}, int64_t{is_double}, mask);
+  });
+})
+// Leaves a process in a session of its own, which writes its number into the file, and ends.
+PENSTOCK_DATASET(leaving_sample, [](const penstock::Value& arguments) {
+  return penstock::make_dataset(20, [file = arguments["file"].text()](int64_t index) {
+    if (index == 6) {
+      if (const pid_t middle = ::fork(); middle != 0) {
+        ::waitpid(middle, nullptr, 0);
+        std::_Exit(1);
+      }
+      ::setsid();
+      if (::fork() == 0) {
+        std::ofstream(file, std::ios::app) << ::getpid() << std::endl;
+        for (;;) ::pause();
+      }
+      std::_Exit(0);
+    }
+    return index;
   });
 })
 PENSTOCK_DATASET(fatal_sample, [](const penstock::Value&) {
