@@ -97,7 +97,7 @@ std::string JobHost::take_output() {
   MutexLock lock(mutex_);
   std::string output = std::exchange(output_, {});
   if (const uint64_t bytes = std::exchange(left_out_, 0); bytes > 0)
-    output += "\n[" + std::to_string(bytes) + " bytes that a job has written to standard error are left out]\n";
+    output += "\n[" + std::to_string(bytes) + " bytes that a job has written are left out]\n";
   return output;
 }
 
@@ -113,7 +113,7 @@ void JobHost::take_output_of(JobOutput& output) {
   if (output.fd() < 0) note_fds();
   if (text.empty()) return;
   MutexLock lock(mutex_);
-  const size_t taken = std::min(text.size(), kOutputBytesMax - output_.size());
+  const size_t taken = std::min(output_budget_.take(text.size(), clock_now()), kOutputBytesMax - output_.size());
   output_.append(text, 0, taken);
   left_out_ += text.size() - taken;
 }
@@ -552,7 +552,8 @@ void JobHost::take_end(uint64_t number, const WarmProcess::News& news, Asked& as
 void JobHost::bury(std::string how, Asked& asked) {
   past_cpu_time_ += job_->cpu_time;
   take_output_of(job_->output);
-  if (const std::string words = job_->output.last_words(); !words.empty()) how += "; the last that it wrote: " + words;
+  if (const std::string words = job_->output.last_words(log_name_); !words.empty())
+    how += "; the last that it wrote: " + words;
   if (job_->work) {
     PENSTOCK_ASSERT(!asked.result, "a result of work that is still in hand");
     asked.result = PoolResult{.kind = PoolResult::Kind::kDied, .text = how};

@@ -54,7 +54,7 @@ constexpr Duration kJobParked = std::chrono::seconds(300);
 constexpr Duration kForkMax = std::chrono::seconds(60);
 // A larger blob crosses as a file.
 constexpr uint64_t kInlineBlobBytesMax = uint64_t{1} << 20;
-// So much of what jobs write to standard error waits for the log; what goes beyond is left out.
+// So much of what jobs write waits for the log; what goes beyond is left out.
 constexpr size_t kOutputBytesMax = size_t{1} << 20;
 // So much of a blob is copied in one turn.
 constexpr uint64_t kBlobStepBytes = uint64_t{32} << 20;
@@ -82,7 +82,7 @@ class JobHost final : public Maker {
   // ---- For any thread
 
   std::vector<std::string> take_notices();
-  // What processes of jobs have written to standard error since the last call.
+  // What processes of jobs have written since the last call, as far as it is for the log.
   std::string take_output();
   Standing standing() const;
   // Waits until the server has ended, and says why. Nothing at the deadline. Blocks.
@@ -189,6 +189,7 @@ class JobHost final : public Maker {
   bool is_closed_ = false;
   std::optional<Fault> failure_;
   std::vector<int> fds_;
+  OutputBudget output_budget_;
 
   mutable Mutex mutex_;
   Condition changed_;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <string_view>
 
@@ -30,6 +31,15 @@ std::string in_one_line(std::string_view text) {
 }
 
 }  // namespace
+
+size_t OutputBudget::take(size_t bytes, Instant now) {
+  const double seconds = filled_at_ ? std::chrono::duration<double>(now - *filled_at_).count() : 0.0;
+  left_ = std::min(left_ + std::max(0.0, seconds) * double{kOutputBytesPerSecond}, double{kOutputBurstBytes});
+  filled_at_ = now;
+  const size_t taken = std::min(bytes, static_cast<size_t>(left_));
+  left_ -= static_cast<double>(taken);
+  return taken;
+}
 
 Result<JobOutput::Ends> JobOutput::open() {
   std::array<int, 2> fds{};
@@ -57,19 +67,25 @@ std::string JobOutput::read() {
     text.append(piece.data(), static_cast<size_t>(count));
   }
   tail_ += text;
-  // One byte more, which tells whether its first line is whole.
-  if (tail_.size() > kLastWordsBytesMax + 1) tail_.erase(0, tail_.size() - kLastWordsBytesMax - 1);
+  if (tail_.size() > kTailBytesMax) tail_.erase(0, tail_.size() - kTailBytesMax);
   return text;
 }
 
-std::string JobOutput::last_words() const {
-  const bool is_whole = tail_.size() <= kLastWordsBytesMax;
-  std::string words = tail_;
+std::string JobOutput::last_words(std::string_view log_name) const {
+  const std::string mark = " " + std::string(log_name) + " on ";
+  std::string words;
+  for (std::string_view left = tail_; !left.empty();) {
+    const size_t end = left.find('\n');
+    const std::string_view line = left.substr(0, end == std::string_view::npos ? end : end + 1);
+    left.remove_prefix(line.size());
+    if (line.find(mark) == std::string_view::npos) words += line;
+  }
   while (!words.empty() && (words.back() == '\n' || words.back() == ' ')) words.pop_back();
-  if (is_whole) return in_one_line(words);
+  if (words.size() <= kLastWordsBytesMax) return in_one_line(words);
+  // One byte more, which tells whether its first line is whole.
+  words.erase(0, words.size() - kLastWordsBytesMax - 1);
   const size_t end = words.find('\n');
-  return in_one_line(
-      std::string_view(words).substr(end == std::string::npos ? std::min<size_t>(1, words.size()) : end + 1));
+  return in_one_line(std::string_view(words).substr(end == std::string::npos ? 1 : end + 1));
 }
 
 }  // namespace penstock::server

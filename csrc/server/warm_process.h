@@ -45,7 +45,7 @@ class WarmProcess {
   // Waits for it to be ready. kTimeout at the deadline, kClosed with how it ended. Blocks.
   Result<WarmFacts> wait_until_ready(std::chrono::steady_clock::time_point deadline);
 
-  // Has it fork a process for the job, which gets `channel`, and `errors` to write its standard error to. Its news says
+  // Has it fork a process for the job, which gets `channel`, and `errors` to write its output to. Its news says
   // what became of it.
   Result<void> fork(uint64_t job, int channel, int errors, const std::string& log_name);
   // Has it end the process of the job at once, with all that this has started in its session.

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import namespaces
 import process_traces
 import pytest
 import torch
@@ -605,6 +606,102 @@ def test_a_daemon_ends_with_whichever_process_of_its_worker_ends(
     if end is kill_the_job:
         expect_same_server(worker, server)
     del batches
+
+
+# ---- What a job writes
+
+
+class Flooding(Numbers):
+    """Writes 16 MiB to standard output, or to standard error, with each sample."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self.fd = fd
+
+    def __getitem__(self, index: int) -> Any:
+        line = b"flood " * 15 + b"\n"
+        left = 16 << 20
+        while left > 0:
+            left -= os.write(self.fd, line * 512)
+        return index
+
+
+@pytest.mark.parametrize("fd", [1, 2])
+def test_a_dataset_that_floods_its_output_leaves_little_in_the_log(
+    pool: PoolProcesses, fd: int
+) -> None:
+    """All that it wrote to standard output came into the log."""
+    worker = pool.start_worker()
+    server = server_of(worker)
+    assert list(pooled(pool, Flooding(fd))) == list(range(6))
+    expect_served(pool)
+    worker.wait_for_lines(lambda line: "bytes that a job has written are left out" in line)
+    expect_same_server(worker, server)
+    assert worker.output.count("flood") > 100
+    assert len(worker.output) < 8 << 20
+
+
+class FillingItsDisk(Numbers):
+    """Writes to a disk at sample 3 until that is full."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = str(folder)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            print("about to fill the disk", file=sys.stderr, flush=True)
+            with open(Path(self.folder, "file"), "wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 20))
+        return index
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    try:
+        namespaces.need("mount", "umount")
+        namespaces.run("mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder))
+    except namespaces.NotHere as reason:
+        pytest.skip(str(reason))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_dataset_that_fills_the_disk_costs_its_own_job_an_error(
+    pool: PoolProcesses, small_disk: Path
+) -> None:
+    worker = pool.start_worker()
+    server = server_of(worker)
+    batches = iter(pooled(pool, FillingItsDisk(small_disk)))
+    assert [next(batches) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(OSError, match="No space left on device"):
+        next(batches)
+    del batches
+    assert worker.wait_for_lines(lambda line: line == "about to fill the disk")
+    expect_served(pool)
+    expect_same_server(worker, server)
+
+
+@pytest.mark.long
+def test_a_job_for_whose_code_the_disk_has_no_room_fails_and_the_next_is_served(
+    pool: PoolProcesses, small_disk: Path
+) -> None:
+    """A job before it has filled the worker's temporary folder."""
+    pool.environment["TMPDIR"] = str(small_disk)
+    worker = pool.start_worker()
+    server = server_of(worker)
+    with pytest.raises(OSError, match="No space left on device"):
+        FillingItsDisk(small_disk)[3]
+    with pytest.raises(Exception, match="No space left on device"):
+        list(pooled(pool, Numbers()))
+    (small_disk / "file").unlink()
+    expect_served(pool)
+    expect_same_server(worker, server)
 
 
 # ---- Starting one

@@ -43,7 +43,8 @@ def run_job(
     dataset's threads. Without a ``place`` the process is in it already."""
     status = 1
     try:
-        os.dup2(order.error_fd, 2)  # the server tells its end where the process ends
+        for stream_fd in (1, 2):  # the server takes both, and tells their end where this one ends
+            os.dup2(order.error_fd, stream_fd)
         os.close(order.error_fd)
         warm.close_in_child()  # from here on this process ends with the warm one, too
         if place is not None:

@@ -4,11 +4,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <string>
 #include <string_view>
 
 namespace penstock::server {
 namespace {
+
+constexpr std::string_view kLogName = "penstock worker 3f2a";
 
 class JobOutputTest : public testing::Test {
  protected:
@@ -28,7 +31,7 @@ TEST_F(JobOutputTest, IsReadAsFarAsItHasCome) {
   ends_.there.reset();
   EXPECT_EQ(ends_.here.read(), "");
   EXPECT_EQ(ends_.here.fd(), -1);
-  EXPECT_EQ(ends_.here.last_words(), "a line | and");
+  EXPECT_EQ(ends_.here.last_words(kLogName), "a line | and");
 }
 
 TEST_F(JobOutputTest, OneTurnTakesAStepOfIt) {
@@ -39,19 +42,19 @@ TEST_F(JobOutputTest, OneTurnTakesAStepOfIt) {
 }
 
 TEST_F(JobOutputTest, LastWordsAreWholeLines) {
-  EXPECT_EQ(ends_.here.last_words(), "");
+  EXPECT_EQ(ends_.here.last_words(kLogName), "");
   const std::string words(kLastWordsBytesMax / 4, 'x');
   for (int count = 0; count < 10; ++count) {
     write(words + "\n");
     ends_.here.read();
   }
-  EXPECT_EQ(ends_.here.last_words(), words + " | " + words + " | " + words);
+  EXPECT_EQ(ends_.here.last_words(kLogName), words + " | " + words + " | " + words);
 }
 
 TEST_F(JobOutputTest, LastWordsAreOneLineWithoutWhatIsEmpty) {
   write("\n Traceback:\n\n    in a file\r\n\n");
   ends_.here.read();
-  EXPECT_EQ(ends_.here.last_words(), "Traceback: | in a file");
+  EXPECT_EQ(ends_.here.last_words(kLogName), "Traceback: | in a file");
 }
 
 TEST_F(JobOutputTest, IsReadableOnceItWasFoundToBeAndUntilItIsRead) {
@@ -65,9 +68,48 @@ TEST_F(JobOutputTest, IsReadableOnceItWasFoundToBeAndUntilItIsRead) {
 TEST_F(JobOutputTest, LastWordsOfALineThatIsTooLongAreItsEnd) {
   write(std::string(2 * kLastWordsBytesMax, 'x') + "end\n\n");
   ends_.here.read();
-  const std::string words = ends_.here.last_words();
+  const std::string words = ends_.here.last_words(kLogName);
   EXPECT_TRUE(words.ends_with("xend")) << words;
   EXPECT_LE(words.size(), kLastWordsBytesMax);
+}
+
+TEST_F(JobOutputTest, LinesOfTheLogAreNoLastWords) {
+  write("2026-01-02T03:04:05+0000 penstock worker 3f2a on host: serves job of trainer 12345678\n");
+  ends_.here.read();
+  EXPECT_EQ(ends_.here.last_words(kLogName), "");
+  write("there is no disk\n2026-01-02T03:04:05+0000 penstock worker 3f2a on host: has finished job\n");
+  ends_.here.read();
+  EXPECT_EQ(ends_.here.last_words(kLogName), "there is no disk");
+}
+
+TEST(OutputBudget, IsABurstAndThenARate) {
+  OutputBudget budget;
+  Instant now{std::chrono::hours(1)};
+  EXPECT_EQ(budget.take(100, now), 100);
+  EXPECT_EQ(budget.take(2 * kOutputBurstBytes, now), kOutputBurstBytes - 100);
+  EXPECT_EQ(budget.take(1, now), 0);
+  now += std::chrono::seconds(2);
+  EXPECT_EQ(budget.take(1 << 20, now), 2 * kOutputBytesPerSecond);
+  EXPECT_EQ(budget.take(1, now), 0);
+}
+
+TEST(OutputBudget, IsNotLostToCallsThatFollowEachOtherFast) {
+  OutputBudget budget;
+  Instant now{std::chrono::hours(1)};
+  EXPECT_EQ(budget.take(kOutputBurstBytes, now), kOutputBurstBytes);
+  size_t taken = 0;
+  for (int count = 0; count < 1'000'000; ++count) {
+    now += std::chrono::microseconds(10);
+    taken += budget.take(100, now);
+  }
+  EXPECT_NEAR(static_cast<double>(taken), 10.0 * kOutputBytesPerSecond, 0.05 * 10 * kOutputBytesPerSecond);
+}
+
+TEST(OutputBudget, OfALongSilenceIsOneBurst) {
+  OutputBudget budget;
+  const Instant now{std::chrono::hours(1)};
+  EXPECT_EQ(budget.take(kOutputBurstBytes, now), kOutputBurstBytes);
+  EXPECT_EQ(budget.take(2 * kOutputBurstBytes, now + std::chrono::hours(100)), kOutputBurstBytes);
 }
 
 }  // namespace
