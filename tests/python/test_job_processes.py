@@ -709,7 +709,7 @@ def test_a_job_for_whose_code_the_disk_has_no_room_fails_and_the_next_is_served(
 
 @pytest.mark.long
 def test_a_fork_that_the_system_refuses_ends_no_worker(pool: PoolProcesses) -> None:
-    worker = pool.start_altered_worker("refuse_forks", "1")
+    worker = pool.start_altered_worker("refuse_forks", "2")  # the first is one to see if it can
     server = server_of(worker)
     expect_served(pool)
     worker.wait_for_lines(lambda line: "the process of a job could not be started" in line)

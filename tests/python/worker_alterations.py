@@ -14,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.pool import job_process, job_versions, running_job
+import torch
+
+from penstock.pool import fork_check, job_process, job_versions, running_job
 from penstock.worker import batch_pickle
 
 
@@ -128,6 +130,25 @@ def refuse_forks(count: str) -> None:
     os.fork = refuse
 
 
+def hang_after_forks(seconds_max: str) -> None:
+    """In a child, as of a library that waits there for a thread which the child does not have; a
+    look at whether there is one takes so long."""
+    fork_check.SECONDS_MAX = float(seconds_max)
+    os.register_at_fork(after_in_child=lambda: time.sleep(10_000))
+
+
+def end_after_forks(number: str) -> None:
+    """By this signal."""
+    os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), int(number)))
+
+
+def compute_wrongly_after_forks(_: str) -> None:
+    def spoil() -> None:
+        torch.rand = lambda *sizes, **_: torch.zeros(*sizes)  # type: ignore[assignment]
+
+    os.register_at_fork(after_in_child=spoil)
+
+
 def _fail(*_: Any) -> Any:
     raise RuntimeError
 
@@ -145,5 +166,8 @@ ALTERATIONS: dict[str, Callable[[str], None]] = {
         say_another_version,
         have_little_memory,
         refuse_forks,
+        hang_after_forks,
+        end_after_forks,
+        compute_wrongly_after_forks,
     )
 }

@@ -38,7 +38,7 @@ def run_job(
     *,
     is_quiet: bool,
 ) -> NoReturn:
-    """Serves until the job is over, in a process that was just forked of ``warm_pid``, and ends it:
+    """Serves until the job is over, in a process that ``warm_pid`` has just started, and ends it:
     the interpreter's own exit would run what the dataset has registered for it, and wait for the
     dataset's threads. Without a ``place`` the process is in it already."""
     status = 1

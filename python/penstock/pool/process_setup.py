@@ -4,15 +4,22 @@
 from __future__ import annotations
 
 import platform
+import random
 import signal
 import socket
 
+import numpy as np
 import torch
 
 from penstock import _C
 from penstock._version import __version__
 from penstock.pool.pool_status import spoken_numerics
-from penstock.seams.iterators import set_thread_name, set_worker_signal_handlers
+from penstock.pool.process_settings import ProcessState
+from penstock.seams.iterators import (
+    set_thread_name,
+    set_worker_signal_handlers,
+    torch_collate,
+)
 from penstock.worker.arrow_memory import tune_arrow_memory
 
 
@@ -22,6 +29,16 @@ def set_up_process() -> None:
     _C.tune_malloc()
     tune_arrow_memory()
     torch.set_num_threads(1)
+
+
+def load_what_is_loaded_late() -> None:
+    """Calls what imports or builds something when it is called first, so that it has been before a
+    job, and before a fork."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    torch_collate.default_collate([(torch.zeros(2), np.zeros(2), 0, 0.0, "")] * 2)
+    ProcessState.now()
 
 
 def ignore_end_signals() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The warm process of a pool's worker, from which the processes of jobs are forked: it has imported
-what each of them needs, runs nobody's code, and has no key of the pool.
+what each of them needs, runs nobody's code, and has no key of the pool. Where it cannot be forked
+it spawns them.
 
 None of its own code has a second thread, so that a fork has all of it.
 """
@@ -9,24 +10,25 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import re
 import shutil
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-
 from penstock import _C
 from penstock.pool.descriptor_limit import raise_descriptor_limit
-from penstock.pool.job_isolation import IsolatedJobs, JobIsolation
+from penstock.pool.fork_check import fork_fault
+from penstock.pool.job_isolation import IsolatedJobs, JobIsolation, JobPlace
 from penstock.pool.job_process import run_job
 from penstock.pool.pool_log import PoolLog
-from penstock.pool.process_settings import ProcessState
-from penstock.pool.process_setup import about_worker, ignore_end_signals, set_up_process
-from penstock.seams.iterators import torch_collate
+from penstock.pool.process_setup import (
+    about_worker,
+    ignore_end_signals,
+    load_what_is_loaded_late,
+    set_up_process,
+)
+from penstock.pool.spawned_job import seconds_since_start, spawn_job
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ def run_warm(settings: dict[str, Any], channel_fd: int) -> int:
     raise_descriptor_limit()
     # Python warns where there are threads: numpy's library has some, and sees to them at a fork.
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=re.escape(__name__))
-    _load_what_is_loaded_late()
+    load_what_is_loaded_late()
+    warm.check_fork()
     # The collector would write to every object that there was at the fork, and the system would
     # copy its page.
     gc.collect()
@@ -54,22 +57,24 @@ def run_warm(settings: dict[str, Any], channel_fd: int) -> int:
     return 0
 
 
-def _load_what_is_loaded_late() -> None:
-    """Calls what imports or builds something when it is called first, so that it has been by the
-    time of a fork."""
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
-    torch_collate.default_collate([(torch.zeros(2), np.zeros(2), 0, 0.0, "")] * 2)
-    ProcessState.now()
-
-
 class _WarmProcess:
     def __init__(self, channel: _C.WarmChannel, settings: WarmSettings) -> None:
         self._channel = channel
         self._settings = settings
         self._pid = os.getpid()
         self._isolated = IsolatedJobs(JobIsolation(**settings.isolation), settings.code_root)
+        self._is_forking = True
+
+    def check_fork(self) -> None:
+        """Has each job spawned where this process cannot be forked, and says so."""
+        start_s = seconds_since_start()
+        fault = fork_fault()
+        if fault is not None:
+            self._is_forking = False
+            PoolLog("penstock worker").tell(
+                f"jobs are spawned, since a process cannot be forked here after it has imported "
+                f"torch: a forked child {fault}; each job starts {start_s:.1f} s later by that"
+            )
 
     def run(self) -> None:
         self._channel.ready(about_worker(os.getppid()))
@@ -84,7 +89,7 @@ class _WarmProcess:
     def _fork(self, order: _C.JobOrder) -> None:
         folder = self._folder_of(order.job)
         place = self._isolated.try_prepare(order.job, folder, PoolLog(order.log_name).tell)
-        pid = _try_fork(order.log_name) if place else None
+        pid = self._try_start(order, folder, place) if place else None
         if pid == 0 and place:
             self._isolated.close_in_child()
             is_quiet = self._settings.is_quiet
@@ -95,17 +100,19 @@ class _WarmProcess:
         os.close(order.error_fd)
         self._channel.started(order.job, pid or 0)
 
+    def _try_start(self, order: _C.JobOrder, folder: str, place: JobPlace) -> int | None:
+        """As os.fork(), also where the process is spawned; None where the system refuses, which is
+        said."""
+        try:
+            if self._is_forking:
+                return os.fork()
+            return spawn_job(order, folder, place, is_quiet=self._settings.is_quiet)
+        except (OSError, MemoryError) as error:
+            PoolLog(order.log_name).tell(
+                f"the process of a job could not be started ({error}); the system has to have "
+                f"memory and process numbers left"
+            )
+            return None
+
     def _folder_of(self, job: int) -> str:
         return os.path.join(self._settings.code_root, f"job-{job}")
-
-
-def _try_fork(log_name: str) -> int | None:
-    """As os.fork(); None where the system refuses, which is said."""
-    try:
-        return os.fork()
-    except (OSError, MemoryError) as error:
-        PoolLog(log_name).tell(
-            f"the process of a job could not be started ({error}); the system has to have memory "
-            f"and process numbers left"
-        )
-        return None
