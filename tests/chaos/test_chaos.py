@@ -39,9 +39,9 @@ LEFT_OUT = {
 STREAM_OPTIONS = {"sample_count": 320, "epoch_count": 2}
 MIXED_OPTIONS = {"sample_count": 640, "epoch_count": 2}
 # Those of `make test`: how many faults, and how many workers each `penstock worker` has. The first
-# faults of "mixed" are a process of a job that is killed, one that is stopped, a warm process and a
-# server.
-SHORTEST = {"kill-jobs": (2, (2,)), "mixed": (4, (1, 1))}
+# faults of "mixed" are a process of a job that is killed, one that is stopped, and a warm process
+# that is killed, with which its server ends.
+SHORTEST = {"kill-jobs": (2, (2,)), "mixed": (3, (1, 1))}
 
 
 @pytest.mark.slow
