@@ -414,7 +414,9 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
         "csrc/loader/cuda_part.cpp": "#include <c10/cuda/CUDAStream.h>",
         "csrc/capture/capture.cpp": '#include <torch/script.h>\n#include "graph/ir.h"',
         "csrc/worker/local_server.cpp": '#include "graph/ir.h"  // through runtime',
-        "csrc/bindings/module.cpp": '#include <torch/extension.h>\n#include "worker/local_server.h"',
+        "csrc/bindings/module.cpp": (
+            '#include <torch/extension.h>\n#include "worker/local_server.h"'
+        ),
         "python/penstock/graph/plan.py": "import os\nimport torch.fx\nfrom penstock import _C",
         "python/penstock/engines/ray.py": "import os\ndef start():\n    import ray",
     }

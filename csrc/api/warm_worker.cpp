@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,6 +24,7 @@
 #include "base/descriptor_limit.h"
 #include "base/environment.h"
 #include "base/exception_name.h"
+#include "base/job_separation.h"
 #include "base/process_log.h"
 #include "penstock/error.h"
 #include "wire/reports.h"
@@ -57,13 +59,45 @@ int thread_count() {
 
 // ---- In the process of a job
 
-// Leaves a process that was just forked of `warm_pid` nothing that it shares with those of other jobs. What separates
-// it further from them belongs here, before any of the job's code runs.
-void part_from(pid_t warm_pid) {
+// Whether all accounts may make files beside the folder.
+bool is_beside_anybodys(const std::string& folder) {
+  struct stat facts {};
+  return ::stat((folder + "/..").c_str(), &facts) == 0 && (facts.st_mode & S_IWOTH) != 0;
+}
+
+// What hides the folder of keys from jobs here; what is not separated is logged.
+JobSeparation hiding(const std::string& key_folder, const ProcessLog& log) {
+  if (key_folder.empty()) return {};
+  JobSeparation separation{.hiding = JobSeparation::Hiding::kMounts, .hidden = {key_folder}};
+  const auto by_mounts = try_separation(separation);
+  if (by_mounts) return separation;
+  separation.hiding = JobSeparation::Hiding::kRules;
+  std::string why = by_mounts.error().message;
+  if (is_beside_anybodys(key_folder)) {
+    // What is made there while a job runs would be lost to it.
+    why +=
+        ", and Landlock's rules would reach beyond a folder of keys beside which everybody makes files; have the "
+        "keys in a folder of your own";
+  } else if (const auto by_rules = try_separation(separation); by_rules) {
+    return separation;
+  } else {
+    why += ", and " + by_rules.error().message +
+           "; run the worker where it may have user namespaces, or on Linux 5.19 or later with Landlock";
+  }
+  log.tell("jobs are not kept from the keys: " + why);
+  return {};
+}
+
+// Leaves a process that was just forked of `warm_pid` nothing that it shares with those of other jobs.
+void part_from(pid_t warm_pid, const JobSeparation& separation) {
   ::setsid();  // all that a plug-in starts can be ended with this process
   // Whose end is told by its channel to the server alone, where it is killed itself.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != warm_pid) ::_exit(EXIT_FAILURE);  // it has ended meanwhile, and so has the server
+  if (const auto separated = separate_job(separation); !separated) {
+    std::cerr << separated.error().message << std::endl;
+    ::_exit(EXIT_FAILURE);
+  }
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   const std::lock_guard lock(generator.mutex());
   generator.seed();
@@ -89,11 +123,13 @@ int serve_job(FileDescriptor channel, const ProcessLog& log) {
 }
 
 // Ends the process, too: what a plug-in has registered for an exit is not run, and its threads are not waited for.
-[[noreturn]] void run_job(WarmChannel& warm, WarmChannel::Order order, pid_t warm_pid) {
-  ::dup2(order.errors.get(), STDERR_FILENO);  // the server tells its end where the process ends
+[[noreturn]] void run_job(WarmChannel& warm, WarmChannel::Order order, pid_t warm_pid,
+                          const JobSeparation& separation) {
+  // The server takes both, and tells their end where the process ends.
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(order.errors.get(), stream);
   order.errors.reset();
   warm.close_in_child();
-  part_from(warm_pid);
+  part_from(warm_pid, separation);
   const int code = serve_job(std::move(order.channel), ProcessLog(order.log_name));
   std::cout.flush();
   std::fflush(stdout);
@@ -104,7 +140,8 @@ int serve_job(FileDescriptor channel, const ProcessLog& log) {
 
 class WarmWorker {
  public:
-  explicit WarmWorker(FileDescriptor channel) : channel_(std::move(channel)) {}
+  WarmWorker(FileDescriptor channel, const std::string& key_folder)
+      : separation_(hiding(key_folder, log_)), channel_(std::move(channel)) {}
 
   int run() {
     auto done = channel_.ready(wire::kind_bit(wire::JobKind::kPlugin), about_worker(::getppid()));
@@ -133,7 +170,7 @@ class WarmWorker {
 
   Result<void> fork(WarmChannel::Order order) {
     const pid_t pid = ::fork();
-    if (pid == 0) run_job(channel_, std::move(order), pid_);
+    if (pid == 0) run_job(channel_, std::move(order), pid_, separation_);
     if (pid < 0)
       ProcessLog(order.log_name)
           .tell(std::string("the process of a job could not be started (") + std::strerror(errno) +
@@ -143,6 +180,7 @@ class WarmWorker {
 
   const pid_t pid_ = ::getpid();
   const ProcessLog log_{"penstock-worker"};
+  const JobSeparation separation_;  // of each job
   WarmChannel channel_;
 };
 
@@ -154,12 +192,12 @@ std::string about_worker(int pid) {
          std::to_string(torch.major) + "." + std::to_string(torch.minor);
 }
 
-int run_warm_worker(FileDescriptor channel) {
+int run_warm_worker(FileDescriptor channel, const std::string& key_folder) {
   disarm_signals();
   worker::tune_malloc();
   static_cast<void>(raise_descriptor_limit());
   at::set_num_threads(1);  // before the first kernel, which would start a pool of them
-  return WarmWorker(std::move(channel)).run();
+  return WarmWorker(std::move(channel), key_folder).run();
 }
 
 }  // namespace penstock::api

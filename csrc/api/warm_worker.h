@@ -14,7 +14,8 @@ namespace penstock::api {
 std::string about_worker(int pid);
 
 // Forks a process whenever the server at the other end of the channel asks for one. Returns the exit code once the
-// server is gone, and all of these processes with it. It is the only thread of its process.
-int run_warm_worker(FileDescriptor channel);
+// server is gone, and all of these processes with it. It is the only thread of its process. Jobs cannot open what is in
+// `key_folder`, where the machine has a way to hide it; where it has none, the log says so. Empty: there is none.
+int run_warm_worker(FileDescriptor channel, const std::string& key_folder);
 
 }  // namespace penstock::api

@@ -36,6 +36,7 @@
 #include "base/process_log.h"
 #include "base/stray_processes.h"
 #include "net/key_folder.h"
+#include "net/shared_key_folder.h"
 #include "penstock/error.h"
 #include "server/server_addresses.h"
 #include "worker/malloc_tuning.h"
@@ -241,8 +242,19 @@ class Supervised {
   milliseconds pause_ = kPause;
 };
 
+// The folder that jobs are not to reach; empty where there is none, of which the server tells.
+std::string key_folder_of(const WorkerOptions& options) {
+  std::string folder = options.keys;
+  if (folder.empty()) {
+    auto shared = net::shared_key_folder();
+    if (shared) folder = std::move(shared).value();
+  }
+  std::array<char, PATH_MAX> real{};
+  return ::realpath(folder.c_str(), real.data()) != nullptr ? std::string(real.data()) : folder;
+}
+
 // The server adds the descriptor of its channel.
-Result<ServerSettings> settings_of_servers() {
+Result<ServerSettings> settings_of_servers(const WorkerOptions& options) {
   const auto arena = api::arena_bytes();
   if (!arena) return arena.error();
   const auto job = api::job_bytes();
@@ -251,13 +263,14 @@ Result<ServerSettings> settings_of_servers() {
   if (::readlink("/proc/self/exe", program.data(), program.size() - 1) <= 0)
     return Fault{Errc::kFailed,
                  std::string("/proc/self/exe, the path of this program, cannot be read: ") + std::strerror(errno)};
-  return ServerSettings{
-      .arena_bytes = arena.value(), .blob_bytes = job.value(), .warm_command = {program.data(), "--warm"}};
+  return ServerSettings{.arena_bytes = arena.value(),
+                        .blob_bytes = job.value(),
+                        .warm_command = {program.data(), "--keys", key_folder_of(options), "--warm"}};
 }
 
 int supervise(const WorkerOptions& options, ProcessLog& log) {
   const auto workers = api::options_of_workers(options);
-  const auto settings = workers ? settings_of_servers() : Result<ServerSettings>(workers.error());
+  const auto settings = workers ? settings_of_servers(options) : Result<ServerSettings>(workers.error());
   if (!settings) {
     log.tell(settings.error().message);
     return settings.error().code == Errc::kMalformed ? kUsageExitCode : EXIT_FAILURE;
@@ -322,14 +335,15 @@ int worker_main(int argument_count, char** arguments) {
     return EXIT_FAILURE;
   }
   if (options.value().mode == WorkerOptions::Mode::kWarm)
-    return api::run_warm_worker(FileDescriptor(options.value().warm_fd));
+    return api::run_warm_worker(FileDescriptor(options.value().warm_fd), options.value().keys);
   // For this thread and all that it starts: who waits for them takes them.
   const sigset_t set = ending_signals();
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   ::signal(SIGPIPE, SIG_IGN);  // NOLINT(concurrency-mt-unsafe): there is no other thread yet
   ::signal(SIGCHLD, SIG_DFL);  // NOLINT(concurrency-mt-unsafe): whoever started it may have ignored it
-  return options.value().mode == WorkerOptions::Mode::kOwn ? serve_trainer(options.value(), log)
-                                                           : supervise(options.value(), log);
+  if (options.value().mode == WorkerOptions::Mode::kSupervise) return supervise(options.value(), log);
+  adopt_orphans();  // so that what a plug-in leaves ends with this process
+  return serve_trainer(options.value(), log);
 }
 
 }  // namespace penstock

@@ -26,8 +26,8 @@ Result<std::unique_ptr<DataServer>> DataServer::bind(SocketContext& context, Aut
   auto socket = TcpSocket::open_ticket_server(
       context, {.zap_domain = domain->name(), .handshake_interval = kHandshakeInterval}, kServerLimits);
   if (!socket) return socket.error();
-  auto bound = socket.value()->listen(endpoint, options.origin,
-                                      {.sharer_count = options.sharer_count, .holders = kServerRoom});
+  auto bound =
+      socket.value()->listen(endpoint, options.origin, {.sharer_count = options.sharer_count, .holders = kServerRoom});
   if (!bound) return bound.error();
   return std::make_unique<DataServer>(std::move(domain), std::move(socket).value(), std::move(bound).value(), options,
                                       std::move(on_room));

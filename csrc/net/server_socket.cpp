@@ -51,8 +51,8 @@ Result<std::unique_ptr<ServerSocket>> ServerSocket::bind(SocketContext& context,
       context, {.own = keys.own(), .zap_domain = domain->name(), .handshake_interval = options.handshake_interval},
       options.limits);
   if (!socket) return socket.error();
-  auto bound = socket.value()->listen(endpoint, keys.origin(),
-                                      {.sharer_count = options.sharer_count, .holders = options.room});
+  auto bound =
+      socket.value()->listen(endpoint, keys.origin(), {.sharer_count = options.sharer_count, .holders = options.room});
   if (!bound) return bound.error();
   return std::make_unique<ServerSocket>(std::move(domain), std::move(socket).value(), std::move(bound).value());
 }

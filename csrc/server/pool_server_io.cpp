@@ -516,7 +516,12 @@ void PoolServerIo::end_lost_process(Instant now) {
   }
   const bool was_told = session_.is_draining() && shortage_.empty();
   const ExitWord word = was_told ? ExitWord::kDrained : ExitWord::kFailed;
-  if (!options_.ends_process) return end_because({.reason = {Errc::kFailed, text}, .word = word, .text = text});
+  if (!options_.ends_process) {
+    End end{.reason = {Errc::kFailed, text}};
+    end.word = word;
+    end.text = std::move(text);
+    return end_because(std::move(end));
+  }
   options_.supervisor(word, text);
   ::_exit(EXIT_FAILURE);
 }

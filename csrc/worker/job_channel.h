@@ -48,7 +48,7 @@ class JobChannel final : public server::WorkSource {
   mutable shm::Channel channel_;
   shm::SlabPool* slabs_ = nullptr;
   uint64_t trainer_id_ = 0;
-  wire::BatchKey key_{};  // of the work in hand
+  wire::BatchKey key_{};         // of the work in hand
   Deadline children_look_at_{};  // at those that have ended
   bool is_in_hand_ = false;
   mutable bool is_wanted_ = false;

@@ -117,6 +117,25 @@ def test_the_server_has_no_torch_and_the_warm_process_one_thread(pool: PoolProce
     assert "threads and must have one" not in worker.output
 
 
+def test_a_plugin_cannot_read_the_keys_of_its_worker(pool: PoolProcesses, tmp_path: Path) -> None:
+    """It read `worker.secret`, and could be a worker elsewhere with it."""
+    keys = tmp_path / "keys"
+    _pool.make_key_folder(str(keys))
+    pool.start_controller("--keys", str(keys))
+    worker = pool.start_native_worker("--keys", str(keys))
+    if "jobs are not kept from the keys" in worker.output:
+        pytest.skip("this system has neither mount namespaces nor Landlock for the worker")
+    other = tmp_path / "other"
+    other.write_text("not a key")
+    found = []
+    for file in (keys / "worker.secret", other):
+        of = of_plugin(pool, "reading_sample", file=str(file))
+        found.append(run_cpp(**of, environment={"PENSTOCK_KEYS": str(keys)}))
+    assert [batch[0] for batch in found[0]] == [[0, 0]] * 3
+    assert [batch[0] for batch in found[1]] == [[1, 1]] * 3
+    assert worker.end() == 0
+
+
 def test_the_process_of_a_plugin_has_no_key_and_no_socket_of_the_pool(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:

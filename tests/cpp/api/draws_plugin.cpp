@@ -89,6 +89,12 @@ PENSTOCK_DATASET(spoiling_sample, [](const penstock::Value&) {
     return std::tuple(int64_t{::getpid()}, made_count++, int64_t{has_variable}, int64_t{is_double}, mask);
   });
 })
+// Whether its process can read the file.
+PENSTOCK_DATASET(reading_sample, [](const penstock::Value& arguments) {
+  return penstock::make_dataset(6, [file = arguments["file"].text()](int64_t) {
+    return int64_t{std::ifstream(file).get() != std::ifstream::traits_type::eof()};
+  });
+})
 // Leaves a process in a session of its own, which writes its number into the file, and ends.
 PENSTOCK_DATASET(leaving_sample, [](const penstock::Value& arguments) {
   return penstock::make_dataset(20, [file = arguments["file"].text()](int64_t index) {
