@@ -580,6 +580,7 @@ void PoolIo::note_made(uint64_t worker_id, wire::PoolAnswer answer, const cluste
 
 void PoolIo::note_message(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer) {
   if (!session_.is_in_force(worker_id, answer.message.link)) return;
+  if (answer.message.kind == ToTrainer::Kind::kWelcome) links_->forget_resting(worker_id);
   const Instant now = clock_now();
   // The trainer's own workers run on its own machine, whose costs no pool knows.
   if (!directory_.is_own(worker_id)) job_meter_.note_message(worker_id, answer, now);
@@ -812,8 +813,12 @@ void PoolIo::carry_out() {
           link_meter_.forget(command.worker_id);
           job_meter_.note_parting(command.worker_id, clock_now());
           if (const WorkerLink* link = links_->find(command.worker_id); link != nullptr && !link->has_spoken)
-            standing_.forget_refusal(command.worker_id);         // its silence matters no more
-          links_->close(command.worker_id, net::kFarewellTime);  // a goodbye may be on its way
+            standing_.forget_refusal(command.worker_id);  // its silence matters no more
+          if (auto goodbye = goodbyes_.extract(command.worker_id)) {
+            links_->rest(command.worker_id, std::move(goodbye.mapped()));
+          } else {
+            links_->close(command.worker_id, net::kFarewellTime);  // a goodbye may be on its way
+          }
           break;
         case Kind::kRenew: links_->renew(command.worker_id); break;
         case Kind::kSend: send(command); break;
@@ -853,6 +858,10 @@ void PoolIo::send(const PoolSession::Command& command) {
   // A message that does not get through leaves a gap in the link's stamps, which the worker notices.
   auto bytes = wire::write_to_worker(request);
   links_->send(command.worker_id, bytes);
+  if (command.message.kind == ToWorker::Kind::kBye && command.message.is_continued) {
+    request.message.is_continued = false;
+    goodbyes_.insert_or_assign(command.worker_id, wire::write_to_worker(request));
+  }
   if (request.offer) wipe(bytes);
 }
 

@@ -30,6 +30,8 @@ class WorkerLink {
 
   const net::Endpoint& endpoint() const { return endpoint_; }
   net::ClientSocket& socket() { return *socket_; }
+  // Of a link that is dropped now.
+  std::unique_ptr<net::ClientSocket> take_socket() { return std::move(socket_); }
   uint64_t tag() const { return tag_; }
   Instant opened_at() const { return opened_at_; }
 

@@ -7,6 +7,10 @@ namespace penstock::loader {
 
 WorkerLinks::~WorkerLinks() {
   while (!links_.empty()) drop(links_.begin()->first);
+  for (Resting& resting : resting_) {
+    static_cast<void>(resting.socket->send(resting.goodbye));
+    resting.socket->set_linger(net::kFarewellTime);
+  }
 }
 
 Result<void> WorkerLinks::open(uint64_t worker_id, const net::Endpoint& endpoint,
@@ -23,6 +27,20 @@ Result<void> WorkerLinks::open(uint64_t worker_id, const net::Endpoint& endpoint
 void WorkerLinks::close(uint64_t worker_id, std::chrono::milliseconds linger) {
   if (WorkerLink* link = find(worker_id)) link->socket().set_linger(linger);
   drop(worker_id);
+}
+
+void WorkerLinks::rest(uint64_t worker_id, std::vector<std::byte> goodbye) {
+  WorkerLink* link = find(worker_id);
+  if (link == nullptr) return;
+  auto socket = link->take_socket();
+  drop(worker_id);
+  forget_resting(worker_id);
+  if (resting_.size() >= kRestingCountMax) resting_.pop_front();
+  resting_.push_back({.worker_id = worker_id, .socket = std::move(socket), .goodbye = std::move(goodbye)});
+}
+
+void WorkerLinks::forget_resting(uint64_t worker_id) {
+  std::erase_if(resting_, [&](const Resting& resting) { return resting.worker_id == worker_id; });
 }
 
 void WorkerLinks::drop(uint64_t worker_id) {

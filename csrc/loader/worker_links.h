@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -23,6 +24,9 @@
 
 namespace penstock::loader {
 
+// Of more resting connections the oldest is closed without a goodbye.
+constexpr size_t kRestingCountMax = 64;
+
 // Confined to the I/O thread.
 class WorkerLinks {
  public:
@@ -35,6 +39,11 @@ class WorkerLinks {
   Result<void> open(uint64_t worker_id, const net::Endpoint& endpoint, std::unique_ptr<net::ClientSocket> socket);
   // Messages that were sent may take `linger` to leave.
   void close(uint64_t worker_id, std::chrono::milliseconds linger);
+  // The worker keeps the process of this trainer's job for it, though it works for another. So the connection stays,
+  // unused, until forget_resting() or until the end: the worker hears `goodbye` then.
+  void rest(uint64_t worker_id, std::vector<std::byte> goodbye);
+  // The worker has welcomed this trainer again, over another connection.
+  void forget_resting(uint64_t worker_id);
   WorkerLink* find(uint64_t worker_id);  // nullptr if there is none
 
   // The workers whose pieces could not be had since `instant` or longer.
@@ -70,6 +79,12 @@ class WorkerLinks {
   std::optional<Instant> due_at() const;
 
  private:
+  struct Resting {
+    uint64_t worker_id;
+    std::unique_ptr<net::ClientSocket> socket;
+    std::vector<std::byte> goodbye;
+  };
+
   void drop(uint64_t worker_id);
   void drop_data(WorkerLink& link);
 
@@ -78,6 +93,7 @@ class WorkerLinks {
   std::map<uint64_t, uint64_t> worker_of_;  // by tag
   std::set<uint64_t> ready_;                // workers
   std::map<uint64_t, Instant> due_at_;      // of the few workers that are in trouble
+  std::deque<Resting> resting_;             // the oldest first
 };
 
 }  // namespace penstock::loader

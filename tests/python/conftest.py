@@ -9,8 +9,10 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import process_traces
 import pytest
@@ -62,21 +64,32 @@ def nothing_is_left(
         return  # its traceback keeps its objects alive, and one failure is enough to read
     process_traces.collect_garbage()
     process_traces.join_feeder_threads()
-    # Waits for each to end by its process descriptor, and reaps those that multiprocessing started.
-    process_traces.wait_gone(descendants() - before["process"], EXIT_SECONDS_MAX)
-    multiprocessing.active_children()
-    left = [
+    deadline = time.monotonic() + EXIT_SECONDS_MAX
+    # Each is waited for by its process descriptor, and those that multiprocessing started are
+    # reaped. A pool's worker may still start a process for a trainer that has just left.
+    while (left := left_since(before, _private_temporary_folder)).get("process"):
+        process_traces.wait_gone(left["process"], deadline - time.monotonic())
+        multiprocessing.active_children()
+        if time.monotonic() >= deadline:
+            break
+    lines = [
         f"  {kind}: {describe(kind, thing)}"
-        for kind, things in take(_private_temporary_folder).items()
-        for thing in sorted(things - before[kind], key=str)
+        for kind, things in left.items()
+        for thing in sorted(things, key=str)
     ]
-    if len(left) > LINES_MAX:
-        left[LINES_MAX:] = [f"  and {len(left) - LINES_MAX} more"]
-    if left:
-        pytest.fail("the test left behind\n" + "\n".join(left), pytrace=False)
+    if len(lines) > LINES_MAX:
+        lines[LINES_MAX:] = [f"  and {len(lines) - LINES_MAX} more"]
+    if lines:
+        pytest.fail("the test left behind\n" + "\n".join(lines), pytrace=False)
 
 
-def take(temporary_folder: Path) -> dict[str, set[int] | set[str]]:
+def left_since(before: Mapping[str, set[Any]], temporary_folder: Path) -> dict[str, set[Any]]:
+    """What there is and was not before, by kind."""
+    now = take(temporary_folder)
+    return {kind: things - before[kind] for kind, things in now.items() if things - before[kind]}
+
+
+def take(temporary_folder: Path) -> dict[str, set[Any]]:
     """All that a test could leave, by kind."""
     return {
         "process": descendants(),

@@ -131,8 +131,8 @@ def test_a_plugin_cannot_read_the_keys_of_its_worker(pool: PoolProcesses, tmp_pa
     for file in (keys / "worker.secret", other):
         of = of_plugin(pool, "reading_sample", file=str(file))
         found.append(run_cpp(**of, environment={"PENSTOCK_KEYS": str(keys)}))
-    assert [batch[0] for batch in found[0]] == [[0, 0]] * 3
-    assert [batch[0] for batch in found[1]] == [[1, 1]] * 3
+    assert [list(batch) for batch in found[0]] == [[0, 0]] * 3
+    assert [list(batch) for batch in found[1]] == [[1, 1]] * 3
     assert worker.end() == 0
 
 

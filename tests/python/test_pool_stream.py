@@ -228,7 +228,7 @@ def test_a_worker_that_joins_serves_the_stream_that_runs(pool: PoolProcesses) ->
 
 
 def test_workers_that_are_killed_cost_no_batch(pool: PoolProcesses) -> None:
-    workers = pool.start_workers(2)
+    workers = pool.start_workers(3)
     dataset = Augmented(300)
     torch.manual_seed(7)
     expected = digests(alone(dataset, batch_size=2))
@@ -238,7 +238,7 @@ def test_workers_that_are_killed_cost_no_batch(pool: PoolProcesses) -> None:
     for number, batch in enumerate(batches):
         found += digests([batch])
         if number in (20, 60, 100):
-            os.kill(workers[number // 20 % 2].pids[-1], signal.SIGKILL)
+            os.kill(workers[number // 40].pids[-1], signal.SIGKILL)
     assert found == expected
 
 

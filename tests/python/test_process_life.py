@@ -29,6 +29,7 @@ import torch
 from device_process import run_on_new_simgpu
 from pool_processes import PoolProcesses, pool_of
 from sample_datasets import Computed, Streamed
+from test_job_processes import wait_until, warm_of
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
@@ -473,7 +474,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 @lives(10, 300)
 def test_trainers_that_come_and_go_add_nothing_to_a_pool(pool: PoolProcesses, turns: int) -> None:
     """Nor to their own process. Each is another job, since its dataset is another."""
-    pool.start_worker().served()
+    warm = warm_of(pool.start_worker())
 
     def turn(number: int) -> None:
         dataset = TensorDataset(torch.arange(number, number + 40.0))
@@ -482,6 +483,8 @@ def test_trainers_that_come_and_go_add_nothing_to_a_pool(pool: PoolProcesses, tu
         for _ in range(1 + number % 5):
             [batch] = next(batches)
             assert batch.shape == (4,)
+        del loader, batches
+        wait_until(lambda: not process_traces.children(warm))  # its process is counted no more
 
     live(turn, turns, warm=10)
 
