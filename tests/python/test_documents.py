@@ -19,7 +19,7 @@ PAGES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     ]
 )
-README_LINES_MAX = 200
+README_LINES_MAX = 150
 COLUMNS_MAX = 120
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
