@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where the bytes of a batch lie in memory that its worker has passed to the trainer, and the two messages that cross on
-// the channel over which a pool's worker passes such memory (server/slab_handover.h).
+// Where the bytes of a batch lie in memory that its worker has passed to the trainer, and the two messages that cross
+// on the channel over which a pool's worker passes such memory (server/slab_handover.h).
 
 #include <cstdint>
 
