@@ -59,35 +59,6 @@ int thread_count() {
 
 // ---- In the process of a job
 
-// Whether all accounts may make files beside the folder.
-bool is_beside_anybodys(const std::string& folder) {
-  struct stat facts {};
-  return ::stat((folder + "/..").c_str(), &facts) == 0 && (facts.st_mode & S_IWOTH) != 0;
-}
-
-// What hides the folder of keys from jobs here; what is not separated is logged.
-JobSeparation hiding(const std::string& key_folder, const ProcessLog& log) {
-  if (key_folder.empty()) return {};
-  JobSeparation separation{.hiding = JobSeparation::Hiding::kMounts, .hidden = {key_folder}};
-  const auto by_mounts = try_separation(separation);
-  if (by_mounts) return separation;
-  separation.hiding = JobSeparation::Hiding::kRules;
-  std::string why = by_mounts.error().message;
-  if (is_beside_anybodys(key_folder)) {
-    // What is made there while a job runs would be lost to it.
-    why +=
-        ", and Landlock's rules would reach beyond a folder of keys beside which everybody makes files; have the "
-        "keys in a folder of your own";
-  } else if (const auto by_rules = try_separation(separation); by_rules) {
-    return separation;
-  } else {
-    why += ", and " + by_rules.error().message +
-           "; run the worker where it may have user namespaces, or on Linux 5.19 or later with Landlock";
-  }
-  log.tell("jobs are not kept from the keys: " + why);
-  return {};
-}
-
 // Leaves a process that was just forked of `warm_pid` nothing that it shares with those of other jobs.
 void part_from(pid_t warm_pid, const JobSeparation& separation) {
   ::setsid();  // all that a plug-in starts can be ended with this process
@@ -137,6 +108,35 @@ int serve_job(FileDescriptor channel, const ProcessLog& log) {
 }
 
 // ---- In the warm process
+
+// Whether all accounts may make files beside the folder.
+bool is_beside_anybodys(const std::string& folder) {
+  struct stat facts {};
+  return ::stat((folder + "/..").c_str(), &facts) == 0 && (facts.st_mode & S_IWOTH) != 0;
+}
+
+// What hides the folder of keys from jobs here; what is not separated is logged.
+JobSeparation hiding(const std::string& key_folder, const ProcessLog& log) {
+  if (key_folder.empty()) return {};
+  JobSeparation separation{.hiding = JobSeparation::Hiding::kMounts, .hidden = {key_folder}};
+  const auto by_mounts = try_separation(separation);
+  if (by_mounts) return separation;
+  separation.hiding = JobSeparation::Hiding::kRules;
+  std::string why = by_mounts.error().message;
+  if (is_beside_anybodys(key_folder)) {
+    // What is made there while a job runs would be lost to it.
+    why +=
+        ", and Landlock's rules would reach beyond a folder of keys beside which everybody makes files; have the "
+        "keys in a folder of your own";
+  } else if (const auto by_rules = try_separation(separation); by_rules) {
+    return separation;
+  } else {
+    why += ", and " + by_rules.error().message +
+           "; run the worker where it may have user namespaces, or on Linux 5.19 or later with Landlock";
+  }
+  log.tell("jobs are not kept from the keys: " + why);
+  return {};
+}
 
 class WarmWorker {
  public:
