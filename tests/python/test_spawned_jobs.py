@@ -18,8 +18,8 @@ import process_traces
 import pytest
 import torch
 from ending_datasets import Numbers, StartingADaemon
-from pool_datasets import CODE
 from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
+from test_job_processes import losses_of, pooled
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
@@ -49,11 +49,6 @@ def said_by(worker: Worker) -> str:
     return found[1]
 
 
-def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
-    given = {"batch_size": None, "timeout": 60, **options}
-    return DataLoader(dataset, pool=pool.endpoint, code_paths=[CODE], **given)
-
-
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -69,21 +64,6 @@ class Regression(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.values[index] + torch.rand(6) @ torch.rand(6, 6), self.values[index].sum().sin()
-
-
-def losses_of(loader: Any) -> list[float]:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(6, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    losses = []
-    for _ in range(2):
-        for inputs, targets in loader:
-            loss = torch.nn.functional.mse_loss(model(inputs).squeeze(1), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    return losses
 
 
 @pytest.mark.parametrize(
