@@ -164,6 +164,8 @@ void PoolSession::make_anew(uint64_t worker_id, Peer& peer, Instant now) {
 void PoolSession::welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now) {
   if (peer.state != State::kGreeting) return;
   peer.state = State::kOpen;
+  if (served_.size() >= kServedCountMax) served_.erase(served_.begin());
+  served_.insert(worker_id);
   if (const auto blamed = std::exchange(peer.blamed, std::nullopt)) dispatch_.forgive(*blamed, now);
   if (peer.slot && is_fresh) {
     // The worker knows nothing of the requests that it had: they are asked for anew, of any worker.
@@ -201,9 +203,15 @@ void PoolSession::lose(Peer& peer, Loss loss, Instant retry_at, Instant now) {
 void PoolSession::part_from(uint64_t worker_id) {
   const auto found = peers_.find(worker_id);
   if (found == peers_.end()) return;
-  if (found->second.slot) worker_of_.erase(*found->second.slot);
+  Peer& peer = found->second;
+  if (peer.slot) worker_of_.erase(*peer.slot);
+  Command command{.kind = Command::Kind::kDisconnect, .worker_id = worker_id};
+  if (served_.contains(worker_id)) {
+    command.rests = true;
+    command.message = stamped(peer, {.kind = wire::ToWorker::Kind::kBye});
+  }
   peers_.erase(found);
-  commands_.push_back({.kind = Command::Kind::kDisconnect, .worker_id = worker_id});
+  commands_.push_back(std::move(command));
 }
 
 bool PoolSession::is_open(uint64_t worker_id) const {
@@ -392,7 +400,9 @@ void PoolSession::leave(Instant now) {
   while (!peers_.empty()) {
     const uint64_t worker_id = peers_.begin()->first;
     Peer& peer = peers_.begin()->second;
-    if (peer.state != State::kApart) send(worker_id, peer, {.kind = wire::ToWorker::Kind::kBye});
+    // Also one that serves another trainer by now may keep the process of this one's job.
+    const bool is_served = served_.erase(worker_id) > 0;
+    if (is_served || peer.state != State::kApart) send(worker_id, peer, {.kind = wire::ToWorker::Kind::kBye});
     lose(peer, Loss::kLeft, now, now);
     part_from(worker_id);
   }
@@ -460,10 +470,14 @@ void PoolSession::send_request(uint64_t worker_id, Peer& peer, wire::BatchKey ke
 }
 
 void PoolSession::send(uint64_t worker_id, Peer& peer, wire::ToWorker message) {
+  commands_.push_back({.kind = Command::Kind::kSend, .worker_id = worker_id, .message = stamped(peer, message)});
+}
+
+wire::ToWorker PoolSession::stamped(Peer& peer, wire::ToWorker message) const {
   message.trainer_id = options_.trainer_id;
   message.link = peer.link.number();
   message.stamp = peer.link.stamp();
-  commands_.push_back({.kind = Command::Kind::kSend, .worker_id = worker_id, .message = message});
+  return message;
 }
 
 // ---- Time

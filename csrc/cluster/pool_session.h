@@ -33,8 +33,9 @@ constexpr Duration kSilentTurn = std::chrono::seconds(2);
 
 // Messages in a row, before an answer of the worker counts, that are wrong and for which the network is blamed.
 constexpr uint32_t kDoubtCountMax = 2;
-// Workers that are remembered as dismissed; a pool has no more.
+// Workers that are remembered as dismissed, and as served; a pool has no more.
 constexpr size_t kDismissedCountMax = 4096;
+constexpr size_t kServedCountMax = 4096;
 
 struct PoolSessionOptions {
   uint64_t trainer_id = 0;    // that no session had before: each numbers its links from 1
@@ -50,7 +51,7 @@ class PoolSession {
   struct Command {
     enum class Kind : uint8_t {
       kConnect,     // a worker is new, or came back elsewhere
-      kDisconnect,  // nothing more is said to it
+      kDisconnect,  // nothing is said to it any more, but for a goodbye at the end where `rests`
       kRenew,       // if there is a connection to it, it is made anew: nothing has come over it for long
       kSend,        // this message; a request with its content, and that of a lane that starts with its state
       kFail,        // too many workers died of this batch
@@ -59,6 +60,8 @@ class PoolSession {
     Kind kind = Kind::kSend;
     uint64_t worker_id = 0;
     wire::ToWorker message{};
+    // Of kDisconnect: the worker may keep the process of this trainer's job. `message` is the goodbye that ends it.
+    bool rests = false;
     wire::BatchKey key{};      // of kFail
     uint32_t death_count = 0;  // of kFail
     SharedContent content{};   // of kFail: the content of the request
@@ -107,7 +110,7 @@ class PoolSession {
   void died(uint64_t worker_id, Instant now);
   // There is a connection to a worker, a new one if there was one before: the last messages may be lost.
   void connected(uint64_t worker_id, Instant now);
-  // Says goodbye to every worker, and forgets them.
+  // Says goodbye for good to every worker that may have anything of this trainer, and forgets them.
   void leave(Instant now);
 
   // `preferred` is the worker that a recall goes to, if it is still here: see Dispatch::ask.
@@ -169,6 +172,8 @@ class PoolSession {
   void welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now);
   void lose(Peer& peer, Loss loss, Instant retry_at, Instant now);
   void send(uint64_t worker_id, Peer& peer, wire::ToWorker message);
+  // The message as the next of the peer's link.
+  wire::ToWorker stamped(Peer& peer, wire::ToWorker message) const;
   void send_request(uint64_t worker_id, Peer& peer, wire::BatchKey key);
   void carry_out(Instant now);
   void part_from(uint64_t worker_id);
@@ -178,6 +183,7 @@ class PoolSession {
   std::map<uint64_t, Peer> peers_;
   std::deque<wire::RosterEntry> waiting_;     // named, and not connected to yet
   std::set<uint64_t> dismissed_;              // workers, whatever their incarnation
+  std::set<uint64_t> served_;                 // workers that have welcomed this trainer, and may keep its process
   std::map<WorkerSlot, uint64_t> worker_of_;  // by slot in use
   WorkerSlot next_slot_ = 1;
   uint32_t next_link_ = 1;  // of whichever worker, so that no number is used twice

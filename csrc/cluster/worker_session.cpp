@@ -18,6 +18,8 @@ void WorkerSession::receive(const wire::ToWorker& message, Instant now) {
     if (message.kind != wire::ToWorker::Kind::kBye) answer_stranger(message, wire::ToTrainer::Kind::kBroken);
     return;
   }
+  // A trainer that is gone for good wants nothing of the link any more, whatever of it was lost before.
+  if (message.kind == wire::ToWorker::Kind::kBye && !message.is_continued) return abandon();
   switch (tenant_->link.receive(message.link, message.stamp)) {
     case Link::Receipt::kOld: return;
     case Link::Receipt::kGap:

@@ -814,11 +814,7 @@ void PoolIo::carry_out() {
           job_meter_.note_parting(command.worker_id, clock_now());
           if (const WorkerLink* link = links_->find(command.worker_id); link != nullptr && !link->has_spoken)
             standing_.forget_refusal(command.worker_id);  // its silence matters no more
-          if (auto goodbye = goodbyes_.extract(command.worker_id)) {
-            links_->rest(command.worker_id, std::move(goodbye.mapped()));
-          } else {
-            links_->close(command.worker_id, net::kFarewellTime);  // a goodbye may be on its way
-          }
+          disconnect(command);
           break;
         case Kind::kRenew: links_->renew(command.worker_id); break;
         case Kind::kSend: send(command); break;
@@ -827,6 +823,14 @@ void PoolIo::carry_out() {
       }
     }
   }
+}
+
+void PoolIo::disconnect(const PoolSession::Command& command) {
+  // A goodbye may be on its way.
+  if (!command.rests) return links_->close(command.worker_id, net::kFarewellTime);
+  wire::PoolRequest goodbye{.message = command.message};
+  goodbye.message.trainer_id = run_id_with(command.worker_id);
+  links_->rest(command.worker_id, wire::write_to_worker(goodbye), clock_now());
 }
 
 void PoolIo::send(const PoolSession::Command& command) {
@@ -858,10 +862,6 @@ void PoolIo::send(const PoolSession::Command& command) {
   // A message that does not get through leaves a gap in the link's stamps, which the worker notices.
   auto bytes = wire::write_to_worker(request);
   links_->send(command.worker_id, bytes);
-  if (command.message.kind == ToWorker::Kind::kBye && command.message.is_continued) {
-    request.message.is_continued = false;
-    goodbyes_.insert_or_assign(command.worker_id, wire::write_to_worker(request));
-  }
   if (request.offer) wipe(bytes);
 }
 
@@ -875,6 +875,7 @@ void PoolIo::note_standing(Instant now) {
   note_controller(now, open_count);
   if (now < silent_links_at_) return;
   silent_links_at_ = now + kSilenceLooked;
+  links_->end_rest(now - kRestMax);
   for (const uint64_t worker_id : links_->silent_since(now - kSilenceTold)) {
     const std::string reason = spoken_silence(*links_->find(worker_id));
     if (standing_.note_refusal(worker_id, reason)) tell("worker " + spoken_id(worker_id) + " " + reason);

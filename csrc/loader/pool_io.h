@@ -168,6 +168,7 @@ class PoolIo final : public EventLoop::Handler {
   void tell_of_decline(const std::string& worker, const std::string& reason);
 
   void carry_out();
+  void disconnect(const cluster::PoolSession::Command& command);
   void send(const cluster::PoolSession::Command& command);
   void deliver(BatchKey key, std::unique_ptr<Batch> batch, std::optional<NarrowArrival> narrow = {});
   void end_lane(BatchKey key, wire::Lane lane, Instant now);
@@ -219,7 +220,6 @@ class PoolIo final : public EventLoop::Handler {
   std::unique_ptr<WorkerLinks> links_;
   KindComparison kinds_;
   std::map<uint64_t, Instant> connect_again_at_;         // workers for whom no socket could be opened
-  std::map<uint64_t, std::vector<std::byte>> goodbyes_;  // for good, to workers that keep this trainer's process
   cluster::PoolSession session_;
   uint64_t opened_bytes_ = 0;  // of pieces, in this turn
   uint64_t last_opened_ = 0;   // the worker whose pieces were opened last

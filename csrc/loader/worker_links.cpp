@@ -29,18 +29,23 @@ void WorkerLinks::close(uint64_t worker_id, std::chrono::milliseconds linger) {
   drop(worker_id);
 }
 
-void WorkerLinks::rest(uint64_t worker_id, std::vector<std::byte> goodbye) {
+void WorkerLinks::rest(uint64_t worker_id, std::vector<std::byte> goodbye, Instant now) {
   WorkerLink* link = find(worker_id);
   if (link == nullptr) return;
   auto socket = link->take_socket();
   drop(worker_id);
   forget_resting(worker_id);
   if (resting_.size() >= kRestingCountMax) resting_.pop_front();
-  resting_.push_back({.worker_id = worker_id, .socket = std::move(socket), .goodbye = std::move(goodbye)});
+  resting_.push_back(
+      {.worker_id = worker_id, .socket = std::move(socket), .goodbye = std::move(goodbye), .since = now});
 }
 
 void WorkerLinks::forget_resting(uint64_t worker_id) {
   std::erase_if(resting_, [&](const Resting& resting) { return resting.worker_id == worker_id; });
+}
+
+void WorkerLinks::end_rest(Instant instant) {
+  while (!resting_.empty() && resting_.front().since <= instant) resting_.pop_front();
 }
 
 void WorkerLinks::drop(uint64_t worker_id) {

@@ -26,6 +26,8 @@ namespace penstock::loader {
 
 // Of more resting connections the oldest is closed without a goodbye.
 constexpr size_t kRestingCountMax = 64;
+// For how long one rests: no worker keeps a process longer for a trainer that is away (server/job_host.h).
+constexpr Duration kRestMax = std::chrono::seconds(300);
 
 // Confined to the I/O thread.
 class WorkerLinks {
@@ -41,9 +43,11 @@ class WorkerLinks {
   void close(uint64_t worker_id, std::chrono::milliseconds linger);
   // The worker keeps the process of this trainer's job for it, though it works for another. So the connection stays,
   // unused, until forget_resting() or until the end: the worker hears `goodbye` then.
-  void rest(uint64_t worker_id, std::vector<std::byte> goodbye);
+  void rest(uint64_t worker_id, std::vector<std::byte> goodbye, Instant now);
   // The worker has welcomed this trainer again, over another connection.
   void forget_resting(uint64_t worker_id);
+  // Closes the connections that have rested since `instant` or longer, without a goodbye.
+  void end_rest(Instant instant);
   WorkerLink* find(uint64_t worker_id);  // nullptr if there is none
 
   // The workers whose pieces could not be had since `instant` or longer.
@@ -83,6 +87,7 @@ class WorkerLinks {
     uint64_t worker_id;
     std::unique_ptr<net::ClientSocket> socket;
     std::vector<std::byte> goodbye;
+    Instant since;
   };
 
   void drop(uint64_t worker_id);

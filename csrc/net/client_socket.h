@@ -38,7 +38,7 @@ struct ClientReceipt {
 };
 
 // How long a goodbye may take to leave.
-inline constexpr std::chrono::milliseconds kFarewellTime{100};
+inline constexpr std::chrono::milliseconds kFarewellTime{500};
 
 // The keys that a server may have which goes by that of a role.
 struct ServerKeys {

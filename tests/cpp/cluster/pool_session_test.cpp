@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "cluster/worker_session.h"
@@ -85,6 +86,25 @@ class PoolSessionTest : public testing::Test {
   void break_link(uint64_t worker_id) {
     deliver(worker_id, {.kind = wire::ToTrainer::Kind::kBroken, .link = last_link(worker_id)});
     exchange();
+  }
+  // The goodbyes that were sent: to whom, and whether the trainer may come back.
+  std::vector<std::pair<uint64_t, bool>> goodbyes() const {
+    std::vector<std::pair<uint64_t, bool>> goodbyes;
+    for (const auto& command : commands_)
+      if (command.kind == Kind::kSend && command.message.kind == In::kBye)
+        goodbyes.emplace_back(command.worker_id, command.message.is_continued);
+    return goodbyes;
+  }
+  // The workers to which a connection rests, each with a goodbye for good.
+  std::vector<uint64_t> rests() const {
+    std::vector<uint64_t> rests;
+    for (const auto& command : commands_) {
+      if (command.kind != Kind::kDisconnect || !command.rests) continue;
+      EXPECT_EQ(command.message.kind, In::kBye);
+      EXPECT_FALSE(command.message.is_continued);
+      rests.push_back(command.worker_id);
+    }
+    return rests;
   }
   std::vector<uint64_t> taken() { return std::exchange(taken_, {}); }
   size_t count(Kind kind) const {
@@ -490,27 +510,47 @@ TEST_F(PoolSessionTest, WithdrawnWorkerFinishesAndIsToldGoodbye) {
 }
 
 TEST_F(PoolSessionTest, GoodbyeSaysWhetherTheTrainerMayComeBack) {
-  const auto goodbyes = [&] {
-    std::vector<bool> are_continued;
-    for (const auto& command : commands_)
-      if (command.message.kind == In::kBye) are_continued.push_back(command.message.is_continued);
-    commands_.clear();
-    return are_continued;
-  };
   roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}, {.worker_id = 3, .incarnation = 1}});
   roster({{.worker_id = 1, .incarnation = 1, .is_withdrawn = true},
           {.worker_id = 2, .incarnation = 1},
           {.worker_id = 3, .incarnation = 1}});
   EXPECT_EQ(worker_sessions_[1].trainer_id(), 0u);
-  EXPECT_EQ(goodbyes(), std::vector<bool>{true});
+  EXPECT_EQ(goodbyes(), (std::vector<std::pair<uint64_t, bool>>{{1, true}}));
   worker_sessions_[2].drain();
   exchange();
   EXPECT_EQ(worker_sessions_[2].trainer_id(), 0u);
-  EXPECT_EQ(goodbyes(), std::vector<bool>{true});
+  EXPECT_EQ(goodbyes(), (std::vector<std::pair<uint64_t, bool>>{{1, true}, {2, true}}));
   session_.leave(now_);
   exchange();
   EXPECT_EQ(worker_sessions_[3].trainer_id(), 0u);
-  EXPECT_EQ(goodbyes(), std::vector<bool>{false});
+  EXPECT_EQ(goodbyes(), (std::vector<std::pair<uint64_t, bool>>{{1, true}, {2, true}, {3, false}}));
+}
+
+// A process of a job that was over ran on for five minutes: its worker served another trainer when this one ended, so
+// it was told nothing.
+TEST_F(PoolSessionTest, WorkerThatServesAnotherByNowIsToldGoodbyeForGood) {
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  worker_sessions_[1].assign(5, /*is_to_part=*/true);
+  worker_sessions_[2].receive({.kind = In::kHello, .trainer_id = 5, .link = 1, .stamp = 1}, now_);
+  exchange();
+  pass(milliseconds(100));
+  ASSERT_EQ(session_.open_count(), 1u);
+  ASSERT_EQ(session_.known_count(), 2u);
+  commands_.clear();
+  session_.leave(now_);
+  exchange();
+  EXPECT_EQ(goodbyes(), (std::vector<std::pair<uint64_t, bool>>{{1, false}, {2, false}}));
+  EXPECT_EQ(rests(), std::vector<uint64_t>{});
+}
+
+TEST_F(PoolSessionTest, ConnectionRestsToAWorkerThatMayKeepTheProcessOfTheJob) {
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  is_cut_[3] = true;
+  roster({{.worker_id = 3, .incarnation = 1}, {.worker_id = 1, .incarnation = 2}});
+  EXPECT_EQ(rests(), (std::vector<uint64_t>{2, 1})) << "it is not named, and it has another incarnation";
+  roster({});
+  EXPECT_EQ(rests(), (std::vector<uint64_t>{2, 1, 1})) << "worker 3 has never welcomed this trainer";
+  EXPECT_EQ(goodbyes(), (std::vector<std::pair<uint64_t, bool>>{}));
 }
 
 TEST_F(PoolSessionTest, WorkerThatServesAnotherIsAskedAgainLater) {

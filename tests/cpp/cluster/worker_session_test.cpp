@@ -550,6 +550,17 @@ TEST_F(WorkerSessionTest, OnlyTheTrainerThatItWasGivenToIsServed) {
   EXPECT_EQ(said(), (std::vector{Out::kWelcome}));
 }
 
+TEST_F(WorkerSessionTest, GoodbyeForGoodCountsThoughMessagesBeforeItWereLost) {
+  hello(1);
+  request(0);
+  stamp_ += 1;
+  send({.kind = In::kBye, .is_continued = true});
+  EXPECT_EQ(said().back(), Out::kBroken);
+  EXPECT_EQ(session_.trainer_id(), 7u);
+  send({.kind = In::kBye});
+  EXPECT_EQ(session_.trainer_id(), 0u);
+}
+
 TEST_F(WorkerSessionTest, ServedTrainerGoesOnWhenItIsNoLongerNamed) {
   session_.assign(7, false);
   hello(1);
