@@ -349,6 +349,29 @@ def test_oldest_stranger_makes_room_for_a_new_one(
         assert all(is_open(one) for one in silent[3:])
 
 
+def test_close_waits_until_its_threads_have_closed_their_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken, released = threading.Event(), threading.Event()
+
+    def finish_request(*_: Any) -> None:
+        taken.set()
+        released.wait(SECONDS_MAX)
+
+    monkeypatch.setattr(bounded_server.BoundedServer, "finish_request", finish_request)
+    with contextlib.ExitStack() as stack:
+        site = stack.enter_context(served(StillWatch(), None))
+        stack.enter_context(stranger(site))
+        assert taken.wait(SECONDS_MAX)
+        closing = threading.Thread(target=stack.pop_all().close)
+        closing.start()
+        closing.join(0.2)
+        assert closing.is_alive()
+        released.set()
+        closing.join(SECONDS_MAX)
+        assert not closing.is_alive()
+
+
 def test_address_that_has_the_most_strangers_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_server, "HEAD_S", 1e6)
     monkeypatch.setattr(bounded_server, "STRANGERS_MAX", 4)

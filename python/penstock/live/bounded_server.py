@@ -34,6 +34,7 @@ HEAD_S = 2.0  # from the beginning of a connection until its request is read
 CONNECTION_S = 10.0  # until its end
 _BACKLOG = 128
 _TURN_S = 0.25
+_CLOSE_S = 5.0  # for the threads of connections that close() ends
 _IPV6_SITE_BITS = 64  # of an address; who has one has all others that begin so
 
 
@@ -54,7 +55,8 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
 
     def __init__(self, address: ListenAddress, handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = address.family
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._open_count = 0  # sockets that a thread has not closed yet
         self._connections: dict[socket.socket, _Connection] = {}  # oldest first
         self._thread: threading.Thread | None = None
         try:
@@ -77,17 +79,20 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the connections that are open, too."""
+        """End the connections that are open, too, and wait until their threads have closed them."""
         if self._thread is not None:
             self.shutdown()
             self._thread.join()
         self.server_close()
         self._end_connections(before=float("inf"))
+        with self._lock:
+            self._lock.wait_for(lambda: self._open_count == 0, _CLOSE_S)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
             deadline = time.monotonic() + HEAD_S
             self._connections[request] = _Connection(_source(client_address[0]), deadline)
+            self._open_count += 1
             self._make_room()
         super().process_request(request, client_address)
 
@@ -121,6 +126,9 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
         with self._lock:
             self._connections.pop(request, None)
         super().shutdown_request(request)
+        with self._lock:
+            self._open_count -= 1
+            self._lock.notify_all()
 
     def service_actions(self) -> None:
         self._end_connections(before=time.monotonic())
