@@ -273,8 +273,8 @@ def render(records: Sequence[Record]) -> str:
         predicted = predict(jobs, delay_s, of_case[0]["parameters"]["workers"])
         for job, record, predicted_s in zip(jobs, of_case, predicted, strict=True):
             what = (
-                f"at {job.arrives_s:g} s: {job.batches} batches of {job.worker_s:g} s of a worker "
-                f"and {job.step_s:g} s of the trainer"
+                f"at {job.arrives_s:g} s: {job.batches} batches, {job.worker_s:g} s of worker time "
+                f"and {job.step_s:g} s of trainer time each"
             )
             rows.append(
                 f"| {case} | {what} | {record['median']:.1f} | {record['p10']:.1f}.."

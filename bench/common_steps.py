@@ -133,7 +133,7 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
 
 
 def table(everything: list[Record]) -> str:
-    rows = [["workers", "step", "remainder", "next(), median", "90 %", "requests a second"]]
+    rows = [["workers", "step", "remainder", "next(), median", "90 %", "requests per second"]]
     for one, other in zip(everything[::2], everything[1::2], strict=True):
         of = one["parameters"]
         rows.append(

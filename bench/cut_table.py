@@ -80,7 +80,7 @@ def _ratio_rows(figures: Figures, cases: Sequence[str]) -> list[list[str]]:
 
 
 def _plan_rows(figures: Figures, cases: Sequence[str]) -> list[list[str]]:
-    rows = [["case, a batch", "raw", "maximal", "auto", "calls moved: auto of maximal"]]
+    rows = [["case, bytes per batch", "raw", "maximal", "auto", "calls moved: auto of maximal"]]
     rows[0] += ["priced to move, ms: maximal", "auto", "distinct plans of auto"]
     for case in cases:
         bytes_of = [

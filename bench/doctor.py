@@ -121,7 +121,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
 
 
 def render(found: list[Record]) -> str:
-    head = ["workload", "all ones", "best of the search", "the advice", "trials", "limit", "ratio"]
+    head = ["workload", "all ones", "best of the search", "advice", "trials", "limit", "ratio"]
     rows = []
     for record in found:
         facts = record["parameters"]

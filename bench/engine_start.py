@@ -108,7 +108,8 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
 
 def render(records: list[Record]) -> str:
     rows = [
-        "| engine | a process that imports torch | first batch from no worker | beyond it |",
+        "| engine | start of a process that imports torch | first batch from no worker "
+        "| excess, by round |",
         "| --- | ---: | ---: | ---: |",
     ]
     found = {record["name"]: record for record in records}

@@ -95,8 +95,8 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
 def table(records: list[Record]) -> str:
     figures = {(r["name"], r["parameters"]["way"], r["parameters"]["kib"]): r for r in records}
     lines = [
-        "| KiB | local, batches/s | beside a pool | ratio | CPU ms a batch, local, beside |"
-        " faults a batch, local, beside |",
+        "| KiB | local, batches/s | with a pool | ratio | CPU ms per batch, local, with a pool |"
+        " faults per batch, local, with a pool |",
         "| --- " * 6 + "|",
     ]
     for kib in dict.fromkeys(kib for _, _, kib in figures):

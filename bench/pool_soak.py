@@ -150,7 +150,7 @@ def verdict(record: Record) -> str:
 
 def table(everything: list[Record]) -> str:
     lines = [
-        "| process | what | after the warm-up | at the end | more an epoch | 95% interval "
+        "| process | measured | after the warm-up | at the end | growth per epoch | 95% interval "
         "| limit | verdict |",
         "|" + " --- |" * 8,
     ]

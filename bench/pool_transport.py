@@ -186,7 +186,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
 
 def table(everything: list[Record]) -> str:
     rows = [
-        "| case | what | GB/s | CPU-s a GB, both ends | receiver | faults a batch, receiver |",
+        "| batches | | GB/s | CPU-s per GB, both ends | receiver | faults per batch, receiver |",
         "|" + " --- |" * 6,
     ]
     ratios = [
@@ -194,8 +194,8 @@ def table(everything: list[Record]) -> str:
         "|" + " --- |" * 7,
     ]
     links = [
-        "| batch | on the line, Gbit/s | batches, GB/s | of 1 Gbit/s | of what TCP leaves "
-        "| CPU-s a GB |",
+        "| batch | on the line, Gbit/s | batches, GB/s | of 1 Gbit/s "
+        "| of the TCP payload maximum | CPU-s per GB, both ends |",
         "|" + " --- |" * 6,
     ]
     found: dict[tuple[str, str], dict[str, Record]] = {}

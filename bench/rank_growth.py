@@ -136,7 +136,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.ranks_of:
         return be_ranks(json.loads(args.ranks_of))
-    print("| ranks | processes | ranks with a worker | controller, ms of CPU a second | MB |")
+    print("| ranks | processes | ranks with a worker | controller, CPU ms per second | MB |")
     print("| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder, PoolHost(Path(folder)) as pool:
         pool.start_workers(args.workers)

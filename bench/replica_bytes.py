@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--rate", default="10gbit", help="of the cable, as tc reads it")
     args = parser.parse_args()
     print(f"{EPOCH_BYTES / 1e6:.0f} MB of batches, {args.workers} workers, {args.rate}\n")
-    print("| ranks | batches are shared | MB received | times the batches | seconds |")
+    print("| ranks | shared batches | MB received | multiple of the batches | seconds |")
     print("| --- | --- | --- | --- | --- |")
     try:
         with (

@@ -193,7 +193,7 @@ def table(everything: list[Record]) -> str:
     }
     for weights in dict.fromkeys(weights for weights, _ in found):
         errors.append([weights, *(f"{found[weights, changes]:.3f}" for changes in (0, 10))])
-    heads = ["sigma", "budget", "ranks", "steps", "mean", "worst", "worst but for last steps"]
+    heads = ["sigma", "budget", "ranks", "steps", "mean", "worst", "worst without last steps"]
     ratios = [[*heads, f"steps beyond {EVEN}"]]
     for r in everything:
         if r["name"] == "samplers/max_over_mean":
@@ -201,7 +201,7 @@ def table(everything: list[Record]) -> str:
             figures = [f"{r[name]:.4f}" for name in ("mean", "worst", "worst_but_last")]
             facts = [str(r["parameters"][name]) for name in names]
             ratios.append([*facts, number(r["n"]), *figures, f"{100 * r['beyond']:.2f} %"])
-    times = [["sampler", "texts", "us a batch", "% of the loader's CPU time", "10th to 90th"]]
+    times = [["sampler", "texts", "us per batch", "% of the loader's CPU time", "10th to 90th"]]
     by_name = {(r["name"], *r["parameters"].values()): r for r in everything}
     for (name, *what), r in by_name.items():
         if name == "samplers/share_of_loader":

@@ -140,8 +140,8 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
 
 COLUMNS = (
     ("batches_per_s", "batches/s", 1.0, "{:.0f}"),
-    ("worker_cpu_s_per_batch", "worker, CPU us a batch", 1e6, "{:.0f}"),
-    ("trainer_cpu_s_per_batch", "trainer, CPU us a batch", 1e6, "{:.0f}"),
+    ("worker_cpu_s_per_batch", "worker, CPU us per batch", 1e6, "{:.0f}"),
+    ("trainer_cpu_s_per_batch", "trainer, CPU us per batch", 1e6, "{:.0f}"),
 )
 
 

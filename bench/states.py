@@ -155,7 +155,7 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
 
 
 def table(everything: list[Record]) -> str:
-    rows = [["case", "batches", "loader", "s", "times torch's", "MB more at the end"]]
+    rows = [["case", "batches", "loader", "s", "ratio to torch", "growth, MB"]]
     found = {(r["name"], r["parameters"]["case"], r["parameters"]["loader"]): r for r in everything}
     for (what, name, loader), record in found.items():
         if what != "states/seconds":

@@ -221,13 +221,13 @@ def records(found: dict[str, list[dict[str, float]]], args: argparse.Namespace) 
 
 COLUMNS = (
     ("batches_per_s", "batches/s", 1.0, "{:.1f}"),
-    ("new_client_s", "a new client is answered after, ms", 1e3, "{:.1f}"),
-    ("connects_per_s", "strangers connect, a second", 1.0, "{:.0f}"),
-    ("closed_per_s", "are closed", 1.0, "{:.0f}"),
+    ("new_client_s", "new client answered after, ms", 1e3, "{:.1f}"),
+    ("connects_per_s", "strangers connect per second", 1.0, "{:.0f}"),
+    ("closed_per_s", "closed per second", 1.0, "{:.0f}"),
     ("open", "open at the end", 1.0, "{:.0f}"),
     ("controller_rss_bytes", "controller, MB", 1e-6, "{:.1f}"),
     ("worker_rss_bytes", "largest worker, MB", 1e-6, "{:.1f}"),
-    ("fds", "descriptors, the most", 1.0, "{:.0f}"),
+    ("fds", "most descriptors", 1.0, "{:.0f}"),
 )
 
 

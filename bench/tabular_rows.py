@@ -276,9 +276,9 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
 def table(records: list[Record]) -> str:
     figures = {(r["name"], r["parameters"]["way"], r["parameters"]["kind"]): r for r in records}
     lines = [
-        "| rows | two processes, batches/s | torch | penstock | torch of processes |"
-        " penstock of processes | worker faults a MB, torch, penstock |"
-        " with the trainer's | CPU ms a batch, processes, torch, penstock |",
+        "| rows | two processes, batches/s | torch | penstock | torch over processes |"
+        " penstock over processes | worker faults per MB, torch, penstock |"
+        " with the trainer's | CPU ms per batch, processes, torch, penstock |",
         "| --- " * 9 + "|",
     ]
     for way in dict.fromkeys(way for _, way, _ in figures):

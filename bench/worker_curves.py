@@ -100,8 +100,8 @@ def _figures(records: Sequence[Record]) -> Mapping[str, dict[str, float]]:
 
 def render(records: Sequence[Record]) -> str:
     rows = [
-        "| workload | CPU ms of a worker for a batch, 1 worker | 2 workers | batches/s, 1 worker | "
-        "2 workers | of twice the rate |",
+        "| workload | worker CPU ms per batch, 1 worker | 2 workers | batches/s, 1 worker | "
+        "2 workers | 2 workers / twice 1 worker |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     values: dict[tuple[str, str, int], Any] = {

@@ -36,7 +36,7 @@ PARTS = {
     "ranks_s": ("waiting for other ranks", "#5b6a00"),
     "loader_s": ("the loader itself", "#4f6b8a"),
 }
-REST = ("parts of less than 1 %", "#656d76")
+REST = ("parts below 1 %", "#656d76")
 
 
 def draw(runs: Sequence[Run], equal: bool, path: Path) -> None:
@@ -74,18 +74,18 @@ def _verdict(runs: Sequence[Run], equal: bool) -> str:
     steps = f"{len(runs[0].losses)} steps"
     if len(runs) == 1:
         return f"One training of {steps}."
-    verdict = "losses equal to the bit" if equal else "LOSSES DIFFER"
+    verdict = "losses bit-for-bit identical" if equal else "LOSSES DIFFER"
     return f"One training with each loader, {steps} each: {verdict}."
 
 
 def _told(runs: Sequence[Run]) -> str:
     rates = (f"{run.samples_per_s:.0f} with {LABELS[run.way]}" for run in runs)
-    return f"Photographs a second: {', '.join(rates)}"
+    return f"Photographs per second: {', '.join(rates)}"
 
 
 def _speeds(svg: ElementTree.Element, y: float, runs: Sequence[Run]) -> float:
     """Draws the bars from ``y`` on and gives where they end, as the next one does."""
-    _text(svg, MARGIN, y, "Photographs a second", "head")
+    _text(svg, MARGIN, y, "Photographs per second", "head")
     first, most = runs[0].samples_per_s, max(run.samples_per_s for run in runs)
     y += 12
     for run in runs:

@@ -67,7 +67,7 @@ def test_three_trainings_have_equal_losses_and_leave_a_picture_and_figures(tmp_p
     assert "Losses equal to the bit" in done.stdout
     record = json.loads(figures.read_text())
     shown = texts_of(picture)
-    assert "One training with each loader, 16 steps each: losses equal to the bit." in shown
+    assert "One training with each loader, 16 steps each: losses bit-for-bit identical." in shown
     for run in record["runs"]:
         rate = f"{run['samples_per_s']:.0f}"
         assert any(text.partition(" ")[0] == rate for text in shown), (rate, shown)
