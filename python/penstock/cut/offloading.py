@@ -68,10 +68,10 @@ def offload(
     with it), "maximal" (everything that may move) or "none". With `allow_random`, random draws that
     can move do, whatever the price. Their numbers then follow from `torch.initial_seed()`, from the
     seed of the epoch and from the place of the batch in it, whoever draws them, and no generator
-    moves; no cut is changed then. The first batch made by workers and one in `verify_every` is also
-    computed in the trainer and compared. With `compile_prefix`, AOTInductor compiles what moved in
-    a process beside the training (it needs a C++ compiler), and a worker uses that once it has seen
-    it give the same bits in less time.
+    moves; no cut is changed then. The first batch of each worker, and one in `verify_every`, is
+    also computed in the trainer and compared. With `compile_prefix`, AOTInductor compiles what
+    moved in a process beside the training (it needs a C++ compiler), and a worker uses that once it
+    has seen it give the same bits in less time.
 
     A call on a GPU of which a worker's CPU gives other last bits stays on the GPU. With
     `cut_tolerance` it may move, and training is no longer the same to the bit: an integer allows so
