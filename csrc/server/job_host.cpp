@@ -14,6 +14,7 @@
 #include "base/child_process.h"
 #include "base/identity.h"
 #include "base/live_clock.h"
+#include "server/format_duration.h"
 
 namespace penstock::server {
 
@@ -69,12 +70,6 @@ std::optional<std::chrono::nanoseconds> cpu_time_of(pid_t pid) {
 
 std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-std::string spoken_time(Duration time) {
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
-  if (seconds == time) return std::to_string(seconds.count()) + " s";
-  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(time).count()) + " ms";
 }
 
 }  // namespace
@@ -477,7 +472,7 @@ void JobHost::end_late(Instant now, Asked& asked) {
     static_cast<void>(warm_.end(job_->number));
   }
   if (job_ && job_->given_up_at && now >= *job_->given_up_at)
-    bury("had not ended " + spoken_time(options_.end_grace) + " after its server had it killed (" + job_->fault +
+    bury("had not ended " + format_duration(options_.end_grace) + " after its server had it killed (" + job_->fault +
              "), and is left to itself",
          asked);
   // It has no work, so it is about to end, or wrong.
@@ -498,7 +493,7 @@ void JobHost::end_late(Instant now, Asked& asked) {
   }
   if (is_forking() && now - job_->forked_at >= options_.fork_max) {
     failure_ = Fault{Errc::kFailed, "the process from which those of jobs are forked has not answered for " +
-                                        spoken_time(options_.fork_max) +
+                                        format_duration(options_.fork_max) +
                                         ": it was stopped, or hangs, and is ended with this worker"};
     note_fds();
   }

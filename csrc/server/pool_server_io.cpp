@@ -18,6 +18,7 @@
 #include "base/identity.h"
 #include "base/live_clock.h"
 #include "net/readiness.h"
+#include "server/format_duration.h"
 
 namespace penstock::server {
 
@@ -30,10 +31,6 @@ namespace {
 
 constexpr auto kLookInterval = milliseconds(200);  // at the parent, and at how long the controller has been silent
 constexpr int kReceiveCountMax = 256;              // before other things are looked at
-
-std::string spoken_seconds(Duration time) {
-  return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time).count()) + " s";
-}
 
 }  // namespace
 
@@ -488,7 +485,7 @@ std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) const {
   if (silence && *silence >= options_.patience && is_idle()) {
     return End{.reason = {Errc::kFailed,
                           "the controller at " + options_.controller->text() + " has said nothing for " +
-                              spoken_seconds(*silence) +
+                              format_duration(*silence) +
                               ", and there is nothing to do; start this worker again when there is a controller"},
                .word = ExitWord::kUseless};
   }
@@ -501,14 +498,14 @@ void PoolServerIo::end_lost_process(Instant now) {
   std::string text;
   if (maker_watch_.is_lost(options_.abandoned_grace)) {
     const std::string batch = running_ ? to_text(running_->key) : "a batch that it had answered";
-    text = "it was at " + batch + " for " + spoken_seconds(maker_watch_.abandoned()) +
+    text = "it was at " + batch + " for " + format_duration(maker_watch_.abandoned()) +
            " in which nobody wanted that: its dataset hangs, or took far longer than for other batches";
     if (maker_.end_work(text) && !is_late) return;
   } else if (is_late) {
     const std::string left =
         (running_ ? "it was still at " + to_text(running_->key) : "its trainer had not taken what it has made") +
         ", which others make now";
-    const std::string time = spoken_seconds(now - *drained_at_);
+    const std::string time = format_duration(now - *drained_at_);
     text = shortage_.empty() ? time + " after it was told to leave " + left + "; --grace gives it longer"
                              : shortage_ + "; " + time + " after that " + left;
   } else {
