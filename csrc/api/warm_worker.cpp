@@ -3,7 +3,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <dirent.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -11,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -26,6 +26,7 @@
 #include "base/exception_name.h"
 #include "base/job_separation.h"
 #include "base/process_log.h"
+#include "base/stray_processes.h"
 #include "penstock/error.h"
 #include "wire/reports.h"
 #include "worker/job_server.h"
@@ -44,17 +45,6 @@ void disarm_signals() {
   action.sa_handler = [](int) {};
   action.sa_flags = SA_RESTART;
   for (const int number : {SIGTERM, SIGINT, SIGPIPE}) ::sigaction(number, &action, nullptr);
-}
-
-// Of this process; 0 where the system does not tell.
-int thread_count() {
-  DIR* folder = ::opendir("/proc/self/task");
-  if (folder == nullptr) return 0;
-  int count = 0;
-  while (const dirent* entry = ::readdir(folder))  // NOLINT(concurrency-mt-unsafe): nobody else reads this folder
-    if (entry->d_name[0] != '.') ++count;
-  ::closedir(folder);
-  return count;
 }
 
 // ---- In the process of a job
@@ -162,7 +152,7 @@ class WarmWorker {
  private:
   // A fork has the thread that called it alone, and locks as the others held them.
   void note_threads() const {
-    if (const int count = thread_count(); count > 1)
+    if (const size_t count = own_threads().size(); count > 1)
       log_.tell("the process that those of jobs are forked from has " + std::to_string(count) +
                 " threads and must have one, since a job may wait for ever for what another holds; start it without "
                 "LD_PRELOAD and other libraries that start threads");

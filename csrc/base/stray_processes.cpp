@@ -30,6 +30,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kStrayLook{2};  // at a process without a handle
+constexpr const char* kOwnThreads = "/proc/self/task/";
 
 // Nothing where it cannot be read.
 std::optional<std::string> text_of_file(const std::string& path) {
@@ -105,13 +106,14 @@ bool wait_for_killed(pid_t pid, steady_clock::time_point deadline) {
 
 void adopt_orphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
+std::vector<pid_t> own_threads() { return numbers_in(kOwnThreads); }
+
 std::vector<pid_t> child_processes() {
   std::vector<pid_t> children;
   if (state_of(P_ALL, 0) == ChildState::kNone) return children;
-  const std::string own = "/proc/self/task/";
   if (::access("/proc/thread-self/children", R_OK) == 0) {
-    for (const pid_t thread : numbers_in(own.c_str()))
-      add_numbers(text_of_file(own + std::to_string(thread) + "/children").value_or(""), children);
+    for (const pid_t thread : own_threads())
+      add_numbers(text_of_file(kOwnThreads + std::to_string(thread) + "/children").value_or(""), children);
     return children;
   }
   // A kernel that is built without these lists.

@@ -18,6 +18,9 @@ namespace penstock {
 // adopts them. This is no property of a child that it forks, which may have it for itself.
 void adopt_orphans();
 
+// The threads of this process; none where the system does not show them.
+std::vector<pid_t> own_threads();
+
 // The children of this process, by whichever of its threads, with those that have ended and were not waited for.
 std::vector<pid_t> child_processes();
 

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <csignal>
 #include <functional>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -87,6 +88,20 @@ void start_daemon(const Lives& lives) {
 }
 
 bool contains(const std::vector<pid_t>& pids, pid_t pid) { return std::ranges::find(pids, pid) != pids.end(); }
+
+TEST(OwnThreads, AreThoseThatRun) {
+  EXPECT_EQ(in_child([]() -> std::string {  // whose threads are its own
+              const size_t before = own_threads().size();
+              std::promise<void> end;
+              std::thread other([&] { end.get_future().wait(); });
+              const std::vector<pid_t> both = own_threads();
+              end.set_value();
+              other.join();
+              if (!contains(both, ::getpid())) return "the first thread is missing";
+              return both.size() == before + 1 ? "" : std::to_string(both.size()) + " threads";
+            }),
+            "");
+}
 
 TEST(StrayProcesses, AProcessInASessionOfItsOwnEndsAfterItsParentHas) {
   EXPECT_EQ(in_child([] {
