@@ -62,7 +62,7 @@ Result<void> WarmSeat::end(uint64_t job) {
 
 Result<std::optional<WarmProcess::News>> WarmSeat::next_news() {
   MutexLock lock(hub_.mutex_);
-  seat_.has_news = false;
+  has_news_ = false;
   hub_.read_news(seat_);
   if (seat_.news.empty()) {
     if (hub_.failure_) return *hub_.failure_;

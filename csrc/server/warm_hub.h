@@ -34,10 +34,10 @@ class WarmHub {
  private:
   friend class WarmSeat;
   struct Seat {
+    std::atomic<bool>& has_news;  // the WarmSeat's
     Waker* waker = nullptr;
     std::deque<WarmProcess::News> news{};  // two for each of its jobs at most
     std::set<uint64_t> jobs{};             // whose end was not told yet
-    std::atomic<bool> has_news = false;    // that another thread has found
   };
 
   static void note_news(Seat& seat);
@@ -71,7 +71,7 @@ class WarmSeat {
   // As WarmProcess::end().
   Result<void> end(uint64_t job);
   // Whether another thread has found news of it, where fd() is no longer readable.
-  bool has_news() const { return seat_.has_news; }
+  bool has_news() const { return has_news_; }
   // The next news of this seat's jobs. kFailed with how the warm process ended once it has, or with what it has said
   // wrongly, behind all news.
   Result<std::optional<WarmProcess::News>> next_news();
@@ -80,7 +80,8 @@ class WarmSeat {
 
  private:
   WarmHub& hub_;
-  WarmHub::Seat seat_;  // but for has_news, guarded by the mutex of the hub
+  std::atomic<bool> has_news_ = false;
+  WarmHub::Seat seat_ PENSTOCK_GUARDED_BY(hub_.mutex_){.has_news = has_news_};
 };
 
 }  // namespace penstock::server
