@@ -48,6 +48,16 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     add("--read", type=Path, metavar="FILE", help="tables of a file of JSON lines; measure nothing")
 
 
+def add_window_options(
+    parser: argparse.ArgumentParser, *, rounds: int, seconds: float, warmup: float
+) -> None:
+    """Those of a bench whose kinds take turns: each has one window in a round."""
+    add = parser.add_argument
+    add("--rounds", type=int, default=rounds, help="windows of each kind")
+    add("--seconds", type=float, default=seconds, help="of a window")
+    add("--warmup", type=float, default=warmup, help="seconds before a window")
+
+
 def say(text: str) -> None:
     """A line on how far a bench has come."""
     print(text, file=sys.stderr, flush=True)

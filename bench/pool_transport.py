@@ -23,6 +23,7 @@ from figures import (
     MeasurementError,
     Record,
     add_report_options,
+    add_window_options,
     median_interval,
     report,
     say,
@@ -248,15 +249,13 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--only", nargs="+", choices=CASES, default=[], help="cases")
-    add("--rounds", type=int, default=7)
-    add("--seconds", type=float, default=3.0, help="of a loader's measurement")
     add("--link-seconds", type=float, default=8.0, help="of a measurement over the link")
-    add("--warmup", type=float, default=2.0, help="seconds before it")
     add("--socket-seconds", type=float, default=0.5, help="the least of a socket's measurement")
     add("--link-workers", type=int, default=2, help="workers at the other end of the link")
     add("--loader-only", action="store_true", help="leave out the sockets of the C++ program")
     add("--micro", type=Path, default=default_micro(), help="the C++ benchmarks, as built")
     add("--quick", action="store_true", help="one short round: does it run?")
+    add_window_options(parser, rounds=7, seconds=3.0, warmup=2.0)
     add_report_options(parser)
     args = parser.parse_args()
     if args.quick:

@@ -27,6 +27,7 @@ from figures import (
     MeasurementError,
     Record,
     add_report_options,
+    add_window_options,
     median_interval,
     report,
     say,
@@ -165,10 +166,8 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--only", nargs="+", choices=ROW_BYTES, default=[*ROW_BYTES], help="sizes of batches")
-    add("--rounds", type=int, default=15, help="windows of each kind")
-    add("--seconds", type=float, default=3.0, help="of a window")
-    add("--warmup", type=float, default=0.5, help="seconds before a window")
     add("--quick", action="store_true", help="two short rounds: does it run?")
+    add_window_options(parser, rounds=15, seconds=3.0, warmup=0.5)
     add_report_options(parser)
     args = parser.parse_args()
     if args.quick:

@@ -31,6 +31,7 @@ from figures import (
     MeasurementError,
     Record,
     add_report_options,
+    add_window_options,
     median_interval,
     report,
     say,
@@ -258,12 +259,10 @@ def main() -> int:
     add("--connections", type=int, default=10_000, help="that an idle stranger wants to have")
     add("--renew-s", type=float, default=1.0, help="after which a closed one is made again")
     add("--handshakes", type=float, default=1000.0, help="begun a second by a half-open stranger")
-    add("--rounds", type=int, default=9, help="windows of each kind")
-    add("--seconds", type=float, default=5.0, help="of a window")
-    add("--warmup", type=float, default=3.0, help="seconds with the stranger before a window")
     add("--rest", type=float, default=2.0, help="seconds after the stranger has ended")
     add("--clients", type=int, default=5, help="new clients after each window")
     add("--quick", action="store_true", help="few strangers, briefly: does it run?")
+    add_window_options(parser, rounds=9, seconds=5.0, warmup=3.0)
     add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
