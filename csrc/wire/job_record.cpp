@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <initializer_list>
 #include <utility>
 
 #include "base/assert.h"
 #include "wire/malformed.h"
+#include "wire/message_head.h"
 #include "wire/reports.h"
 
 namespace penstock::wire {
@@ -85,37 +85,14 @@ struct WarmHead {
 };
 static_assert(sizeof(WarmHead) == kWarmHeadBytes);
 
-Fault malformed_job(std::string_view who, std::string_view reason) {
-  return malformed("a message of " + std::string(who), reason);
-}
-
 template <typename Head>
-Result<Head> read_job_head(std::span<const std::byte> part, uint32_t magic, uint8_t kind_max, std::string_view who) {
-  Head head;
-  if (part.size() < sizeof head) return malformed_job(who, std::to_string(part.size()) + " bytes long");
-  std::memcpy(&head, part.data(), sizeof head);
-  if (head.magic != magic) return malformed_job(who, "it has another magic number");
-  if (head.version != kJobVersion) {
-    return Fault{Errc::kMismatch, "a message of " + std::string(who) + " has version " + std::to_string(head.version) +
-                                      ", and this process speaks version " + std::to_string(kJobVersion) +
-                                      "; both processes must be of the same installation of penstock"};
-  }
-  if (head.kind == 0 || head.kind > kind_max) return malformed_job(who, "unknown kind " + std::to_string(head.kind));
-  return head;
-}
-
-template <typename Head>
-std::vector<std::byte> message_of(const Head& head, std::initializer_list<std::span<const std::byte>> bodies) {
-  size_t size = sizeof head;
-  for (const auto body : bodies) size += body.size();
-  std::vector<std::byte> part(size);
-  std::memcpy(part.data(), &head, sizeof head);
-  size_t end = sizeof head;
-  for (const auto body : bodies) {
-    if (!body.empty()) std::memcpy(part.data() + end, body.data(), body.size());
-    end += body.size();
-  }
-  return part;
+Result<Head> read_job_head(std::span<const std::byte> part, uint32_t magic, uint8_t kind_max,
+                           std::string_view subject) {
+  return read_head<Head>(part, {.magic = magic,
+                                .version = kJobVersion,
+                                .kind_max = kind_max,
+                                .subject = subject,
+                                .remedy = "both processes must be of the same installation of penstock"});
 }
 
 // Takes `bytes` from the front of `body`. Nothing where it has fewer.
@@ -208,20 +185,20 @@ std::vector<std::byte> write_to_job(const ToJob& message) {
 }
 
 Result<ToJob> parse_to_job(std::span<const std::byte> part) {
-  constexpr std::string_view kWho = "a trainer or server";
-  const auto read = read_job_head<ToJobHead>(part, kToJobMagic, static_cast<uint8_t>(ToJob::Kind::kStates), kWho);
+  constexpr std::string_view kSubject = "a message of a trainer or server";
+  const auto read = read_job_head<ToJobHead>(part, kToJobMagic, static_cast<uint8_t>(ToJob::Kind::kStates), kSubject);
   if (!read) return read.error();
   const ToJobHead& head = read.value();
   if ((head.flags & ~kJobLaneStart) != 0 || !are_zero(head.reserved) || head.error > kErrcMax ||
       head.index_kind > static_cast<uint8_t>(IndexKind::kPickle) || head.blob_count > kRequestBlobCountMax)
-    return malformed_job(kWho, "a field is out of range");
-  if (!have_lengths_of_kind(head)) return malformed_job(kWho, "its integers are not 8 bytes each");
+    return malformed(kSubject, "a field is out of range");
+  if (!have_lengths_of_kind(head)) return malformed(kSubject, "its integers are not 8 bytes each");
   auto body = part.subspan(sizeof head);
   const auto blobs = take_front(body, head.blob_count * sizeof(BlobId));
   const auto indices = blobs ? take_front(body, head.index_bytes) : std::nullopt;
   const auto seeds = indices ? take_front(body, head.seeds_bytes) : std::nullopt;
   const auto state = seeds ? take_front(body, head.state_bytes) : std::nullopt;
-  if (!state) return malformed_job(kWho, "it is shorter than its head says");
+  if (!state) return malformed(kSubject, "it is shorter than its head says");
   return ToJob{.kind = static_cast<ToJob::Kind>(head.kind),
                .error = head.error,
                .is_lane_start = head.flags == kJobLaneStart,
@@ -252,34 +229,35 @@ std::vector<std::byte> write_from_job(const FromJob& message) {
 }
 
 Result<FromJob> parse_from_job(std::span<const std::byte> part, uint64_t body_bytes_max) {
-  constexpr std::string_view kWho = "a worker's process";
-  const auto read = read_job_head<FromJobHead>(part, kFromJobMagic, static_cast<uint8_t>(FromJob::Kind::kStates), kWho);
+  constexpr std::string_view kSubject = "a message of a worker's process";
+  const auto read =
+      read_job_head<FromJobHead>(part, kFromJobMagic, static_cast<uint8_t>(FromJob::Kind::kStates), kSubject);
   if (!read) return read.error();
   const FromJobHead& head = read.value();
   const auto kind = static_cast<FromJob::Kind>(head.kind);
   const bool is_batch = head.answer == static_cast<uint8_t>(AnswerKind::kBatch);
   const bool is_placed = (head.placed & kPlaced) != 0;
-  if (head.reserved != 0) return malformed_job(kWho, "reserved bytes are not zero");
+  if (head.reserved != 0) return malformed(kSubject, "reserved bytes are not zero");
   if ((kind == FromJob::Kind::kResult) != (head.answer != 0) || head.answer > static_cast<uint8_t>(AnswerKind::kError))
-    return malformed_job(kWho, "a result and its kind of answer do not come together");
+    return malformed(kSubject, "a result and its kind of answer do not come together");
   if ((head.flags & ~kBatchFlags) != 0 || (head.placed & ~(kPlaced | kTransient | kNewArena)) != 0 ||
       (!is_placed && head.placed != 0) || (!is_batch && (head.flags != 0 || is_placed)))
-    return malformed_job(kWho, "unknown flags");
+    return malformed(kSubject, "unknown flags");
   if (is_batch != (head.payload_bytes != 0) || is_batch != (head.record_bytes != 0) ||
       head.record_bytes > head.payload_bytes || head.payload_bytes > kPoolPayloadBytesMax)
-    return malformed_job(kWho, "the sizes of its batch contradict each other");
+    return malformed(kSubject, "the sizes of its batch contradict each other");
   if (head.samples.slowest_share == 0 && head.samples.slowest_place != 0)
-    return malformed_job(kWho, "the slowest sample has a place and no time");
+    return malformed(kSubject, "the slowest sample has a place and no time");
   const bool has_samples =
       head.samples.dataset_time != 0 || head.samples.slowest_place != 0 || head.samples.slowest_share != 0;
   if (!is_batch && (has_samples || head.sample_count != 0 || head.prefix_time != 0))
-    return malformed_job(kWho, "it counts the samples of no batch");
+    return malformed(kSubject, "it counts the samples of no batch");
   if (!is_placed && ((head.arena_id | head.slab_index | head.generation) != 0 || head.slab_bytes != 0))
-    return malformed_job(kWho, "it names a slab, and nothing lies there");
+    return malformed(kSubject, "it names a slab, and nothing lies there");
   const bool has_text = head.answer == static_cast<uint8_t>(AnswerKind::kError) || kind == FromJob::Kind::kDeclined;
   const bool has_state = kind == FromJob::Kind::kResult || kind == FromJob::Kind::kStates;
   if ((!has_text && head.text_bytes != 0) || (!has_state && head.state_bytes != 0))
-    return malformed_job(kWho, "it has a text or a state that its kind has not");
+    return malformed(kSubject, "it has a text or a state that its kind has not");
   if (head.text_bytes > body_bytes_max || head.state_bytes > body_bytes_max ||
       head.text_bytes + head.state_bytes > body_bytes_max) {
     return Fault{Errc::kTooLarge, "a message of a worker's process has " +
@@ -290,9 +268,9 @@ Result<FromJob> parse_from_job(std::span<const std::byte> part, uint64_t body_by
   const auto blob = take_front(body, kind == FromJob::Kind::kBlobWish ? sizeof(BlobId) : 0);
   const auto text = blob ? take_front(body, head.text_bytes) : std::nullopt;
   const auto state = text ? take_front(body, head.state_bytes) : std::nullopt;
-  if (!state) return malformed_job(kWho, "it is shorter than its head says");
+  if (!state) return malformed(kSubject, "it is shorter than its head says");
   if (body.size() != (is_batch && !is_placed ? head.payload_bytes : 0))
-    return malformed_job(kWho, "the bytes of its batch are not those that its head says");
+    return malformed(kSubject, "the bytes of its batch are not those that its head says");
   FromJob message{.kind = kind,
                   .answer = static_cast<AnswerKind>(head.answer),
                   .key = {.epoch = head.epoch, .sequence = head.sequence},
@@ -333,11 +311,11 @@ std::vector<std::byte> write_warm_message(const WarmMessage& message) {
 }
 
 Result<WarmMessage> parse_warm_message(std::span<const std::byte> part) {
-  constexpr std::string_view kWho = "a warm process or its server";
-  const auto read = read_job_head<WarmHead>(part, kWarmMagic, static_cast<uint8_t>(WarmMessage::Kind::kEnd), kWho);
+  constexpr std::string_view kSubject = "a message of a warm process or its server";
+  const auto read = read_job_head<WarmHead>(part, kWarmMagic, static_cast<uint8_t>(WarmMessage::Kind::kEnd), kSubject);
   if (!read) return read.error();
   const WarmHead& head = read.value();
-  if (head.reserved != 0 || !are_zero(head.reserved_end)) return malformed_job(kWho, "reserved bytes are not zero");
+  if (head.reserved != 0 || !are_zero(head.reserved_end)) return malformed(kSubject, "reserved bytes are not zero");
   WarmMessage message{.kind = static_cast<WarmMessage::Kind>(head.kind),
                       .torch = head.torch,
                       .job_kinds = head.job_kinds,
@@ -346,16 +324,16 @@ Result<WarmMessage> parse_warm_message(std::span<const std::byte> part) {
                       .status = head.status};
   const bool is_ready = message.kind == WarmMessage::Kind::kReady;
   if ((head.job_kinds & ~kJobKinds) != 0 || is_ready != (head.job_kinds != 0))
-    return malformed_job(kWho, "it runs unknown kinds of jobs");
+    return malformed(kSubject, "it runs unknown kinds of jobs");
   auto body = part.subspan(sizeof head);
   if (is_ready) {
     const auto numerics = take_front(body, sizeof message.numerics);
-    if (!numerics) return malformed_job(kWho, "it is shorter than its head says");
+    if (!numerics) return malformed(kSubject, "it is shorter than its head says");
     std::memcpy(message.numerics.data(), numerics->data(), sizeof message.numerics);
   }
   const bool has_text = is_ready || message.kind == WarmMessage::Kind::kFork;
   const size_t bytes_max = is_ready ? kAboutBytesMax : kLogNameBytesMax;
-  if (body.size() > (has_text ? bytes_max : 0)) return malformed_job(kWho, "its text is too long");
+  if (body.size() > (has_text ? bytes_max : 0)) return malformed(kSubject, "its text is too long");
   message.text = {reinterpret_cast<const char*>(body.data()), body.size()};
   return message;
 }

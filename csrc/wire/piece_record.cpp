@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "wire/malformed.h"
+#include "wire/message_head.h"
 
 namespace penstock::wire {
 namespace {
@@ -27,9 +28,9 @@ struct Head {
 };
 static_assert(sizeof(Head) == kPieceHeadBytes);
 
-Fault malformed_piece(std::string_view reason) {
-  return malformed("a message of a data connection of the pool", reason);
-}
+constexpr std::string_view kPieceSubject = "a message of a data connection of the pool";
+
+Fault malformed_piece(std::string_view reason) { return malformed(kPieceSubject, reason); }
 
 }  // namespace
 
@@ -48,23 +49,18 @@ PieceHeadBytes write_piece_head(const PieceHead& head) {
 }
 
 Result<SealedPiece> parse_piece(std::span<const std::byte> message) {
-  Head head;
   if (message.size() < kPieceHeadBytes + kSealTagBytes)
     return malformed_piece("it is " + std::to_string(message.size()) + " bytes long");
   if (message.size() > kPieceMessageBytesMax) {
     return Fault{Errc::kTooLarge, "a message of a data connection of " + std::to_string(message.size()) +
                                       " bytes is above the cap of " + std::to_string(kPieceMessageBytesMax)};
   }
-  std::memcpy(&head, message.data(), sizeof head);
-  if (head.magic != kPieceMagic) return malformed_piece("it has another magic number");
-  if (head.version != kPieceVersion) {
-    return Fault{Errc::kMismatch, "a message of a data connection of the pool has version " +
-                                      std::to_string(head.version) + ", and this process speaks version " +
-                                      std::to_string(kPieceVersion) +
-                                      "; run the same version of penstock on both sides"};
-  }
-  if (head.kind == 0 || head.kind > static_cast<uint8_t>(PieceHead::Kind::kPiece))
-    return malformed_piece("unknown kind " + std::to_string(head.kind));
+  const auto read = read_head<Head>(message, {.magic = kPieceMagic,
+                                              .version = kPieceVersion,
+                                              .kind_max = static_cast<uint8_t>(PieceHead::Kind::kPiece),
+                                              .subject = kPieceSubject});
+  if (!read) return read.error();
+  const Head& head = read.value();
   if (head.reserved != 0 || head.reserved_end != 0) return malformed_piece("reserved bytes are not zero");
   if (head.sender == 0 || head.counter == 0) return malformed_piece("it is of nobody, or has no number");
   const SealedPiece piece{.head = {.kind = static_cast<PieceHead::Kind>(head.kind),

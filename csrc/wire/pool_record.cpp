@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "wire/malformed.h"
+#include "wire/message_head.h"
 
 namespace penstock::wire {
 namespace {
@@ -70,29 +71,18 @@ struct ToTrainerHead {
 };
 static_assert(sizeof(ToTrainerHead) == kToTrainerHeadBytes);
 
-Fault malformed_from(const char* role, std::string_view reason) {
-  return malformed(std::string("a message of a ") + role + " of the pool", reason);
-}
+constexpr std::string_view kOfTrainer = "a message of a trainer of the pool";
+constexpr std::string_view kOfWorker = "a message of a worker of the pool";
 
 template <typename Head>
-Result<Head> read_head(std::span<const std::byte> part, uint32_t magic, uint8_t kind_max, uint8_t flags_max,
-                       const char* from) {
-  Head head;
-  // Another version's head may be shorter: which one it is comes first.
-  if (!part.empty()) std::memcpy(&head, part.data(), std::min(part.size(), sizeof head));
-  if (head.magic != magic) return malformed_from(from, "it has another magic number");
-  if (head.version != kPoolVersion) {
-    return Fault{Errc::kMismatch, std::string("a message of a ") + from + " of the pool has version " +
-                                      std::to_string(head.version) + ", and this process speaks version " +
-                                      std::to_string(kPoolVersion) +
-                                      "; run the same version of penstock on both sides"};
-  }
-  if (part.size() < sizeof head) return malformed_from(from, std::to_string(part.size()) + " bytes long");
-  if (head.kind == 0 || head.kind > kind_max) return malformed_from(from, "unknown kind " + std::to_string(head.kind));
-  if ((head.flags & ~flags_max) != 0) return malformed_from(from, "unknown flags");
-  if (part.size() - sizeof head > kPoolBodyBytesMax) {
-    return Fault{Errc::kTooLarge, std::string("a message of a ") + from + " of the pool has " +
-                                      std::to_string(part.size() - sizeof head) +
+Result<Head> read_pool_head(std::span<const std::byte> part, uint32_t magic, uint8_t kind_max, uint8_t flags_max,
+                            std::string_view subject) {
+  auto head =
+      read_head<Head>(part, {.magic = magic, .version = kPoolVersion, .kind_max = kind_max, .subject = subject});
+  if (!head) return head;
+  if ((head.value().flags & ~flags_max) != 0) return malformed(subject, "unknown flags");
+  if (part.size() - sizeof(Head) > kPoolBodyBytesMax) {
+    return Fault{Errc::kTooLarge, std::string(subject) + " has " + std::to_string(part.size() - sizeof(Head)) +
                                       " bytes behind its head, above the cap of " + std::to_string(kPoolBodyBytesMax)};
   }
   return head;
@@ -100,9 +90,7 @@ Result<Head> read_head(std::span<const std::byte> part, uint32_t magic, uint8_t 
 
 template <typename Head>
 std::vector<std::byte> joined(const Head& head, std::initializer_list<std::span<const std::byte>> bodies) {
-  const auto bytes = std::as_bytes(std::span(&head, 1));
-  std::vector<std::byte> part(bytes.begin(), bytes.end());
-  for (const auto body : bodies) part.insert(part.end(), body.begin(), body.end());
+  auto part = message_of(head, bodies);
   PENSTOCK_ASSERT(part.size() <= kPartBytesMax, "a message of ", part.size(), " bytes");
   return part;
 }
@@ -120,9 +108,9 @@ WipedArray<kSealHalfBytes> write_seal_half(uint8_t cipher, const SealNonce& nonc
 constexpr size_t kHelloBytes = kSealHalfBytes + kRunSecretBytes;
 
 Result<SealOffer> parse_offer(std::span<const std::byte> body) {
-  if (body.size() != kHelloBytes) return malformed_from("trainer", "a hello has no offer of keys, or no secret");
+  if (body.size() != kHelloBytes) return malformed(kOfTrainer, "a hello has no offer of keys, or no secret");
   SealOffer offer{.ciphers = static_cast<uint8_t>(body.front())};
-  if (offer.ciphers == 0 || (offer.ciphers & ~kSealCiphers) != 0) return malformed_from("trainer", "unknown ciphers");
+  if (offer.ciphers == 0 || (offer.ciphers & ~kSealCiphers) != 0) return malformed(kOfTrainer, "unknown ciphers");
   const auto nonce = body.subspan(1, kSealNonceBytes);
   std::copy(nonce.begin(), nonce.end(), offer.nonce.begin());
   return offer;
@@ -131,10 +119,10 @@ Result<SealOffer> parse_offer(std::span<const std::byte> body) {
 Result<SealGrant> parse_grant(std::span<const std::byte> body) {
   constexpr size_t kFixedBytes = kSealHalfBytes + sizeof(Numerics);
   if (body.size() <= kFixedBytes || body.size() > kFixedBytes + kDataEndpointBytesMax)
-    return malformed_from("worker", "a welcome does not say how pieces are sealed and where they are to be had");
+    return malformed(kOfWorker, "a welcome does not say how pieces are sealed and where they are to be had");
   const auto cipher = static_cast<uint8_t>(body.front());
   if (cipher == 0 || cipher > static_cast<uint8_t>(SealCipher::kChaCha20Poly1305))
-    return malformed_from("worker", "unknown cipher");
+    return malformed(kOfWorker, "unknown cipher");
   SealGrant grant{.cipher = static_cast<SealCipher>(cipher)};
   const auto nonce = body.subspan(1, kSealNonceBytes);
   std::copy(nonce.begin(), nonce.end(), grant.nonce.begin());
@@ -155,9 +143,9 @@ static_assert(sizeof(SlabPlaceRecord) == 24);
 
 Result<SlabPlace> parse_place(std::span<const std::byte> body) {
   SlabPlaceRecord record;
-  if (body.size() != sizeof record) return malformed_from("worker", "a batch does not say in which slab it lies");
+  if (body.size() != sizeof record) return malformed(kOfWorker, "a batch does not say in which slab it lies");
   std::memcpy(&record, body.data(), sizeof record);
-  if (record.is_transient > 1) return malformed_from("worker", "an arena is neither lasting nor transient");
+  if (record.is_transient > 1) return malformed(kOfWorker, "an arena is neither lasting nor transient");
   return SlabPlace{.arena_id = record.arena_id,
                    .slab_index = record.slab_index,
                    .generation = record.generation,
@@ -201,30 +189,31 @@ std::vector<std::byte> write_to_worker(const PoolRequest& request) {
 
 Result<PoolRequest> parse_to_worker(std::span<const std::byte> part) {
   constexpr auto kKindMax = static_cast<uint8_t>(ToWorker::Kind::kBye);
-  const auto read = read_head<ToWorkerHead>(part, kToWorkerMagic, kKindMax, kFlagLaneStart | kFlagContinued, "trainer");
+  const auto read =
+      read_pool_head<ToWorkerHead>(part, kToWorkerMagic, kKindMax, kFlagLaneStart | kFlagContinued, kOfTrainer);
   if (!read) return read.error();
   const ToWorkerHead& head = read.value();
   const auto body = part.subspan(sizeof head);
   const bool is_hello = head.kind == static_cast<uint8_t>(ToWorker::Kind::kHello);
-  if (head.trainer_id == 0) return malformed_from("trainer", "it is of nobody");
+  if (head.trainer_id == 0) return malformed(kOfTrainer, "it is of nobody");
   if (head.index_kind > static_cast<uint8_t>(IndexKind::kPickle))
-    return malformed_from("trainer", "unknown kind of indices");
-  if (head.blob_count > kRequestBlobCountMax) return malformed_from("trainer", "it names too many blobs");
+    return malformed(kOfTrainer, "unknown kind of indices");
+  if (head.blob_count > kRequestBlobCountMax) return malformed(kOfTrainer, "it names too many blobs");
   const uint64_t blob_bytes = head.blob_count * sizeof(BlobId);
   uint64_t left = is_hello ? 0 : body.size();
   for (const uint64_t bytes : {head.index_bytes, uint64_t{head.seeds_bytes}, head.state_bytes, blob_bytes}) {
-    if (bytes > left) return malformed_from("trainer", "its body does not have the length it claims");
+    if (bytes > left) return malformed(kOfTrainer, "its body does not have the length it claims");
     left -= bytes;
   }
-  if (left != 0) return malformed_from("trainer", "its body does not have the length it claims");
+  if (left != 0) return malformed(kOfTrainer, "its body does not have the length it claims");
   if (head.kind != static_cast<uint8_t>(ToWorker::Kind::kRequest) &&
       ((!is_hello && !body.empty()) || head.index_kind != 0))
-    return malformed_from("trainer", "it has indices and is no request");
+    return malformed(kOfTrainer, "it has indices and is no request");
   const auto index_kind = static_cast<IndexKind>(head.index_kind);
   if (index_kind == IndexKind::kInteger && head.index_bytes != 8)
-    return malformed_from("trainer", "a single index is not 8 bytes long");
+    return malformed(kOfTrainer, "a single index is not 8 bytes long");
   if (index_kind == IndexKind::kIntegers && head.index_bytes % 8 != 0)
-    return malformed_from("trainer", "its indices are not 8 bytes each");
+    return malformed(kOfTrainer, "its indices are not 8 bytes each");
   const ToWorker message{.kind = static_cast<ToWorker::Kind>(head.kind),
                          .trainer_id = head.trainer_id,
                          .link = head.link,
@@ -299,14 +288,14 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
 
 Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
   constexpr auto kKindMax = static_cast<uint8_t>(ToTrainer::Kind::kDied);
-  const auto read = read_head<ToTrainerHead>(part, kToTrainerMagic, kKindMax, kFlagFresh | kFlagInSlab, "worker");
+  const auto read = read_pool_head<ToTrainerHead>(part, kToTrainerMagic, kKindMax, kFlagFresh | kFlagInSlab, kOfWorker);
   if (!read) return read.error();
   const ToTrainerHead& head = read.value();
-  if (head.reserved != 0 || head.zero != 0) return malformed_from("worker", "a reserved byte is not zero");
-  if (head.sent_at > kClockMax) return malformed_from("worker", "its clock shows more than any can have run for");
+  if (head.reserved != 0 || head.zero != 0) return malformed(kOfWorker, "a reserved byte is not zero");
+  if (head.sent_at > kClockMax) return malformed(kOfWorker, "its clock shows more than any can have run for");
   const auto body = part.subspan(sizeof head);
   const auto kind = static_cast<ToTrainer::Kind>(head.kind);
-  if (head.state_bytes > body.size()) return malformed_from("worker", "its state does not have the length it claims");
+  if (head.state_bytes > body.size()) return malformed(kOfWorker, "its state does not have the length it claims");
   const bool is_error = head.answer_kind == static_cast<uint8_t>(AnswerKind::kError);
   const bool is_welcome = kind == ToTrainer::Kind::kWelcome;
   const bool is_in_slab = (head.flags & kFlagInSlab) != 0;
@@ -315,24 +304,24 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
     return Fault{Errc::kTooLarge, "a reason of " + std::to_string(body.size()) + " bytes is above the cap of " +
                                       std::to_string(kReasonBytesMax)};
   }
-  if (!has_text && head.state_bytes != body.size()) return malformed_from("worker", "it has a text and is no error");
+  if (!has_text && head.state_bytes != body.size()) return malformed(kOfWorker, "it has a text and is no error");
   if (head.answer_kind > static_cast<uint8_t>(AnswerKind::kError))
-    return malformed_from("worker", "unknown kind of answer");
+    return malformed(kOfWorker, "unknown kind of answer");
   const bool is_batch = head.answer_kind == static_cast<uint8_t>(AnswerKind::kBatch);
   if (!is_batch && !is_error && head.state_bytes != 0)
-    return malformed_from("worker", "it has a state and is neither a batch nor an error");
+    return malformed(kOfWorker, "it has a state and is neither a batch nor an error");
   if ((kind == ToTrainer::Kind::kAnswer) != (head.answer_kind != 0))
-    return malformed_from("worker", "its kind and its kind of answer do not belong together");
-  if ((head.answer_flags & ~kPoolAnswerFlags) != 0) return malformed_from("worker", "unknown flags of an answer");
+    return malformed(kOfWorker, "its kind and its kind of answer do not belong together");
+  if ((head.answer_flags & ~kPoolAnswerFlags) != 0) return malformed(kOfWorker, "unknown flags of an answer");
   if (head.payload_bytes > kPoolPayloadBytesMax) {
     return Fault{Errc::kTooLarge, "a batch of " + std::to_string(head.payload_bytes) + " bytes is above the cap of " +
                                       std::to_string(kPoolPayloadBytesMax)};
   }
-  if (!is_batch && head.payload_bytes != 0) return malformed_from("worker", "it has a payload and is no batch");
-  if (head.record_bytes > head.payload_bytes) return malformed_from("worker", "its record is larger than its payload");
-  if (!is_batch && head.sample_count != 0) return malformed_from("worker", "it has samples and is no batch");
-  if (is_batch && head.record_bytes == 0) return malformed_from("worker", "a batch has no record");
-  if (is_in_slab && !is_batch) return malformed_from("worker", "it lies in a slab and is no batch");
+  if (!is_batch && head.payload_bytes != 0) return malformed(kOfWorker, "it has a payload and is no batch");
+  if (head.record_bytes > head.payload_bytes) return malformed(kOfWorker, "its record is larger than its payload");
+  if (!is_batch && head.sample_count != 0) return malformed(kOfWorker, "it has samples and is no batch");
+  if (is_batch && head.record_bytes == 0) return malformed(kOfWorker, "a batch has no record");
+  if (is_in_slab && !is_batch) return malformed(kOfWorker, "it lies in a slab and is no batch");
   std::optional<SealGrant> grant;
   if (is_welcome) {
     auto parsed = parse_grant(body);
