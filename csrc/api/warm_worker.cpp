@@ -3,13 +3,15 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <link.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <climits>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +20,7 @@
 #include <mutex>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "api/memory_caps.h"
 #include "api/worker_service.h"
@@ -99,33 +102,36 @@ int serve_job(FileDescriptor channel, const ProcessLog& log) {
 
 // ---- In the warm process
 
-// Whether all accounts may make files beside the folder.
-bool is_beside_anybodys(const std::string& folder) {
-  struct stat facts {};
-  return ::stat((folder + "/..").c_str(), &facts) == 0 && (facts.st_mode & S_IWOTH) != 0;
+// The files that this process, and thus each job, has loaded its code from.
+std::vector<std::string> loaded_files() {
+  std::vector<std::string> files;
+  const auto add = [](dl_phdr_info* info, size_t, void* list) {
+    // The program's own name is empty.
+    const char* const name = *info->dlpi_name == '\0' ? "/proc/self/exe" : info->dlpi_name;
+    std::array<char, PATH_MAX> real{};
+    if (::realpath(name, real.data()) != nullptr)
+      static_cast<std::vector<std::string>*>(list)->emplace_back(real.data());
+    return 0;
+  };
+  ::dl_iterate_phdr(add, &files);
+  return files;
 }
 
-// What hides the folder of keys from jobs here; what is not separated is logged.
+// What hides the folder of keys from jobs here; how, and what is not separated, is logged.
 JobSeparation hiding(const std::string& key_folder, const ProcessLog& log) {
   if (key_folder.empty()) return {};
-  JobSeparation separation{.hiding = JobSeparation::Hiding::kMounts, .hidden = {key_folder}};
-  const auto by_mounts = try_separation(separation);
-  if (by_mounts) return separation;
-  separation.hiding = JobSeparation::Hiding::kRules;
-  std::string why = by_mounts.error().message;
-  if (is_beside_anybodys(key_folder)) {
-    // What is made there while a job runs would be lost to it.
-    why +=
-        ", and Landlock's rules would reach beyond a folder of keys beside which everybody makes files; have the "
-        "keys in a folder of your own";
-  } else if (const auto by_rules = try_separation(separation); by_rules) {
-    return separation;
-  } else {
-    why += ", and " + by_rules.error().message +
-           "; run the worker where it may have user namespaces, or on Linux 5.19 or later with Landlock";
-  }
-  log.tell("jobs are not kept from the keys: " + why);
-  return {};
+  JobSeparation separation{.hidden = {key_folder}};
+  const KeyHiding chosen = choose_key_hiding({.folder = key_folder, .needed = loaded_files()},
+                                             [&](JobSeparation::Hiding hiding) -> std::string {
+                                               separation.hiding = hiding;
+                                               const auto tried = try_separation(separation);
+                                               return tried ? "" : tried.error().message;
+                                             });
+  if (!chosen.notice.empty()) log.say(chosen.notice);
+  if (!chosen.trouble.empty()) log.tell("jobs are not kept from the keys: " + chosen.trouble);
+  if (chosen.hiding == JobSeparation::Hiding::kNone) return {};
+  separation.hiding = chosen.hiding;
+  return separation;
 }
 
 class WarmWorker {

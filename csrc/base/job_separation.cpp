@@ -266,6 +266,7 @@ Result<void> make_folders(const std::string& path) {
 }
 
 bool is_below(const std::string& path, std::string_view folder) {
+  if (folder == "/") return true;
   return path.starts_with(folder) && (path.size() == folder.size() || path[folder.size()] == '/');
 }
 
@@ -436,6 +437,29 @@ Result<void> try_separation(const JobSeparation& separation, const std::vector<s
   }
   if (said.starts_with('y')) return {};
   return Fault{Errc::kUnsupported, said.empty() ? "the process that tried it was ended" : said.substr(1)};
+}
+
+KeyHiding choose_key_hiding(const KeyHidingOptions& options, const std::function<std::string(Hiding)>& refusal) {
+  for (const auto& path : options.needed)
+    if (is_below(path, options.folder))
+      return {.trouble = "the key folder " + options.folder + " has " + path +
+                         " in it, from which jobs load code; keep the keys in a folder of their own"};
+  const std::string no_mounts = refusal(Hiding::kMounts);
+  if (no_mounts.empty()) return {.hiding = Hiding::kMounts};
+  const std::string parent = options.folder.substr(0, std::max<size_t>(options.folder.rfind('/'), 1));
+  struct stat status {};
+  const bool is_anybodys = ::stat(parent.c_str(), &status) == 0 && (status.st_mode & S_IWOTH) != 0;
+  if (is_anybodys && !options.is_demanded)
+    return {.trouble = no_mounts + ", and by Landlock jobs would lose what is made in " + parent +
+                       ", where the keys are; have the keys elsewhere (XDG_RUNTIME_DIR, or --keys)" +
+                       (options.way_to_demand.empty() ? "" : ", or " + options.way_to_demand)};
+  const std::string no_rules = refusal(Hiding::kRules);
+  if (no_rules.empty())
+    return {.hiding = Hiding::kRules,
+            .notice = "jobs are kept from the keys by Landlock, since " + no_mounts + ": what is made directly in " +
+                      parent + " or above while a job runs is not readable for it"};
+  return {.trouble = no_mounts + ", and " + no_rules +
+                     "; run the worker where it may have user namespaces, or on Linux 5.19 or later with Landlock"};
 }
 
 }  // namespace penstock

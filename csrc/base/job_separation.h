@@ -9,6 +9,7 @@
 // these folders later is not readable for a job that runs, and it can make nothing there itself.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -57,5 +58,24 @@ Result<void> try_separation(const JobSeparation& separation, const std::vector<s
 
 // The version of Landlock that the kernel has; 0 without.
 int landlock_version();
+
+struct KeyHidingOptions {
+  std::string folder{};               // of keys, without symbolic links
+  std::vector<std::string> needed{};  // files and folders from which jobs load code
+  bool is_demanded = false;           // by the operator, at any cost to jobs
+  std::string way_to_demand{};        // for the advice; empty: there is none
+};
+
+struct KeyHiding {
+  JobSeparation::Hiding hiding = JobSeparation::Hiding::kNone;
+  std::string notice{};   // for the log: what it costs jobs
+  std::string trouble{};  // why keys are not hidden
+};
+
+// Chooses how keys are hidden from jobs: with a mount namespace, else with Landlock, but the latter only on demand
+// where all accounts may make files beside the folder, which a job would lose. `refusal` returns why one of the two
+// cannot be had, or an empty text.
+KeyHiding choose_key_hiding(const KeyHidingOptions& options,
+                            const std::function<std::string(JobSeparation::Hiding)>& refusal);
 
 }  // namespace penstock

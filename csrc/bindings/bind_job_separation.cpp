@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,6 +24,15 @@ JobSeparation::Hiding hiding_named(const std::string& name) {
   if (name == "rules") return JobSeparation::Hiding::kRules;
   if (name.empty()) return JobSeparation::Hiding::kNone;
   throw py::value_error("hiding must be mounts, rules or empty, got " + name);
+}
+
+std::string name_of(JobSeparation::Hiding hiding) {
+  switch (hiding) {
+    case JobSeparation::Hiding::kMounts: return "mounts";
+    case JobSeparation::Hiding::kRules: return "rules";
+    case JobSeparation::Hiding::kNone: break;
+  }
+  return "";
 }
 
 JobSeparation::NoNetwork no_network_named(const std::string& name) {
@@ -65,6 +76,20 @@ void bind_job_separation(py::module_& module) {
             return tried ? std::string() : tried.error().message;
           },
           py::arg("needed") = std::vector<std::string>());
+  module.def(
+      "choose_key_hiding",
+      [](std::string folder, std::vector<std::string> needed, bool is_demanded, std::string way_to_demand,
+         const std::function<std::string(const std::string&)>& refusal) {
+        const KeyHiding chosen =
+            choose_key_hiding({.folder = std::move(folder),
+                               .needed = std::move(needed),
+                               .is_demanded = is_demanded,
+                               .way_to_demand = std::move(way_to_demand)},
+                              [&](JobSeparation::Hiding hiding) { return refusal(name_of(hiding)); });
+        return py::make_tuple(name_of(chosen.hiding), chosen.notice, chosen.trouble);
+      },
+      py::arg("folder"), py::kw_only(), py::arg("needed"), py::arg("is_demanded"), py::arg("way_to_demand"),
+      py::arg("refusal"));
 }
 
 }  // namespace penstock::bindings

@@ -2,7 +2,7 @@
 """The native part of penstock that needs no torch, as Python sees it. Compared with the module by a
 test."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 # transport
@@ -104,6 +104,18 @@ class JobSeparation:
         """Separates this process, which has one thread, for good. Raises UnsupportedError."""
     def refusal(self, needed: Sequence[str] = ()) -> str:
         """Why that cannot be had here, or not with the folders ``needed``; "" where it can."""
+
+_Hiding = Literal["mounts", "rules", ""]
+
+def choose_key_hiding(
+    folder: str,
+    *,
+    needed: Sequence[str],
+    is_demanded: bool,
+    way_to_demand: str,
+    refusal: Callable[[_Hiding], str],
+) -> tuple[_Hiding, str, str]:
+    """How keys are hidden from jobs, a notice of what that costs them, and why keys are not."""
 
 class StrayProcesses:
     def __init__(self) -> None:

@@ -379,7 +379,7 @@ def test_key_folder_with_modules_in_it_is_not_hidden(
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     plan = plan_or_refusal(IsolationOptions(), str(tmp_path))
     assert plan.isolation.hiding == ""
-    assert "modules in it, from which jobs import" in plan.warnings[0]
+    assert "modules in it, from which jobs load code" in plan.warnings[0]
     named = plan_or_refusal(IsolationOptions(frozenset({"keys"})), str(tmp_path))
     assert "keep the keys in a folder of their own" in named
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,22 @@ def test_a_plugin_cannot_read_the_keys_of_its_worker(pool: PoolProcesses, tmp_pa
     assert [list(batch) for batch in found[0]] == [[0, 0]] * 3
     assert [list(batch) for batch in found[1]] == [[1, 1]] * 3
     assert worker.end() == 0
+
+
+def test_key_folder_with_a_library_of_the_worker_in_it_is_not_hidden(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
+    """What a job loads later from the folder of libraries would be gone."""
+    keys = tmp_path / "keys"
+    _pool.make_key_folder(str(keys))
+    pool.start_controller("--keys", str(keys))
+    (keys / "lib").mkdir()
+    mapped = Path("/proc/self/maps").read_text().split()
+    library = shutil.copy(next(path for path in mapped if "/libm.so" in path), keys / "lib")
+    pool.environment["LD_PRELOAD"] = str(library)
+    worker = pool.start_native_worker("--keys", str(keys))
+    said = f"not kept from the keys: the key folder {keys} has {library} in it"
+    worker.wait_for_lines(lambda line: said in line)
 
 
 def test_the_process_of_a_plugin_has_no_key_and_no_socket_of_the_pool(

@@ -13,7 +13,6 @@ import fcntl
 import os
 import shutil
 import signal
-import stat
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -214,35 +213,18 @@ def _tried_keys(
         except PenstockError:  # which the worker's server says itself
             return plan, [], ""
     folder = os.path.realpath(key_folder)
-    inside = [path for path in plan.kept if _is_below(path, folder)]
-    if inside:
-        trouble = (
-            f"the key folder {folder} has {inside[0]} in it, from which jobs import; keep the keys "
-            f"in a folder of their own"
-        )
-        return plan, [], trouble
-    by_mounts = replace(plan, hiding="mounts", hidden=[folder])
-    if not (why := _refusal(by_mounts)):
-        return by_mounts, [], ""
-    parent = os.path.dirname(folder)
-    if not is_named and _is_anybodys(parent):
-        trouble = (
-            f"{why}, and by Landlock jobs would lose what is made in {parent}, where the keys are; "
-            f"have the keys elsewhere (XDG_RUNTIME_DIR, or --keys), or name keys in --isolate"
-        )
-        return plan, [], trouble
-    by_rules = replace(plan, hiding="rules", hidden=[folder])
-    if not (why_no_rules := _refusal(by_rules)):
-        said = (
-            f"jobs are kept from the keys by Landlock, since {why}: what is made directly in "
-            f"{parent} or above while a job runs is not readable for it"
-        )
-        return by_rules, [said], ""
-    trouble = (
-        f"{why}, and {why_no_rules}; run the worker where it may have user namespaces, or on Linux "
-        f"5.19 or later with Landlock"
+
+    def hidden(hiding: Literal["mounts", "rules", ""]) -> JobIsolation:
+        return replace(plan, hiding=hiding, hidden=[folder])
+
+    hiding, notice, trouble = _pool.choose_key_hiding(
+        folder,
+        needed=plan.kept,
+        is_demanded=is_named,
+        way_to_demand="name keys in --isolate",
+        refusal=lambda hiding: _refusal(hidden(hiding)),
     )
-    return plan, [], trouble
+    return hidden(hiding) if hiding else plan, [notice] if notice else [], trouble
 
 
 def _limited(plan: JobIsolation, options: IsolationOptions) -> tuple[JobIsolation, list[str]]:
@@ -302,15 +284,6 @@ def _no_controller(options: IsolationOptions, name: str) -> str:
 def _folders_of_python() -> list[str]:
     found = {os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix) if path}
     return sorted(path for path in found if os.path.isdir(path))
-
-
-def _is_anybodys(folder: str) -> bool:
-    """Whether all accounts may write there, as in /tmp."""
-    return os.path.isdir(folder) and bool(os.stat(folder).st_mode & stat.S_IWOTH)
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 # ---- What becomes of it for each job

@@ -18,6 +18,7 @@
 #include <csignal>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <string>
 
 #include "base/file_descriptor.h"
@@ -238,6 +239,59 @@ TEST_F(JobSeparationTest, FolderThatCannotBeEnteredIsNamed) {
   ASSERT_FALSE(tried);
   EXPECT_EQ(tried.error().message,
             "reading " + (folder_ / "missing") + " is refused by the system: No such file or directory");
+}
+
+// ---- How keys are hidden
+
+// On a machine that refuses the ways of `refused`.
+KeyHiding chosen(const KeyHidingOptions& options, const std::set<Hiding>& refused) {
+  return choose_key_hiding(options, [&](Hiding hiding) -> std::string {
+    if (!refused.contains(hiding)) return "";
+    return hiding == Hiding::kMounts ? "no mounts" : "no rules";
+  });
+}
+
+TEST(KeyHiding, IsByMountsWhereTheyCanBeHad) {
+  const KeyHiding found = chosen({.folder = "/tmp/keys"}, {});
+  EXPECT_EQ(found.hiding, Hiding::kMounts);
+  EXPECT_EQ(found.notice + found.trouble, "");
+}
+
+TEST(KeyHiding, IsByRulesWhereMountsAreRefused) {
+  const KeyHiding found = chosen({.folder = "/nowhere/keys"}, {Hiding::kMounts});
+  EXPECT_EQ(found.hiding, Hiding::kRules);
+  EXPECT_EQ(found.trouble, "");
+  EXPECT_EQ(found.notice,
+            "jobs are kept from the keys by Landlock, since no mounts: what is made directly in /nowhere or above "
+            "while a job runs is not readable for it");
+}
+
+TEST(KeyHiding, IsByRulesBesideAnybodysFilesOnDemandAlone) {
+  const test::TempFolder folder;
+  ::chmod(folder.path().c_str(), 01777);
+  const KeyHiding found = chosen({.folder = folder / "keys", .way_to_demand = "name them"}, {Hiding::kMounts});
+  EXPECT_EQ(found.hiding, Hiding::kNone);
+  EXPECT_EQ(found.notice, "");
+  EXPECT_EQ(found.trouble, "no mounts, and by Landlock jobs would lose what is made in " + folder.path() +
+                               ", where the keys are; have the keys elsewhere (XDG_RUNTIME_DIR, or --keys), or name "
+                               "them");
+  EXPECT_EQ(chosen({.folder = folder / "keys", .is_demanded = true}, {Hiding::kMounts}).hiding, Hiding::kRules);
+}
+
+TEST(KeyHiding, IsNoneWhereBothAreRefused) {
+  const KeyHiding found = chosen({.folder = "/nowhere/keys"}, {Hiding::kMounts, Hiding::kRules});
+  EXPECT_EQ(found.hiding, Hiding::kNone);
+  EXPECT_TRUE(found.trouble.starts_with("no mounts, and no rules; ")) << found.trouble;
+}
+
+TEST(KeyHiding, IsNoneWhereJobsLoadCodeFromTheFolder) {
+  for (const std::string needed : {"/home/ann/keys", "/home/ann/keys/lib/lib.so"}) {
+    const KeyHiding found = chosen({.folder = "/home/ann/keys", .needed = {"/home/ann/keys-and-more", needed}}, {});
+    EXPECT_EQ(found.hiding, Hiding::kNone);
+    EXPECT_EQ(found.trouble, "the key folder /home/ann/keys has " + needed +
+                                 " in it, from which jobs load code; keep the keys in a folder of their own");
+  }
+  EXPECT_EQ(chosen({.folder = "/home/ann/keys", .needed = {"/home/ann"}}, {}).hiding, Hiding::kMounts);
 }
 
 }  // namespace
