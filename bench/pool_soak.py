@@ -103,6 +103,10 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
             foreign = max(0.0, busy_s - tree_s) / (time.perf_counter() - begin)
     except (PoolError, RuntimeError) as error:
         raise MeasurementError(str(error)) from error
+    except PermissionError as error:
+        raise MeasurementError(
+            "the memory of a controller is shown to root alone; run this as root"
+        ) from error
     parameters = {
         "epochs": args.epochs,
         "batches": args.batches,

@@ -194,8 +194,8 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
             raise MeasurementError(str(error)) from error
         except PermissionError as error:
             raise MeasurementError(
-                "the descriptors of a worker's server are shown to root alone; run this as root, "
-                "or with --worker process"
+                "the descriptors of controllers and servers are shown to root alone; run this as "
+                "root"
             ) from error
     yield from records(found, args)
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/closed_memory.h"
 #include "base/descriptor_limit.h"
 #include "base/identity.h"
 #include "base/instant.h"
@@ -143,6 +144,7 @@ void bind_controller(py::module_& module) {
   module.def("warning_of_workers_keys", &net::warning_of_workers_keys, py::arg("folder"));
   module.def("shared_key_folder", [] { return unwrap(without_gil([] { return net::shared_key_folder(); })); });
   module.def("raise_descriptor_limit", [] { return spoken(raise_descriptor_limit()); });
+  module.def("close_memory", &close_memory);
   module.attr("DESCRIPTOR_LIMIT_LEAST") = kDescriptorLimitLeast;
 
   py::class_<Controller>(module, "Controller")

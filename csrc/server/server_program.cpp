@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,6 +22,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/closed_memory.h"
 #include "base/descriptor_limit.h"
 #include "base/event_loop.h"
 #include "base/exit_pipe.h"
@@ -416,8 +416,7 @@ int server_program(int argument_count, const char* const* arguments) {
   }
   // Each of many threads would have an arena of 64 MiB of addresses.
   ::mallopt(M_ARENA_MAX, 2);
-  // Its memory, with the keys, is for nobody of its user to read, and for no dump.
-  ::prctl(PR_SET_DUMPABLE, 0);
+  close_memory();  // which has the keys
   if (orders.value().exit_fd >= 0) ::fcntl(orders.value().exit_fd, F_SETFD, FD_CLOEXEC);
   // For this thread and all that it starts: who waits for them takes them.
   const sigset_t set = signals_to_drain();

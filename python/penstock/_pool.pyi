@@ -22,6 +22,8 @@ def shared_key_folder() -> str: ...
 DESCRIPTOR_LIMIT_LEAST: int
 
 def raise_descriptor_limit() -> list[str]: ...
+def close_memory() -> None:
+    """Only root reads or traces this process from now on, and it leaves no core dump."""
 
 # controller
 

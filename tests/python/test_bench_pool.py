@@ -90,6 +90,7 @@ def test_strangers_are_compared_with_the_rate_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="the memory of a controller is shown to root alone")
 def test_soak_counts_after_each_epoch(tmp_path: Path) -> None:
     lines = tmp_path / "soak.jsonl"
     done = run_bench("pool_soak.py", "--quick", "--out", str(lines))

@@ -906,32 +906,46 @@ def test_no_secret_is_shown(pool: KeyedPool) -> None:
         assert not [secret for secret in secrets if secret in text], where
 
 
+NOBODY = 65534
+# Root reads everything, so that another user has to try.
+AS_USER: dict[str, Any] = (
+    {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
+)
+
+
+@contextlib.contextmanager
+def folder_of_user() -> Iterator[str]:
+    """Not one of the test's, which other users cannot enter."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        if AS_USER:
+            os.chown(folder, NOBODY, NOBODY)
+        yield folder
+
+
+def read_as_user(pid: int, name: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["cat", f"/proc/{pid}/{name}"], capture_output=True, **AS_USER)
+
+
+def expect_closed(pid: int) -> None:
+    for name in ("environ", "mem", "maps", "auxv"):
+        tried = read_as_user(pid, name)
+        assert tried.returncode != 0 and b"Permission denied" in tried.stderr, name
+        assert not tried.stdout
+
+
 def test_memory_of_a_worker_is_not_for_other_processes_of_its_user() -> None:
     """The worker's key is in it, and the processes of jobs have the same user."""
-    nobody = 65534
-    # Root reads everything, so that another user has to try.
-    as_user: dict[str, Any] = {}
-    if os.getuid() == 0:
-        as_user = {"user": nobody, "group": nobody, "extra_groups": []}
-    # Its folder of temporary files is not the test's, which other users cannot enter.
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder, contextlib.ExitStack() as stack:
-        if as_user:
-            os.chown(folder, nobody, nobody)
+    with folder_of_user() as folder, contextlib.ExitStack() as stack:
         program = shutil.copy(Path(str(_pool.__file__)).with_name("penstock-server"), folder)
         environment = {"XDG_RUNTIME_DIR": folder, "PATH": os.environ["PATH"]}
         command = [program, "--bind=tcp://127.0.0.1:0", f"--parent={os.getpid()}"]
-        server = subprocess.Popen([*command, "--", "sleep", "600"], env=environment, **as_user)
+        server = subprocess.Popen([*command, "--", "sleep", "600"], env=environment, **AS_USER)
         stack.callback(server.wait)
         stack.callback(server.kill)
 
-        def read(pid: int, name: str) -> subprocess.CompletedProcess[bytes]:
-            return subprocess.run(
-                ["cat", f"/proc/{pid}/{name}"], capture_output=True, check=False, **as_user
-            )
-
         def warm_pids() -> list[int]:
             listed = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()
-            return [int(pid) for pid in listed.split() if read(int(pid), "environ").stdout]
+            return [int(pid) for pid in listed.split() if read_as_user(int(pid), "environ").stdout]
 
         deadline = time.monotonic() + SECONDS_MAX
         while not (found := warm_pids()):  # another process of the user is there to be read
@@ -939,7 +953,41 @@ def test_memory_of_a_worker_is_not_for_other_processes_of_its_user() -> None:
             time.sleep(0.05)
         for pid in found:
             stack.callback(os.kill, pid, signal.SIGKILL)
-        for name in ("environ", "mem", "maps", "auxv"):
-            tried = read(server.pid, name)
-            assert tried.returncode != 0 and b"Permission denied" in tried.stderr, name
-            assert not tried.stdout
+        expect_closed(server.pid)
+
+
+# Runs a command as another user, once it is sent a line. The kernel closes the memory of a process
+# that changes its user, so that it has to be opened again.
+AS_NOBODY = f"""
+import ctypes, os, sys
+from penstock.cli import command_line, elastic_commands, pool_commands
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setresgid({NOBODY}, {NOBODY}, {NOBODY})
+    os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
+    ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE
+print("ready", flush=True)
+sys.stdin.readline()
+sys.exit(command_line.main())
+"""
+
+
+@pytest.mark.parametrize("command", ["controller", "up --engine local --max 1 --state state"])
+def test_memory_of_a_controller_is_not_for_other_processes_of_its_user(command: str) -> None:
+    """Its key is in it, and jobs on its machine may have the same user."""
+    with folder_of_user() as folder, contextlib.ExitStack() as stack:
+        environment = {"XDG_RUNTIME_DIR": folder, "HOME": folder, "PATH": os.environ["PATH"]}
+        process = subprocess.Popen(
+            [sys.executable, "-c", AS_NOBODY, *command.split(), "--bind", "tcp://127.0.0.1:0"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment,
+        )  # fmt: skip
+        stack.callback(process.communicate)
+        stack.callback(process.kill)
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == "ready\n"
+        assert read_as_user(process.pid, "environ").stdout  # without the command it can be read
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        while "listens at" not in (line := process.stdout.readline()):
+            assert line, process.wait()
+        expect_closed(process.pid)

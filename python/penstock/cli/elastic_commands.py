@@ -198,6 +198,7 @@ examples:
                 f"another penstock up runs on {state}; end it (penstock down), or name another "
                 f"folder with --state"
             ) from None
+        _pool.close_memory()
         with dashboard_of(args, "up") as start_dashboard:
             return _Elastic(args, state).run(start_dashboard)
 

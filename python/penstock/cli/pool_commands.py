@@ -153,6 +153,7 @@ examples:
     add_keys(parser)
     add_dashboard(parser)
     args = parser.parse(arguments)
+    _pool.close_memory()
     with dashboard_of(args, "controller") as start_dashboard:
         return _run_controller(args, start_dashboard)
 
