@@ -2,6 +2,7 @@
 #include "cluster/dispatch.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "base/assert.h"
@@ -208,6 +209,8 @@ void Dispatch::place(Instant now) {
 
 std::optional<WorkerSlot> Dispatch::choose(wire::BatchKey key, const Request& request, Instant now) {
   const bool is_alone = request.death_count > 0;
+  // The busy worker that is kept free for it may hang: one that is idle makes it sooner.
+  if (is_alone && idle_worker()) unreserve(key);
   for (const auto& [slot, worker] : workers_)
     if (worker.alone == key) return worker.outstanding.empty() ? std::optional(slot) : std::nullopt;
   const auto owner = request.lane == wire::kNoLane ? lanes_.end() : lanes_.find({key.epoch, request.lane});
@@ -215,13 +218,14 @@ std::optional<WorkerSlot> Dispatch::choose(wire::BatchKey key, const Request& re
   if (request.lane != wire::kNoLane && owner == lanes_.end())
     for (const auto& [id, lane] : lanes_) ++lane_counts[lane];
   std::optional<WorkerSlot> best;
-  std::pair<uint32_t, Duration> best_cost{};
+  std::tuple<bool, uint32_t, Duration> best_cost{};
   for (auto& [slot, worker] : workers_) {
     if (owner != lanes_.end() && owner->second != slot) continue;
     if (worker.is_draining || worker.alone) continue;
     if (!is_alone && !has_room(worker, wire::is_recall(key))) continue;
     if (!is_alone && request.preferred == slot) return slot;
-    const std::pair cost{lane_counts[slot], answer_time(worker, now)};
+    const bool is_awaited = is_alone && !worker.outstanding.empty();
+    const std::tuple cost{is_awaited, lane_counts[slot], answer_time(worker, now)};
     if (!best || cost < best_cost) {
       best = slot;
       best_cost = cost;
@@ -331,21 +335,21 @@ Duration Dispatch::busy_time(const Worker& worker, wire::BatchKey key, Instant n
   return now - std::max(worker.asked_at.at(key), worker.answered_at);
 }
 
-std::optional<Duration> Dispatch::late_after() const {
+std::optional<Dispatch::LateAfter> Dispatch::late_after() const {
   if (!options_.hedges) return std::nullopt;
-  if (times_.count() < options_.hedge_samples_min) {
-    const Duration longest = times_.count() > 0 ? times_.quantile(1) : Duration(0);
-    return std::max(options_.early_hedge_floor,
-                    std::chrono::duration_cast<Duration>(longest * options_.early_hedge_factor));
-  }
+  const Duration longest = times_.count() > 0 ? times_.quantile(1) : Duration(0);
+  const Duration far_beyond =
+      std::max(options_.early_hedge_floor, std::chrono::duration_cast<Duration>(longest * options_.early_hedge_factor));
+  if (times_.count() < options_.hedge_samples_min) return LateAfter{.usual = far_beyond, .deadly = far_beyond};
   const Duration usual = times_.quantile(options_.hedge_quantile);
-  return std::max(options_.hedge_floor, std::chrono::duration_cast<Duration>(usual * options_.hedge_factor));
+  return LateAfter{
+      .usual = std::max(options_.hedge_floor, std::chrono::duration_cast<Duration>(usual * options_.hedge_factor)),
+      .deadly = far_beyond};
 }
 
-// A lane's next batch follows from the state that its worker alone has, and a request that may have killed a worker is
-// not handed on.
+// A lane's next batch follows from the state that its worker alone has.
 bool Dispatch::may_be_hedged(const Request& request) {
-  return request.lane == wire::kNoLane && request.death_count == 0 && request.workers.size() == 1;
+  return request.lane == wire::kNoLane && request.workers.size() == 1;
 }
 
 std::optional<WorkerSlot> Dispatch::idle_worker() const {
@@ -360,10 +364,12 @@ void Dispatch::tick(Instant now) {
   const auto limit = late_after();
   if (!limit) return;
   for (auto& [key, request] : requests_) {
-    if (!may_be_hedged(request) || busy_time(workers_.at(request.workers.front()), key, now) < *limit) continue;
+    if (!may_be_hedged(request)) continue;
+    if (busy_time(workers_.at(request.workers.front()), key, now) < limit->of(request)) continue;
     const auto idle = idle_worker();
     if (!idle) return;
     ++hedge_count_;
+    if (request.death_count > 0) workers_.at(*idle).alone = key;
     ask_of(*idle, key, request, now);
   }
 }
@@ -376,7 +382,7 @@ std::optional<Instant> Dispatch::next_tick() const {
   for (const auto& [key, request] : requests_) {
     if (!may_be_hedged(request)) continue;
     const Worker& worker = workers_.at(request.workers.front());
-    next = earlier(next, std::max(worker.asked_at.at(key), worker.answered_at) + *limit);
+    next = earlier(next, std::max(worker.asked_at.at(key), worker.answered_at) + limit->of(request));
   }
   return next;
 }

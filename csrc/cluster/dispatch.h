@@ -8,7 +8,8 @@
 //   loss      what a lost or drained worker owed is asked for elsewhere
 //   hedge     what takes far longer than most is asked of a second, idle worker; the first answer wins
 //   poison    a worker that dies over a batch that it had begun may have died of it. That batch then runs alone on an
-//             idle worker, so that the next death is its own; after `deaths_max` of them it fails
+//             idle worker, so that the next death is its own; after `deaths_max` of them it fails. It is hedged late,
+//             since it may kill the second worker, too; but the first may hang for ever
 //   lanes     the batches of one shard of an iterable dataset follow from each other: one worker makes them, in order,
 //             until it is lost; another goes on after the last one that was answered
 //
@@ -55,7 +56,7 @@ struct DispatchOptions {
   // A request is late once its worker took `hedge_factor` times the `hedge_quantile` of the batches' times, and
   // `hedge_floor` at least. Before `hedge_samples_min` batches have come little is known of these times, and a request
   // is late after `early_hedge_factor` times the longest, and `early_hedge_floor` at least: a worker that is stuck in
-  // one of a job's first batches holds up all that comes behind.
+  // one of a job's first batches holds up all that comes behind. So is, at any time, one over which a worker has died.
   double hedge_quantile = 0.95;
   double hedge_factor = 2.0;
   Duration hedge_floor = std::chrono::milliseconds(50);
@@ -176,6 +177,12 @@ class Dispatch {
     std::optional<WorkerSlot> preferred{};
   };
   using LaneId = std::pair<uint32_t, wire::Lane>;  // epoch and lane
+  // After how long a request is late.
+  struct LateAfter {
+    Duration usual{};
+    Duration deadly{};  // over which a worker has died
+    Duration of(const Request& request) const { return request.death_count > 0 ? deadly : usual; }
+  };
 
   void place(Instant now);
   std::optional<WorkerSlot> choose(wire::BatchKey key, const Request& request, Instant now);
@@ -191,7 +198,7 @@ class Dispatch {
   static bool may_be_hedged(const Request& request);
   void unreserve(wire::BatchKey key);
   Duration busy_time(const Worker& worker, wire::BatchKey key, Instant now) const;
-  std::optional<Duration> late_after() const;
+  std::optional<LateAfter> late_after() const;
 
   DispatchOptions options_;
   std::map<WorkerSlot, Worker> workers_;

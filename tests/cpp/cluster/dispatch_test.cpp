@@ -262,6 +262,51 @@ TEST_F(PoisonTest, BusyWorkerIsKeptFreeForItAsSoonAsItIsIdle) {
   EXPECT_EQ(asked(), (Asked{{3, 3}, {3, 5}}));
 }
 
+// A training stood still for ever: the worker that was kept free hung in what it had, and others were idle.
+TEST_F(PoisonTest, IdleWorkerMakesItWhereTheOneThatIsKeptFreeHangs) {
+  join(2);
+  EXPECT_TRUE(answer(2, 1));
+  ask(3);
+  join(3);
+  ask(4);
+  EXPECT_EQ(asked(), (Asked{{2, 1}, {2, 2}, {2, 3}, {3, 4}}));
+  dispatch_.started(3, batch(4));
+  lose(3);  // and 2 is kept free for 4
+  join(4);
+  ask(5);
+  EXPECT_EQ(asked(), (Asked{{4, 4}}));  // alone
+  EXPECT_TRUE(answer(4, 4));
+  EXPECT_EQ(asked(), (Asked{{4, 5}}));
+}
+
+// The same, where a worker died of a batch and the next one hung in it.
+TEST_F(PoisonTest, BatchThatHangsIsAskedOfASecondWorkerLate) {
+  join(2);
+  EXPECT_TRUE(answer(2, 1));
+  EXPECT_TRUE(answer(2, 2));
+  ask(3);
+  dispatch_.started(2, batch(3));
+  lose(2);
+  join(3);
+  join(4);
+  EXPECT_EQ(asked(), (Asked{{2, 1}, {2, 2}, {2, 3}, {3, 3}}));
+  now_ += milliseconds(9'999);
+  tick();
+  EXPECT_EQ(asked(), (Asked{}));
+  EXPECT_EQ(dispatch_.next_tick(), now_ + milliseconds(1));
+  now_ += milliseconds(1);
+  tick();
+  EXPECT_EQ(asked(), (Asked{{4, 3}}));
+  ask(4);
+  EXPECT_EQ(asked(), (Asked{}));  // both are at it alone
+  dispatch_.started(4, batch(3));
+  lose(4);
+  EXPECT_EQ(asked(), (Asked{}));
+  EXPECT_EQ(count(Kind::kFail), 0u);
+  EXPECT_TRUE(answer(3, 3));
+  EXPECT_EQ(asked(), (Asked{{3, 4}}));
+}
+
 TEST_F(PoisonTest, ThreeDeathsFailIt) {
   for (const WorkerSlot worker : {2, 3}) {
     join(worker);
