@@ -27,7 +27,7 @@ help:
 	@echo "  make bench      every figure quoted anywhere; ARGS goes to bench/loader.py and leaves out bench/cut.py"
 	@echo "  make fuzz       every parser of a peer's bytes against libFuzzer, FUZZ_SECONDS=60 each; ARGS names some of them"
 	@echo "  make chaos      live pools whose processes are killed, stopped, cut off and starved; ARGS=\"--only SCENARIO\" does one"
-	@echo "  make test-sim   200,000 simulated pools of workers that crash, lose processes, stall and are cut off; ARGS=\"--replay SEED\" runs one"
+	@echo "  make test-sim   200,000 simulated pools of workers that crash, lose processes, hang, stall and are cut off; ARGS=\"--replay SEED\" runs one"
 	@echo "  make test-asan  the C++ tests with address and undefined-behaviour sanitizers"
 	@echo "  make test-tsan  the C++ tests with the thread sanitizer"
 	@echo "  make test-gpu   the tests that need a GPU, and programs that train on it, against torch's loader; PYTHON=... has torch"

@@ -2,7 +2,7 @@
 #pragma once
 // Whether the thread of a worker that makes batches is of use: it waits for work, or makes a batch that somebody wants,
 // however long that takes. A batch that nobody wants any more may never end: its sample may wait for a disk that is
-// gone, or hold the interpreter's lock in a loop. Pure.
+// gone, or hold the interpreter's lock in a loop. Pure. The simulated workers of tests/sim run it too.
 
 #include <algorithm>
 #include <optional>
@@ -23,6 +23,11 @@ struct AbandonedGrace {
   Duration first_batch = kFirstBatchGrace;
   Duration later = kAbandonedGrace;
 };
+
+// Whether a worker that is to leave since `drained_at` has had its time for what it has begun.
+inline bool is_drain_over(std::optional<Instant> drained_at, Duration grace, Instant now) {
+  return drained_at && now - *drained_at >= grace;
+}
 
 // A value type.
 class MakerWatch {

@@ -494,7 +494,7 @@ std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) const {
 
 void PoolServerIo::end_lost_process(Instant now) {
   if (session_.is_draining() && !drained_at_) drained_at_ = now;
-  const bool is_late = drained_at_ && now - *drained_at_ >= options_.drain_grace;
+  const bool is_late = is_drain_over(drained_at_, options_.drain_grace, now);
   std::string text;
   if (maker_watch_.is_lost(options_.abandoned_grace)) {
     const std::string batch = running_ ? to_text(running_->key) : "a batch that it had answered";

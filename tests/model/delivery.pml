@@ -228,10 +228,8 @@ inline trainer_takes(w, kind, link, stamp, batch) {
 }
 
 #define NOT_ASKED (ALL & ~(entered | failed | near[0].asked | near[1].asked))
-/* A batch over which a process has died is asked of one worker at a time. */
-#define IS_DEADLY(batch) (deaths[batch] > 0)
-#define DEADLY (IS_DEADLY(0) + 2 * IS_DEADLY(1) + 4 * IS_DEADLY(2) + 8 * IS_DEADLY(3))
-#define ONLY_ASKED_OF(w) (near[w].asked & ~near[OTHER(w)].asked & ~DEADLY)
+/* A batch over which a process has died may be hedged as well: the next one may hang. */
+#define ONLY_ASKED_OF(w) (near[w].asked & ~near[OTHER(w)].asked)
 
 /* A recall may go beyond the credit, by one: the program asks for nothing else before it has come. */
 #define RECALL_TO_ASK (NOT_ASKED & recalled)
@@ -358,7 +356,8 @@ end:
        :: else -> break
        od;
        processes_lost[batch]++;
-       assert(processes_lost[batch] <= DEATHS_MAX + unheard);  /* a batch is asked for no oftener */
+       /* A batch is asked for no oftener, but for a copy that was hedged. */
+       assert(processes_lost[batch] <= DEATHS_MAX + unheard + HEDGES - hedges);
        tell_trainer(w, died, batch);
        forget(w);
        batch = 0 }

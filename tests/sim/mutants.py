@@ -192,4 +192,56 @@ void WorkerSession::decline""",
             "    if (!peer.slot) {",
         ),
     ),
+    "a batch that hangs among the first is not hedged": (
+        Mutation(
+            "dispatch.cpp",
+            "return LateAfter{.usual = far_beyond, .deadly = far_beyond};",
+            "return std::nullopt;",
+        ),
+    ),
+    "a batch over which a worker has died is not hedged": (
+        Mutation(
+            "dispatch.cpp",
+            "  return request.lane == wire::kNoLane && request.workers.size() == 1;",
+            "  return request.lane == wire::kNoLane && request.death_count == 0 && "
+            "request.workers.size() == 1;",
+        ),
+    ),
+    "a batch that is to run alone waits for a worker that hangs": (
+        Mutation("dispatch.cpp", "  if (is_alone && idle_worker()) unreserve(key);\n", ""),
+    ),
+    "what is being made is not taken back": (
+        Mutation(
+            "worker_session.cpp",
+            "  if (running_ && running_->key == key) running_->is_wanted = false;\n",
+            "",
+        ),
+    ),
+    "a process that hangs in what nobody wants is never ended": (
+        Mutation(
+            "maker_watch.h",
+            "    return abandoned_ >= (longest_ ? std::max(grace.later, 2 * *longest_) : "
+            "grace.first_batch);",
+            "    return grace.later < Duration(0);",
+        ),
+    ),
+    "a worker that hangs in what nobody wants is not shown as stuck": (
+        Mutation(
+            "maker_watch.h",
+            "return abandoned_ >= std::max(kStuckAfter, longest());",
+            "return false;",
+        ),
+    ),
+    "a worker that is stuck is given to trainers": (
+        Mutation(
+            "roster.h", "return !is_leaving() && !report.is_stuck();", "return !is_leaving();"
+        ),
+    ),
+    "a worker that hangs never leaves": (
+        Mutation(
+            "maker_watch.h",
+            "  return drained_at && now - *drained_at >= grace;",
+            "  return drained_at && now - *drained_at < Duration(0) && grace < Duration(0);",
+        ),
+    ),
 }

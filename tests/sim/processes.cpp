@@ -9,6 +9,14 @@ namespace penstock::sim {
 using wire::ToTrainer;
 using wire::ToWorker;
 
+namespace {
+
+// Of the live worker: pool_server_io's kLookInterval and job_host's kJobEndGrace.
+constexpr Duration kLookInterval = std::chrono::milliseconds(200);
+constexpr Duration kJobEndGrace = std::chrono::seconds(2);
+
+}  // namespace
+
 // ---- Controller
 
 SimController::SimController(World& world, ProcessId id)
@@ -92,6 +100,10 @@ void SimWorker::receive(ProcessId, const Message& message) {
   } else if (const auto* request = std::get_if<WorkerMessage>(&message)) {
     session_.receive(request->head, world_.now());
     carry_out();  // what was dropped by it goes before its bytes are kept
+    const bool is_last = request->head.kind == ToWorker::Kind::kBye && !request->head.is_continued;
+    if (is_last && work_ && work_->trainer_id == request->head.trainer_id &&
+        session_.trainer_id() != request->head.trainer_id)
+      give_up_work();
     if (session_.trainer_id() == request->head.trainer_id) {
       job_ = request->job;
       if (request->head.is_lane_start) lane_starts_[request->head.key] = request->lane_position;
@@ -99,20 +111,29 @@ void SimWorker::receive(ProcessId, const Message& message) {
   }
   carry_out();
   begin();
+  look();
 }
 
 void SimWorker::tick() {
   session_.tick(world_.now());
   enrolment_.tick(session_, world_.now());
   was_open_ = was_open_ || enrolment_.clock.silence(world_.now()) >= cluster::kOrdersGoodFor;
-  if (enrolment_.take(session_, world_.now())) world_.send(id(), kController, enrolment_.report(session_));
+  if (enrolment_.take(session_, world_.now())) {
+    auto report = enrolment_.report(session_);
+    const auto stuck = watch_.is_stuck() ? watch_.abandoned() : Duration(0);
+    report.stuck_ms = static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(stuck).count());
+    world_.send(id(), kController, report);
+  }
   carry_out();
   begin();
+  look();
   if (session_.is_draining() && session_.is_empty() && session_.trainer_id() == 0) world_.leave(*this);
 }
 
 std::optional<Instant> SimWorker::next_tick() const {
-  return earlier(enrolment_.due_at(session_), session_.next_tick());
+  std::optional<Instant> due = earlier(enrolment_.due_at(session_), session_.next_tick());
+  if (work_ || session_.is_draining()) due = earlier(due, looked_at_ + kLookInterval);
+  return due;
 }
 
 void SimWorker::drain() {
@@ -122,7 +143,7 @@ void SimWorker::drain() {
 }
 
 void SimWorker::lose_process() {
-  session_.lose_process(session_.trainer_id());
+  session_.lose_process(work_ ? work_->trainer_id : session_.trainer_id());
   work_.reset();
   lanes_.clear();
   carry_out();
@@ -131,6 +152,53 @@ void SimWorker::lose_process() {
 std::optional<std::pair<uint32_t, BatchKey>> SimWorker::working_on() const {
   if (!work_) return std::nullopt;
   return std::pair(work_->content.job, work_->request.key);
+}
+
+std::optional<std::pair<uint64_t, BatchKey>> SimWorker::work() const {
+  if (!work_) return std::nullopt;
+  return std::pair(work_->trainer_id, work_->request.key);
+}
+
+// As serve_maker() and end_lost_process() of the live worker.
+void SimWorker::look() {
+  using State = server::MakerWatch::State;
+  looked_at_ = world_.now();
+  watch_.note(!work_ ? State::kWaiting : session_.may_be_wanted() ? State::kMaking : State::kAbandoned, looked_at_);
+  if (session_.is_draining() && !drained_at_) drained_at_ = looked_at_;
+  const bool is_late = server::is_drain_over(drained_at_, world_.scenario().drain_grace, looked_at_);
+  if (watch_.is_lost(world_.scenario().abandoned_grace)) {
+    end_work();
+    if (!is_late) return;
+  } else if (!is_late) {
+    return;
+  }
+  if (!std::exchange(is_closing_, true)) world_.close(*this);
+}
+
+// The warm process is told to kill that of the job, and tells when it has ended. One that waits in the kernel does not
+// end, and is given up.
+void SimWorker::end_work() {
+  if (!work_ || std::exchange(work_->is_ending, true)) return;
+  const bool ends = std::bernoulli_distribution(0.8)(world_.random());
+  const Duration time = ends ? std::chrono::milliseconds(5) : kJobEndGrace;
+  world_.at(world_.now() + time, id(), [this, number = work_number_] {
+    if (number == work_number_ && work_) world_.end_process_of(*this);
+  });
+}
+
+void SimWorker::give_up_work() {
+  work_.reset();
+  session_.finished();
+  carry_out();
+}
+
+Duration SimWorker::grace_for_abandoned() const {
+  const auto& grace = world_.scenario().abandoned_grace;
+  return kJobEndGrace + (longest_ ? std::max(grace.later, 2 * *longest_) : grace.first_batch);
+}
+
+Duration SimWorker::stuck_after() const {
+  return std::max<Duration>(std::chrono::seconds(2), longest_.value_or(Duration(0)));
 }
 
 std::vector<BatchKey> SimWorker::kept() const {
@@ -153,6 +221,7 @@ void SimWorker::carry_out() {
     if (command.message.kind == ToTrainer::Kind::kWelcome && world_.is_intruder(command.trainer_id) && !was_open_)
       throw Violation{name() + " serves a trainer that the controller has not given it to"};
     if (command.message.kind == ToTrainer::Kind::kWelcome && command.message.is_fresh) {
+      ++tenancy_;
       lanes_.clear();
       lane_starts_.clear();
     }
@@ -175,10 +244,21 @@ void SimWorker::begin() {
     return carry_out();
   }
   carry_out();
-  work_ = Work{*request, make(*request)};
+  if (work_tenancy_ != tenancy_) {
+    watch_.begin_tenancy();
+    longest_.reset();
+  }
+  work_tenancy_ = tenancy_;
+  work_ = Work{
+      .request = *request, .content = make(*request), .trainer_id = session_.trainer_id(), .begun_at = world_.now()};
   const uint64_t number = ++work_number_;
   const auto mean = world_.scenario().work_time.count();
-  const Duration time(std::uniform_int_distribution<int64_t>(mean / 2, mean * 2)(world_.random()));
+  Duration time(std::uniform_int_distribution<int64_t>(mean / 2, mean * 2)(world_.random()));
+  if (const auto hang = world_.hang_of(*this, job_, request->key)) {
+    work_->is_endless = *hang == Duration::max();
+    if (work_->is_endless) return;
+    time += *hang;
+  }
   if (job_ == 0 && world_.poison() == request->key) {
     world_.at(world_.now() + time, id(), [this, key = request->key] { world_.die_of(*this, 0, key); });
     return;
@@ -208,7 +288,10 @@ Content SimWorker::make(const cluster::WorkerSession::Request& request) {
 }
 
 void SimWorker::finish(uint64_t number) {
-  if (number != work_number_ || !work_) return;
+  if (number != work_number_ || !work_ || work_->is_ending) return;
+  const Duration time = world_.now() - work_->begun_at;
+  watch_.note_made(time);
+  longest_ = std::max(longest_.value_or(Duration(0)), time);
   made_[work_->request.key] = work_->content;
   work_.reset();
   session_.finished();
@@ -234,10 +317,7 @@ void SimTrainer::begin() { begin_epoch(); }
 
 void SimTrainer::begin_epoch() {
   const Scenario& scenario = world_.scenario();
-  if (progress_.epoch == scenario.epoch_count) {
-    is_done_ = true;
-    return;
-  }
+  if (progress_.epoch == scenario.epoch_count) return end_program();
   const bool is_iterable = scenario.shard_count != 0;
   order_.emplace(cluster::RequestOrderOptions{.shard_count = std::max(1u, scenario.shard_count),
                                               .outstanding_count_max = scenario.depth_max * scenario.worker_count,
@@ -249,6 +329,23 @@ void SimTrainer::begin_epoch() {
   fill();
   carry_out();
   consume();
+}
+
+void SimTrainer::end_program() {
+  is_done_ = true;
+  waits_since_.reset();
+  if (!world_.scenario().says_goodbye) return;
+  has_left_ = true;
+  session_.leave(world_.now());
+  carry_out();
+}
+
+// The program sees the error and ends.
+void SimTrainer::fail() {
+  const auto end = order_->send_count();
+  for (uint64_t sequence = 0; sequence < end; ++sequence) session_.forget({progress_.epoch, sequence}, world_.now());
+  if (recalled_) session_.forget(*recalled_, world_.now());
+  end_program();
 }
 
 void SimTrainer::fill() {
@@ -265,6 +362,7 @@ void SimTrainer::fill() {
 }
 
 void SimTrainer::receive(ProcessId, const Message& message) {
+  if (has_left_) return;
   if (const auto* roster = std::get_if<wire::TrainerRoster>(&message)) {
     if (enrolment_.receive(*roster, world_.now())) {
       std::vector<wire::RosterEntry> entries;
@@ -335,7 +433,9 @@ void SimTrainer::take(const ToTrainer& head, const Content& content) {
 void SimTrainer::consume() {
   if (is_stepping_ || is_done_ || recalled_) return;
   switch (order_->next()) {
-    case cluster::RequestOrder::Next::kWait: return;
+    case cluster::RequestOrder::Next::kWait:
+      if (!waits_since_) waits_since_ = world_.now();
+      return;
     case cluster::RequestOrder::Next::kEnd:
       ++progress_.epoch;
       progress_.delivered_count = 0;
@@ -344,6 +444,7 @@ void SimTrainer::consume() {
       return begin_epoch();
     case cluster::RequestOrder::Next::kReady: break;
   }
+  waits_since_.reset();
   const uint64_t sequence = order_->ready_sequence();
   order_->delivered(sequence);
   const BatchKey key{progress_.epoch, sequence};
@@ -401,11 +502,7 @@ void SimTrainer::carry_out() {
       if (!world_.has_blame(job_, command.key, command.death_count))
         throw Violation{to_text(command.key) + " failed after " + std::to_string(command.death_count) +
                         " deaths, which were fewer"};
-      is_done_ = true;  // the program sees the error and ends
-      const auto end = order_->send_count();
-      for (uint64_t sequence = 0; sequence < end; ++sequence)
-        session_.forget({progress_.epoch, sequence}, world_.now());
-      if (recalled_) session_.forget(*recalled_, world_.now());
+      if (!is_done_) fail();
       continue;
     }
     if (command.kind == Kind::kRenew) renew(command.worker_id);
@@ -425,7 +522,14 @@ void SimTrainer::renew(uint64_t worker_id) {
 }
 
 void SimTrainer::tick() {
+  if (has_left_) return;
   session_.tick(world_.now());
+  const Duration timeout = world_.scenario().timeout;
+  if (waits_since_ && timeout > Duration(0) && world_.now() - *waits_since_ >= timeout) {
+    world_.say(name(), " waits no longer for a batch");
+    fail();
+    return carry_out();
+  }
   if (enrolment_.clock.take(world_.now())) {
     world_.send(id(), kController,
                 wire::TrainerReport{.trainer_id = trainer_id_, .job = name(), .worker_count_max = is_done_ ? 0u : 64u});
@@ -435,7 +539,11 @@ void SimTrainer::tick() {
 }
 
 std::optional<Instant> SimTrainer::next_tick() const {
-  return earlier(enrolment_.clock.due_at(), session_.next_tick());
+  if (has_left_) return std::nullopt;
+  std::optional<Instant> due = earlier(enrolment_.clock.due_at(), session_.next_tick());
+  const Duration timeout = world_.scenario().timeout;
+  if (waits_since_ && timeout > Duration(0)) due = earlier(due, *waits_since_ + timeout);
+  return due;
 }
 
 }  // namespace penstock::sim

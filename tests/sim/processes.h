@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "server/maker_watch.h"
 #include "world.h"
 
 namespace penstock::sim {
@@ -68,6 +69,17 @@ class SimWorker : public Process {
   void drain();
   // The process in which it makes its batches ends, and another one takes its place.
   void lose_process();
+  // Whether it is at a batch that it will never end.
+  bool is_hung() const { return work_ && work_->is_endless; }
+  // Whether it can make batches of this job, now or soon.
+  bool can_make(uint32_t job) const {
+    return !is_hung() && !session_.is_draining() && (declined_jobs_ >> job & 1) == 0;
+  }
+  // The trainer and the key of the batch that it makes now.
+  std::optional<std::pair<uint64_t, BatchKey>> work() const;
+  // For how long it may be at a batch that nobody wants, as people are told.
+  Duration grace_for_abandoned() const;
+  Duration stuck_after() const;
   // The job and the key of the batch that it makes now.
   std::optional<std::pair<uint32_t, BatchKey>> working_on() const;
   uint32_t job() const { return job_; }
@@ -77,11 +89,20 @@ class SimWorker : public Process {
   struct Work {
     cluster::WorkerSession::Request request;
     Content content;
+    uint64_t trainer_id = 0;
+    Instant begun_at{};
+    bool is_endless = false;
+    bool is_ending = false;  // with its process, which was killed
   };
 
   void carry_out();
   void begin();
   void finish(uint64_t work_number);
+  // Looks whether its process, or itself, is at what may never end.
+  void look();
+  void end_work();
+  // Work that nobody can want any more.
+  void give_up_work();
   Content make(const cluster::WorkerSession::Request& request);
 
   const uint32_t declined_jobs_;
@@ -95,6 +116,13 @@ class SimWorker : public Process {
   std::map<BatchKey, Content> made_;
   std::optional<Work> work_;
   uint64_t work_number_ = 0;
+  uint64_t tenancy_ = 0;       // counts the welcomes that know nothing
+  uint64_t work_tenancy_ = 0;  // of the work that was begun last
+  server::MakerWatch watch_;
+  std::optional<Duration> longest_;  // of the batches of that tenancy
+  Instant looked_at_{};
+  std::optional<Instant> drained_at_;
+  bool is_closing_ = false;
 };
 
 class SimTrainer : public Process {
@@ -109,6 +137,7 @@ class SimTrainer : public Process {
   void begin();
   void worker_died(uint64_t worker_id);
   bool is_done() const { return is_done_; }
+  bool is_recalling() const { return recalled_.has_value(); }
   uint32_t job() const { return job_; }
   uint64_t trainer_id() const { return trainer_id_; }
   const cluster::PoolSession& session() const { return session_; }
@@ -123,6 +152,8 @@ class SimTrainer : public Process {
   };
 
   void begin_epoch();
+  void end_program();
+  void fail();
   void fill();
   void renew(uint64_t worker_id);
   void carry_out();
@@ -146,7 +177,9 @@ class SimTrainer : public Process {
   std::optional<BatchKey> recalled_;  // that the trainer stands still for
   uint64_t recall_number_ = 0;
   uint64_t answerer_id_ = 0;  // the worker that answered last
+  std::optional<Instant> waits_since_;
   bool is_done_ = false;
+  bool has_left_ = false;
 };
 
 }  // namespace penstock::sim

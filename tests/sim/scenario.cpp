@@ -56,6 +56,15 @@ Scenario Scenario::draw(uint64_t seed) {
   } else {
     s.process_ends = few(2, 4);
   }
+  s.drain_grace = seconds(number(5, 30));
+  s.says_goodbye = chance(3);
+  if (!chance(2)) return s;
+  s.hangs = number(1, 3);
+  s.hang = number(2, 40) / 100.0;
+  s.has_hang_poison = s.shard_count == 0 && !s.has_poison && chance(4);
+  if (chance(2)) s.timeout = seconds(number(20, 60));
+  s.abandoned_grace = {.first_batch = seconds(number(10, 30)), .later = seconds(number(3, 10))};
+  s.end_at += seconds(150);  // for a late request to be asked of another worker, and for graces
   return s;
 }
 
@@ -71,7 +80,14 @@ std::string Scenario::describe() const {
        << ", drains " << worker_drains << ", stalls " << stalls << ", partitions " << partitions << "; recalls "
        << recall << (has_declining ? "; workers that decline" : "")
        << (intruders > 0 ? "; intruders " + std::to_string(intruders) : "") << (has_poison ? "; poison" : "")
-       << (poison_spares_workers ? " that spares workers" : "");
+       << (poison_spares_workers ? " that spares workers" : "") << (says_goodbye ? "; goodbyes" : "");
+  const auto in_seconds = [](Duration time) { return std::chrono::duration_cast<seconds>(time).count(); };
+  text << "; " << in_seconds(drain_grace) << " s to drain";
+  if (!has_hangs()) return text.str();
+  text << "; hangs " << hangs << ", each with chance " << hang << (has_hang_poison ? ", and in one batch always" : "")
+       << "; " << in_seconds(abandoned_grace.first_batch) << " s of grace for a first batch, "
+       << in_seconds(abandoned_grace.later) << " s for others";
+  if (timeout > Duration(0)) text << "; timeout after " << in_seconds(timeout) << " s";
   return text.str();
 }
 

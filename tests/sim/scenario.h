@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/instant.h"
+#include "server/maker_watch.h"
 
 namespace penstock::sim {
 
@@ -48,8 +49,17 @@ struct Scenario {
   bool has_poison = false;             // a batch of the first trainer's kills whoever makes it
   uint32_t process_ends = 0;           // of the process in which a worker makes its batches, while the worker lives
   bool poison_spares_workers = false;  // the batch that kills ends that process alone
+  uint32_t hangs = 0;                  // of that process in a batch, before `calm_at`, some of them for ever
+  double hang = 0;                     // the chance of one for each batch that is begun
+  bool has_hang_poison = false;        // a batch of the first trainer's hangs for ever, whoever makes it
+  bool says_goodbye = false;           // programs that end tell the workers
+  Duration timeout{};                  // for which a program waits for a batch before it ends; 0: for ever
+  server::AbandonedGrace abandoned_grace{};
+  Duration drain_grace{};
   Duration calm_at{};
   Duration end_at{};  // by then all is delivered, or something is lost
+
+  bool has_hangs() const { return hangs > 0 || has_hang_poison; }
 
   static Scenario draw(uint64_t seed);
   std::string describe() const;

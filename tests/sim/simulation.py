@@ -26,13 +26,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parent.parent / "csrc"
 HEADER_ROOMS = ("base", "wire")  # beside cluster, which is compiled
+HEADERS = ("server/maker_watch.h",)  # of other rooms
 BUILT = HERE.parent.parent / "build" / "simulator"
 FLAGS = ("-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-restrict", "-D_GLIBCXX_ASSERTIONS")
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One place of csrc/cluster that is written otherwise."""
+    """One place of csrc/cluster, or of HEADERS, that is written otherwise."""
 
     file: str
     old: str
@@ -63,8 +64,12 @@ def build(folder: Path, mutations: Sequence[Mutation] = (), sound: Path | None =
     shutil.copytree(CSRC / "cluster", cluster)
     for room in HEADER_ROOMS:
         shutil.copytree(CSRC / room, folder / "csrc" / room, dirs_exist_ok=True)
+    for header in HEADERS:
+        (folder / "csrc" / header).parent.mkdir(exist_ok=True)
+        shutil.copy(CSRC / header, folder / "csrc" / header)
     for mutation in mutations:
-        path = cluster / mutation.file
+        named = [header for header in HEADERS if Path(header).name == mutation.file]
+        path = folder / "csrc" / named[0] if named else cluster / mutation.file
         text = path.read_text()
         if text.count(mutation.old) != 1:
             raise BuildError(f"{mutation.file} has {text.count(mutation.old)} of: {mutation.old}")
@@ -94,7 +99,8 @@ def built_once() -> Path:
     changed. Several processes may call this at once."""
     folders = [HERE, CSRC / "cluster", *(CSRC / room for room in HEADER_ROOMS)]
     digest = hashlib.sha256(" ".join([compiler(), *FLAGS]).encode())
-    for source in sorted(path for folder in folders for path in folder.glob("*.[ch]*")):
+    sources = [path for folder in folders for path in folder.glob("*.[ch]*")]
+    for source in sorted(sources + [CSRC / header for header in HEADERS]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     folder = BUILT / digest.hexdigest()[:16]
     if not folder.exists():

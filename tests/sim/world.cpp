@@ -17,6 +17,9 @@ namespace {
 constexpr uint64_t kEventsMax = 2'000'000;    // far beyond any run that ends
 constexpr Duration kAfterwards = seconds(4);  // for messages on their way to come to rest
 constexpr int kWastedMax = 4;                 // looks at a worker, one a second
+constexpr int kHeldMax = 70;                  // looks at one that hangs, which is parted after kLeaveTime
+constexpr Duration kNoticed = seconds(5);     // within which everybody knows, in a calm network
+constexpr Duration kLastLate = seconds(8);    // the longest that faults reach beyond `calm_at`
 
 // For the trace of one run.
 std::string spoken(const Message& message) {
@@ -55,17 +58,9 @@ std::string spoken(const Message& message) {
 }  // namespace
 
 World::World(const Scenario& scenario, std::ostream* trace)
-    : scenario_(scenario), trace_(trace), random_(scenario.seed ^ 0x9e3779b97f4a7c15u) {}
+    : scenario_(scenario), trace_(trace), random_(scenario.seed ^ 0x9e3779b97f4a7c15u), hangs_left_(scenario.hangs) {}
 
 World::~World() = default;
-
-template <typename... Parts>
-void World::say(const Parts&... parts) {
-  if (trace_ == nullptr) return;
-  *trace_ << std::chrono::duration<double>(now_.time_since_epoch()).count() << "  ";
-  ((*trace_ << parts), ...);
-  *trace_ << "\n";
-}
 
 std::optional<std::string> World::run() {
   try {
@@ -92,7 +87,8 @@ std::optional<std::string> World::run() {
       // The event may have ended the process.
       for (auto& [id, process] : processes_) wake(*process);
       check_credit();
-      if (!is_done()) {
+      check_hangs();
+      if (!is_settled()) {
         done_at.reset();
       } else if (!done_at) {
         done_at = now_;
@@ -101,7 +97,8 @@ std::optional<std::string> World::run() {
         return std::nullopt;
       }
     }
-    return "a trainer was not given all of its batches";
+    check_progress();
+    return std::nullopt;
   } catch (const Violation& violation) {
     return violation.text;
   } catch (const std::exception& error) {
@@ -296,6 +293,30 @@ void World::leave(SimWorker& worker) {
   fault_at(now_, [this, id] { processes_.erase(id); });
 }
 
+void World::close(SimWorker& worker) {
+  fault_at(now_, [this, id = worker.id()] {
+    const auto found = processes_.find(id);
+    if (found == processes_.end()) return;
+    const uint64_t worker_id = static_cast<SimWorker&>(*found->second).worker_id();
+    say(found->second->name(), " leaves without having ended what it had begun");
+    kill(id, true);
+    if (const auto controller = processes_.find(kController); controller != processes_.end())
+      static_cast<SimController&>(*controller->second).left(worker_id);
+  });
+}
+
+std::optional<Duration> World::hang_of(SimWorker& worker, uint32_t job, BatchKey key) {
+  if (scenario_.has_hang_poison && job == 0 && key == poison_key()) {
+    say(worker.name(), " hangs in ", to_text(key), ", as every one does");
+    return Duration::max();
+  }
+  if (hangs_left_ == 0 || now_ >= Instant(scenario_.calm_at) || chance() >= scenario_.hang) return std::nullopt;
+  --hangs_left_;
+  const bool is_endless = chance() < 0.7;
+  say(worker.name(), " hangs in ", to_text(key), is_endless ? " for ever" : " for a while");
+  return is_endless ? Duration::max() : between(milliseconds(500), seconds(8));
+}
+
 bool World::has_blame(uint32_t job, BatchKey key, uint32_t death_count) const {
   const auto found = deaths_.find({job, key});
   return found != deaths_.end() && found->second >= death_count;
@@ -303,8 +324,10 @@ bool World::has_blame(uint32_t job, BatchKey key, uint32_t death_count) const {
 
 std::optional<BatchKey> World::poison() const {
   if (!scenario_.has_poison) return std::nullopt;
-  return BatchKey{.epoch = 0, .sequence = scenario_.batch_count / 2};
+  return poison_key();
 }
+
+BatchKey World::poison_key() const { return {.epoch = 0, .sequence = scenario_.batch_count / 2}; }
 
 // ---- Network and clock
 
@@ -377,6 +400,72 @@ bool World::is_done() const {
   });
 }
 
+// Nothing is left that is still to end.
+bool World::is_settled() const { return is_done() && abandoned_.empty() && draining_.empty(); }
+
+bool World::is_wanted(uint64_t trainer_id, BatchKey key) const {
+  const auto found = trainers_.find(trainer_id);
+  const auto process = found == trainers_.end() ? processes_.end() : processes_.find(found->second);
+  if (process == processes_.end()) return false;
+  const auto* trainer = dynamic_cast<const SimTrainer*>(process->second.get());
+  return trainer != nullptr && trainer->session().dispatch().is_unanswered(key);
+}
+
+bool World::is_held_up(const SimTrainer& trainer) const {
+  std::map<BatchKey, int> hung;  // batches of this trainer, and at how many workers
+  bool has_healthy = false;
+  for (const auto& [id, process] : processes_) {
+    const auto* worker = dynamic_cast<const SimWorker*>(process.get());
+    if (worker == nullptr) continue;
+    const auto work = worker->work();
+    const bool is_its = work && work->first == trainer.trainer_id() && worker->session().is_wanted();
+    if (is_its && worker->is_hung()) ++hung[work->second];
+    has_healthy = has_healthy || worker->can_make(trainer.job());
+  }
+  if (!has_healthy) return true;
+  const int copies_max = scenario_.shard_count != 0 ? 1 : 2;
+  return std::ranges::any_of(hung, [&](const auto& item) { return item.second >= copies_max; });
+}
+
+void World::check_progress() const {
+  for (const auto& [id, process] : processes_) {
+    const auto* trainer = dynamic_cast<const SimTrainer*>(process.get());
+    if (trainer == nullptr || trainer->is_done()) continue;
+    if (!scenario_.has_hangs()) throw Violation{"a trainer was not given all of its batches"};
+    if (scenario_.timeout > Duration(0) && !trainer->is_recalling())
+      throw Violation{trainer->name() + " waits for longer than its timeout"};
+    if (!is_held_up(*trainer)) throw Violation{trainer->name() + " waits while a worker could make its batches"};
+  }
+}
+
+// A batch is wanted while its trainer waits for it, whatever the worker has heard.
+void World::check_hangs() {
+  const Instant calm_at = Instant(scenario_.calm_at) + kLastLate;
+  for (const auto& [id, process] : processes_) {
+    const auto* worker = dynamic_cast<const SimWorker*>(process.get());
+    if (worker == nullptr) continue;
+    const Instant awake_since = std::min(now_, process->stalled_until);
+    const auto work = worker->work();
+    if (!work || is_wanted(work->first, work->second)) {
+      abandoned_.erase(id);
+    } else {
+      Abandoned& abandoned = abandoned_.try_emplace(id, Abandoned{*work, now_}).first->second;
+      if (abandoned.work != *work) abandoned = {*work, now_};
+      const Instant since = std::max({abandoned.since, awake_since, calm_at});
+      if (now_ > since + worker->grace_for_abandoned() + kNoticed)
+        throw Violation{worker->name() + " is at " + to_text(work->second) +
+                        " for longer than its grace, and no trainer wants it"};
+    }
+    if (!worker->session().is_draining()) continue;
+    const Instant since = std::max(draining_.try_emplace(id, now_).first->second, awake_since);
+    if (now_ > since + scenario_.drain_grace + seconds(1))
+      throw Violation{worker->name() + " was to leave, and has not ended within its grace"};
+  }
+  const auto is_gone = [this](const auto& item) { return !processes_.contains(item.first); };
+  std::erase_if(abandoned_, is_gone);
+  std::erase_if(draining_, is_gone);
+}
+
 void World::check_credit() const {
   for (const auto& [id, process] : processes_) {
     const auto* worker = dynamic_cast<const SimWorker*>(process.get());
@@ -392,6 +481,20 @@ void World::check_credit() const {
   }
 }
 
+bool World::is_hung_or_gone(uint64_t worker_id) const {
+  const auto found = processes_.find(workers_.at(worker_id));
+  return found == processes_.end() || static_cast<const SimWorker&>(*found->second).is_hung();
+}
+
+// At a batch that nobody wants, for long, without having told it.
+bool World::is_stuck_unseen(const wire::WorkerReport& report) const {
+  const ProcessId id = workers_.at(report.worker_id);
+  const auto abandoned = abandoned_.find(id);
+  if (abandoned == abandoned_.end() || report.is_stuck()) return false;
+  const auto& worker = static_cast<const SimWorker&>(*processes_.at(id));
+  return now_ > abandoned->second.since + worker.stuck_after() + kNoticed;
+}
+
 // Once a second. A worker that moves, or whose trainer has just ended, is on its way.
 void World::check_sharing() {
   std::map<uint64_t, int> wasted;
@@ -399,7 +502,14 @@ void World::check_sharing() {
   if (controller != processes_.end()) {
     const auto& roster = static_cast<const SimController&>(*controller->second).roster();
     const auto trainers = roster.trainers(now_);
-    for (const auto& worker : roster.workers(now_)) {
+    const auto workers = roster.workers(now_);
+    // One that hangs at a batch that its trainer waits for leaves that trainer after kLeaveTime. Nobody else is moved
+    // in its place until then.
+    const auto is_held = [&](const auto& worker) {
+      return worker.is_withdrawn && is_hung_or_gone(worker.report.worker_id);
+    };
+    const bool is_any_held = std::ranges::any_of(workers, is_held);
+    for (const auto& worker : workers) {
       if (is_intruder(worker.report.trainer_id)) continue;  // until kLeaveTime is over
       const auto owner = std::ranges::find(trainers, worker.assigned_to,
                                            [](const auto& trainer) { return trainer.report.trainer_id; });
@@ -408,12 +518,15 @@ void World::check_sharing() {
                !worker.report.has_declined(trainer.report.trainer_id) &&
                (owner == trainers.end() || trainer.worker_count + 1 < owner->worker_count);
       };
-      const bool is_missing = !worker.report.is_draining && std::ranges::any_of(trainers, should_have);
+      const bool is_missing = !is_any_held && !worker.report.is_draining && !worker.report.is_stuck() &&
+                              std::ranges::any_of(trainers, should_have);
+      const bool is_useless =
+          worker.report.has_declined(worker.assigned_to) || (worker.report.is_stuck() && worker.assigned_to != 0);
       // One that is withdrawn is left within a batch, long before kLeaveTime.
-      if (!is_missing && !worker.report.has_declined(worker.assigned_to) && !worker.is_withdrawn) continue;
+      if (!is_missing && !is_useless && !worker.is_withdrawn && !is_stuck_unseen(worker.report)) continue;
       const int times = wasted_[worker.report.worker_id] + 1;
       wasted[worker.report.worker_id] = times;
-      if (times > kWastedMax)
+      if (times > (is_held(worker) ? kHeldMax : kWastedMax))
         throw Violation{"worker " + std::to_string(worker.report.worker_id) +
                         " is for long where it is of no use, or of less than elsewhere"};
     }

@@ -2,14 +2,16 @@
 #pragma once
 // A pool in one thread: controller, workers and trainers run the live state machines of csrc/cluster on a clock of the
 // world's own, over a network that loses, doubles, reorders and delays, while processes crash, stall and are cut off,
-// and while those end in which workers make their batches. All of it follows from the scenario's seed, so a run that
-// fails can be run again.
+// and while those end or hang in which workers make their batches. All of it follows from the scenario's seed, so a
+// run that fails can be run again.
 //
 // Invariants:
 //
 //   stream    every trainer is given each batch of each epoch once, in order, as a lone process makes it
 //
-//   progress  all of it is, some time after the last fault
+//   progress  all of it is, some time after the last fault. A trainer waits for ever, or until its program's timeout,
+//             only for what the protocol asks no other worker: a batch that hangs at two workers, one of a shard that
+//             hangs, or any while every worker hangs
 //
 //   credit    a worker never has more bytes asked of it or held than the trainer granted, one batch aside
 //
@@ -20,6 +22,11 @@
 //             leave it, or with one that has two more than another
 //
 //   given     a worker that hears of its controller begins for no trainer that it was not given to
+//
+//   hangs     a process that is at a batch which no trainer wants is ended within its grace, and its worker is shown as
+//             stuck and given to nobody until then
+//
+//   drain     a worker that is told to leave has ended within its grace, whatever it is at
 //
 //   memory    nothing is left in a worker or a session once the trainers are done
 
@@ -134,7 +141,12 @@ class World {
   void renew(ProcessId from, ProcessId to);
   void at(Instant when, ProcessId process, std::function<void()> action);
   template <typename... Parts>
-  void say(const Parts&... parts);
+  void say(const Parts&... parts) {
+    if (trace_ == nullptr) return;
+    *trace_ << std::chrono::duration<double>(now_.time_since_epoch()).count() << "  ";
+    ((*trace_ << parts), ...);
+    *trace_ << "\n";
+  }
   ProcessId process_of_worker(uint64_t worker_id) const;
   std::vector<uint64_t> worker_ids() const;  // of all that there ever were
   bool is_intruder(uint64_t trainer_id) const { return intruders_.contains(trainer_id); }
@@ -142,9 +154,17 @@ class World {
   // A worker dies while it makes a batch, or the process does in which it makes it.
   void die_of(SimWorker& worker, uint32_t job, BatchKey key);
   void leave(SimWorker& worker);
+  // A worker ends that was told to leave, whatever it is at. Trainers see the connection end.
+  void close(SimWorker& worker);
+  // The process ends in which a worker makes its batches.
+  void end_process_of(SimWorker& worker);
+  // For how long this batch takes longer than others; Duration::max() if for ever.
+  std::optional<Duration> hang_of(SimWorker& worker, uint32_t job, BatchKey key);
   bool has_blame(uint32_t job, BatchKey key, uint32_t death_count) const;
   // The batch that kills, of the first job.
   std::optional<BatchKey> poison() const;
+  // The one that kills or hangs, where there is one.
+  BatchKey poison_key() const;
   // A number that no process had before.
   uint64_t new_identity() { return ++identities_; }
 
@@ -166,10 +186,17 @@ class World {
   void add_trainer(uint32_t job, std::unique_ptr<SimTrainer> resumed_from);
   void add_intruder();
   void kill(ProcessId process, bool is_seen);
-  void end_process_of(SimWorker& worker);
   void wake(Process& process);
   bool is_cut(ProcessId from, ProcessId to) const;
   bool is_done() const;
+  bool is_settled() const;
+  bool is_wanted(uint64_t trainer_id, BatchKey key) const;
+  // Whether what hangs for ever may hold this trainer up.
+  bool is_held_up(const SimTrainer& trainer) const;
+  void check_progress() const;
+  void check_hangs();
+  bool is_hung_or_gone(uint64_t worker_id) const;
+  bool is_stuck_unseen(const wire::WorkerReport& report) const;
   void check_credit() const;
   void check_sharing();
   void check_memory() const;
@@ -195,6 +222,13 @@ class World {
   std::map<std::pair<ProcessId, ProcessId>, Instant> cuts_;       // until when
   std::map<std::pair<ProcessId, ProcessId>, uint32_t> renewals_;  // of the way from the first to the second
   std::map<std::pair<uint32_t, BatchKey>, uint32_t> deaths_;
+  uint32_t hangs_left_;
+  struct Abandoned {
+    std::pair<uint64_t, BatchKey> work;
+    Instant since;
+  };
+  std::map<ProcessId, Abandoned> abandoned_;          // workers at batches that no trainer wants
+  std::map<ProcessId, Instant> draining_;             // workers that are to leave, and since when
   std::map<uint64_t, int> wasted_;                    // workers, and how often in turn they were seen to be wasted
   std::vector<std::unique_ptr<SimTrainer>> resting_;  // crashed, until they resume
 };

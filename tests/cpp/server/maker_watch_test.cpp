@@ -104,5 +104,11 @@ TEST_F(MakerWatchTest, TimeInWhichTheWholeProcessWasStoppedIsNotTheMakers) {
   EXPECT_FALSE(is_lost());
 }
 
+TEST_F(MakerWatchTest, DrainIsOverAfterItsGraceAndNeverWithoutAnOrder) {
+  EXPECT_FALSE(is_drain_over(std::nullopt, seconds(0), now_));
+  EXPECT_FALSE(is_drain_over(now_, seconds(30), now_ + milliseconds(29'999)));
+  EXPECT_TRUE(is_drain_over(now_, seconds(30), now_ + seconds(30)));
+}
+
 }  // namespace
 }  // namespace penstock::server
