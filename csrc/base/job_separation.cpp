@@ -8,7 +8,9 @@
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <net/if.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -299,6 +301,16 @@ Result<void> have_private_tmp(const JobSeparation& separation) {
   return {};
 }
 
+// Of a network namespace that this process has just made.
+Result<void> bring_up_loopback() {
+  const FileDescriptor any(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ifreq device{};
+  std::string_view("lo").copy(device.ifr_name, IFNAMSIZ - 1);
+  device.ifr_flags = IFF_UP;
+  if (!any || ::ioctl(any.get(), SIOCSIFFLAGS, &device) != 0) return refused("a loopback device");
+  return {};
+}
+
 Result<void> enter_namespaces(const JobSeparation& separation) {
   const bool has_tmp = !separation.private_tmp.empty();
   const bool has_mounts = separation.hiding == Hiding::kMounts || has_tmp;
@@ -307,6 +319,8 @@ Result<void> enter_namespaces(const JobSeparation& separation) {
   if (!has_capability(CAP_SYS_ADMIN))
     if (auto entered = enter_user_namespace(); !entered) return entered;
   if (has_network && ::unshare(CLONE_NEWNET) != 0) return refused("a network namespace");
+  if (has_network && separation.has_loopback)
+    if (auto done = bring_up_loopback(); !done) return done;
   if (has_tmp && ::unshare(CLONE_NEWIPC) != 0) return refused("an IPC namespace");
   if (!has_mounts) return {};
   if (::unshare(CLONE_NEWNS) != 0) return refused("a mount namespace");

@@ -20,7 +20,8 @@ namespace penstock {
 
 struct JobSeparation {
   enum class Hiding : uint8_t { kNone, kMounts, kRules };
-  // kNamespace: a network namespace without any device that is up. kFilter: no socket but Unix ones.
+  // kNamespace: a network namespace, with no device that is up but loopback if it `has_loopback`. kFilter: no socket
+  // but Unix ones.
   enum class NoNetwork : uint8_t { kNone, kNamespace, kFilter };
 
   Hiding hiding = Hiding::kNone;
@@ -33,6 +34,7 @@ struct JobSeparation {
   std::vector<std::string> writable{};  // then, besides what every program needs, such as /dev/null and /dev/shm
 
   NoNetwork no_network = NoNetwork::kNone;
+  bool has_loopback = false;  // in its network namespace, where only the processes of the job meet
 
   std::optional<uint32_t> uid{};  // and the group of that number
 

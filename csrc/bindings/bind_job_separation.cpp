@@ -49,8 +49,9 @@ void bind_job_separation(py::module_& module) {
   py::class_<JobSeparation>(module, "JobSeparation")
       .def(py::init([](const std::string& hiding, std::vector<std::string> hidden, std::string private_tmp,
                        std::vector<std::string> kept, bool are_writes_bounded, std::vector<std::string> writable,
-                       const std::string& no_network, std::optional<uint32_t> uid, std::optional<uint64_t> data_bytes,
-                       std::optional<uint64_t> descriptor_count, std::optional<uint64_t> process_count) {
+                       const std::string& no_network, bool has_loopback, std::optional<uint32_t> uid,
+                       std::optional<uint64_t> data_bytes, std::optional<uint64_t> descriptor_count,
+                       std::optional<uint64_t> process_count) {
              return JobSeparation{.hiding = hiding_named(hiding),
                                   .hidden = std::move(hidden),
                                   .private_tmp = std::move(private_tmp),
@@ -58,6 +59,7 @@ void bind_job_separation(py::module_& module) {
                                   .are_writes_bounded = are_writes_bounded,
                                   .writable = std::move(writable),
                                   .no_network = no_network_named(no_network),
+                                  .has_loopback = has_loopback,
                                   .uid = uid,
                                   .data_bytes = data_bytes,
                                   .descriptor_count = descriptor_count,
@@ -66,8 +68,9 @@ void bind_job_separation(py::module_& module) {
            py::kw_only(), py::arg("hiding") = "", py::arg("hidden") = std::vector<std::string>(),
            py::arg("private_tmp") = "", py::arg("kept") = std::vector<std::string>(),
            py::arg("are_writes_bounded") = false, py::arg("writable") = std::vector<std::string>(),
-           py::arg("no_network") = "", py::arg("uid") = py::none(), py::arg("data_bytes") = py::none(),
-           py::arg("descriptor_count") = py::none(), py::arg("process_count") = py::none())
+           py::arg("no_network") = "", py::arg("has_loopback") = false, py::arg("uid") = py::none(),
+           py::arg("data_bytes") = py::none(), py::arg("descriptor_count") = py::none(),
+           py::arg("process_count") = py::none())
       .def("separate", [](const JobSeparation& self) { unwrap(separate_job(self)); })
       .def(
           "refusal",

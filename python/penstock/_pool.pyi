@@ -97,6 +97,7 @@ class JobSeparation:
         are_writes_bounded: bool = False,
         writable: Sequence[str] = (),
         no_network: Literal["namespace", "filter", ""] = "",
+        has_loopback: bool = False,
         uid: int | None = None,
         data_bytes: int | None = None,
         descriptor_count: int | None = None,

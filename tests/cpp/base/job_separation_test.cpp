@@ -203,6 +203,36 @@ TEST_F(JobSeparationTest, NetworkIsOutOfReach) {
   }
 }
 
+// What listens there is reached by the job alone, and what listens at the machine's is not.
+TEST_F(JobSeparationTest, LoopbackOfANamespaceIsItsOwn) {
+  const JobSeparation separation{.no_network = NoNetwork::kNamespace, .has_loopback = true};
+  if (const auto tried = try_separation(separation); !tried) GTEST_SKIP() << tried.error().message;
+  sockaddr_in at{.sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_zero{}};
+  socklen_t length = sizeof at;
+  auto* const address = reinterpret_cast<sockaddr*>(&at);
+  const FileDescriptor outside(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::bind(outside.get(), address, length), 0);
+  ASSERT_EQ(::listen(outside.get(), 1), 0);
+  ASSERT_EQ(::getsockname(outside.get(), address, &length), 0);
+  EXPECT_EQ(separated(separation,
+                      [&]() -> std::string {
+                        const FileDescriptor caller(::socket(AF_INET, SOCK_STREAM, 0));
+                        if (::connect(caller.get(), address, length) == 0) return "the machine's was reached";
+                        if (errno != ECONNREFUSED) return std::string("the machine's: ") + std::strerror(errno);
+                        const FileDescriptor inside(::socket(AF_INET, SOCK_STREAM, 0));
+                        if (::bind(inside.get(), address, length) != 0) return "bind";
+                        if (::listen(inside.get(), 1) != 0) return "listen";
+                        const FileDescriptor again(::socket(AF_INET, SOCK_STREAM, 0));
+                        if (::connect(again.get(), address, length) != 0) return "its own was not reached";
+                        sockaddr_in far = at;
+                        far.sin_addr = {htonl(0xc0000201)};  // 192.0.2.1
+                        const FileDescriptor away(::socket(AF_INET, SOCK_STREAM, 0));
+                        ::connect(away.get(), reinterpret_cast<const sockaddr*>(&far), sizeof far);
+                        return ::strerrorname_np(errno);
+                      }),
+            "ENETUNREACH");
+}
+
 TEST_F(JobSeparationTest, UidIsItsOwnAndTheEndOfTheParentStaysASignal) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to become another account";
   const JobSeparation separation{.private_tmp = folder_ / "own", .uid = 54321};
