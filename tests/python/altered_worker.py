@@ -2,10 +2,10 @@
 """A pool's worker in whose processes one thing is not as it should be: that of a host that somebody
 has broken into, or that was set up badly.
 
-    python altered_worker.py ALTERATION ARGUMENT CONTROLLER KEYS
+    python altered_worker.py ALTERATION ARGUMENT CONTROLLER KEYS [OPTION ...]
 
 The penstock that it runs is the real one, with the worker's real key. ALTERATION is one of
-worker_alterations.py.
+worker_alterations.py. The options are those of `penstock worker` that keep jobs apart.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from __future__ import annotations
 import os
 import sys
 
+from penstock.cli.command_parser import CommandParser
+from penstock.cli.isolation_options import add_isolation, isolation_of
 from penstock.pool import server_program
+from penstock.pool.job_isolation import plan_isolation
 from penstock.pool.worker_spec import PoolWorkerSpec
 from penstock.pool.worker_supervisor import Supervisor
 
@@ -25,7 +28,9 @@ from penstock.pool.warm_process"""
 
 
 if __name__ == "__main__":
-    name, argument, controller, keys = sys.argv[1:]
+    name, argument, controller, keys, *options = sys.argv[1:]
+    parser = CommandParser("worker", "worker", "")
+    add_isolation(parser)
     program = server_program._WARM_PROGRAM
     altered = _ALTER.format(name=name, argument=argument)
     server_program._WARM_PROGRAM = program.replace("from penstock.pool.warm_process", altered)
@@ -39,4 +44,5 @@ if __name__ == "__main__":
         patience_s=60.0,
         parent_pid=os.getpid(),
     )
-    sys.exit(Supervisor([spec]).run())
+    plan = plan_isolation(isolation_of(parser.parse(options)), spec.key_folder)
+    sys.exit(Supervisor([spec], isolation=plan.isolation).run())

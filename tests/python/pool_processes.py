@@ -198,10 +198,10 @@ class PoolProcesses:
         self.processes.append(training)
         return training
 
-    def start_altered_worker(self, alteration: str, argument: str) -> Worker:
+    def start_altered_worker(self, alteration: str, argument: str, *options: str) -> Worker:
         """A worker of altered_worker.py."""
         program = (sys.executable, str(Path(__file__).with_name("altered_worker.py")))
-        arguments = [alteration, argument, self.endpoint, ""]
+        arguments = [alteration, argument, self.endpoint, "", *options]
         worker = Worker(arguments, self.environment, program=program)
         self.processes.append(worker)
         worker.served()

@@ -7,6 +7,7 @@ import argparse
 import re
 
 from penstock.cli.command_parser import CommandParser, did_you_mean, whole_number
+from penstock.pool.job_hosts import parse_named
 from penstock.pool.job_isolation import LEVELS, IsolationOptions
 
 _UIDS_MAX = 2**32 - 2
@@ -29,6 +30,15 @@ def add_isolation(parser: CommandParser) -> None:
         default=(),
         metavar="DIR[:DIR]",
         help="with --isolate files: further folders that jobs may write in",
+    )
+    parser.add_argument(
+        "--job-hosts",
+        type=_hosts,
+        default=(),
+        metavar="HOST:PORT[,...]",
+        help="with --isolate network: what jobs may reach all the same, by an HTTP proxy that "
+        "HTTPS_PROXY and HTTP_PROXY name in their environment; *.NAME:PORT covers each name below "
+        "it, and a service of this machine is named by its address",
     )
     parser.add_argument(
         "--job-uids",
@@ -74,6 +84,7 @@ def isolation_of(args: argparse.Namespace) -> IsolationOptions:
     return IsolationOptions(
         levels=args.isolate,
         job_writes=args.job_writes,
+        job_hosts=args.job_hosts,
         job_uids=args.job_uids,
         job_memory=args.job_memory,
         job_files=args.job_files,
@@ -89,6 +100,7 @@ def isolation_arguments(options: IsolationOptions) -> list[str]:
     given = {
         "isolate": None if options.levels is None else ",".join(sorted(options.levels)) or "none",
         "job-writes": ":".join(options.job_writes) or None,
+        "job-hosts": ",".join(options.job_hosts) or None,
         "job-uids": None if uids is None else f"{uids[0]}-{uids[1]}",
         "job-memory": options.job_memory,
         "job-files": options.job_files,
@@ -117,6 +129,16 @@ def _folders(text: str) -> tuple[str, ...]:
             f"is {text!r}; absolute paths of folders are expected, with ':' between them"
         )
     return folders
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(parse_named(host) for host in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"is {text!r}, where {error}; HOST:PORT is expected, with commas between several, such "
+            f"as data.example.org:443,*.example.com:443,127.0.0.1:9000"
+        ) from None
 
 
 def _uids(text: str) -> tuple[int, int]:

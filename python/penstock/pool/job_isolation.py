@@ -22,6 +22,7 @@ from typing import Any, Literal
 from penstock import _pool
 from penstock.errors import PenstockError
 from penstock.pool import job_group
+from penstock.pool.job_network import ProxyProcess, enter_job
 
 LEVELS = ("keys", "files", "tmp", "network", "user")
 _UIDS_FOLDER = "/run/penstock-job-uids"
@@ -33,6 +34,7 @@ class IsolationOptions:
 
     levels: frozenset[str] | None = None  # None: keys, if that can be had; an empty one: none
     job_writes: tuple[str, ...] = ()
+    job_hosts: tuple[str, ...] = ()  # as job_hosts.parse_named() returns them
     job_uids: tuple[int, int] | None = None  # the first and the last
     job_memory: int | None = None  # bytes
     job_files: int | None = None
@@ -52,6 +54,7 @@ class JobIsolation:
     are_writes_bounded: bool = False
     writable: Sequence[str] = ()
     no_network: Literal["namespace", "filter", ""] = ""
+    hosts: Sequence[str] = ()  # that are reached by a proxy all the same, in a namespace
     uids: Sequence[int] = ()  # the first and the last
     data_bytes: int | None = None
     descriptor_count: int | None = None
@@ -76,6 +79,7 @@ class JobIsolation:
             are_writes_bounded=self.are_writes_bounded,
             writable=[*self.writable, *own],
             no_network=self.no_network,
+            has_loopback=self.no_network == "namespace" and bool(self.hosts),
             uid=uid,
             data_bytes=self.data_bytes,
             descriptor_count=self.descriptor_count,
@@ -125,8 +129,9 @@ def plan_isolation(options: IsolationOptions, key_folder: str | None) -> Isolati
     if "files" in named:
         plan = _tried(replace(plan, are_writes_bounded=True), "files")
     if "network" in named:
-        plan, how = _tried_network(plan)
-        news.append(f"jobs have no network, by {how}")
+        plan, how = _tried_network(replace(plan, hosts=options.job_hosts))
+        reached = f" but {', '.join(plan.hosts)} through a proxy" if plan.hosts else ""
+        news.append(f"jobs have no network{reached}, by {how}")
     if levels is None or levels:
         plan, said, trouble = _tried_keys(plan, key_folder, is_named="keys" in named)
         if trouble and "keys" in named:
@@ -147,6 +152,7 @@ def _check(options: IsolationOptions) -> None:
     named = options.levels or frozenset()
     for is_given, name, level in (
         (bool(options.job_writes), "--job-writes", "files"),
+        (bool(options.job_hosts), "--job-hosts", "network"),
         (options.job_uids is not None, "--job-uids", "user"),
     ):
         if is_given and level not in named:
@@ -197,6 +203,11 @@ def _tried_network(plan: JobIsolation) -> tuple[JobIsolation, str]:
     apart = replace(plan, no_network="namespace")
     if not (why := _refusal(apart)):
         return apart, "a network namespace"
+    if plan.hosts:
+        raise ValueError(
+            f"--job-hosts must go with a network namespace, which this machine does not give: "
+            f"{why}; allow it, or leave --job-hosts out"
+        )
     filtered = replace(plan, no_network="filter")
     if not (why_no_filter := _refusal(filtered)):
         return filtered, f"a filter of system calls ({why})"
@@ -298,6 +309,8 @@ class JobPlace:
     private: str = ""  # its temporary folder; "": it has none of its own
     group: str = ""
     uid: int | None = None
+    job: int = 0
+    proxy_fd: int | None = None  # by which the proxy is told of the job, where it has one
 
     def enter(self) -> None:
         """Goes there, for good: to be called by the process, with one thread, before it runs any
@@ -312,15 +325,21 @@ class JobPlace:
             tempfile.tempdir = None  # where it was looked for before
             if self.uid is not None:
                 os.environ["HOME"] = private
+        if self.proxy_fd is not None:
+            enter_job(self.proxy_fd, self.job)
 
 
 class IsolatedJobs:
     """The folders, accounts and groups of the jobs of one warm process. Confined to its thread."""
 
-    def __init__(self, isolation: JobIsolation, code_root: str) -> None:
-        """``code_root`` has a folder of each job's own, and is removed by whoever made it."""
+    def __init__(
+        self, isolation: JobIsolation, code_root: str, proxy: ProxyProcess | None = None
+    ) -> None:
+        """``code_root`` has a folder of each job's own, and is removed by whoever made it.
+        ``proxy`` is there where jobs may reach named hosts."""
         self._isolation = isolation
         self._code_root = code_root
+        self._proxy = proxy
         self._jobs: set[int] = set()  # that are not over
         self._uids = _Uids(isolation.uids) if isolation.uids else None
         self._groups = (
@@ -344,19 +363,23 @@ class IsolatedJobs:
     def _prepare(self, job: int, folder: str) -> JobPlace:
         uid = None if self._uids is None else self._uids.take(job)
         group = "" if self._groups is None else self._groups.make(job)
+        proxy_fd = None if self._proxy is None else self._proxy.fd
+        place = JobPlace(self._isolation.fields(), group=group, uid=uid, job=job, proxy_fd=proxy_fd)
         if not self._isolation.has_folder:
-            return JobPlace(self._isolation.fields(), group=group, uid=uid)
+            return place
         private = self._private(job)
         for path in (folder, private):
             os.makedirs(path, mode=0o700, exist_ok=True)
             if uid is not None:
                 os.chown(path, uid, uid)
-        return JobPlace(self._isolation.fields(), folder, private, group, uid)
+        return replace(place, folder=folder, private=private)
 
     def close_in_child(self) -> None:
         """In a forked process of a job."""
         if self._uids is not None:
             self._uids.close()
+        if self._proxy is not None:
+            self._proxy.close_in_child()
 
     def clear(self, job: int) -> None:
         """Ends and removes what a job that is over has left."""
@@ -365,12 +388,16 @@ class IsolatedJobs:
             self._groups.remove(job)
         if self._uids is not None:
             self._uids.give_back(job)
+        if self._proxy is not None:
+            self._proxy.end(job)
         shutil.rmtree(self._private(job), ignore_errors=True)
 
     def close(self) -> None:
         """The same for all jobs, whose processes have ended."""
         for job in list(self._jobs):
             self.clear(job)
+        if self._proxy is not None:
+            self._proxy.close()
 
     def _private(self, job: int) -> str:
         return os.path.join(self._code_root, f"tmp-{job}")

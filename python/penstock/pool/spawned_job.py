@@ -53,7 +53,8 @@ def spawn_job(order: _C.JobOrder, code_root: str, place: JobPlace, *, is_quiet: 
         "is_quiet": is_quiet,
     }
     command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), json.dumps(settings)]
-    for fd in (order.fd, order.error_fd):
+    proxy_fds = () if place.proxy_fd is None else (place.proxy_fd,)
+    for fd in (order.fd, order.error_fd, *proxy_fds):
         os.set_inheritable(fd, True)  # no other program is started before the caller closes them
     # What it writes before it serves is the job's, too.
     streams = [(os.POSIX_SPAWN_DUP2, order.error_fd, fd) for fd in (1, 2)]

@@ -20,6 +20,7 @@ from penstock import _C
 from penstock.pool.descriptor_limit import raise_descriptor_limit
 from penstock.pool.fork_check import fork_fault
 from penstock.pool.job_isolation import IsolatedJobs, JobIsolation, JobPlace
+from penstock.pool.job_network import ProxyProcess
 from penstock.pool.job_process import run_job
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.process_setup import (
@@ -41,7 +42,11 @@ class WarmSettings:
 def run_warm(settings: dict[str, Any], channel_fd: int) -> int:
     """Forks a process whenever the server at the other end of the channel asks for one; returns the
     exit code once the server is gone, and all of these processes with it."""
-    warm = _WarmProcess(_C.WarmChannel.open(channel_fd), WarmSettings(**settings))
+    warm_settings = WarmSettings(**settings)
+    isolation = JobIsolation(**warm_settings.isolation)
+    proxy = ProxyProcess(isolation.fields()) if isolation.hosts else None  # before the channel
+    isolated = IsolatedJobs(isolation, warm_settings.code_root, proxy)
+    warm = _WarmProcess(_C.WarmChannel.open(channel_fd), warm_settings, isolated, proxy)
     set_up_process()
     ignore_end_signals()  # the server ends this process
     raise_descriptor_limit()
@@ -53,16 +58,22 @@ def run_warm(settings: dict[str, Any], channel_fd: int) -> int:
     # copy its page.
     gc.collect()
     gc.freeze()
-    warm.run()
-    return 0
+    return warm.run()
 
 
 class _WarmProcess:
-    def __init__(self, channel: _C.WarmChannel, settings: WarmSettings) -> None:
+    def __init__(
+        self,
+        channel: _C.WarmChannel,
+        settings: WarmSettings,
+        isolated: IsolatedJobs,
+        proxy: ProxyProcess | None,
+    ) -> None:
         self._channel = channel
         self._settings = settings
         self._pid = os.getpid()
-        self._isolated = IsolatedJobs(JobIsolation(**settings.isolation), settings.code_root)
+        self._isolated = isolated
+        self._proxy = proxy
         self._is_forking = True
 
     def check_fork(self) -> None:
@@ -76,15 +87,21 @@ class _WarmProcess:
                 f"torch: a forked child {fault}; each job starts {start_s:.1f} s later by that"
             )
 
-    def run(self) -> None:
+    def run(self) -> int:
         self._channel.ready(about_worker(os.getppid()))
         while (news := self._channel.next()) is not None:
             if isinstance(news, _C.JobEnd):
                 self._isolated.clear(news.job)
                 shutil.rmtree(self._folder_of(news.job), ignore_errors=True)
+            elif self._proxy is not None and self._proxy.has_ended:
+                PoolLog("penstock worker").tell(
+                    "the proxy of --job-hosts has ended, and its workers start again with another"
+                )
+                return 1
             else:
                 self._fork(news)
         self._isolated.close()
+        return 0
 
     def _fork(self, order: _C.JobOrder) -> None:
         folder = self._folder_of(order.job)

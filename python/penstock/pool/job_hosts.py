@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hosts that jobs without a network may reach all the same: how ``--job-hosts`` names them, and
+which requests and addresses that covers.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_NAME = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"  # a part of a name; _ is in names of buckets
+_NAMES = re.compile(rf"{_NAME}(?:\.{_NAME})*")
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[^][:@/?#\s]{1,253}):([0-9]{1,5})")
+# Metadata services of clouds, at which machines get credentials, with addresses that are not
+# link-local.
+_METADATA = frozenset(("fd00:ec2::254", "100.100.100.200"))
+
+
+@dataclass(frozen=True, slots=True)
+class JobHost:
+    """A host and a port. ``name`` is in lower case, and an address is in its usual form."""
+
+    name: str
+    port: int
+    is_address: bool = False
+
+    @staticmethod
+    def parse(text: str) -> JobHost:
+        """Raises ValueError."""
+        found = _AUTHORITY.fullmatch(text)
+        if found is None or not 0 < int(found[2]) < 1 << 16:
+            raise ValueError(f"{text!r} is no HOST:PORT")
+        name = found[1].removeprefix("[").removesuffix("]").removesuffix(".").lower()
+        try:
+            return JobHost(str(ipaddress.ip_address(name)), int(found[2]), is_address=True)
+        except ValueError:
+            # Where the last part is a number, the system may read an address in it.
+            is_name = _NAMES.fullmatch(name) and not name.rpartition(".")[2].isdigit()
+            if found[1].startswith("[") or not is_name:
+                raise ValueError(f"{text!r} has no name of a host and no address") from None
+        return JobHost(name, int(found[2]))
+
+    def __str__(self) -> str:
+        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+
+
+def parse_named(text: str) -> str:
+    """A host as an operator names it, which may be one with ``*.`` in front, for each name below
+    it. Returns its usual form; raises ValueError."""
+    wildcard = "*." if text.startswith("*.") else ""
+    host = JobHost.parse(text.removeprefix(wildcard))
+    if wildcard and host.is_address:
+        raise ValueError(f"{text!r} has * before an address")
+    return f"{wildcard}{host}"
+
+
+class NamedHosts:
+    """Those of ``--job-hosts``."""
+
+    def __init__(self, named: Iterable[str]) -> None:
+        """``named`` as `parse_named` returns them."""
+        self._named = frozenset(named)
+
+    def has(self, host: JobHost) -> bool:
+        if str(host) in self._named:
+            return True
+        if host.is_address:
+            return False
+        parts = host.name.split(".")
+        above = (".".join(parts[place:]) for place in range(1, len(parts)))
+        return any(f"*.{name}:{host.port}" in self._named for name in above)
+
+
+def is_denied(address: str) -> bool:
+    """Whether a name must not lead to this address, since it is one of this machine or of its
+    network's own services: whoever answers for the name would choose a service of the machine."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    if ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast:
+        return True
+    return str(ip) in _METADATA or _is_of_this_machine(ip)
+
+
+def _is_of_this_machine(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """The system reaches its own addresses from themselves. Nothing is sent."""
+    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.connect((str(ip), 9))
+        except OSError:  # there is no way to it
+            return False
+        return bool(ipaddress.ip_address(trial.getsockname()[0]) == ip)
