@@ -15,9 +15,9 @@ from penstock._version import __version__ as __version__
 from penstock.errors import PenstockError, PoolWarning, WorkerError
 
 if TYPE_CHECKING:
-    from penstock.cli.installation import install, uninstall
     from penstock.cut.embedding_ids import embedding_ids
     from penstock.cut.offloading import detach, offload
+    from penstock.drop_in import install, uninstall
     from penstock.explanation.explanation import explain
     from penstock.graph.declared_operators import stateless
     from penstock.graph.plan import Plan
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.rank_states import merge_states
     from penstock.observing.open_telemetry import to_opentelemetry
-    from penstock.observing.progress_bar import progress
     from penstock.observing.step_trace import trace
     from penstock.observing.trace_file import merge_traces
-    from penstock.observing.waiting_meter import WaitingMeter
+    from penstock.observing.waiting_meter import WaitingMeter, progress
     from penstock.sampling.cost_batch_sampler import CostBatchSampler
     from penstock.sampling.mixture_sampler import MixtureSampler
     from penstock.worker.shared_list import SharedList
@@ -68,15 +67,15 @@ _HOMES = {
     "detach": "penstock.cut.offloading",
     "embedding_ids": "penstock.cut.embedding_ids",
     "explain": "penstock.explanation.explanation",
-    "install": "penstock.cli.installation",
+    "install": "penstock.drop_in",
     "merge_states": "penstock.loader.rank_states",
     "merge_traces": "penstock.observing.trace_file",
     "offload": "penstock.cut.offloading",
-    "progress": "penstock.observing.progress_bar",
+    "progress": "penstock.observing.waiting_meter",
     "stateless": "penstock.graph.declared_operators",
     "to_opentelemetry": "penstock.observing.open_telemetry",
     "trace": "penstock.observing.step_trace",
-    "uninstall": "penstock.cli.installation",
+    "uninstall": "penstock.drop_in",
 }
 
 

@@ -36,7 +36,7 @@ OUTPUTS = {
     "validation.py": rf"(?s)epoch 2: .*{_ACCURACY}training: {_PLAN}.*validation: {_PLAN}",
     "lightning_training.py": rf"{_ACCURACY}training: {_PLAN}",
     "trainer.py": r"(?s)loss 0\.\d+\npenstock's loader: True\n",
-    "torchrun.py": r"(?m)^rank [01]: loss 0\.\d+, penstock\.cli\.installation$",
+    "torchrun.py": r"(?m)^rank [01]: loss 0\.\d+, penstock\.drop_in$",
     "ddp_pool.py": r"(?m)^rank [01]: loss 0\.\d+, from a pool$",
 }  # fmt: skip
 RANKS = {"torchrun.py": 2, "ddp_pool.py": 2}

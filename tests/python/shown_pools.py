@@ -9,8 +9,7 @@ import test_pool_status
 from test_pool_status import CONTROLLER, ENGINE, worker
 
 from penstock.graph.plan import Plan, PlannedCall, PlannedEdge
-from penstock.live.pool_view import PoolView, pool_view
-from penstock.live.step_parts import STEP_PARTS
+from penstock.live.pool_view import STEP_PARTS, PoolView, pool_view
 
 FIRST, SECOND = "11a1000000000001", "11a2000000000001"
 GROUP = "99a0000000000001"

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.tuning.advice import advise, best_first, possible_settings
 from penstock.tuning.limiting import Limit, diagnose
-from penstock.tuning.loader_settings import LoaderSettings
-from penstock.tuning.observation import MadeBatch, Observation
+from penstock.tuning.observation import LoaderSettings, MadeBatch, Observation
 
 MB = 1e6
 

@@ -14,9 +14,8 @@ from scheduled_workers import Augmented, Shard, measured
 
 from penstock import DataLoader
 from penstock.tuning import worker_tuner
-from penstock.tuning.automatic_count import AutomaticCount
-from penstock.tuning.usable_cpus import usable_cpus
-from penstock.tuning.worker_tuner import WorkerTuner
+from penstock.tuning.process_resources import usable_cpus
+from penstock.tuning.worker_tuner import AutomaticCount, WorkerTuner
 
 
 class Sleeping(Augmented):

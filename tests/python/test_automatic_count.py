@@ -18,8 +18,8 @@ from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from penstock import DataLoader
-from penstock.tuning.automatic_count import AutomaticCount
-from penstock.tuning.usable_cpus import usable_cpus
+from penstock.tuning.process_resources import usable_cpus
+from penstock.tuning.worker_tuner import AutomaticCount
 
 
 def test_the_number_is_an_int_to_everybody() -> None:

@@ -10,9 +10,7 @@ import pytest
 from chrome_trace import check_flows, check_nesting, on_track, track_names
 
 from penstock.loader.watched_steps import MadeBatch, WatchedStep
-from penstock.observing.chrome_events import Place, events_of
-from penstock.observing.step_waits import stretches
-from penstock.observing.traced_step import StepWindow, TracedStep
+from penstock.observing.step_trace import Place, StepWindow, TracedStep, events_of, stretches
 
 PLACE = Place(7, 0, "train.py")
 

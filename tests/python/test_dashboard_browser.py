@@ -25,9 +25,8 @@ from test_pool_status import worker
 
 from penstock.graph.call_groups import GROUPS_MAX
 from penstock.graph.plan_told import told_plan
-from penstock.live.pool_view import pool_view
+from penstock.live.pool_view import PoolAddress, pool_view
 from penstock.live.pool_watch import PoolWatch
-from penstock.live.status_poller import PoolAddress
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, needs_browser]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from penstock.live.dashboard_files import page_files
+from penstock.live.dashboard_server import page_files
 
 FILES = {path: file.content.decode() for path, file in page_files().items()}
 

@@ -30,13 +30,11 @@ from terminal_program import TerminalProgram
 
 from penstock import __version__
 from penstock.errors import PenstockError
-from penstock.live import bounded_server, pool_watch
+from penstock.live import dashboard_server, pool_watch
 from penstock.live.dashboard_access import parse_listen_address
-from penstock.live.dashboard_server import Dashboard
-from penstock.live.pool_view import pool_view
+from penstock.live.dashboard_server import HEAD_BYTES_MAX, Dashboard
+from penstock.live.pool_view import PoolAddress, pool_view
 from penstock.live.pool_watch import PoolWatch
-from penstock.live.request_head import HEAD_BYTES_MAX
-from penstock.live.status_poller import PoolAddress
 
 pytestmark = pytest.mark.slow
 
@@ -338,8 +336,8 @@ def is_open(connection: socket.socket) -> bool:
 def test_oldest_stranger_makes_room_for_a_new_one(
     monkeypatch: pytest.MonkeyPatch, token: str | None
 ) -> None:
-    monkeypatch.setattr(bounded_server, "HEAD_S", 1e6)
-    monkeypatch.setattr(bounded_server, "ADDRESS_STRANGERS_MAX", 4)
+    monkeypatch.setattr(dashboard_server, "HEAD_S", 1e6)
+    monkeypatch.setattr(dashboard_server, "ADDRESS_STRANGERS_MAX", 4)
     with served(StillWatch(), token) as site, contextlib.ExitStack() as stack:
         silent = [stack.enter_context(stranger(site)) for _ in range(6)]
         assert [one.recv(1) for one in silent[:2]] == [b"", b""]
@@ -358,7 +356,7 @@ def test_close_waits_until_its_threads_have_closed_their_connections(
         taken.set()
         released.wait(SECONDS_MAX)
 
-    monkeypatch.setattr(bounded_server.BoundedServer, "finish_request", finish_request)
+    monkeypatch.setattr(dashboard_server.BoundedServer, "finish_request", finish_request)
     with contextlib.ExitStack() as stack:
         site = stack.enter_context(served(StillWatch(), None))
         stack.enter_context(stranger(site))
@@ -373,8 +371,8 @@ def test_close_waits_until_its_threads_have_closed_their_connections(
 
 
 def test_address_that_has_the_most_strangers_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_server, "HEAD_S", 1e6)
-    monkeypatch.setattr(bounded_server, "STRANGERS_MAX", 4)
+    monkeypatch.setattr(dashboard_server, "HEAD_S", 1e6)
+    monkeypatch.setattr(dashboard_server, "STRANGERS_MAX", 4)
     with served(StillWatch(), TOKEN) as site, contextlib.ExitStack() as stack:
         other = stack.enter_context(stranger(site, "127.0.0.2"))
         silent = [stack.enter_context(stranger(site)) for _ in range(9)]
@@ -383,7 +381,7 @@ def test_address_that_has_the_most_strangers_makes_room(monkeypatch: pytest.Monk
 
 
 def test_silent_strangers_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_server, "HEAD_S", 0.1)
+    monkeypatch.setattr(dashboard_server, "HEAD_S", 0.1)
     with served(StillWatch(), TOKEN) as site, stranger(site) as silent, stranger(site) as slow:
         assert silent.recv(1) == b""
         with contextlib.suppress(OSError):
@@ -393,7 +391,7 @@ def test_silent_strangers_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_holders_of_the_token_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_server, "HOLDERS_MAX", 0)
+    monkeypatch.setattr(dashboard_server, "HOLDERS_MAX", 0)
     with served(StillWatch(), TOKEN) as site:
         for path, headers in (("/", BEARER), (f"/?token={TOKEN}", {})):
             status, answered, content = site.ask(path, **headers)
@@ -413,7 +411,7 @@ def test_holders_of_the_token_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_addresses_of_one_source_are_counted_together(one: str, other: str, is_same: bool) -> None:
-    assert (bounded_server._source(one) == bounded_server._source(other)) == is_same
+    assert (dashboard_server._source(one) == dashboard_server._source(other)) == is_same
 
 
 @pytest.mark.parametrize("plan", ["[" * 100_000, "nonsense", "{}", "[1]", '{"calls": 3}'])

@@ -81,7 +81,7 @@ def test_environment_report_names_a_low_hard_limit() -> None:
         [
             sys.executable,
             "-c",
-            "from penstock.cli.machine_facts import machine_facts\n"
+            "from penstock.cli.environment_command import machine_facts\n"
             "print(*machine_facts()['limits'](), sep='\\n')",
         ],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),

@@ -27,7 +27,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from penstock import DataLoader
 from penstock.cli.command_line import main
 from penstock.doctor.loader_watch import BatchBound, LoaderWatch
-from penstock.doctor.run_orders import RunOrders
+from penstock.doctor.program_runs import RunOrders
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,7 @@ from pool_processes import PoolProcesses, pool_of
 
 from penstock import _pool
 from penstock.engines import adapter as adapter_module
-from penstock.engines.adapter import Adapter, AdapterLimits
-from penstock.engines.bounded_call import BoundedCalls
+from penstock.engines.adapter import Adapter, AdapterLimits, BoundedCalls
 from penstock.engines.engine import EngineRefusal, EngineTrouble, WorkerCommand, WorkerState
 from penstock.engines.journal import Journal
 from penstock.engines.worker_keys import WorkerKeys

@@ -17,9 +17,8 @@ import torch
 
 import penstock
 from penstock._packages_on_path import packages_on_path
-from penstock.cli import environment_report as report_module
-from penstock.cli.environment_report import Report, environment_report
-from penstock.cli.machine_facts import in_units, machine_facts
+from penstock.cli import environment_command as report_module
+from penstock.cli.environment_command import Report, environment_report, in_units, machine_facts
 from penstock.secret_names import looks_secret
 
 

@@ -13,9 +13,17 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 from shown_pools import busy_pool, busy_status, ledger, status, trainer
 
-from penstock.live.exposition import Metric, Sample, exposition, wants_open_metrics
-from penstock.live.pool_metrics import EVENT_KINDS, pool_metrics
-from penstock.live.pool_totals import OTHER, SERIES_MAX, PoolTotals
+from penstock.live.pool_metrics import (
+    EVENT_KINDS,
+    OTHER,
+    SERIES_MAX,
+    Metric,
+    PoolTotals,
+    Sample,
+    exposition,
+    pool_metrics,
+    wants_open_metrics,
+)
 from penstock.live.pool_view import PoolView, pool_view
 
 NOW = 1_800_000_003.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.tuning.memory_left import memory_left_bytes
+from penstock.tuning.process_resources import memory_left_bytes
 
 MEMINFO = "MemTotal:       1000 kB\nMemAvailable:    600 kB\n"
 

@@ -15,8 +15,7 @@ from torch import nn
 
 from penstock import DataLoader, offload
 from penstock.cut import offloading
-from penstock.tuning.load_meter import Counters, LoadMeter
-from penstock.tuning.trainer_clock import TrainerClock
+from penstock.tuning.load_meter import Counters, LoadMeter, TrainerClock
 
 ROWS = 60_000  # of a batch: what moves takes some milliseconds
 Loads = tuple[float, float]  # of the trainer and of a worker

@@ -10,7 +10,7 @@ from shown_pools import PLAN, large_plan
 from penstock.graph.call_groups import group_calls
 from penstock.graph.plan import Plan, PlannedCall, PlannedEdge
 from penstock.graph.plan_told import told_plan
-from penstock.live.shown_plan_graph import shown_plan_graph
+from penstock.live.pool_watch import shown_plan_graph
 
 
 def test_edges_name_calls_by_their_places() -> None:

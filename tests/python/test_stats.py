@@ -16,7 +16,7 @@ import penstock
 from penstock import DataLoader
 from penstock.loader.stats import LoaderStats
 from penstock.loader.step_times import StepTimes
-from penstock.tuning.spoken_numbers import spoken_share
+from penstock.tuning.observation import spoken_share
 
 
 class Numbers(Dataset[int]):

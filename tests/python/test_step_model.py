@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from penstock.tuning.loader_settings import LoaderSettings
-from penstock.tuning.observation import MadeBatch, Observation
-from penstock.tuning.step_model import predicted_step_s, replayed_step_s
+from penstock.tuning.limiting import predicted_step_s, replayed_step_s
+from penstock.tuning.observation import LoaderSettings, MadeBatch, Observation
 
 SECONDS = st.floats(1e-4, 1.0)
 BATCHES = st.lists(st.builds(MadeBatch, SECONDS, SECONDS), min_size=1, max_size=20)

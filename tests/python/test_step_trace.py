@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 import penstock
 from penstock import DataLoader
 from penstock.loader.step_times import StepTimes
-from penstock.observing.chrome_events import FIRST_TRACK
+from penstock.observing.step_trace import FIRST_TRACK
 from penstock.observing.trace_file import read_trace
 
 pytestmark = pytest.mark.slow

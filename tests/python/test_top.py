@@ -11,10 +11,9 @@ import pytest
 from shown_pools import FIRST, GROUP, SECOND, busy_pool, busy_status, ledger, status, trainer
 from test_pool_status import worker
 
-from penstock.live.cell_text import cell_count, cut, fitted
-from penstock.live.event_log import EventLog, EventView
+from penstock.live.pool_history import EventLog, EventView
 from penstock.live.pool_view import pool_view
-from penstock.live.top_frame import Size, frame, frame_text
+from penstock.live.top_frame import Size, cell_count, cut, fitted, frame, frame_text
 from penstock.live.top_rows import TABLES, as_json
 from penstock.live.top_state import TopState
 

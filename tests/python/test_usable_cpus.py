@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.tuning.usable_cpus import usable_cpus
+from penstock.tuning.process_resources import usable_cpus
 
 
 @pytest.fixture(autouse=True)

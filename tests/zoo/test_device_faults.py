@@ -27,7 +27,7 @@ from offload_training import with_own_code
 from torch import nn
 
 import penstock
-from penstock.tuning.trainer_clock import TrainerClock
+from penstock.tuning.load_meter import TrainerClock
 
 pytestmark = pytest.mark.slow
 DEVICE = "simgpu:0"

@@ -33,13 +33,13 @@ PROGRAM_COMMANDS = {
         "show which parts of a program's model could run in the data workers, and why",
     ),
     "trace": Command(
-        "trace_commands", "run a program and write a trace of its steps, for Perfetto and Chrome"
+        "program_commands", "run a program and write a trace of its steps, for Perfetto and Chrome"
     ),
     "merge-traces": Command(
-        "trace_commands", "make one trace of those of several ranks, or of torch.profiler"
+        "program_commands", "make one trace of those of several ranks, or of torch.profiler"
     ),
     "doctor": Command(
-        "doctor_command", "say what limits a program, and try what would make it faster"
+        "program_commands", "say what limits a program, and try what would make it faster"
     ),
 }
 POOL_COMMANDS = {
@@ -49,7 +49,7 @@ POOL_COMMANDS = {
     "up": Command("elastic_commands", "run a pool whose workers come and go with its jobs"),
     "down": Command("elastic_commands", "end a pool that penstock up runs, with its workers"),
     "status": Command("pool_commands", "show the workers and the jobs of a pool"),
-    "top": Command("top_command", "show the jobs and workers of a pool while they work"),
+    "top": Command("pool_commands", "show the jobs and workers of a pool while they work"),
     "costs": Command("pool_commands", "show what the jobs of a pool have cost"),
     "drain": Command("pool_commands", "have a worker finish what it has begun and leave its pool"),
 }

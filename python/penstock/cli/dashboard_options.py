@@ -74,8 +74,8 @@ def dashboard_of(args: argparse.Namespace, command: str) -> Iterator[StartDashbo
         )
     # Here, since the other commands of a pool do without.
     from penstock.live.dashboard_server import Dashboard
+    from penstock.live.pool_view import PoolAddress
     from penstock.live.pool_watch import PoolWatch
-    from penstock.live.status_poller import PoolAddress
 
     if args.dashboard_open:
         check_openness(args.dashboard)

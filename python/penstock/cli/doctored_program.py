@@ -15,8 +15,7 @@ from dataclasses import replace
 
 from penstock.cli.program import ProgramError, run_file, run_module
 from penstock.doctor.loader_watch import BatchBound, LoaderWatch
-from penstock.doctor.program_runs import end_with_parent
-from penstock.doctor.run_orders import MovableCall, RunOrders, RunResult
+from penstock.doctor.program_runs import MovableCall, RunOrders, RunResult, end_with_parent
 
 _TEXT_MAX = 2000
 _CALLS_MAX = 8  # that are named

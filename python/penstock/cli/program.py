@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program of the user's as ``python`` does, with torch's DataLoader replaced.
+"""Runs a program of the user's as ``python`` does, with torch's DataLoader replaced: a file, or a
+module after -m, at the end of a command line.
 
 The program becomes the module ``__main__``, so pickle finds its classes there and multiprocessing
 finds its file for the processes that it spawns. Its tracebacks begin with its own frames.
@@ -8,14 +9,22 @@ finds its file for the processes that it spawns. Its tracebacks begin with its o
 from __future__ import annotations
 
 import builtins
+import contextlib
+import functools
 import importlib.util
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
+
+from penstock.cli.command_parser import CommandError, did_you_mean
+
+PROGRAM_USAGE = """\
+{command} [OPTION ...] PROGRAM.py [ARGUMENT ...]
+{command} [OPTION ...] -m MODULE [ARGUMENT ...]"""
 
 
 class ProgramError(Exception):
@@ -70,7 +79,7 @@ def run_module(name: str, arguments: list[str], prepare: Callable[[], None] = la
 
 def _install_loader() -> None:
     # Here, since it imports torch: a command that was called wrongly ends without it.
-    from penstock.cli.installation import install
+    from penstock.drop_in import install
 
     install()
 
@@ -132,3 +141,31 @@ class _OurFramesUnprinted:
 
         if error is not None:
             sys.excepthook = print_error
+
+
+def start_of(program: list[str], command: str) -> Callable[..., None]:
+    """The call that runs the program. It may be given what is to be called right before."""
+    match program:
+        case ["-m", module, *rest]:
+            return functools.partial(run_module, module, rest)
+        case ["-m"]:
+            raise CommandError("-m is to be followed by the name of a module", command)
+        case [path, *rest]:
+            return functools.partial(run_file, path, rest)
+        case _:
+            raise CommandError("the program is missing: name a file, or a module with -m", command)
+
+
+@contextlib.contextmanager
+def named_if_missing(program: list[str]) -> Iterator[None]:
+    """A program that there is not is an error of the call."""
+    try:
+        yield
+    except ProgramError as error:
+        folder, name = os.path.split(program[0])
+        meant = ""
+        with contextlib.suppress(OSError):
+            if name.endswith(".py"):
+                files = [file for file in os.listdir(folder or ".") if file.endswith(".py")]
+                meant = did_you_mean(name, files)
+        raise CommandError(f"{error}{meant}", None) from error

@@ -1,32 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that run a program of the user's: run, explain."""
+"""The commands that run a program of the user's, and those that read what it left: run, explain,
+trace, merge-traces, doctor."""
 
 from __future__ import annotations
 
 import atexit
 import functools
+import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from penstock.cli.command_parser import (
     FAILED_EXIT_CODE,
     CommandError,
     CommandParser,
+    carry_out,
     one_of,
+    seconds,
     whole_number,
 )
-from penstock.cli.named_program import PROGRAM_USAGE, named_if_missing, start_of
 from penstock.cli.pool_commands import KEYS_VARIABLE, POOL_VARIABLE, PROCESSES_MAX
+from penstock.cli.program import PROGRAM_USAGE, named_if_missing, start_of
 from penstock.errors import PenstockError
-from penstock.tuning.usable_cpus import usable_cpus
+from penstock.observing.trace_file import check_writable, merge_traces
+from penstock.tuning.process_resources import usable_cpus
+
+if TYPE_CHECKING:
+    from penstock.observing.step_trace import StepTrace
+
+_TRACED_STEPS_MAX = 1_000_000
+_TRACE_FILE = "trace.json"
+_DOCTOR_STEPS = 60
+_DOCTOR_SECONDS = 20.0
+_DOCTOR_TIMEOUT_S = 600.0
+_TRIALS = 5
+INTERRUPTED_EXIT_CODE = 130
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
     """Carries out a command of this module; returns the exit code. Raises CommandError for
     arguments that the command does not take, and the program's exceptions, SystemExit included."""
-    return _COMMANDS[command](arguments)
+    if command in _PROGRAM_COMMANDS:
+        return _PROGRAM_COMMANDS[command](arguments)
+    return carry_out(_COMMANDS, command, arguments)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -220,4 +241,234 @@ def _name_code_paths(paths: Sequence[str], command: str) -> None:
     name_code_paths(paths)
 
 
-_COMMANDS = {"run": _run, "explain": _explain}
+def _trace(arguments: Sequence[str]) -> int:
+    parser = CommandParser(
+        "trace",
+        PROGRAM_USAGE.format(command="trace"),
+        """\
+Runs a program as `penstock run` does, and writes where the time of a window of its steps went: a
+trace for https://ui.perfetto.dev or chrome://tracing. Its tracks are the trainer, each worker, the
+wire and the copy to the device; arrows lead from a batch's making to the step that it was for.""",
+        """\
+The file is written when the window is full, or when the program ends, also by an error or Ctrl-C.
+Each of several ranks writes a file of its own, trace.rank0.json and so on; `penstock merge-traces`
+makes one of them. The exit code is the program's.
+
+examples:
+  penstock trace train.py --epochs 3
+  penstock trace --skip 100 --steps 50 -o steps.json.gz train.py
+  penstock run --pool-local 4 -m penstock trace train.py
+  torchrun --nproc-per-node 2 -m penstock trace train.py""",
+    )
+    parser.add_argument(
+        "--steps",
+        type=whole_number(1, _TRACED_STEPS_MAX),
+        default=200,
+        metavar="N",
+        help="trace so many batches of all loaders together (default: 200)",
+    )
+    parser.add_argument(
+        "--skip",
+        type=whole_number(0, _TRACED_STEPS_MAX),
+        default=0,
+        metavar="K",
+        help="leave the first batches out (default: 0)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        default=_TRACE_FILE,
+        metavar="FILE",
+        help=f"write this file, compressed if it ends in .gz (default: {_TRACE_FILE})",
+    )
+    options, program = parser.parse_before_program(arguments)
+    start = start_of(program, parser.command)
+    output = Path(options.output).absolute()  # a program may go to another folder
+    try:
+        check_writable(output)
+    except OSError as error:
+        raise CommandError(f"-o {options.output}: {error}", parser.command) from error
+    begun: list[StepTrace] = []
+
+    def begin() -> None:
+        # Here, since it imports torch: a command that was called wrongly ends without it.
+        from penstock.observing.step_trace import StepTrace
+
+        begun.append(StepTrace(output, options.steps, options.skip, _tell_of_trace).__enter__())
+
+    try:
+        with named_if_missing(program):
+            start(begin)
+    finally:
+        for trace in begun:
+            _end_trace(trace)
+    return 0
+
+
+def _end_trace(trace: StepTrace) -> None:
+    """Writes what was not written yet. A program's own error stays the one that is told."""
+    try:
+        trace.__exit__(None, None, None)
+    except OSError as error:
+        print(f"penstock trace: the trace was not written: {error}", file=sys.stderr)
+
+
+def _tell_of_trace(trace: StepTrace) -> None:
+    assert trace.path is not None
+    if trace.step_count == 0:
+        print(
+            f"penstock trace: {trace.path} has no steps: no batch of a DataLoader was given in "
+            f"this process after those that --skip leaves out; processes that the program starts "
+            f"to train in are traced when they run under `penstock trace` themselves",
+            file=sys.stderr,
+        )
+        return
+    steps = "1 step" if trace.step_count == 1 else f"{trace.step_count} steps"
+    print(
+        f"penstock trace: {steps} in {trace.path} ({trace.file_bytes / 1e6:.1f} MB); open it in "
+        f"https://ui.perfetto.dev or chrome://tracing",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _merge_traces(arguments: Sequence[str]) -> int:
+    parser = CommandParser(
+        "merge-traces",
+        "merge-traces -o FILE TRACE [TRACE ...]",
+        """\
+Makes one trace of several: those of the ranks of a job, and those of torch.profiler, on one clock.
+torch's trace of a process goes to that process's tracks.""",
+        """\
+examples:
+  penstock merge-traces -o job.json trace.rank0.json trace.rank1.json
+  penstock merge-traces -o both.json.gz trace.json torch.json""",
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="write this file")
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace, compressed or not")
+    options = parser.parse(arguments)
+    event_count = merge_traces(options.traces, options.output)
+    print(f"{options.output}: {event_count} events of {len(options.traces)} traces")
+    return 0
+
+
+def _doctor(arguments: Sequence[str]) -> int:
+    parser = CommandParser(
+        "doctor",
+        "doctor [OPTION ...] PROGRAM.py [ARGUMENT ...]\n"
+        "doctor [OPTION ...] -m MODULE [ARGUMENT ...]",
+        f"""\
+Says what limits a program, and what makes it faster. Runs the program as `penstock run` does, ends
+it after some steps of its busiest loader, and prints what limits it. Then it runs the program again
+with other options of that loader, and prints what was predicted and what was measured.
+
+The program's files stay as they are, and its batches are those that it has without doctor: options
+that change their order are named, and tried with --allow-reordering alone. The program runs up to
+{_TRIALS + 2} times, each time from its beginning and without a terminal, and its output is not
+shown.""",
+        """\
+The exit code is 0 when there is a diagnosis, and 1 when there is none or the program cannot be run
+twice.
+
+examples:
+  penstock doctor train.py --epochs 3
+  penstock doctor --trials 0 train.py
+  penstock doctor --json -m package.train > diagnosis.json""",
+    )
+    parser.add_argument(
+        "--steps",
+        type=whole_number(2, 100_000),
+        default=_DOCTOR_STEPS,
+        metavar="N",
+        help=f"measure at least so many steps in a run (default: {_DOCTOR_STEPS})",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=seconds(0.5),
+        default=_DOCTOR_SECONDS,
+        metavar="S",
+        help=f"measure no longer than this, and fewer steps then (default: {_DOCTOR_SECONDS:g})",
+    )
+    parser.add_argument(
+        "--trials",
+        type=whole_number(0, 50),
+        default=_TRIALS,
+        metavar="K",
+        help=f"try at most so many changes, each in a run of its own (default: {_TRIALS})",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=seconds(1),
+        default=_DOCTOR_TIMEOUT_S,
+        metavar="S",
+        help=f"end a run that takes longer (default: {_DOCTOR_TIMEOUT_S:g})",
+    )
+    parser.add_argument(
+        "--allow-reordering",
+        action="store_true",
+        help="also try options that change the order of the batches",
+    )
+    parser.add_argument("--json", action="store_true", help="print an object of JSON")
+    options, program = parser.parse_before_program(arguments)
+    if not program or program == ["-m"]:
+        raise CommandError("the program is missing: name a file, or a module with -m", "doctor")
+    if program[0] != "-m" and not os.path.exists(program[0]):
+        raise CommandError(f"there is no file {program[0]!r} to run", "doctor")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise CommandError(
+            "doctor was started as one of several ranks, and each would run the program again and "
+            "again; start it once, by itself, for a program of one rank",
+            "doctor",
+        )
+    signal.signal(signal.SIGTERM, _end_on_signal)
+    try:
+        return _examine(program, options)
+    except KeyboardInterrupt:
+        print("penstock doctor: interrupted; all that it had started has ended", file=sys.stderr)
+        return INTERRUPTED_EXIT_CODE
+
+
+def _examine(program: Sequence[str], options: object) -> int:
+    # Here, since it imports torch: a command that was called wrongly ends without it.
+    from penstock.doctor import examination
+    from penstock.doctor.program_runs import ProgramRuns, RunResult
+    from penstock.tuning.observation import LoaderSettings
+
+    asked = vars(options)
+    command = [sys.executable, "-m", "penstock.cli.doctored_program", *program]
+    runs = ProgramRuns(command, asked["steps"], asked["seconds"], asked["timeout"])
+    allow_reordering: bool = asked["allow_reordering"]
+
+    _say("a run of the program as it is")
+    found = examination.first_look(runs.run())
+    if examination.is_worth_a_plan(found):
+        _say("a run that looks for what of the model could run in the workers")
+        examination.note_movable(found, runs.run(asks_for_plan=True), allow_reordering)
+    else:
+        examination.note_movable(found, None, allow_reordering)
+    if not asked["json"]:
+        print(examination.diagnosis_text(found) + "\n", flush=True)
+
+    def run(settings: LoaderSettings, base: LoaderSettings, loader: int) -> RunResult:
+        moves = settings.offload and not base.offload
+        return runs.run(loader, settings.changes_from(base), moves)
+
+    examination.try_changes(found, run, asked["trials"], allow_reordering, _say)
+    if asked["json"]:
+        print(json.dumps(examination.as_record(found), indent=2))
+    else:
+        print(examination.changes_text(found))
+    return FAILED_EXIT_CODE if found.cannot_repeat else 0
+
+
+def _say(text: str) -> None:
+    print(f"penstock doctor: {text}", file=sys.stderr, flush=True)
+
+
+def _end_on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+# What fails in these is the program's own, and its exceptions stay as they are.
+_PROGRAM_COMMANDS = {"run": _run, "explain": _explain, "trace": _trace}
+_COMMANDS = {"merge-traces": _merge_traces, "doctor": _doctor}

@@ -34,8 +34,7 @@ from penstock.seams.dynamo import OptimizedModule, has_lazy_modules
 from penstock.seams.modules import COMPILED_CALL, compiled_call_of, module_call
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tracking.running_models import keep_advice_from_log
-from penstock.tuning.load_meter import LoadMeter
-from penstock.tuning.trainer_clock import TrainerClock
+from penstock.tuning.load_meter import LoadMeter, TrainerClock
 
 logger = logging.getLogger(__name__)
 

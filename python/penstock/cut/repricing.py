@@ -12,8 +12,7 @@ from typing import Any
 from penstock import _C
 from penstock.cut.live_cut import LiveCut
 from penstock.graph.plan import RunningPrice
-from penstock.tuning.load_meter import LoadMeter
-from penstock.tuning.trainer_clock import TrainerClock
+from penstock.tuning.load_meter import LoadMeter, TrainerClock
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.doctor.loader_totals import LoaderTotals
 from penstock.doctor.timed_transform import time_transforms, transform_seconds
-from penstock.doctor.worker_cpu import WorkerCpu
+from penstock.loader.field_sums import FieldSums
 from penstock.loader.observed_loader import (
     batch_samples_of,
     is_order_of_workers,
@@ -27,20 +26,26 @@ from penstock.loader.observed_loader import (
     takes_threads,
 )
 from penstock.loader.past_work import PastWork
-from penstock.loader.step_times import WAITING_PARTS
+from penstock.loader.stats import LoaderStats
+from penstock.loader.step_times import WAITING_PARTS, StepTimes
 from penstock.seams.devices import module_in_use
 from penstock.tracking.leaves import flatten_batch
 from penstock.tuning.limiting import SLOW_SAMPLE_RATIO
-from penstock.tuning.memory_left import memory_left_bytes
 from penstock.tuning.observation import MadeBatch, Observation
-from penstock.tuning.process_times import thread_delay_s
-from penstock.tuning.usable_cpus import usable_cpus
+from penstock.tuning.process_resources import (
+    ProcessTimes,
+    memory_left_bytes,
+    process_times,
+    thread_delay_s,
+    usable_cpus,
+)
 
 _RECORDS_MAX = 4096  # batches of an iterator that are told one by one
 _TOLD_MAX = 512  # of them, in an observation
 _WARM_S = 2.0
 _SECONDS_MIN = 1.5  # of a measurement, however fast the steps are
 _SHOWN_SAMPLES = 5
+_READ_S = 0.1  # between two readings of the workers' times
 
 
 @dataclass(slots=True)
@@ -372,3 +377,70 @@ def _bytes_of(batch: Any) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / max(1, len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderTotals(FieldSums):
+    """Sums over the loaders of a record. ``batches`` counts those of workers; ``ledger`` has the
+    steps of all."""
+
+    batches: int = 0
+    inline_batches: int = 0
+    copied_batches: int = 0
+    dataset_s: float = 0.0
+    collate_s: float = 0.0
+    prefix_s: float = 0.0
+    wire_s: float = 0.0
+    ledger: StepTimes = StepTimes()
+
+    @staticmethod
+    def of(stats: LoaderStats) -> LoaderTotals:
+        return LoaderTotals(
+            batches=stats.batches,
+            inline_batches=stats.inline_batches,
+            copied_batches=stats.copied_batches,
+            dataset_s=stats.dataset_s,
+            collate_s=stats.collate_s,
+            prefix_s=stats.prefix_s,
+            wire_s=stats.wire_s,
+            ledger=stats.ledger,
+        )
+
+
+class WorkerCpu:
+    """How long a loader's workers are on a CPU for a batch, and wait for one: a sum over stretches
+    in which they were the same processes. Confined to the trainer's thread."""
+
+    def __init__(self) -> None:
+        self._sum = ProcessTimes()
+        self._batches = 0
+        self._pids: tuple[int, ...] = ()
+        self._last: ProcessTimes | None = None
+        self._last_made = 0
+        self._read_at = 0.0
+
+    def read(self, iterator: Any, now: float) -> None:
+        """To be called after each batch of ``iterator``; reads the system's files now and then."""
+        workers = getattr(iterator, "_workers", None)
+        if not workers or now - self._read_at < _READ_S:
+            return
+        self._read_at = now
+        pids = tuple(worker.pid for worker in workers)
+        counters = iterator.counters()
+        made = counters.get("batches", 0) + counters.get("ready", 0)
+        is_same = pids == self._pids and self._last is not None
+        if is_same and made <= self._last_made:
+            return
+        times = process_times(pids)
+        if is_same and times is not None and self._last is not None:
+            self._sum = self._sum + ProcessTimes(
+                times.on_cpu_s - self._last.on_cpu_s, times.delay_s - self._last.delay_s
+            )
+            self._batches += made - self._last_made
+        self._pids, self._last, self._last_made = pids, times, made
+
+    def of_batch(self) -> tuple[float | None, float]:
+        """Seconds on a CPU, None where that is unknown, and of waiting for one."""
+        if self._batches == 0:
+            return None, 0.0
+        return self._sum.on_cpu_s / self._batches, self._sum.delay_s / self._batches

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the program in a process of its own, with all that it starts, and ends all of them."""
+"""Runs the program in a separate process, with everything that it starts, and ends all of them.
+
+`RunOrders` is what a run is asked to do, and `RunResult` what it reports: JSON that crosses to the
+process and back.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import select
 import signal
@@ -12,11 +17,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.doctor.run_orders import ORDERS_VARIABLE, RunOrders, RunResult
 from penstock.errors import PenstockError
+from penstock.tuning.observation import LoaderSettings, MadeBatch, Observation
 
 # How long a program has to end once enough was seen, and then once it was told to.
 _END_S = 20.0
@@ -24,6 +30,7 @@ _TERM_S = 5.0
 _LEFT_S = 1.0  # for processes that end after the program
 _SHOWN_LINES = 8
 _PR_SET_PDEATHSIG = 1
+ORDERS_VARIABLE = "PENSTOCK_DOCTOR"
 
 
 class ProgramRuns:
@@ -191,3 +198,89 @@ def _wait_until(is_over: Callable[[], bool], seconds: float) -> bool:
 def _closed(descriptor: int) -> int:
     os.close(descriptor)
     return -1
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrders:
+    """``loader`` is the number of the loader that the ``overrides`` are for, in the order in which
+    the program makes its loaders; None: whichever it will be, and there are none."""
+
+    result_fd: int
+    folder: str  # of the run's own temporary files
+    steps: int
+    seconds: float  # the most that are measured
+    loader: int | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    offload: bool = False
+    asks_for_plan: bool = False  # what of the model could move, in place of measuring
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def of_environment() -> RunOrders:
+        """Takes them out of the environment, so that programs that this one starts have none."""
+        return RunOrders(**json.loads(os.environ.pop(ORDERS_VARIABLE)))
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSeen:
+    """One loader of the program: its number, its dataset's name and what was seen of it."""
+
+    number: int
+    dataset: str
+    observation: Observation
+
+
+@dataclass(frozen=True, slots=True)
+class MovableCall:
+    """One call of the model that workers could make: ``seconds`` a batch where it runs now, on
+    ``device`` by that device's events, or on the CPU."""
+
+    operator: str
+    seconds: float
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """``error`` is the exception that ended the program, by type and text. ``is_stopped`` is False
+    for a program that came to its end by itself."""
+
+    loaders: tuple[LoaderSeen, ...] = ()
+    error_type: str = ""
+    error: str = ""
+    is_stopped: bool = False
+    has_asked_input: bool = False
+    movable_s: float | None = None
+    movable_calls: tuple[MovableCall, ...] = ()  # those that take longest
+    plan_refusal: str = ""
+
+    @property
+    def busiest(self) -> LoaderSeen | None:
+        """The loader that most of the time went to."""
+
+        def seconds(one: LoaderSeen) -> float:
+            return one.observation.steps * one.observation.whole_step_s
+
+        return max(self.loaders, key=seconds, default=None)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def of_json(text: str) -> RunResult:
+        record = json.loads(text)
+        record["loaders"] = tuple(
+            LoaderSeen(one["number"], one["dataset"], _observation(one["observation"]))
+            for one in record["loaders"]
+        )
+        record["movable_calls"] = tuple(MovableCall(**one) for one in record["movable_calls"])
+        return RunResult(**record)
+
+
+def _observation(record: dict[str, Any]) -> Observation:
+    record["settings"] = LoaderSettings(**record["settings"])
+    record["batches"] = tuple(MadeBatch(**one) for one in record["batches"])
+    record["slow_samples"] = tuple((seconds, name) for seconds, name in record["slow_samples"])
+    return Observation(**record)

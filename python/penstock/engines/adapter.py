@@ -6,11 +6,16 @@ is missing to what the controller wants. Nothing of it follows from what was don
 what the journal has: an adapter that is killed at any moment goes on where it was. While the
 journal cannot be written, or the workers' keys, no worker is started; those that run are followed
 and stopped as ever.
+
+A call of an engine may hang. One that takes too long is left to itself, and the adapter goes on;
+until it returns the engine counts as one that does not answer.
 """
 
 from __future__ import annotations
 
 import math
+import queue
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +23,6 @@ from functools import partial
 from typing import Any
 
 from penstock import _pool
-from penstock.engines.bounded_call import BoundedCalls
 from penstock.engines.engine import Engine, EngineRefusal, EngineTrouble, WorkerState
 from penstock.engines.journal import Journal
 from penstock.engines.worker_keys import WorkerKeys
@@ -275,3 +279,52 @@ class Adapter:
 
     def close(self) -> None:
         self._journal.note_spent(int(self._spent_ms))
+
+
+class BoundedCalls:
+    """For one thread. Calls run on a thread of their own, one after the other."""
+
+    def __init__(self, title: str, limit_s: float) -> None:
+        self._title = title
+        self._limit_s = limit_s
+        self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        self._hanging: str | None = None  # the call that has not returned
+        threading.Thread(target=self._run, name="penstock engine", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            call = self._calls.get()
+            try:
+                self._results.put((True, call()))
+            except Exception as error:
+                self._results.put((False, error))
+
+    def __call__(self, what: str, call: Callable[[], Any]) -> Any:
+        """The result of ``call``, or its EngineRefusal. Raises EngineTrouble for any other
+        exception, and after the limit."""
+        if self._hanging is not None:
+            try:  # the outcome of a call that nobody waited for
+                self._results.get_nowait()
+            except queue.Empty:
+                raise self._trouble(self._hanging) from None
+            self._hanging = None
+        self._calls.put(call)
+        try:
+            has_returned, outcome = self._results.get(timeout=self._limit_s)
+        except queue.Empty:
+            self._hanging = what
+            raise self._trouble(what) from None
+        if has_returned:
+            return outcome
+        if isinstance(outcome, EngineRefusal | EngineTrouble):
+            raise outcome
+        raise EngineTrouble(
+            f"the engine {self._title} failed at a call to {what}: "
+            f"{type(outcome).__name__}: {outcome}"
+        ) from outcome
+
+    def _trouble(self, what: str) -> EngineTrouble:
+        return EngineTrouble(
+            f"the engine {self._title} has not answered a call to {what} within {self._limit_s:g} s"
+        )

@@ -2,26 +2,40 @@
 """The dashboard of a pool: pages for browsers, JSON for programs, metrics for Prometheus.
 
 It answers GET and HEAD alone, and changes nothing.
+
+Its server is that of the standard library, with limits on the number of connections, on the time of
+each, and on the bytes of a request's head. A connection has one request, and a thread that serves
+it and ends with its socket. Everybody may connect, so a connection is a stranger's until its
+request has shown the token. Strangers have separate places: when these are taken, a new connection
+replaces the oldest one of the address that has the most. So strangers can neither take the places
+of those who have the token, nor prevent a request with the token from being read.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import ipaddress
 import json
+import os
 import re
 import socket
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.resources import files
+from socketserver import ThreadingMixIn
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from penstock.errors import PenstockError
-from penstock.live.bounded_server import BoundedServer
 from penstock.live.dashboard_access import DashboardAccess, ListenAddress
-from penstock.live.dashboard_files import page_files
-from penstock.live.exposition import OPEN_TYPE, PLAIN_TYPE, wants_open_metrics
+from penstock.live.pool_metrics import OPEN_TYPE, PLAIN_TYPE, wants_open_metrics
 from penstock.live.pool_watch import PoolWatch
-from penstock.live.request_head import HEAD_BYTES_MAX, RequestHead
 
 QUERY_FIELDS_MAX = 10
 _READ_S = 5.0  # for which a client may read nothing of an answer
@@ -47,6 +61,22 @@ _ENTRANCE = (
     b'<!doctype html><html lang="en"><meta charset="utf-8"><title>penstock</title>'
     b'<meta http-equiv="refresh" content="0;url=/"><p><a href="/">Go on to the dashboard</a></p>'
 )
+HOLDERS_MAX = 32  # connections that have shown the token
+STRANGERS_MAX = 64  # and that have not
+ADDRESS_STRANGERS_MAX = 32  # of these, from one address
+HEAD_S = 2.0  # from the beginning of a connection until its request is read
+CONNECTION_S = 10.0  # until its end
+_BACKLOG = 128
+_TURN_S = 0.25
+_CLOSE_S = 5.0  # for the threads of connections that close() ends
+_IPV6_SITE_BITS = 64  # of an address; who has one has all others that begin so
+HEAD_BYTES_MAX = 16 << 10
+_FILE_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 
 
 class Dashboard:
@@ -245,3 +275,187 @@ class _Handler(BaseHTTPRequestHandler):
 def json_error(sentence: str) -> bytes:
     """What programs get instead of JSON of the pool."""
     return json.dumps({"error": sentence}).encode()
+
+
+@dataclass(slots=True)
+class _Connection:
+    source: str
+    deadline: float
+    is_holder: bool = False
+
+
+class BoundedServer(ThreadingMixIn, HTTPServer):
+    """Listens from the beginning; serves between start() and close()."""
+
+    daemon_threads = True
+    block_on_close = False  # a thread ends with its socket, at the latest after CONNECTION_S
+    allow_reuse_port = False
+    request_queue_size = _BACKLOG
+
+    def __init__(self, address: ListenAddress, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = address.family
+        self._lock = threading.Condition()
+        self._open_count = 0  # sockets that a thread has not closed yet
+        self._connections: dict[socket.socket, _Connection] = {}  # oldest first
+        self._thread: threading.Thread | None = None
+        try:
+            super().__init__((address.address, address.port), handler)
+        except OSError as error:
+            raise _listening_trouble(address, error) from None
+
+    def server_bind(self) -> None:
+        """Without looking up the machine's name, which may take long."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        name = self.socket.getsockname()
+        self.server_address = name
+        self.server_name, self.server_port = str(name[0]), int(name[1])
+
+    def start(self) -> None:
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(_TURN_S,), name="penstock-dashboard", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the connections that are open, too, and wait until their threads have closed them."""
+        if self._thread is not None:
+            self.shutdown()
+            self._thread.join()
+        self.server_close()
+        self._end_connections(before=float("inf"))
+        with self._lock:
+            self._lock.wait_for(lambda: self._open_count == 0, _CLOSE_S)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            deadline = time.monotonic() + HEAD_S
+            self._connections[request] = _Connection(_source(client_address[0]), deadline)
+            self._open_count += 1
+            self._make_room()
+        super().process_request(request, client_address)
+
+    def _make_room(self) -> None:
+        """Under the lock, and for one connection, since it is called for each."""
+        strangers = Counter(one.source for one in self._connections.values() if not one.is_holder)
+        source, count = strangers.most_common(1)[0]
+        if count <= ADDRESS_STRANGERS_MAX and strangers.total() <= STRANGERS_MAX:
+            return
+        oldest = next(
+            connection
+            for connection, one in self._connections.items()
+            if one.source == source and not one.is_holder
+        )
+        del self._connections[oldest]
+        _end(oldest)
+
+    def admit(self, request: socket.socket, *, is_holder: bool) -> bool:
+        """Gives a connection whose request was read the time for an answer, and one that has shown
+        the token a place of its own. False where there is none."""
+        with self._lock:
+            connection = self._connections.get(request)
+            holder_count = sum(one.is_holder for one in self._connections.values())
+            if connection is None or (is_holder and holder_count >= HOLDERS_MAX):
+                return False
+            connection.deadline += CONNECTION_S - HEAD_S
+            connection.is_holder = is_holder
+            return True
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+        with self._lock:
+            self._open_count -= 1
+            self._lock.notify_all()
+
+    def service_actions(self) -> None:
+        self._end_connections(before=time.monotonic())
+
+    def _end_connections(self, before: float) -> None:
+        with self._lock:
+            for connection, one in self._connections.items():
+                if one.deadline <= before:
+                    _end(connection)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away, or was shown the door, is no news."""
+
+
+def _end(connection: socket.socket) -> None:
+    """Its thread finds it closed."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _source(host: str) -> str:
+    """Whose a connection is, as far as its address tells."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address), _IPV6_SITE_BITS), strict=False))
+
+
+def _listening_trouble(address: ListenAddress, error: OSError) -> PenstockError:
+    where = f"port {address.port} of {address.host}"
+    if error.errno == errno.EADDRINUSE:
+        return PenstockError(
+            f"the dashboard's {where} is taken by another process; name another one with "
+            f"--dashboard, or 0 for a free one, which is printed"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return PenstockError(
+            f"the dashboard cannot listen at {address.host}, which is no address of this machine; "
+            f"name one that is, or 0.0.0.0 for all"
+        )
+    if error.errno == errno.EACCES:
+        return PenstockError(
+            f"the dashboard may not listen at {where}; ports below 1024 are root's, so name a "
+            f"higher one"
+        )
+    return PenstockError(f"the dashboard cannot listen at {where}: {os.strerror(error.errno or 0)}")
+
+
+class RequestHead:
+    """Stands for the stream of a connection where the standard library reads lines. Where there are
+    more than HEAD_BYTES_MAX in all, it ends the head and sets ``is_too_long``."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._left = HEAD_BYTES_MAX
+        self.is_too_long = False
+
+    def readline(self, limit: int = -1) -> bytes:
+        if self.is_too_long:
+            return b"\r\n"
+        line: bytes = self._stream.readline(self._left if limit < 0 else min(limit, self._left))
+        self._left -= len(line)
+        self.is_too_long = self._left == 0 and not line.endswith(b"\n")
+        return line
+
+    def close(self) -> None:
+        self._stream.close()
+
+    @property
+    def closed(self) -> bool:
+        closed: bool = self._stream.closed
+        return closed
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    content: bytes
+    content_type: str
+
+
+def page_files() -> dict[str, PageFile]:
+    """By path. Nothing else of the disk can be asked for."""
+    found = {}
+    for file in files("penstock.live").joinpath("pages").iterdir():
+        kind = file.name.rpartition(".")[2]
+        if kind in _FILE_TYPES:
+            found[f"/{file.name}"] = PageFile(file.read_bytes(), _FILE_TYPES[kind])
+    found["/"] = found["/index.html"]
+    return found

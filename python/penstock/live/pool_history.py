@@ -1,20 +1,162 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last minutes of a pool as points of a series: of the pool, and of the trainers that are given
-most batches. Of bounded size."""
+"""The last events and the last minutes of a pool, of bounded size. Both follow from its statuses: a
+controller reports no events.
+
+A worker that is gone without having drained counts as dead, since a controller drops members that
+are silent.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from penstock.live.pool_view import PoolView
 
+EVENTS_MAX = 200
 POINTS_MAX = 900  # a quarter of an hour, at one a second
 TRAINERS_MAX = 24  # of one point
 
 
+@dataclass(frozen=True, slots=True)
+class EventView:
+    """``at`` is when the status came that shows it, in seconds since 1970."""
+
+    sequence: int
+    at: float
+    kind: str
+    text: str
+    trainer: str | None
+    worker: str | None
+
+
+class EventLog:
+    """Confined to the thread that takes the statuses; what ``events`` returns may go to others."""
+
+    def __init__(self) -> None:
+        self._events: deque[EventView] = deque(maxlen=EVENTS_MAX)
+        self._last: PoolView | None = None
+        self._sequence = 0
+        self.counts: Counter[str] = Counter()  # of all that were seen, by kind
+
+    def add(self, view: PoolView) -> None:
+        """Takes the next status. With another controller the events begin again."""
+        last, self._last = self._last, view
+        if last is None:
+            return
+        if last.controller != view.controller:
+            self._events.clear()
+            self._sequence = 0
+            return
+        for change in changes_between(last, view):
+            self._sequence += 1
+            self._events.append(EventView(self._sequence, view.at, *change))
+            self.counts[change.kind] += 1
+
+    def events(self) -> tuple[EventView, ...]:
+        """Newest last."""
+        return tuple(self._events)
+
+
+class Change(NamedTuple):
+    """As an event, without its time and number."""
+
+    kind: str
+    text: str
+    trainer: str | None = None
+    worker: str | None = None
+
+
+def changes_between(before: PoolView, after: PoolView) -> Iterator[Change]:
+    """Joining first, so that who is assigned has been heard of."""
+    yield from _comings(before, after)
+    yield from _assignments(before, after)
+    yield from _hedges(before, after)
+    yield from _plans(before, after)
+    yield from _goings(before, after)
+    yield from _scaling(before, after)
+
+
+def _comings(before: PoolView, after: PoolView) -> Iterator[Change]:
+    known = _ids(before)
+    for worker in after.workers:
+        if worker.id not in known:
+            yield Change("worker_joined", f"worker {worker.name} joined", worker=worker.id)
+    for trainer in after.trainers:
+        if trainer.id not in known:
+            text = f"{trainer.job} of {trainer.name} joined"
+            yield Change("trainer_joined", text, trainer=trainer.id)
+
+
+def _assignments(before: PoolView, after: PoolView) -> Iterator[Change]:
+    worked_for = {worker.id: worker.works_for for worker in before.workers}
+    for worker in after.workers:
+        now = worker.works_for
+        if now == worked_for.get(worker.id):
+            continue
+        if now is not None:
+            text = f"worker {worker.name} works for {after.job_title(now)}"
+        else:
+            text = f"worker {worker.name} works for nobody"
+        yield Change("assigned", text, trainer=now, worker=worker.id)
+
+
+def _hedges(before: PoolView, after: PoolView) -> Iterator[Change]:
+    hedged = {trainer.id: trainer.hedged_batches for trainer in before.trainers}
+    for trainer in after.trainers:
+        count = trainer.hedged_batches - hedged.get(trainer.id, trainer.hedged_batches)
+        if count > 0:
+            batches = "1 late batch was" if count == 1 else f"{count} late batches were"
+            text = f"{batches} asked of a second worker for {trainer.job} of {trainer.name}"
+            yield Change("hedged", text, trainer=trainer.id)
+
+
+def _plans(before: PoolView, after: PoolView) -> Iterator[Change]:
+    changes = {trainer.id: trainer.plan_changes for trainer in before.trainers}
+    for trainer in after.trainers:
+        if trainer.plan_changes > changes.get(trainer.id, trainer.plan_changes):
+            text = f"other calls of {trainer.job} of {trainer.name} move to the workers than before"
+            yield Change("replanned", text, trainer=trainer.id)
+
+
+def _goings(before: PoolView, after: PoolView) -> Iterator[Change]:
+    there = _ids(after)
+    for worker in before.workers:
+        if worker.id in there:
+            continue
+        if worker.state == "draining":
+            yield Change("worker_left", f"worker {worker.name} left", worker=worker.id)
+        else:
+            text = f"worker {worker.name} is gone, and had not drained"
+            if worker.works_for is not None:
+                text += f"; it worked for {before.job_title(worker.works_for)}"
+            yield Change("worker_died", text, trainer=worker.works_for, worker=worker.id)
+    for trainer in before.trainers:
+        if trainer.id not in there:
+            text = f"{trainer.job} of {trainer.name} left"
+            yield Change("trainer_left", text, trainer=trainer.id)
+
+
+def _ids(view: PoolView) -> set[str]:
+    return {worker.id for worker in view.workers} | {trainer.id for trainer in view.trainers}
+
+
+def _scaling(before: PoolView, after: PoolView) -> Iterator[Change]:
+    if before.engine is None or after.engine is None:
+        return
+    if before.engine.wanted != after.engine.wanted:
+        yield Change(
+            "scaled",
+            f"engine {after.engine.name}: {after.engine.wanted} workers are wanted, "
+            f"{before.engine.wanted} were before; {after.engine.reason}",
+        )
+
+
 class PoolHistory:
-    """Confined to the thread that takes the statuses."""
+    """The last minutes as points: of the pool, and of the trainers that are given most batches.
+    Confined to the thread that takes the statuses."""
 
     def __init__(self) -> None:
         self._points: deque[dict[str, Any]] = deque(maxlen=POINTS_MAX)

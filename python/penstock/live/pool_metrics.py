@@ -1,26 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of a pool: their names, units and few labels. Pure.
+"""The metrics of a pool: their names, units and few labels, their counters, and their text form.
 
 `training_job` and `rank` are the labels of what belongs to a job, and `user` where its key is a
 user's; Prometheus has a label `job` of its own. A trainer's id is no label, since each start of a
 program would leave a series behind.
+
+Counters are added up by user, job and rank from the first status on, so they never shrink when a
+trainer leaves. Their number is bounded. At the limit, the user with the most series loses an ended
+one, the one with the fewest batches, so no user's jobs are lost for another's.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from penstock._version import __version__
-from penstock.live.exposition import Metric, Sample
-from penstock.live.pool_totals import PoolTotals, SeriesKey
-from penstock.live.pool_view import WORKER_STATES, EngineView, PoolView, TrainerView
-from penstock.live.step_parts import STEP_PARTS
+from penstock.live.pool_view import STEP_PARTS, WORKER_STATES, EngineView, PoolView, TrainerView
 
 EVENT_KINDS = (
     "worker_joined", "worker_died", "worker_left", "trainer_joined", "trainer_left", "assigned",
     "hedged", "replanned", "scaled",
 )  # fmt: skip
+SERIES_MAX = 256  # users' jobs by rank; further ones count as OTHER
+PLAIN_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 def pool_metrics(
@@ -198,3 +205,181 @@ def _plain(value: float, **labels: str) -> Sample:
 def _of(key: SeriesKey, value: float, **labels: str) -> Sample:
     user = {"user": key.user} if key.user else {}
     return Sample(value, {"training_job": key.job, "rank": key.rank, **user, **labels})
+
+
+class SeriesKey(NamedTuple):
+    """Whose numbers these are; the user is empty for those with the key of the role."""
+
+    user: str
+    job: str
+    rank: str
+
+
+OTHER = "other"
+OTHERS = SeriesKey("", OTHER, OTHER)
+
+
+@dataclass(slots=True)
+class RankTotals:
+    """``parts_s`` is by the part of a step; it stays empty for a trainer without a ledger."""
+
+    batches: float = 0.0
+    bytes: float = 0.0
+    waited_s: float = 0.0
+    hedged: float = 0.0
+    steps: float = 0.0
+    parts_s: dict[str, float] = field(default_factory=dict)
+
+
+class PoolTotals:
+    """Confined to the thread that takes the statuses."""
+
+    def __init__(self) -> None:
+        self._totals: dict[SeriesKey, RankTotals] = {}
+        self._last: dict[str, TrainerView] = {}
+
+    def add(self, view: PoolView) -> None:
+        """A trainer that is seen for the first time counts from its own beginning on."""
+        self._make_room(view)
+        for trainer in view.trainers:
+            last = self._last.get(trainer.id)
+            totals = self._totals.setdefault(self.key(trainer), RankTotals())
+            before = 0 if last is None else last.delivered_batches
+            new_batches = max(0, trainer.delivered_batches - before)
+            totals.batches += new_batches
+            totals.bytes += new_batches * (trainer.batch_bytes or 0)
+            waited_before = 0.0 if last is None else last.waited_s
+            totals.waited_s += max(0.0, trainer.waited_s - waited_before)
+            hedged_before = 0 if last is None else last.hedged_batches
+            totals.hedged += max(0, trainer.hedged_batches - hedged_before)
+            if trainer.ledger is not None:
+                new = trainer.ledger.since(None if last is None else last.ledger)
+                totals.steps += new.steps
+                for part in STEP_PARTS:
+                    known = totals.parts_s.get(part.name, 0.0)
+                    totals.parts_s[part.name] = known + new.seconds.get(part.name, 0.0)
+        self._last = {trainer.id: trainer for trainer in view.trainers}
+
+    def key(self, trainer: TrainerView) -> SeriesKey:
+        """The labels under which this trainer is counted."""
+        key = _own_key(trainer)
+        return key if key in self._totals or self._count < SERIES_MAX else OTHERS
+
+    def totals(self) -> Mapping[SeriesKey, RankTotals]:
+        """Is changed by the next add()."""
+        return self._totals
+
+    @property
+    def _count(self) -> int:
+        return len(self._totals) - (OTHERS in self._totals)
+
+    def _make_room(self, view: PoolView) -> None:
+        """Give those of the view that are new a place, as far as users with more have one to give.
+
+        Of a user who has as many as any other, jobs that have ended make room alone.
+        """
+        present = dict.fromkeys(_own_key(trainer) for trainer in view.trainers)
+        counts = Counter(key.user for key in self._totals if key != OTHERS)
+        by_batches = sorted(
+            (key for key in self._totals if key != OTHERS),
+            key=lambda key: (key in present, self._totals[key].batches),
+            reverse=True,
+        )
+        leaving: dict[str, list[SeriesKey]] = {}  # by user, those that go first last
+        for key in by_batches:
+            leaving.setdefault(key.user, []).append(key)
+        seen: Counter[str] = Counter()
+        turns: list[tuple[int, SeriesKey]] = []  # a user's second one after every user's first
+        for key in present:
+            turns.append((seen[key.user], key))
+            seen[key.user] += 1
+        for _, key in sorted(turns, key=lambda turn: turn[0]):
+            if key in self._totals:
+                continue
+            if self._count >= SERIES_MAX:
+                most, count = counts.most_common(1)[0]
+                if counts[key.user] >= count:
+                    most = key.user
+                victims = leaving.get(most, [])
+                if not victims or (most == key.user and victims[-1] in present):
+                    continue
+                del self._totals[victims.pop()]
+                counts[most] -= 1
+            self._totals[key] = RankTotals()
+            counts[key.user] += 1
+
+
+def _own_key(trainer: TrainerView) -> SeriesKey:
+    return SeriesKey(trainer.user or "", trainer.job, str(trainer.rank))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    value: float
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A counter's ``name`` is without the ending _total, which its samples have. An info is a gauge
+    of 1 whose name ends in _info in the samples."""
+
+    name: str
+    kind: Literal["counter", "gauge", "info"]
+    help: str
+    samples: Sequence[Sample]
+
+
+def exposition(metrics: Sequence[Metric], *, is_open: bool) -> str:
+    """``is_open`` is OpenMetrics."""
+    lines = [line for metric in metrics for line in _lines(metric, is_open)]
+    if is_open:
+        lines.append("# EOF")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def wants_open_metrics(accept: str) -> bool:
+    """Whether a request's Accept prefers OpenMetrics to plain text."""
+    quality = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
+    for entry in accept.split(","):
+        kind, *parameters = (part.strip() for part in entry.split(";"))
+        if kind not in quality:
+            continue
+        given = [p[2:] for p in parameters if p.startswith("q=")]
+        try:
+            value = float(given[0]) if given else 1.0
+        except ValueError:
+            value = 0.0
+        quality[kind] = max(quality[kind], value)
+    return quality["application/openmetrics-text"] > quality["text/plain"]
+
+
+def _lines(metric: Metric, is_open: bool) -> Iterator[str]:
+    ending = {"counter": "_total", "gauge": "", "info": "_info"}[metric.kind]
+    sample_name = f"{metric.name}{ending}"
+    name = metric.name if is_open else sample_name
+    kind = "gauge" if metric.kind == "info" and not is_open else metric.kind
+    yield f"# HELP {name} {_escaped_help(metric.help, is_open)}"
+    yield f"# TYPE {name} {kind}"
+    unit = next((u for u in ("seconds", "bytes") if metric.name.endswith(f"_{u}")), None)
+    if is_open and unit is not None and metric.kind != "info":
+        yield f"# UNIT {name} {unit}"
+    for sample in metric.samples:
+        pairs = ",".join(f'{key}="{_escaped(value)}"' for key, value in sample.labels.items())
+        yield f"{sample_name}{'{' + pairs + '}' if pairs else ''} {_number(sample.value)}"
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _escaped_help(text: str, is_open: bool) -> str:
+    return _escaped(text) if is_open else text.replace("\\", r"\\").replace("\n", r"\n")

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool at one moment, for everything that shows it: names for people instead of escaped bytes,
-rates that follow from others, and what a worker does in one word. Pure."""
+rates that follow from others, what a worker does in one word, and where the time of steps goes.
+
+`ask_pool` asks a controller for one view, and `StatusPoller` for one after another. The rest is
+pure.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.live.step_parts import Ledger, ledger_of
+from penstock import _pool
+from penstock.errors import PenstockError
 from penstock.pool.pool_log import short_id
 from penstock.pool.pool_status import name_of, software_of, text_of
 
@@ -270,3 +278,130 @@ def _text_or_none(escaped: str | None) -> str | None:
 def _host_of(name: str) -> str:
     """Of HOST/PROCESS; a member that did not say where it runs has a host by its own id."""
     return name.rpartition("/")[0] or name
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """``name`` is the member of the ledger without its unit, ``title`` is for people."""
+
+    name: str
+    title: str
+    meaning: str
+    is_waiting: bool = True
+
+
+STEP_PARTS = (
+    StepPart("compute", "compute", "the program is at work between two batches", False),
+    StepPart("dataset", "dataset", "waiting for samples to be read"),
+    StepPart("collate", "collate", "waiting for samples to become a batch"),
+    StepPart("prefix", "prefix", "waiting for the part of the model that workers run"),
+    StepPart("worker", "free worker", "waiting for a worker to begin"),
+    StepPart("wire", "wire", "waiting for bytes to arrive"),
+    StepPart("device", "device copy", "waiting for the copy to the device"),
+    StepPart("order", "order", "waiting for its turn while a later batch was here"),
+    StepPart("ranks", "other ranks", "waiting for ranks that take the same steps"),
+    StepPart("loader", "loader", "the loader's own work in the trainer", False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The seconds of each part, and of how many steps, since a trainer began."""
+
+    steps: int
+    seconds: dict[str, float]
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds.values())
+
+    def since(self, before: Ledger | None) -> Ledger:
+        """What came after ``before``; all of it if that is of another trainer, or of none."""
+        if before is None or before.steps > self.steps:
+            return self
+        parts = {
+            name: max(0.0, s - before.seconds.get(name, 0.0)) for name, s in self.seconds.items()
+        }
+        return Ledger(self.steps - before.steps, parts)
+
+    def shares(self) -> dict[str, float]:
+        """Of each part, its share of the whole; none of a ledger without time."""
+        total = self.total_s
+        return {name: s / total for name, s in self.seconds.items()} if total > 0 else {}
+
+
+def ledger_of(trainer: Mapping[str, Any]) -> Ledger | None:
+    """None for a trainer that reports none, or has not taken a step."""
+    fields = trainer.get("ledger")
+    if not isinstance(fields, dict) or not fields.get("steps"):
+        return None
+    parts = {part.name: float(fields.get(f"{part.name}_s") or 0.0) for part in STEP_PARTS}
+    return Ledger(int(fields["steps"]), parts)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAddress:
+    """Where a controller is, and with which keys and patience it is asked."""
+
+    endpoint: str
+    keys: str | None
+    timeout_s: float
+
+
+def ask_pool(address: PoolAddress) -> PoolView:
+    """Blocks until the controller answers. Raises PenstockError, ValueError or OSError."""
+    text = _pool.pool_status(address.endpoint, address.keys, address.timeout_s)
+    fields: dict[str, Any] = json.loads(text)
+    return pool_view(fields, time.time())
+
+
+class StatusPoller:
+    """Calls ``take`` with each status, and ``fail`` with a sentence where there was none, both in
+    its own thread. At most one request is under way."""
+
+    def __init__(
+        self,
+        address: PoolAddress,
+        interval_s: float,
+        take: Callable[[PoolView], None],
+        fail: Callable[[str], None],
+    ) -> None:
+        self._address = address
+        self._interval_s = interval_s
+        self._take = take
+        self._fail = fail
+        self._news = threading.Condition()
+        self._is_closed = False
+        self._is_hurried = False
+        self._thread = threading.Thread(target=self._run, name="penstock-status", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """Asks at once."""
+        with self._news:
+            self._is_hurried = True
+            self._news.notify_all()
+
+    def close(self) -> None:
+        """Ends the thread; waits for the request that is under way, which has a time limit."""
+        with self._news:
+            self._is_closed = True
+            self._news.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            began = time.monotonic()
+            try:
+                view = ask_pool(self._address)
+            except (PenstockError, ValueError, OSError) as error:
+                self._fail(str(error))
+            else:
+                self._take(view)
+            with self._news:
+                left = began + self._interval_s - time.monotonic()
+                if left > 0:
+                    self._news.wait_for(lambda: self._is_closed or self._is_hurried, left)
+                self._is_hurried = False

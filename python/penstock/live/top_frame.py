@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One frame of `penstock top`: lines of styled text that fit a terminal of any size, and the text
-of a frame for those who have none. Pure."""
+"""One frame of `penstock top`: lines of styled text that fit a terminal of any size, where wide
+characters take two cells and combining ones none, and the text of a frame for those who have no
+terminal. Pure."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock._version import __version__
-from penstock.live.cell_text import cell_count, cut, fitted
 from penstock.live.pool_view import WORKER_STATES, EngineView, PoolView
-from penstock.live.row_order import ShownRow
-from penstock.live.top_rows import TABLES, Table, byte_rate, rate_text, share
+from penstock.live.top_rows import TABLES, ShownRow, Table, byte_rate, rate_text, share
 from penstock.live.top_state import Menu, TopState
 
 # Styles, which the terminal's part turns into colours or, without them, into bold and reverse.
@@ -321,3 +321,33 @@ def _clipped(lines: list[Line], size: Size) -> list[Line]:
             room -= cell_count(text)
         clipped.append(spans)
     return clipped
+
+
+def cell_count(text: str) -> int:
+    """How many cells of a terminal the text takes."""
+    return len(text) if text.isascii() else sum(_cells_of(character) for character in text)
+
+
+def cut(text: str, cells: int) -> str:
+    """As much of the beginning as fits."""
+    if text.isascii():
+        return text[: max(cells, 0)]
+    taken = 0
+    for place, character in enumerate(text):
+        taken += _cells_of(character)
+        if taken > cells:
+            return text[:place]
+    return text
+
+
+def fitted(text: str, cells: int, *, to_the_right: bool = False) -> str:
+    """Exactly so many cells: cut, or filled with spaces."""
+    short = cut(text, cells)
+    spaces = " " * (cells - cell_count(short))
+    return spaces + short if to_the_right else short + spaces
+
+
+def _cells_of(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

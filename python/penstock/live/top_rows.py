@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of `penstock top`: their columns, and the rows that a pool has in each. Pure."""
+"""The tables of `penstock top`: their columns, the rows that a pool has in each, a job's ranks as
+one row, the order of rows, and the branches of a tree in front of them. Pure."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.live.event_log import EventView
-from penstock.live.job_groups import JobGroup, job_groups
-from penstock.live.pool_view import PoolView, TrainerView, WorkerView
-from penstock.live.step_parts import STEP_PARTS, Ledger
+from penstock.live.pool_history import EventView
+from penstock.live.pool_view import STEP_PARTS, Ledger, PoolView, TrainerView, WorkerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,3 +388,125 @@ def byte_rate(value: float | None) -> str:
 def as_json(view: PoolView) -> dict[str, Any]:
     """What `penstock top --once --json` prints."""
     return {**view.as_json(), "jobs": [group.as_json() for group in job_groups(view)]}
+
+
+@dataclass(frozen=True, slots=True)
+class JobGroup:
+    """``id`` is that of the group, or of the one trainer. Ranks are in order."""
+
+    id: str
+    ranks: tuple[TrainerView, ...]
+
+    @property
+    def has_ranks(self) -> bool:
+        return self.ranks[0].world_size > 1
+
+    @property
+    def title(self) -> str:
+        first = self.ranks[0]
+        if not self.has_ranks:
+            return first.job
+        seen = len(self.ranks)
+        count = f"{first.world_size} ranks"
+        return f"{first.job}, {count if seen == first.world_size else f'{seen} of {count}'}"
+
+    def total(self, name: str) -> float | None:
+        """The sum over the ranks that know it; None where none does."""
+        known = [getattr(rank, name) for rank in self.ranks]
+        known = [value for value in known if value is not None]
+        return sum(known) if known else None
+
+    def waited_share(self) -> float | None:
+        """Of the rank that waits most: the others wait for it in their turn."""
+        return max((r.waited_share for r in self.ranks if r.waited_share is not None), default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        first = self.ranks[0]
+        return {
+            "id": self.id,
+            "job": first.job,
+            "user": first.user,
+            "world_size": first.world_size,
+            "ranks": [rank.id for rank in self.ranks],
+            "workers": self.total("workers"),
+            "batches_per_s": self.total("batches_per_s"),
+            "bytes_per_s": self.total("bytes_per_s"),
+            "waited_share_max": self.waited_share(),
+            "delivered_batches": self.total("delivered_batches"),
+        }
+
+
+def job_groups(view: PoolView) -> Sequence[JobGroup]:
+    """In the order in which the controller names their first ranks."""
+    by_id: dict[str, list[TrainerView]] = {}
+    for trainer in view.trainers:
+        by_id.setdefault(trainer.group or trainer.id, []).append(trainer)
+    return [
+        JobGroup(identity, tuple(sorted(ranks, key=lambda rank: rank.rank)))
+        for identity, ranks in by_id.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRow:
+    """``branch`` is drawn in front of the row's name."""
+
+    row: Row
+    branch: str = ""
+    is_folded: bool = False
+
+
+def sorted_rows(rows: Sequence[Row], column: str, is_descending: bool) -> list[Row]:
+    """By numbers where the column has them, else by texts. What is not known comes last."""
+    if not column:
+        return list(rows)
+    if any(column in row.keys for row in rows):
+        known = [row for row in rows if column in row.keys]
+        known.sort(key=lambda row: row.keys[column], reverse=is_descending)
+        return known + [row for row in rows if column not in row.keys]
+    return sorted(rows, key=lambda row: row.cells.get(column, "").lower(), reverse=is_descending)
+
+
+def matcher(text: str) -> Callable[[Row], bool]:
+    """Whether a row has the text in one of its cells, without regard to case. Of several texts with
+    | between them one is enough."""
+    wanted = [part.lower() for part in text.split("|") if part]
+
+    def matches(row: Row) -> bool:
+        if not wanted:
+            return True
+        cells = "\n".join(row.cells.values()).lower()
+        return any(part in cells for part in wanted)
+
+    return matches
+
+
+def in_tree(
+    rows: Sequence[Row], is_shown: Callable[[Row], bool], folded: Collection[str], in_ascii: bool
+) -> list[ShownRow]:
+    """Rows below their parents. A row that is to be shown brings the rows above it along, and a row
+    whose parent is not there stands by itself."""
+    by_id = {row.id: row for row in rows}
+    below: dict[str | None, list[Row]] = {}
+    kept: set[str] = set()
+    for row in rows:
+        parent = row.parent if row.parent in by_id else None
+        below.setdefault(parent, []).append(row)
+        place: Row | None = row if is_shown(row) else None
+        while place is not None and place.id not in kept:
+            kept.add(place.id)
+            place = by_id.get(place.parent or "")
+    between, last, through = ("|- ", "`- ", "|  ") if in_ascii else ("├─ ", "└─ ", "│  ")
+
+    def walk(parent: str | None, indent: str) -> Iterator[ShownRow]:
+        children = [row for row in below.get(parent, []) if row.id in kept]
+        for place, row in enumerate(children):
+            is_last = place + 1 == len(children)
+            branch = "" if parent is None else indent + (last if is_last else between)
+            is_folded = row.id in folded and row.id in below
+            yield ShownRow(row, branch, is_folded)
+            if not is_folded:
+                more = "" if parent is None else indent + ("   " if is_last else through)
+                yield from walk(row.id, more)
+
+    return list(walk(None, ""))

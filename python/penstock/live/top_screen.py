@@ -13,11 +13,9 @@ import time
 from collections.abc import Iterator
 
 from penstock.errors import PenstockError
-from penstock.live.cell_text import cell_count
-from penstock.live.event_log import EventLog
-from penstock.live.pool_view import PoolView
-from penstock.live.status_poller import PoolAddress, StatusPoller
-from penstock.live.top_frame import STYLES, Line, Size, frame
+from penstock.live.pool_history import EventLog
+from penstock.live.pool_view import PoolAddress, PoolView, StatusPoller
+from penstock.live.top_frame import STYLES, Line, Size, cell_count, frame
 from penstock.live.top_state import TopState
 
 _TURN_MS = 100  # how long a key or a new status may wait to be seen

@@ -6,11 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.live.event_log import EventView
-from penstock.live.pool_view import PoolView
-from penstock.live.row_order import ShownRow, in_tree, matcher, sorted_rows
-from penstock.live.step_parts import Ledger
-from penstock.live.top_rows import TABLES, Column, Looks, Row, Table
+from penstock.live.pool_history import EventView
+from penstock.live.pool_view import Ledger, PoolView
+from penstock.live.top_rows import (
+    TABLES,
+    Column,
+    Looks,
+    Row,
+    ShownRow,
+    Table,
+    in_tree,
+    matcher,
+    sorted_rows,
+)
 
 _TEXT_MAX = 200  # of a search or a filter
 _COLUMNS_STEP = 8  # cells of one step to the side

@@ -13,7 +13,7 @@ from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.options import shard_count
 from penstock.seams.iterators import DatasetKind
 from penstock.stream.progress import GeneratorSnapshot, PullsReplayed
-from penstock.tuning.automatic_count import AutomaticCount
+from penstock.tuning.worker_tuner import AutomaticCount
 
 
 class AutomaticPoolIter(LocalPoolIter):

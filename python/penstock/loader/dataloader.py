@@ -73,9 +73,8 @@ from penstock.stream.progress import GeneratorSnapshot, Progress, sampler_states
 from penstock.stream.sample_generators import DrawWarning
 from penstock.stream.shard_state import ResumedDataset, copied_state
 from penstock.tracking.batch_origin import ProvenanceTable
-from penstock.tuning.automatic_count import AutomaticCount, first_count
 from penstock.tuning.load_meter import LoadMeter
-from penstock.tuning.worker_tuner import WorkerTuner
+from penstock.tuning.worker_tuner import AutomaticCount, WorkerTuner, first_count
 
 if TYPE_CHECKING:
     from penstock.graph.compiled_library import Library

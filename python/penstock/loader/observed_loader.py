@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
-from penstock.tuning.loader_settings import LoaderSettings
+from penstock.tuning.observation import LoaderSettings
 from penstock.worker.threaded_fetch import fetches_whole_batches
 
 _NAMES = (

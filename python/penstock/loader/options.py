@@ -15,7 +15,7 @@ from penstock.loader.pool_options import check_pool_options
 from penstock.seams.iterators import DatasetKind
 from penstock.stream.rank_shards import RankShards
 from penstock.stream.shard_state import is_stateful
-from penstock.tuning.automatic_count import AUTO, AutomaticCount
+from penstock.tuning.worker_tuner import AUTO, AutomaticCount
 
 # The value of each option that is left out.
 DEFAULTS: dict[str, Any] = {

@@ -14,7 +14,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from penstock.loader.loader_face import LoaderFace
 from penstock.seams.iterators import DatasetKind
 from penstock.stream.shard_state import is_stateful
-from penstock.tuning.automatic_count import AutomaticCount
+from penstock.tuning.worker_tuner import AutomaticCount
 
 KEYS_VARIABLE = "PENSTOCK_KEYS"
 # The arguments of torch's constructor in the place of options that are the pool's.

@@ -18,11 +18,8 @@ from penstock.loader.observed_loader import (
 from penstock.loader.stats import LoaderStats
 from penstock.loader.step_times import PARTS, WAITING_PARTS, SlowSample, StepTimes, WorkerTimes
 from penstock.tuning.advice import advise
-from penstock.tuning.memory_left import memory_left_bytes
-from penstock.tuning.observation import Observation
-from penstock.tuning.process_times import process_times
-from penstock.tuning.spoken_numbers import spoken_share, spoken_time
-from penstock.tuning.usable_cpus import usable_cpus
+from penstock.tuning.observation import Observation, spoken_share, spoken_time
+from penstock.tuning.process_resources import memory_left_bytes, process_times, usable_cpus
 
 _STEPS_MIN = 4  # from which on advice is given
 _BUSY_SHARE = 0.7  # of the workers' time; below it a wait for a free one is a wait for its start

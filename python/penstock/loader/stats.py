@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from penstock import _C
 from penstock.loader.agreed_steps import EpochEnd
 from penstock.loader.step_times import SlowSample, StepTimes, WorkerTimes
-from penstock.tuning.spoken_numbers import spoken_share
+from penstock.tuning.observation import spoken_share
 
 
 @dataclass(frozen=True, slots=True)

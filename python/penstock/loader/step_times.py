@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.loader.field_sums import FieldSums
-from penstock.tuning.spoken_numbers import spoken_time
+from penstock.tuning.observation import spoken_time
 
 # The parts of a step, as they are told to people, by the names of the fields of StepTimes.
 PARTS = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._version import __version__
 from penstock.loader.step_times import PARTS
 from penstock.loader.watched_steps import MadeBatch, WatchedStep, add_watcher, remove_watcher
-from penstock.observing.step_waits import stretches
+from penstock.observing.step_trace import stretches
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

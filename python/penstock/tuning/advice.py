@@ -7,15 +7,15 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from penstock.tuning.limiting import Diagnosis, Limit, diagnose
-from penstock.tuning.loader_settings import LoaderSettings
-from penstock.tuning.observation import Observation
-from penstock.tuning.spoken_numbers import spoken_bytes
-from penstock.tuning.step_model import (
+from penstock.tuning.limiting import (
+    Diagnosis,
+    Limit,
+    diagnose,
     predicted_step_s,
     undelayed_making_s,
     waiting_in_dataset_s,
 )
+from penstock.tuning.observation import LoaderSettings, Observation, spoken_bytes
 
 # Of settings that promise the same within this, the smallest are taken.
 SAME_SHARE = 0.03

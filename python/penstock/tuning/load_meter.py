@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the costs of a batch measured while a loader runs (csrc/graph/load_meter.h): the clock of the
-trainer's device and the processes of the workers are read here."""
+"""Has the costs of a batch measured while a loader runs (csrc/graph/load_meter.h). This module
+reads the clock of the trainer's device, the processes of the workers, and the seconds of the
+training thread's work."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
 
 from penstock import _C
-from penstock.tuning.trainer_clock import TrainerClock
-from penstock.tuning.usable_cpus import shared_cpus
+from penstock.tuning.process_resources import shared_cpus
 
 # Batches, those with boundary tensors, fetch_s, prefix_s, bytes, and of a pool its workers and the
 # bytes a second that come from them.
@@ -17,6 +23,9 @@ Counters = tuple[int, int, float, float, int, int, float]
 _ENOUGH_CPUS = 1 << 20  # for any number of workers
 # One step in so many is timed on a device: the two events cost the host some 0.05 ms.
 _DEVICE_TIMED_EVERY = 4
+_PENDING_MAX = 256  # stretches that a device has not come to the end of; others are not measured
+
+logger = logging.getLogger(__name__)
 
 
 class LoadMeter:
@@ -57,3 +66,72 @@ class LoadMeter:
     def shared_cpus(self) -> int:
         """How many CPUs the trainer and its workers may use together."""
         return _ENOUGH_CPUS if self.are_elsewhere else shared_cpus(self._pids)
+
+
+class TrainerClock:
+    """Times stretches between ``begin`` and ``end``. Confined to the training thread.
+
+    With a GPU, or another accelerator, these are events on the stream that is current there: the
+    time between them is the device's time for the work that was given to it in between. Nothing
+    waits for the device, so a stretch is known some time after it ended. Elsewhere, and on a device
+    whose events have no times, it is the host's clock.
+    """
+
+    def __init__(
+        self, device: torch.device | None, make_event: Callable[[], Any] | None = None
+    ) -> None:
+        self._device = device
+        if make_event is None and device is not None and device.type != "cpu":
+            make_event = self._device_event
+        self._make_event = make_event
+        self._open: tuple[Any, Any] | None = None
+        self._pending: deque[tuple[Any, Any, Any]] = deque()
+        self._done: list[tuple[Any, float]] = []
+
+    @property
+    def is_of_device(self) -> bool:
+        """Whether it is another clock than the host's."""
+        return self._make_event is not None
+
+    def begin(self, label: Hashable) -> None:
+        """A stretch that is still open is given up."""
+        self._open = (label, self._now()) if len(self._pending) < _PENDING_MAX else None
+
+    def end(self) -> None:
+        if self._open is None:
+            return
+        label, began = self._open
+        self._open = None
+        if self._make_event is None:
+            self._done.append((label, time.perf_counter() - began))
+        else:
+            self._pending.append((label, began, self._now()))
+
+    def take(self) -> list[tuple[Any, float]]:
+        """The stretches that are known and were not taken before, in order."""
+        while self._pending and self._pending[0][2].query():
+            label, began, ended = self._pending.popleft()
+            try:
+                milliseconds = began.elapsed_time(ended)
+            except RuntimeError:
+                logger.debug("the events of %s have no times", self._device, exc_info=True)
+                self._make_event = None
+                self._open = None
+                self._pending.clear()
+                break
+            self._done.append((label, milliseconds * 1e-3))
+        done, self._done = self._done, []
+        return done
+
+    def _now(self) -> Any:
+        if self._make_event is None:
+            return time.perf_counter()
+        event = self._make_event()
+        if self._device is None:
+            event.record()
+        else:
+            event.record(torch.accelerator.current_stream(self._device))
+        return event
+
+    def _device_event(self) -> torch.Event:
+        return torch.Event(self._device, enable_timing=True)

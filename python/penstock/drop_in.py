@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gives penstock's loader to code that imports torch's, or torchdata's: frameworks, and programs
-left as they are.
+left as they are. torchdata need not be installed.
 
-A name is rebound where it is looked up: in the globals of every module. An object that holds
-the class elsewhere, such as a class that already subclassed it, keeps it and goes on as before.
+A name is rebound where it is looked up: in the globals of every module. An object that holds the
+class elsewhere, such as a class that already subclassed it, keeps it and goes on as before.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import multiprocessing.spawn
 import sys
 import types
@@ -16,8 +17,6 @@ from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from penstock.cli import torchdata_loader
-from penstock.cli.torchdata_loader import torchdata_class
 from penstock.loader import dataloader
 from penstock.seams.iterators import BaseIterator
 
@@ -27,7 +26,9 @@ _T_co = TypeVar("_T_co", covariant=True)
 # pickle finds it.
 TorchDataLoader: type[Any] = dataloader.DataLoader.__mro__[1]
 _TORCH_MODULE = "torch.utils.data.dataloader"
-_TORCHDATA_NAME = "TorchdataLoader"
+_TORCHDATA_NAME = "TorchdataLoader"  # while installed
+_TORCHDATA_MODULE = "torchdata.stateful_dataloader.stateful_dataloader"
+_TORCHDATA_CLASS = "StatefulDataLoader"
 _spawn: Any = multiprocessing.spawn
 
 
@@ -177,8 +178,8 @@ def uninstall() -> None:
     of_torchdata = torchdata_class()
     if of_torchdata is not None:
         _rebind(StatefulDataLoader, of_torchdata)
-        of_torchdata.__module__ = torchdata_loader.MODULE
-        of_torchdata.__qualname__ = torchdata_loader.NAME
+        of_torchdata.__module__ = _TORCHDATA_MODULE
+        of_torchdata.__qualname__ = _TORCHDATA_CLASS
     if isinstance(_spawn.get_preparation_data, _PreparationData):
         _spawn.get_preparation_data = _spawn.get_preparation_data.original
 
@@ -210,3 +211,17 @@ class _InstallRequest:
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return (install, ())
+
+
+@functools.cache
+def torchdata_class() -> type[Any] | None:
+    """The class of torchdata itself, None without torchdata. It is imported here, in 4 ms.
+
+    To be called for the first time before the names of torch and torchdata are rebound: the class
+    is derived from what torch's name means then.
+    """
+    try:
+        found = getattr(importlib.import_module(_TORCHDATA_MODULE), _TORCHDATA_CLASS, None)
+    except ImportError:
+        return None
+    return found if isinstance(found, type) else None
