@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.cut.offloading import detach, offload
     from penstock.drop_in import install, uninstall
     from penstock.explanation.explanation import explain
-    from penstock.graph.declared_operators import stateless
+    from penstock.graph.operators import stateless
     from penstock.graph.plan import Plan
     from penstock.loader.announced_pool import announce_pool
     from penstock.loader.dataloader import DataLoader
@@ -72,7 +72,7 @@ _HOMES = {
     "merge_traces": "penstock.observing.trace_file",
     "offload": "penstock.cut.offloading",
     "progress": "penstock.observing.waiting_meter",
-    "stateless": "penstock.graph.declared_operators",
+    "stateless": "penstock.graph.operators",
     "to_opentelemetry": "penstock.observing.open_telemetry",
     "trace": "penstock.observing.step_trace",
     "uninstall": "penstock.drop_in",

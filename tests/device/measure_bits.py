@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from penstock import _C
 from penstock.graph.emission import dtype_name, literal
-from penstock.graph.operator_twins import operator_name, with_numbers
+from penstock.graph.operators import operator_name, with_numbers
 from penstock.graph.sizes import Unlowerable
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

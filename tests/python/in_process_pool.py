@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from penstock import _C
-from penstock.graph.compiled_library import Library
+from penstock.graph.link import Library
 from penstock.graph.plan import Plan
 from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable
 from penstock.tracking.leaves import flatten_batch

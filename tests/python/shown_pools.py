@@ -15,7 +15,7 @@ FIRST, SECOND = "11a1000000000001", "11a2000000000001"
 GROUP = "99a0000000000001"
 
 
-# As graph/plan_told.py tells one.
+# As graph/plan.py tells one.
 PLAN: dict[str, Any] = {
     "verdict": "3 of 5 calls run in the workers, which saves 4.1 ms of each step",
     "refused": None,

@@ -695,7 +695,7 @@ def test_first_capture_of_a_process_is_no_change_of_the_program() -> None:
     """Dynamo replaces two methods of `torch.nn.Module` then. The first model of each program was
     captured twice for it, and moved again what a worker had got wrong."""
     program = (
-        "import torch; from penstock.cut.program_state import ProgramStamp, ProgramState; "
+        "import torch; from penstock.cut.eager_comparison import ProgramStamp, ProgramState; "
         "model = torch.nn.Linear(2, 2); parts = list(model.modules()); "
         "state, stamp = ProgramState(parts), ProgramStamp(parts); "
         "torch.compile(model, backend='eager')(torch.ones(1, 2)); "

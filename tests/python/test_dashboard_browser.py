@@ -24,7 +24,7 @@ from test_dashboard_server import TOKEN, port_of, served
 from test_pool_status import worker
 
 from penstock.graph.call_groups import GROUPS_MAX
-from penstock.graph.plan_told import told_plan
+from penstock.graph.plan import told_plan
 from penstock.live.pool_view import PoolAddress, pool_view
 from penstock.live.pool_watch import PoolWatch
 

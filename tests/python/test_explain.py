@@ -34,7 +34,7 @@ from torch import nn
 from penstock.cut.offloading import offload
 from penstock.explanation.explanation import default_arguments, explain
 from penstock.graph.plan import Plan, PlannedCall, PlannedEdge
-from penstock.graph.plan_table import COLUMNS, shorten
+from penstock.graph.plan_record import COLUMNS, shorten
 
 
 def names(calls: tuple[PlannedCall, ...]) -> list[str]:

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 
 from penstock import _C
 from penstock.errors import PenstockError
-from penstock.graph.capture import Captured, capture_whole
+from penstock.graph.capture import Captured, GraphInput, capture_whole
 from penstock.graph.emission import emit
-from penstock.graph.graph_inputs import GraphInput
 from penstock.graph.lowering import Lowering, lower
 from penstock.graph.planning import CutOptions, PlannedCut, plan_cut
 from penstock.graph.sizes import Unlowerable

@@ -16,8 +16,8 @@ from in_process_pool import InProcessPool
 from offload_training import TwoGraphs, batches_of, bits, eager_trace, fresh, train, warnings_of
 from torch import nn
 
+from penstock.cut.installed_prefixes import UNUSED_CALLS_MAX
 from penstock.cut.offloading import detach, offload
-from penstock.cut.unused_cuts import UNUSED_CALLS_MAX
 
 pytestmark = [pytest.mark.usefixtures("on_one_thread"), pytest.mark.slow]
 

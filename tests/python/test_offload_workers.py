@@ -16,7 +16,7 @@ from test_offload import bits, fresh, train
 from test_offload_graphs import ThreeGraphsAndABranch
 
 from penstock import DataLoader
-from penstock.cut.checked_boundary import CheckedBoundary
+from penstock.cut.cut_graph import CheckedBoundary
 from penstock.cut.offloading import detach, offload
 from penstock.tracking.leaves import flatten_batch
 

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from penstock.explanation.explanation import explain
-from penstock.graph.plan import CutTotals, Plan, PlannedCall
-from penstock.graph.plan_html import OPEN_CALLS_MAX, format_html
-from penstock.graph.plan_table import verdict
+from penstock.graph.plan import OPEN_CALLS_MAX, CutTotals, Plan, PlannedCall, format_html
+from penstock.graph.plan_record import verdict
 
 ODD = "<script>alert('a')</script> & \"b\" at <m>.py:1"
 

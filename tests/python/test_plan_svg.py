@@ -12,10 +12,9 @@ from torch import nn
 
 from penstock.explanation.explanation import explain
 from penstock.graph.call_groups import GROUPS_MAX, LINKS_MAX, group_calls, role_of
-from penstock.graph.layered_layout import Box, lay_out
 from penstock.graph.plan import Plan, PlannedCall, PlannedEdge
-from penstock.graph.plan_svg import format_svg
-from penstock.graph.plan_table import verdict
+from penstock.graph.plan_record import verdict
+from penstock.graph.plan_svg import Box, format_svg, lay_out
 
 SVG = "{http://www.w3.org/2000/svg}"
 ODD = "<script>&\"'\x00\x1b[2J at <m>.py:1"

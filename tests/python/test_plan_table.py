@@ -5,8 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from penstock.graph.plan_record import CutTotals, PlanRecord, RunningPrice
-from penstock.graph.plan_table import format_plan, format_price
+from penstock.graph.plan_record import (
+    CutTotals,
+    PlanRecord,
+    RunningPrice,
+    format_plan,
+    format_price,
+)
 
 PRICE = RunningPrice(
     times=7,

@@ -15,8 +15,7 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from penstock import DataLoader, _pool
-from penstock.graph.plan import Plan, PlannedCall, PlannedEdge
-from penstock.graph.plan_told import told_plan
+from penstock.graph.plan import Plan, PlannedCall, PlannedEdge, told_plan
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import json
 from shown_pools import PLAN, large_plan
 
 from penstock.graph.call_groups import group_calls
-from penstock.graph.plan import Plan, PlannedCall, PlannedEdge
-from penstock.graph.plan_told import told_plan
+from penstock.graph.plan import Plan, PlannedCall, PlannedEdge, told_plan
 from penstock.live.pool_watch import shown_plan_graph
 
 

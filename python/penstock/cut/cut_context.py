@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state that the captured graphs of one offloaded model share."""
+"""The state that the captured graphs of one offloaded model share.
+
+`CutContext` has it: the call that runs (`ModelCall`), the plan that the loader shows (`ShownPlan`),
+and the leaves that stay with a pool's workers (`LeafWithholding`).
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,23 @@ import functools
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
+from penstock import _C
 from penstock.cut.installed_prefixes import InstalledPrefixes, PrefixHost
-from penstock.cut.model_call import ModelCall
-from penstock.cut.shown_plan import PlanHost, ShownPlan
-from penstock.cut.withholding import LeafWithholding
 from penstock.graph.link import Link
-from penstock.graph.plan import Plan
+from penstock.graph.plan import Plan, joined
+from penstock.graph.plan_record import verdict
 from penstock.graph.planning import CutOptions
 from penstock.program_line import program_line
-from penstock.tracking.batch_origin import ProvenanceTable
+from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable
 from penstock.tracking.lazy_batches import LazyBatches
+from penstock.tracking.loader_use import LoaderUse
 
 if TYPE_CHECKING:
     from penstock.cut.repricing import Repricer
@@ -36,6 +41,61 @@ FOREIGN_CALLS_MAX = 16
 MISTRUSTS_MAX = 4
 
 
+class UsedCut(NamedTuple):
+    """The cut of one graph that ran: which leaves the trainer reads, and the boundary tensors that
+    stand for the others."""
+
+    raw_leaves: frozenset[int]
+    keys: frozenset[str]  # empty where nothing moves
+    is_settled: bool  # it was compared, and is not being timed
+
+
+@dataclass
+class ModelCall:
+    """One call, which may run several captured graphs. Confined to the training thread."""
+
+    is_foreign: bool = True  # no tensor of the loader was seen so far
+    has_written: bool = False  # a tensor of the batch was given that was written to before
+    has_stranger: bool = False  # the program may have made an input of the batch
+    follows_calls: bool = False  # it has, and it is known how
+    has_planned: bool = False
+    plans: list[Plan] = field(default_factory=list)  # of the graphs that ran
+    cuts: list[UsedCut] = field(default_factory=list)  # the same
+    _batch: weakref.ref[BatchHandle] | None = None  # once a graph has seen it
+    _graph_count: int = 0
+
+    def note_batch(self, handle: BatchHandle) -> None:
+        self._batch = weakref.ref(handle)
+
+    @property
+    def batch(self) -> BatchHandle | None:
+        return None if self._batch is None else self._batch()
+
+    def note_inputs(
+        self, knows_batch: bool, has_stranger: Callable[[], bool], *, follows_calls: bool
+    ) -> None:
+        """Notes the inputs of a graph. Later graphs of a call have results of the earlier ones, so
+        only the first tells how the program made its inputs; `has_stranger` is asked for it
+        alone."""
+        if knows_batch:
+            self.is_foreign = False
+        self.follows_calls |= follows_calls
+        if self._graph_count == 0:
+            self.has_stranger = has_stranger()
+        self._graph_count += 1
+
+    @property
+    def moves(self) -> bool:
+        """Whether a graph that ran has work that moved to the workers."""
+        return any(plan.moved for plan in self.plans)
+
+
+class PlanHost(Protocol):
+    """The part of a loader that shows plans."""
+
+    def _show_plan(self, plan: Plan | None) -> None: ...
+
+
 class CutHost(PlanHost, PrefixHost, Protocol):
     """The part of the loader that a cut needs."""
 
@@ -46,7 +106,7 @@ class CutHost(PlanHost, PrefixHost, Protocol):
 
 @dataclass
 class CutContext:
-    """Confined to the training thread."""
+    """The state of one offloaded model. Confined to the training thread."""
 
     target: Any  # the model, or the function that stands for a training step; held weakly
     host: weakref.ref[CutHost]
@@ -216,3 +276,150 @@ def modules_of(target: Any) -> Iterator[torch.nn.Module]:
                 yield value
             elif isinstance(getattr(value, "__dict__", None), dict) and not callable(value):
                 yield from (v for v in vars(value).values() if isinstance(v, torch.nn.Module))
+
+
+class ShownPlan:
+    """The plan that a loader shows for one offloaded model, and its log lines. Confined to the
+    training thread."""
+
+    def __init__(
+        self, name: str, user: int, host: Callable[[], PlanHost | None], use: LoaderUse
+    ) -> None:
+        """``name`` is the offloaded model's for people, ``user`` the id of its context."""
+        self._name = name
+        self._user = user
+        self._host = host
+        self._use = use
+        self._is_told = False  # that something moves
+        self._reasons: set[str] = set()  # refusals that were logged
+        self._calls_by_rows: Counter[int | None] = Counter()  # of their batches
+        self._made_of: list[Plan] = []  # the plans of the graphs of one call
+
+    @property
+    def is_one_graph(self) -> bool:
+        """Whether the last calls ran as one captured graph, as far as they knew the batch."""
+        return len(self._made_of) <= 1
+
+    def note_call(self, call: ModelCall) -> None:
+        """To be called after each call of the model: its plan is that of all graphs that ran."""
+        if call.plans and self._is_of_usual_batch(call) and not self._is_made_of(call.plans):
+            self._made_of = call.plans
+            self.publish(joined(call.plans))
+
+    def _is_made_of(self, plans: list[Plan]) -> bool:
+        shown = self._made_of
+        return len(shown) == len(plans) and all(map(_are_same, shown, plans))
+
+    def _is_of_usual_batch(self, call: ModelCall) -> bool:
+        """Whether most calls so far were given batches of as many rows as this one's.
+
+        The last batch of an epoch is often smaller, and its plan would hide the one of all others.
+        """
+        rows = None if call.batch is None else call.batch.rows
+        self._calls_by_rows[rows] += 1
+        return self._calls_by_rows[rows] >= max(self._calls_by_rows.values())
+
+    def publish(self, plan: Plan) -> None:
+        """Makes `plan` the model's plan in force. A refusal never hides a plan that moves
+        something."""
+        shown = self._use.plan_of(self._user)
+        if plan.refused is None or shown is None or shown.refused is not None:
+            self.show(plan)
+        if plan.moved and not self._is_told:
+            self._is_told = True
+            logger.info("penstock: %s print(loader.plan) shows which", verdict(plan))
+
+    def refuse(self, reason: str) -> None:
+        """Notes that a captured graph stays whole."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            logger.warning("penstock: nothing of %s moves to the workers: %s", self._name, reason)
+        self.publish(Plan(refused=reason))
+
+    def note_idle(self, reason: str) -> None:
+        """Notes that no graph runs any more, so that no plan is in force."""
+        self._made_of = []
+        self.show(None)
+        self.refuse(reason)
+
+    def show(self, plan: Plan | None) -> None:
+        """Makes the loader's plan that of all of its models, of which this one has `plan`."""
+        plan_of_all = self._use.set_plan(self._user, plan)
+        host = self._host()
+        if host is not None:
+            host._show_plan(plan_of_all)
+
+
+def _are_same(a: Plan, b: Plan) -> bool:
+    return a is b
+
+
+class ShipmentHost(Protocol):
+    """The part of a loader that tells workers what to send."""
+
+    def _set_shipment(self, message: bytes | None) -> None: ...
+
+    def _link(self) -> Link | None: ...
+
+
+class LeafWithholding:
+    """Has leaves of a pool's batches stay with the workers of one loader, whatever models are
+    offloaded to it. Confined to the training thread.
+
+    Which leaves, and when, is decided in ``csrc/loader/leaf_withholding.h``. While the program is
+    watched, the leaves in question are given out as lazy tensors that have their values, which
+    notice when they are read.
+    """
+
+    def __init__(
+        self, host: Callable[[], ShipmentHost | None], changed: Callable[[], None]
+    ) -> None:
+        """`changed` is called when batches begin to carry other leaves than before."""
+        self.lazy_leaves: Set[int] = frozenset()
+        self._host = host
+        self._changed = changed
+        self._native = _C.LeafWithholding()
+
+    def take(self, user: int, verify_every: int) -> None:
+        """Notes an offloaded model, whose results are compared for one batch in `verify_every`."""
+        self._native.take(user, verify_every)
+
+    def forget(self, user: int) -> None:
+        """Notes that a model is offloaded no more."""
+        self._obey(self._native.forget(user))
+
+    def note_call(self, user: int, batch: BatchHandle | None, cuts: Sequence[UsedCut]) -> None:
+        """To be called after each call of a model, whose graphs ran with these cuts."""
+        if batch is None or self._native.is_withholding or not self._is_possible():
+            self._native.note_call(user, None, [])
+            return
+        seen = (batch.leaf_bytes, batch.read_leaves, batch.is_watched)
+        self._obey(self._native.note_call(user, seen, cuts))
+
+    def send_whole(self) -> None:
+        """Has batches come whole from the next on that is asked for, and watches the program anew:
+        a plan has changed."""
+        self._obey(self._native.send_whole())
+
+    def note_recall(self, leaf: int) -> None:
+        """A leaf that had stayed with its worker was read."""
+        order = self._native.note_recall(leaf)
+        if order is not None:
+            logger.info("penstock: tensor %d of the batch is read time and again; it is sent", leaf)
+        self._obey(order)
+
+    def _is_possible(self) -> bool:
+        host = self._host()
+        link = None if host is None else host._link()
+        return link is not None and not link.sends_whole
+
+    def _obey(self, order: _C.ShipmentOrder | None) -> None:
+        self.lazy_leaves = self._native.watched_leaves
+        if order is None:
+            return
+        host = self._host()
+        if host is not None:
+            host._set_shipment(order.message)
+        self._changed()
+        if order.message is not None:
+            logger.debug("leaves %s stay with the workers", sorted(self.lazy_leaves))

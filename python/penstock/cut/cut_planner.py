@@ -1,27 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans cuts of one captured graph, for calls that none in use fits, and knows when not to."""
+"""The cuts of one captured graph: plans them, keeps those in use, and knows when to plan none."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from penstock import _C
+from penstock.cut.captured_graphs import CompiledGraph
 from penstock.cut.cut_context import CutContext
-from penstock.cut.cuts_in_use import CutsInUse
-from penstock.cut.live_cut import GraphCall, LiveCut, Signature
-from penstock.cut.whole_graph import WholeGraph
-from penstock.graph.autocast import AutocastState, refuse_by_surroundings
-from penstock.graph.capture import classify, is_plain
-from penstock.graph.expression import Expression
-from penstock.graph.extended_graph import extend
+from penstock.cut.installed_prefixes import FORGOTTEN_MAX
+from penstock.cut.live_cut import DrawnPrefix, GraphCall, KnownIds, LiveCut, Signature, Variant
+from penstock.graph.capture import (
+    AutocastState,
+    Placeholder,
+    classify,
+    is_plain,
+    refuse_by_surroundings,
+)
+from penstock.graph.constants import ConstantWatch
+from penstock.graph.expression import Expression, extend
 from penstock.graph.lowering import Lowering, lower
-from penstock.graph.planning import CutOptions, plan_cut
+from penstock.graph.planning import CutOptions, PlannedCut, plan_again, plan_cut
 from penstock.graph.sizes import Unlowerable
 
 logger = logging.getLogger(__name__)
@@ -35,7 +41,8 @@ CONSTANT_CHANGES_MAX = 1
 
 
 class CutPlanner:
-    """Confined to the training thread."""
+    """Plans cuts of one captured graph, for calls that none in use fits. Confined to the training
+    thread."""
 
     def __init__(
         self, context: CutContext, options: CutOptions, whole: WholeGraph, in_use: CutsInUse
@@ -178,3 +185,162 @@ def _form(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return (value.dtype, tuple(value.shape))
     return value if isinstance(value, (int, float, bool)) else None
+
+
+class CutsInUse:
+    """The cuts in use of one captured graph. Confined to the training thread."""
+
+    def __init__(self, context: CutContext, options: CutOptions, whole: WholeGraph) -> None:
+        self.cuts: list[LiveCut] = []
+        self._context = context
+        self._options = options
+        self._whole = whole
+        self._mistrusted: dict[Variant, dict[int, str]] = {}  # units that stay, and why
+        self._forgotten: Counter[Signature] = Counter()  # cuts that were not used, by call
+        context.prefixes.add_graph(self)
+
+    def make(
+        self,
+        lowering: Lowering,
+        variant: Variant,
+        added: list[tuple[int, int]],
+        planned: PlannedCut,
+        inputs: Sequence[Any],
+    ) -> LiveCut:
+        """A cut that was planned, with all that it runs, and not in force yet."""
+        cut = LiveCut(
+            lowering,
+            variant,
+            added,
+            planned,
+            writes_inputs=self._whole.writes_to_inputs(lowering),
+            mistrusts=self._context.mistrusts,
+        )
+        if planned.boundary:
+            assert planned.suffix is not None and planned.reference is not None
+            cut.suffix = self._whole.run_of_suffix(planned.suffix)
+            cut.reference = planned.reference.forward
+            cut.constants = ConstantWatch({i: inputs[i] for i in planned.constant_inputs})
+            if any(item.is_random for item in planned.boundary):
+                cut.drawn = DrawnPrefix.of(
+                    lowering, planned.prefix, planned.prefix_constants, planned.seed
+                )
+        return cut
+
+    def put_in_force(self, cut: LiveCut, inputs: Sequence[Any]) -> None:
+        """Makes a cut one of those in use."""
+        if cut.suffix is not None:
+            self._context.prefixes.install(cut.planned)
+            self._note_change()
+        self.cuts.append(cut)
+        self._context.prefixes.known_ids.append(KnownIds.of(cut.lowering, cut.planned, inputs))
+
+    def repriced(self, cut: LiveCut, call: GraphCall) -> LiveCut:
+        """The cut, or another for the same calls that replaces it from this batch on. Batches that
+        are under way lack tensors that the other needs; the whole graph runs on these."""
+        repricer = self._context.repricer
+        if repricer is None:
+            return cut
+        change = repricer.look_at(cut, self._context.call_weight)
+        if change is None:
+            return cut
+        repricer.note_odd_step()
+        native = cut.planned.native
+        if isinstance(change, LiveCut):
+            other = change
+        else:
+            assert native is not None
+            # A value that waits is as good as any other input here.
+            call.recall(is_check=True)
+            inputs = call.with_added((), frozenset())
+            try:
+                planned = plan_again(
+                    cut.lowering,
+                    inputs,
+                    call.handle.leaf_count,
+                    self._options,
+                    self.mistrusted(cut.variant).keys(),
+                    change,
+                    native.calibration,
+                )
+            except Exception:
+                logger.debug("the plan cannot be changed", exc_info=True)
+                repricer.give_up(cut)
+                return cut
+            other = self.make(cut.lowering, cut.variant, cut.added, planned, inputs)
+            assert planned.native is not None
+            has_suffix = other.suffix is not None
+            other.priced = _C.PricedCut(planned.native, has_suffix, like=cut.priced)
+            other.signature = cut.signature
+        self.put_in_force(other, call.inputs)
+        self.forget(cut)
+        cut.former = None
+        other.former = cut if cut.suffix is not None else None
+        where = f"batch {call.handle.sequence} of epoch {call.handle.epoch}"
+        repricer.changed(cut, other, where)
+        return other
+
+    def _note_change(self) -> None:
+        if self._context.withholding is not None:
+            self._context.withholding.send_whole()
+
+    def mistrusted(self, variant: Variant) -> Mapping[int, str]:
+        """The units that stay in cuts of that kind since a worker was wrong about them, and why."""
+        return self._mistrusted.get(variant, {})
+
+    def mistrust(self, cut: LiveCut, units: Mapping[int, str]) -> None:
+        """Stops using a cut of which a worker made something else. The next one leaves these
+        units to the trainer, for these reasons."""
+        self._mistrusted.setdefault(cut.variant, {}).update(units)
+        self.forget(cut)
+
+    def forget(self, cut: LiveCut) -> None:
+        """Stops using a cut, and has its prefix withdrawn unless another cut has the same."""
+        self.cuts.remove(cut)
+        self._context.prefixes.withdraw(cut.planned)
+        self._note_change()
+
+    def forget_unused(self, cut: LiveCut) -> None:
+        logger.debug("a plan was not used for long")
+        self._forgotten[cut.signature] += 1
+        self.forget(cut)
+
+    def is_often_unused(self, signature: Signature) -> bool:
+        """Whether cuts for such calls were forgotten too often to plan another."""
+        return self._forgotten[signature] > FORGOTTEN_MAX
+
+
+class WholeGraph:
+    """One captured graph as Dynamo found it, or as the user's compiler left it. It runs when no cut
+    can. Confined to the training thread."""
+
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        placeholders: Sequence[Placeholder],
+        compiled: CompiledGraph | None,
+    ) -> None:
+        """`compiled` is the result of the user's compiler for the graph, where there is one."""
+        self.graph_module = graph_module
+        self.placeholders = list(placeholders)
+        self.compiled = compiled
+        self.run: Callable[..., Any] = (
+            graph_module.forward if compiled is None else compiled.run_whole
+        )
+
+    def run_of_suffix(self, suffix: fx.GraphModule) -> Callable[..., Any]:
+        """The part that stays, run by the runner of the whole."""
+        return suffix.forward if self.compiled is None else self.compiled.compile_suffix(suffix)
+
+    def writes_to_inputs(self, lowering: Lowering) -> bool:
+        """Whether something is written that may lie in the memory of another input, made before
+        this graph, whose value nobody knows here."""
+        recording = lowering.recording
+        written = recording.mutated_storages
+        made_before = (*lowering.given, *lowering.waiting)
+        return any(recording.forms[name].storage in written for name in made_before) or any(
+            recording.forms[name].storage in written
+            and index < len(self.placeholders)
+            and self.placeholders[index].place == "local"
+            for name, index in lowering.input_names.items()
+        )

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from penstock.cut.cut_context import CutContext
-from penstock.cut.offloaded_call import OffloadedCall, SeveralLoaders
-from penstock.cut.offloading import offloaded_call
+from penstock.cut.offloaded_call import OffloadedCall
+from penstock.cut.offloading import SeveralLoaders, offloaded_call
 from penstock.tracking.leaves import flatten_batch
 
 

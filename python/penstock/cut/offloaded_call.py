@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callables that stand in the place of an offloaded model's call.
+"""The callable that stands in the place of an offloaded model's call.
 
-One runs the graphs that Dynamo captured of the model, cut where that pays.
-
-A model that is used with several loaders, such as one for training and one for validation, has an
-offloaded call of its own for each of them, with its own plans. A call of the model belongs to the
-loader that its tensors came from, and to the one that delivered last where that does not show.
+It runs the graphs that Dynamo captured of the model, cut where that pays.
 """
 
 from __future__ import annotations
@@ -24,6 +20,7 @@ import torch
 from penstock.cut.captured_graphs import (
     CapturedGraph,
     UserBackend,
+    UserCompile,
     begin_run,
     capturing,
     drop_stale,
@@ -31,10 +28,11 @@ from penstock.cut.captured_graphs import (
     is_broken,
     note_broken,
     note_skipped,
+    recompiled,
+    refuse_repeats,
     stamp_of,
     why_skipped,
 )
-from penstock.cut.compiled_models import UserCompile, recompiled, refuse_repeats
 from penstock.cut.cut_context import CutContext, forget_user, modules_of
 from penstock.cut.cut_graph import CutGraph
 from penstock.cut.eager_comparison import (
@@ -42,10 +40,10 @@ from penstock.cut.eager_comparison import (
     NotContained,
     Observation,
     Observed,
+    ProgramStamp,
     Schedule,
     observe,
 )
-from penstock.cut.program_state import ProgramStamp
 from penstock.cut.still_model import StillModel
 from penstock.graph.capture import first_sentence
 from penstock.graph.planning import CutOptions
@@ -61,7 +59,6 @@ from penstock.seams.dynamo import config as dynamo_config
 from penstock.seams.modules import is_tracing
 from penstock.seams.trees import tree_leaves, tree_map
 from penstock.stream.kept_generators import AllGeneratorsKept
-from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tracking.deferral import SAMPLED_EVERY
 from penstock.tracking.lazy_tensor import (
     LazyTensor,
@@ -533,72 +530,6 @@ def _is_capture_failure(error: Exception) -> bool:
     return isinstance(error, CAPTURE_FAILURES) or (
         isinstance(error, RuntimeError) and "dynamo" in str(error).lower()
     )
-
-
-class SeveralLoaders(StandIn):
-    """Stands in the place of the model's call. Confined to the training thread."""
-
-    def __init__(self, first: Any) -> None:
-        self._calls = [first]  # OffloadedCall or OffloadedScript, by loader
-        self.call_impl = first.call_impl
-        self.former = first.former
-
-    @property
-    def context(self) -> Any:  # type: ignore[override]
-        """That of the loader that delivered last."""
-        return self._newest().context
-
-    @property
-    def calls(self) -> tuple[Any, ...]:
-        return tuple(self._calls)
-
-    def call_for(self, loader: Any) -> Any:
-        """The call that belongs to a loader, or None."""
-        return next((call for call in self._calls if call.context.host() is loader), None)
-
-    def add(self, call: Any) -> None:
-        """Loaders that are gone leave nothing behind."""
-        for old in [old for old in self._calls if old.context.host() is None]:
-            self._calls.remove(old)
-            old.close()
-        self._calls.append(call)
-
-    def remove(self, call: Any) -> None:
-        self._calls.remove(call)
-        call.close()
-
-    def close(self) -> None:
-        for call in self._calls:
-            call.close()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call_of((args, kwargs))(*args, **kwargs)
-
-    def _call_of(self, arguments: Any) -> Any:
-        tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-        for call in self._calls:
-            if any(_is_of(call.context.provenance, tensor) for tensor in tensors):
-                return call
-        return self._newest()
-
-    def _newest(self) -> Any:
-        """The call of the loader that delivered last, of those that are alive."""
-        return max(
-            self._calls,
-            key=lambda call: (
-                call.context.host() is not None,
-                call.context.provenance.delivered_at,
-            ),
-        )
-
-
-def _is_of(provenance: ProvenanceTable, tensor: torch.Tensor) -> bool:
-    """Whether a tensor came from the loader with that table, or waits to be computed of its
-    batch."""
-    value = tensor._value if type(tensor) is LazyTensor else None
-    if value is not None:
-        return value.table.provenance is provenance
-    return provenance.lookup(tensor) is not None
 
 
 def _no_call() -> None:

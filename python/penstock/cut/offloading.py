@@ -18,12 +18,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from penstock.cut.compiled_models import compiled_target, user_compile_of
-from penstock.cut.cut_context import CutContext, modules_of
-from penstock.cut.offloaded_call import OffloadedCall, SeveralLoaders
+from penstock.cut.captured_graphs import compiled_target, user_compile_of
+from penstock.cut.cut_context import CutContext, LeafWithholding, modules_of
+from penstock.cut.offloaded_call import OffloadedCall, StandIn
 from penstock.cut.repricing import Repricer
 from penstock.cut.script_models import OffloadedScript
-from penstock.cut.withholding import LeafWithholding
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutMode, CutOptions
 from penstock.graph.tolerance import Tolerance
@@ -32,7 +31,9 @@ from penstock.loader.options import is_parallel
 from penstock.seams.devices import accelerator_type
 from penstock.seams.dynamo import OptimizedModule, has_lazy_modules
 from penstock.seams.modules import COMPILED_CALL, compiled_call_of, module_call
+from penstock.seams.trees import tree_leaves
 from penstock.tracking.batch_origin import ProvenanceTable
+from penstock.tracking.lazy_tensor import LazyTensor
 from penstock.tracking.running_models import keep_advice_from_log
 from penstock.tuning.load_meter import LoadMeter, TrainerClock
 
@@ -274,6 +275,78 @@ def offloaded_call(model: Any) -> OffloadedCall | OffloadedScript | SeveralLoade
     else:
         call = getattr(model, _CALL, None)
     return call if isinstance(call, (OffloadedCall, OffloadedScript, SeveralLoaders)) else None
+
+
+class SeveralLoaders(StandIn):
+    """Stands in the place of the call of a model that is used with several loaders. Confined to the
+    training thread.
+
+    The model has an offloaded call of its own for each of them, with its own plans. A call of the
+    model belongs to the loader that its tensors came from, and to the one that delivered last where
+    that does not show.
+    """
+
+    def __init__(self, first: Any) -> None:
+        self._calls = [first]  # OffloadedCall or OffloadedScript, by loader
+        self.call_impl = first.call_impl
+        self.former = first.former
+
+    @property
+    def context(self) -> Any:  # type: ignore[override]
+        """That of the loader that delivered last."""
+        return self._newest().context
+
+    @property
+    def calls(self) -> tuple[Any, ...]:
+        return tuple(self._calls)
+
+    def call_for(self, loader: Any) -> Any:
+        """The call that belongs to a loader, or None."""
+        return next((call for call in self._calls if call.context.host() is loader), None)
+
+    def add(self, call: Any) -> None:
+        """Loaders that are gone leave nothing behind."""
+        for old in [old for old in self._calls if old.context.host() is None]:
+            self._calls.remove(old)
+            old.close()
+        self._calls.append(call)
+
+    def remove(self, call: Any) -> None:
+        self._calls.remove(call)
+        call.close()
+
+    def close(self) -> None:
+        for call in self._calls:
+            call.close()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call_of((args, kwargs))(*args, **kwargs)
+
+    def _call_of(self, arguments: Any) -> Any:
+        tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+        for call in self._calls:
+            if any(_is_of(call.context.provenance, tensor) for tensor in tensors):
+                return call
+        return self._newest()
+
+    def _newest(self) -> Any:
+        """The call of the loader that delivered last, of those that are alive."""
+        return max(
+            self._calls,
+            key=lambda call: (
+                call.context.host() is not None,
+                call.context.provenance.delivered_at,
+            ),
+        )
+
+
+def _is_of(provenance: ProvenanceTable, tensor: torch.Tensor) -> bool:
+    """Whether a tensor came from the loader with that table, or waits to be computed of its
+    batch."""
+    value = tensor._value if type(tensor) is LazyTensor else None
+    if value is not None:
+        return value.table.provenance is provenance
+    return provenance.lookup(tensor) is not None
 
 
 def _place_of_call(model: torch.nn.Module) -> str:

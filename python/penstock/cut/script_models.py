@@ -18,13 +18,11 @@ from typing import Any
 import torch
 
 from penstock import _C
-from penstock.cut.cut_context import CutContext
+from penstock.cut.cut_context import CutContext, UsedCut
 from penstock.cut.live_cut import GraphCall
-from penstock.cut.model_call import UsedCut
 from penstock.cut.offloaded_call import StandIn
 from penstock.cut.whole_comparison import Side, first_difference, observe
-from penstock.graph.autocast import AutocastState, refuse_by_surroundings
-from penstock.graph.capture import is_plain
+from penstock.graph.capture import AutocastState, is_plain, refuse_by_surroundings
 from penstock.graph.constants import is_same_bits
 from penstock.graph.planning import Layout
 from penstock.graph.script_plan import ScriptCut, Setting, plan_program

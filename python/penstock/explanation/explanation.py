@@ -1,36 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`explain`: the plan that `offload` would follow, found without starting or changing anything."""
+"""`explain`: the plan that `offload` would follow, found without starting or changing anything.
+
+Where Python runs in the middle of a forward, the later graphs are only known once the earlier ones
+have run. So a copy of the model runs once, on copies of the batch, with no worker anywhere: each
+graph is planned as it would be in training. The generators are put back.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from penstock.explanation.explained_call import ExplainedCall
-from penstock.explanation.explained_graphs import plan_followed, plan_graphs
-from penstock.graph.autocast import refuse_by_surroundings
+from penstock.cut.cut_context import CutContext, CutHost, ShownPlan
 from penstock.graph.capture import (
     Captured,
+    LeafLookup,
     SeveralGraphs,
     capture_whole,
     classify,
+    first_sentence,
     is_plain,
+    refuse_by_surroundings,
     tie_sizes,
 )
-from penstock.graph.link import Link
+from penstock.graph.link import Library, Link
 from penstock.graph.lowering import lower
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutMode, CutOptions, plan_cut
 from penstock.graph.script_plan import plan_script
 from penstock.graph.sizes import Unlowerable
 from penstock.graph.tolerance import Tolerance
-from penstock.seams.dynamo import OptimizedModule, module_under
-from penstock.tracking.batch_origin import ProvenanceTable
+from penstock.seams.dynamo import OptimizedModule, is_skipped, module_under, wrap_inline
+from penstock.seams.modules import module_call
+from penstock.seams.storages import write_count
+from penstock.seams.trees import tree_map
+from penstock.stream.kept_generators import AllGeneratorsKept
+from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.leaves import flatten_batch
+from penstock.tuning.load_meter import LoadMeter
 
 Call = Callable[[Any, Any], Any]
 
@@ -111,6 +125,36 @@ def explain_call(
         return Plan(refused=str(refusal))
 
 
+def default_arguments(model: Any, batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """How `model` is called with `batch` when nobody says; `explain` has the rule."""
+    parameters = _forward_parameters(model)
+    if isinstance(batch, Mapping):
+        named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        required = {p.name for p in parameters if p.default is p.empty and p.name in named}
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        keys = set(batch)
+        if keys and required <= keys and (keys <= named or takes_any):
+            return (), dict(batch)
+        return (batch,), {}
+    if isinstance(batch, (tuple, list)) and batch:
+        positional = [
+            p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        required_names = [p.name for p in positional if p.default is p.empty]
+        if required_names == ["batch"]:
+            return (batch,), {}
+        return tuple(batch[: max(1, len(required_names))]), {}
+    return (batch,), {}
+
+
+def _forward_parameters(model: Any) -> list[inspect.Parameter]:
+    target = model.forward if isinstance(model, torch.nn.Module) else model
+    try:
+        return list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
 def _call_with(
     model: Any, batch: Any, leaves: list[torch.Tensor], call: Call | None
 ) -> ExplainedCall:
@@ -172,36 +216,6 @@ def _script_inputs(call: ExplainedCall) -> list[torch.Tensor]:
     return list(call.args)
 
 
-def default_arguments(model: Any, batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """How `model` is called with `batch` when nobody says; `explain` has the rule."""
-    parameters = _forward_parameters(model)
-    if isinstance(batch, Mapping):
-        named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        required = {p.name for p in parameters if p.default is p.empty and p.name in named}
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        keys = set(batch)
-        if keys and required <= keys and (keys <= named or takes_any):
-            return (), dict(batch)
-        return (batch,), {}
-    if isinstance(batch, (tuple, list)) and batch:
-        positional = [
-            p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-        required_names = [p.name for p in positional if p.default is p.empty]
-        if required_names == ["batch"]:
-            return (batch,), {}
-        return tuple(batch[: max(1, len(required_names))]), {}
-    return (batch,), {}
-
-
-def _forward_parameters(model: Any) -> list[inspect.Parameter]:
-    target = model.forward if isinstance(model, torch.nn.Module) else model
-    try:
-        return list(inspect.signature(target).parameters.values())
-    except (TypeError, ValueError):
-        return []
-
-
 def _eager(model: Any) -> Any:
     """The module behind a compiled or exported one."""
     if isinstance(model, OptimizedModule):
@@ -209,3 +223,107 @@ def _eager(model: Any) -> Any:
     if isinstance(model, torch.export.ExportedProgram):
         return model.module()
     return model
+
+
+def forward_call(model: Any) -> Callable[..., Any]:
+    """The model's call without the functions that `model.compile` or `offload` put in front of
+    it."""
+    if not isinstance(model, torch.nn.Module):
+        return model  # type: ignore[no-any-return]
+    if is_skipped(model.forward):
+        # Dynamo leaves frames of torch.nn alone, such as Sequential's, unless they are called from
+        # one that it captures.
+        return wrap_inline(module_call(model))
+    return module_call(model)
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedCall:
+    """A call of a model that is to be explained, `module_call(model)(*args, **kwargs)`, where
+    `model` may be a copy."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    leaf_index_of: LeafLookup  # which tensor of the batch one is, None where it is another
+    leaf_count: int  # of the batch
+    call_of: Callable[[Any], Callable[..., Any]] = forward_call
+
+
+class _Listener:
+    """Stands for a loader: hears of the plan, and has no workers."""
+
+    def __init__(self, link: Link | None) -> None:
+        self._known_link = link
+        self.plan: Plan | None = None
+        self._load_meter: LoadMeter | None = None
+
+    def _install_prefix(
+        self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
+    ) -> None:
+        pass
+
+    def _remove_prefixes(self, prefixes: set[str]) -> None:
+        pass
+
+    def _show_plan(self, plan: Plan | None) -> None:
+        self.plan = plan
+
+    def _link(self) -> Link | None:
+        return self._known_link
+
+
+class _QuietPlan(ShownPlan):
+    """Names in the plan alone the parts that stay whole."""
+
+    def refuse(self, reason: str) -> None:
+        self.publish(Plan(refused=reason))
+
+
+def plan_graphs(model: torch.nn.Module, call: ExplainedCall, options: CutOptions) -> Plan:
+    """The plans of all graphs that the call runs as, joined. Raises Unlowerable with the reason
+    when the model cannot be copied, or fails."""
+    provenance, handle = ProvenanceTable(), BatchHandle(call.leaf_count)
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        fresh = value.detach().clone().requires_grad_(value.requires_grad)
+        index = call.leaf_index_of(value)
+        if index is not None:
+            provenance.record(fresh, Provenance(handle, index, write_count(fresh)))
+        return fresh
+
+    args, kwargs = tree_map(copied, (tuple(call.args), dict(call.kwargs)))
+    return plan_followed(model, replace(call, args=args, kwargs=kwargs), provenance, options)
+
+
+def plan_followed(
+    model: torch.nn.Module, call: ExplainedCall, provenance: ProvenanceTable, options: CutOptions
+) -> Plan:
+    """The plan of a call whose arguments `provenance` knows, or that wait
+    (`penstock.tracking.lazy_tensor`). The model's writes to them are done."""
+    from penstock.cut.offloaded_call import OffloadedCall
+
+    try:
+        twin = copy.deepcopy(model)
+    except Exception as error:
+        raise Unlowerable(
+            f"to see all graphs, the model is run once as a copy, and it cannot be copied "
+            f"({first_sentence(error)})"
+        ) from error
+    listener = _Listener(options.link)
+    host: weakref.ref[CutHost] = weakref.ref(listener)
+    context = CutContext(twin, host, provenance, options, 1)
+    context.plan = _QuietPlan(context.name, context.user, host, provenance.use)
+    run = OffloadedCall(context, call.call_of(twin), twin, is_compared=False)
+    with AllGeneratorsKept():
+        try:
+            run(*call.args, **call.kwargs)
+        except Exception as error:
+            raise Unlowerable(
+                f"to see all graphs, the model was run once as a copy, and failed "
+                f"({first_sentence(error)})"
+            ) from error
+    if listener.plan is None:
+        raise Unlowerable("there is nothing to move: no graph with a tensor of the batch ran")
+    return listener.plan

@@ -13,8 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.graph.plan_record import PlannedCall, PlannedEdge, PlanRecord
-from penstock.graph.plan_table import shorten
+from penstock.graph.plan_record import PlannedCall, PlannedEdge, PlanRecord, shorten
 
 # What a plan does with a call: "cheaper" ones could move, but stay for their price.
 Role = Literal["moved", "cheaper", "stays", "both"]

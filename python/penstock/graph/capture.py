@@ -1,28 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph that Dynamo captured, and the kinds of its inputs.
+"""A graph that Dynamo captured: its capture, the kinds of its inputs, and the reasons to refuse it.
 
 A source name alone does not identify an input: a slice of a batch looks like the batch, and a
-buffer can look like a local variable. So identity decides: with the batch's own tensors, and with
-the model's buffers. Every other input that is no constant of a module or of the global scope is
-state and stays with the trainer.
+buffer can look like a local variable. So inputs are compared by identity with the batch's tensors
+and with the model's buffers. Every other input is state, and stays with the trainer, unless it is
+a constant of a module or of the global scope.
+
+Some captured graphs mean more than their operators say, or are wrong: Dynamo recorded something
+else than the program does, and then the trainer has to run the program itself. Some settings of the
+process change the meaning of operators, and workers have the defaults. Autocast is no such setting,
+since its casts are operators of their own once a graph is written down; its state is part of a
+graph's meaning.
 """
 
 from __future__ import annotations
 
 import copy
+import os
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-from penstock.graph.graph_inputs import GraphInput
-from penstock.graph.sizes import Unlowerable
+from penstock.graph.sizes import SizeBinding, SizeConditions, Unlowerable, Unrunnable
+from penstock.seams.devices import accelerator_type
 from penstock.seams.dynamo import Source, TensorPropertySource, is_from_local_source, source_of
+from penstock.seams.fake_tensors import ConstantSource, FakeTensorMode
 from penstock.seams.modules import graph_module
+from penstock.seams.operators import (
+    AUTOCAST_BEGIN,
+    AUTOCAST_END,
+    HigherOrderOperator,
+    OpOverload,
+    is_under_transform,
+)
 
 LeafLookup = Callable[[torch.Tensor], int | None]
+
+# A "made" one is computed in the graph itself, by an expression in front of the captured calls.
+InputKind = Literal["leaf", "const", "state", "int", "made"]
+
+# Run by Dynamo, optimizers give other bits than by Python.
+OPTIMIZER_FILES = os.sep + os.path.join("torch", "optim", "")
+# Calls after which Dynamo still takes a tensor for its former self: a shape that the program reads
+# then is the one from before (torch 2.11; test_random_finds.py has programs that show it).
+STALE_SHAPES = frozenset(
+    {"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
+)
+
+MODULE_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
+MEMBER_PATH = re.compile(
+    r"L\['\w+'\](?:\.__self__)?(?:\._(?:modules|parameters|buffers)\['[^']+'\])+"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +84,17 @@ class SeveralGraphs(Unlowerable):
 
 class CaptureAborted(Exception):
     """Stops Dynamo once there is a graph: nothing of it is to run."""
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """The meaning of one input of a captured graph."""
+
+    kind: InputKind
+    label: str  # how Dynamo names the source: L['self']._buffers['mean']
+    leaf_index: int = -1
+    dynamic_dims: tuple[int, ...] = ()
+    size_of: tuple[int, int] | None = None  # an int that is this dimension of that input
 
 
 def read_placeholders(graph_module: fx.GraphModule) -> list[Placeholder]:
@@ -132,6 +177,19 @@ def first_sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+def tie_sizes(inputs: Sequence[GraphInput]) -> list[GraphInput]:
+    """Integers that are a symbolic size of a leaf follow it; all others are numbers of their
+    own."""
+    tied: list[GraphInput] = []
+    for item in inputs:
+        if item.size_of is not None:
+            base, dim = item.size_of
+            if inputs[base].kind != "leaf" or dim not in inputs[base].dynamic_dims:
+                item = GraphInput("int", item.label)
+        tied.append(item)
+    return tied
+
+
 def _label(source: Source | None) -> str:
     return str(source.name) if source is not None else "an input without a source"
 
@@ -167,14 +225,181 @@ def _placeholder(node: fx.Node, index_by_source: Mapping[str, int]) -> Placehold
     )
 
 
-def tie_sizes(inputs: Sequence[GraphInput]) -> list[GraphInput]:
-    """Integers that are a symbolic size of a leaf follow it; all others are numbers of their
-    own."""
-    tied: list[GraphInput] = []
-    for item in inputs:
+def fake_inputs(
+    mode: FakeTensorMode, inputs: Sequence[GraphInput], examples: Sequence[Any], symbolic: bool
+) -> tuple[list[Any], SizeConditions]:
+    """Arguments of `mode` for a captured graph, and the conditions under which the graph does the
+    same with others. With `symbolic`, dynamic dimensions of leaves are symbols."""
+    arguments: list[Any] = [None] * len(inputs)
+    conditions = SizeConditions([], [])
+    for index, (item, example) in enumerate(zip(inputs, examples, strict=True)):
+        if item.kind in ("int", "made"):
+            continue
+        if not (symbolic and item.kind == "leaf" and item.dynamic_dims):
+            arguments[index] = mode.from_tensor(example, static_shapes=True)
+            conditions.fixed_sizes += [(index, d, example.shape[d]) for d in item.dynamic_dims]
+            continue
+        context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
+            dynamic_sizes=[
+                DimDynamic.DYNAMIC if dim in item.dynamic_dims else DimDynamic.STATIC
+                for dim in range(example.dim())
+            ]
+        )
+        source = ConstantSource(f"leaf{item.leaf_index}")
+        fake = mode.from_tensor(example, source=source, symbolic_context=context)
+        arguments[index] = fake
+        for dim, size in enumerate(fake.shape):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                conditions.bindings.append(SizeBinding(size.node.expr, index, dim))
+            elif dim in item.dynamic_dims:
+                conditions.fixed_sizes.append((index, dim, example.shape[dim]))
+    for index, (item, example) in enumerate(zip(inputs, examples, strict=True)):
+        if item.kind == "leaf":
+            conditions.strides.append((index, tuple(arguments[index].stride())))
+        if item.kind != "int":
+            continue
         if item.size_of is not None:
             base, dim = item.size_of
-            if inputs[base].kind != "leaf" or dim not in inputs[base].dynamic_dims:
-                item = GraphInput("int", item.label)
-        tied.append(item)
-    return tied
+            arguments[index] = arguments[base].shape[dim]
+        else:
+            arguments[index] = int(example)
+            conditions.fixed_ints.append((index, int(example)))
+    return arguments, conditions
+
+
+def refuse_by_construction(graph_module: fx.GraphModule) -> None:
+    """Raises Unlowerable for graphs whose meaning is more than their operators, Unrunnable for
+    those that even the trainer must not run."""
+    begun = Counter(node.target for node in graph_module.graph.nodes if node.op == "call_function")
+    if begun[AUTOCAST_BEGIN] != begun[AUTOCAST_END]:
+        raise Unlowerable("autocast begins or ends in the middle of a part of forward")
+    for node in graph_module.graph.nodes:
+        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if isinstance(node.target, HigherOrderOperator):
+            # Some of them (checkpointing) give other bits than eager does.
+            raise Unrunnable(f"the model uses the higher-order operator {node.target}")
+        is_number = isinstance(node.meta.get("example_value"), torch.SymFloat)
+        if node.meta.get("unbacked_bindings") and not is_number:
+            # Dynamo asserts its assumption about that size; eager assumes nothing.
+            raise Unrunnable(f"{call_label(node)} gives a tensor whose size depends on contents")
+        if _is_split_addcdiv(node):
+            raise Unrunnable(f"{call_label(node)} is one operator in eager and three in Dynamo")
+        if node.op in ("call_method", "call_function") and name in STALE_SHAPES:
+            raise Unrunnable(
+                f"{call_label(node)} changes the shape of a tensor in place, which Dynamo loses"
+                f" track of; {name.removesuffix('_')} is another tensor and no trouble"
+            )
+        if OPTIMIZER_FILES in (node.meta.get("stack_trace") or ""):
+            raise Unrunnable("an optimizer steps where the batch is read, too")
+        if node.op == "call_function" and name == "_enter_inference_mode":
+            raise Unlowerable("forward switches inference_mode")
+        if node.op == "call_function" and name.endswith("_increment_nesting"):
+            # Its levels are the process's own: a walk that ends between two of them leaves one.
+            raise Unlowerable("forward uses a torch.func transform")
+        if node.op == "call_module":
+            raise Unlowerable(f"the module {node.target} was not inlined")
+
+
+def refuse_by_surroundings() -> None:
+    """Raises Unlowerable where the meaning of operators depends on more than their arguments."""
+    if torch.get_default_dtype() is not torch.float32:
+        raise Unlowerable(f"the default dtype is {torch.get_default_dtype()}, not torch.float32")
+    if is_under_transform():
+        raise Unlowerable("forward runs under a torch.func transform")
+
+
+def _is_split_addcdiv(node: fx.Node) -> bool:
+    """Whether Dynamo made `node` of `torch.addcdiv(x, a, b, value=v)`, which it always takes apart:
+    it rounds three times then, where eager rounds once or twice."""
+    calls = [node]
+    for target in (torch.mul, torch.div):
+        operand = calls[-1].args[-1 if target is torch.mul else 0] if calls[-1].args else None
+        if not isinstance(operand, fx.Node) or operand.target is not target:
+            return False
+        calls.append(operand)
+    traces = {call.meta.get("stack_trace") for call in calls}
+    return node.target is torch.add and len(traces) == 1
+
+
+def call_label(node: fx.Node) -> str:
+    """`interpolate at model.py:12`, as a person would say which call it is."""
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if isinstance(node.target, OpOverload):
+        target = target.partition(".")[0]  # which overload it is, the program did not say
+    return f"{target or node.target} at {source_line(node)}" if source_line(node) else str(target)
+
+
+def source_line(node: fx.Node) -> str:
+    """`model.py:12`, the innermost line of the user's program, or nothing."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not lines:
+        return ""
+    parts = lines[-1].split('"')
+    line = lines[-1].rpartition("line ")[2].split(",")[0]
+    return f"{parts[1].rpartition('/')[2]}:{line}"
+
+
+def spoken_source(label: str) -> str:
+    """`net.0.weight` for `L['self']._modules['net']._modules['0']._parameters['weight']`."""
+    members = MODULE_MEMBER.findall(label)
+    return ".".join(members) if MEMBER_PATH.fullmatch(label) else label
+
+
+class AutocastState(NamedTuple):
+    """Autocast's settings now, on the CPU and on the process's other devices."""
+
+    cpu: torch.dtype | None  # None: it is off
+    device: torch.dtype | None
+
+    @classmethod
+    def now(cls) -> AutocastState:
+        return cls(_autocast_dtype("cpu"), _autocast_dtype(device_type()))
+
+    @property
+    def enabled(self) -> list[tuple[str, torch.dtype]]:
+        """The types of devices for which it is on, and the dtypes that it casts to."""
+        pairs = (("cpu", self.cpu), (device_type(), self.device))
+        return [(device, dtype) for device, dtype in pairs if dtype is not None]
+
+
+def device_type() -> str:
+    """The type of the process's devices beside the CPU: "cuda" where it has none."""
+    return accelerator_type() or "cuda"
+
+
+class autocast_put_back:  # noqa: N801 - used as a function
+    """Leaves autocast as it was, also when an error leaves a region of a graph in the middle.
+
+    No generator of contextlib's: that writes to the error's ``__traceback__``, which the classes of
+    some errors refuse.
+    """
+
+    def __enter__(self) -> None:
+        self._enabled = [
+            (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d))
+            for d in ("cpu", device_type())
+        ]
+        self._depth = _autocast_depth()
+        self._is_cached = torch.is_autocast_cache_enabled()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            return
+        while _autocast_depth() > self._depth:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+        for device, is_enabled, dtype in self._enabled:
+            torch.set_autocast_enabled(device, is_enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(self._is_cached)
+
+
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _autocast_depth() -> int:
+    depth: int = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return depth

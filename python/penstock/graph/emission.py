@@ -13,7 +13,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from penstock import _C
-from penstock.graph.call_labels import call_label, source_line, spoken_source
+from penstock.graph.capture import call_label, source_line, spoken_source
 from penstock.graph.lowering import Lowering
 from penstock.graph.recording import Form, Name, RecordedOp
 from penstock.graph.sizes import Unlowerable, expression_of, fold, has_unknown

@@ -3,25 +3,28 @@
 
 Where Python has to run in the middle of a forward, Dynamo captures several graphs, and the later
 ones are given results of the earlier ones. A result that follows from the batch alone can still
-move: it has an expression, and the graph that receives it is analysed with the expression in front
-of it.
+move: it has an expression, and the graph that receives it is extended by the expression and
+analysed like a graph of one piece, from the batch's own tensors on. The trainer still runs the
+captured graph: there the inputs are at hand, and nothing of their expressions is run again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import fx
 
-from penstock.graph.autocast import AutocastState
-from penstock.graph.graph_inputs import GraphInput
+from penstock.graph.capture import AutocastState, GraphInput, tie_sizes
 from penstock.graph.lowering import Lowering
 from penstock.graph.recording import Name
 from penstock.graph.sizes import Unlowerable
 from penstock.graph.suffix import build_reference
+from penstock.seams.modules import graph_module
+from penstock.seams.operators import AUTOCAST_BEGIN, AUTOCAST_END
 
 # An expression of more calls is not followed into the next graph: each graph would analyse all of
 # those before it once more.
@@ -70,6 +73,11 @@ def expressions_of(lowering: Lowering, changing: set[int]) -> list[Result]:
         for position, name in _unshared(lowering, names)
         for expression, taken in _expression(lowering, changing, name)
     ]
+
+
+def holds(value: torch.Tensor) -> bool:
+    """Whether a tensor may stand for its expression: eager made it without a history."""
+    return not value.requires_grad and not value.is_inference()
 
 
 def _unshared(lowering: Lowering, names: list[tuple[int, Name]]) -> Iterator[tuple[int, Name]]:
@@ -124,6 +132,146 @@ def _placed(item: GraphInput, place: dict[int, int]) -> GraphInput:
     return GraphInput(item.kind, item.label, size_of=(place[base], dim))
 
 
-def holds(value: torch.Tensor) -> bool:
-    """Whether a tensor may stand for its expression: eager made it without a history."""
-    return not value.requires_grad and not value.is_inference()
+@dataclass
+class ExtendedGraph:
+    """The graph, whose first inputs are those of the captured one. `added` says where the others
+    come from: an input of the captured graph, and a place among its expression's inputs."""
+
+    graph_module: fx.GraphModule
+    inputs: list[GraphInput]
+    added: list[tuple[int, int]] = field(default_factory=list)
+    given: dict[fx.Node, int] = field(default_factory=dict)  # the input that a node computes
+    in_front: set[fx.Node] = field(default_factory=set)  # calls of the expressions
+    # The nodes whose values nobody has computed yet: they are as good as calls of the graph.
+    waiting: set[fx.Node] = field(default_factory=set)
+
+
+def extend(
+    graph_module: fx.GraphModule,
+    inputs: Sequence[GraphInput],
+    expressions: Mapping[int, Expression],
+    waiting: Set[int] = frozenset(),
+) -> ExtendedGraph:
+    """Puts `expressions`, which are by input, in front of the graph; `inputs` has the kinds of its
+    inputs. Those in `waiting` are not at hand."""
+    if not expressions:
+        return ExtendedGraph(graph_module, tie_sizes(inputs))
+    extended = _Extension(graph_module, inputs, waiting).extend(expressions)
+    extended.inputs = tie_sizes(extended.inputs)
+    return extended
+
+
+class _Extension:
+    def __init__(
+        self, graph_module: fx.GraphModule, inputs: Sequence[GraphInput], waiting: Set[int]
+    ) -> None:
+        self._module = graph_module
+        self._waiting = waiting
+        self._graph = fx.Graph()
+        self._attributes: dict[str, torch.Tensor] = {}
+        self._copies: dict[fx.Node, fx.Node] = {}
+        self._extended = ExtendedGraph(graph_module, list(inputs))
+        self._placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        self._leaves: dict[int, int] = {}  # the input that holds a leaf
+
+    def extend(self, expressions: Mapping[int, Expression]) -> ExtendedGraph:
+        extended = self._extended
+        for index, node in enumerate(self._placeholders):
+            self._copies[node] = self._graph.placeholder(node.name)
+            if extended.inputs[index].kind == "leaf":
+                self._leaves[extended.inputs[index].leaf_index] = index
+        nodes = list(self._copies.values())
+        places = {
+            index: self._add_inputs(index, expression, nodes)
+            for index, expression in expressions.items()
+        }
+        results: dict[int, fx.Node] = {}
+        for index, expression in expressions.items():
+            copies = self._inline(expression, [nodes[place] for place in places[index]])
+            results[index] = copies.pop()
+            if index not in self._waiting:
+                self._extended.in_front.update(copies)
+        for index, result in results.items():
+            self._copies[self._placeholders[index]] = result
+            if index in self._waiting:
+                extended.waiting.add(result)
+            else:
+                extended.given[result] = index
+            extended.inputs[index] = replace(extended.inputs[index], kind="made")
+        self._tie_sizes(results)
+        for node in self._module.graph.nodes:
+            if node.op != "placeholder":
+                self._copies[node] = self._copy(self._module, node, self._copies)
+        extended.graph_module = graph_module(self._attributes, self._graph)
+        return extended
+
+    def _add_inputs(self, index: int, expression: Expression, nodes: list[fx.Node]) -> list[int]:
+        """Makes inputs of an expression inputs of the whole; tells which each of them is."""
+        places: list[int] = []
+        for position, item in enumerate(expression.inputs):
+            if item.kind == "leaf" and item.leaf_index in self._leaves:
+                places.append(self._leaves[item.leaf_index])
+                continue
+            places.append(len(nodes))
+            nodes.append(self._graph.placeholder(f"of_{index}_{position}"))
+            self._extended.inputs.append(item)
+            self._extended.added.append((index, position))
+            if item.kind == "leaf":
+                self._leaves[item.leaf_index] = places[-1]
+        for position, item in enumerate(expression.inputs):
+            if item.size_of is not None:
+                base, dim = item.size_of
+                self._extended.inputs[places[position]] = replace(item, size_of=(places[base], dim))
+        return places
+
+    def _inline(self, expression: Expression, arguments: Sequence[fx.Node]) -> list[fx.Node]:
+        """Copies the calls of an expression; the result comes once more at the end."""
+        begins = self._begin_outside_autocast() if expression.autocast is None else []
+        calls: list[fx.Node] = list(begins)
+        copies: dict[fx.Node, fx.Node] = {}
+        remaining = iter(arguments)
+        result: Any = None
+        for node in expression.graph_module.graph.nodes:
+            if node.op == "placeholder":
+                copies[node] = next(remaining)
+            elif node.op == "output":
+                result = copies[node.args[0]]
+            else:
+                copies[node] = self._copy(expression.graph_module, node, copies)
+                calls.append(copies[node])
+        assert isinstance(result, fx.Node)
+        for begin in reversed(begins):
+            calls.append(self._graph.call_function(AUTOCAST_END, (begin,)))
+        return [*calls, result]
+
+    def _begin_outside_autocast(self) -> list[fx.Node]:
+        """A region for calls that have been through autocast already."""
+        return [
+            self._graph.call_function(AUTOCAST_BEGIN, (device, dtype, False, False))
+            for device, dtype in AutocastState.now().enabled
+        ]
+
+    def _tie_sizes(self, results: Mapping[int, fx.Node]) -> None:
+        """Integers that are a size of a value computed here follow it."""
+        for index, node in enumerate(self._placeholders):
+            item = self._extended.inputs[index]
+            if item.size_of is not None and item.size_of[0] in results:
+                base, dim = item.size_of
+                size = self._graph.call_method("size", (results[base], dim))
+                if base not in self._waiting:
+                    self._extended.in_front.add(size)
+                self._copies[node] = size
+                self._extended.inputs[index] = replace(item, kind="made", size_of=None)
+
+    def _copy(
+        self, module: fx.GraphModule, node: fx.Node, copies: Mapping[fx.Node, fx.Node]
+    ) -> fx.Node:
+        copy = self._graph.node_copy(node, lambda argument: copies[argument])
+        if node.op == "get_attr":
+            name = f"attribute_{len(self._attributes)}"
+            value: Any = module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            self._attributes[name] = value
+            copy.target = name
+        return copy

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the native part for plans, and puts them in the words of the façade."""
+"""Asks the native part for plans, and puts them in the words of the façade.
+
+A plan names which call hands which bytes to which (csrc/graph/call_flow.h), and on which device.
+The capture knows the sizes of the tensors.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,16 @@ from typing import Any
 import torch
 
 from penstock import _C
-from penstock.graph.call_flow import CallFlow
-from penstock.graph.call_labels import spoken_source
+from penstock.graph.capture import spoken_source
 from penstock.graph.lowering import Lowering
-from penstock.graph.plan import CutTotals, Plan, PlannedCall
+from penstock.graph.plan import CutTotals, Plan, PlannedCall, PlannedEdge
 from penstock.graph.recording import Name
+from penstock.graph.sizes import evaluate
 from penstock.seams.trees import tree_leaves
+
+# By value: its bytes, and the number of the memory that it shares with others of that number. A
+# value whose size is not known is left out.
+Extents = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +176,55 @@ def _spoken_state(label: str) -> str:
     if label.startswith("L['___"):
         return "what Python made of a value in the middle of forward"
     return f"{label}, which is not the batch's own"
+
+
+@dataclass(frozen=True, slots=True)
+class CallFlow:
+    """`made_bytes` and `devices` are by group: memory that the group's calls allocate and others
+    read, and the device of their results if that is not the CPU."""
+
+    made_bytes: Mapping[int, int]
+    edges: tuple[PlannedEdge, ...]
+    devices: Mapping[int, str] = field(default_factory=dict)
+
+
+def recorded_extents(lowering: Lowering, inputs: Sequence[Any]) -> Extents:
+    """The extents of all tensors of a recording, for the sizes of `inputs`."""
+    values = lowering.conditions.values(lowering.conditions.sizes(inputs))
+    extents: dict[str, tuple[int, int]] = {}
+    for name, form in lowering.recording.forms.items():
+        try:
+            sizes = [evaluate(size, values) for size in form.sizes]
+            strides = [evaluate(stride, values) for stride in form.strides]
+        except (TypeError, ValueError):
+            continue  # a size that only the values of a tensor decide
+        if 0 in sizes:
+            count = 0
+        elif strides:  # an expanded dimension repeats its bytes
+            count = math.prod(s for s, stride in zip(sizes, strides, strict=True) if stride)
+        else:
+            count = math.prod(sizes)
+        extents[name.bare] = (count * form.dtype.itemsize, form.storage)
+    return extents
+
+
+def recorded_devices(lowering: Lowering) -> dict[int, str]:
+    """By unit of a recording, the device of its results if that is not the CPU."""
+    return {
+        lowering.unit_of[op.call_index]: str(lowering.recording.forms[name].device)
+        for op in lowering.recording.ops
+        for name in op.outputs
+        if name in lowering.recording.forms and lowering.recording.forms[name].device.type != "cpu"
+    }
+
+
+def read_flow(
+    graph: _C.Graph, extents: Extents, devices: Mapping[int, str] | None = None
+) -> CallFlow:
+    """The flow of the graph's calls."""
+    made_bytes, edges = graph.flow(extents)
+    return CallFlow(
+        made_bytes,
+        tuple(PlannedEdge(source, target, size, leaf) for source, target, leaf, size in edges),
+        devices or {},
+    )

@@ -7,6 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -16,21 +17,22 @@ from torch import fx
 
 from penstock import _C
 from penstock.errors import PenstockError
-from penstock.graph.call_flow import read_flow, recorded_devices, recorded_extents
 from penstock.graph.constants import is_same_bits
 from penstock.graph.emission import Emission, emit
 from penstock.graph.expression import Result, expressions_of
 from penstock.graph.link import Link
-from penstock.graph.lowering import Lowering
+from penstock.graph.lowering import Lowering, leaves_of
 from penstock.graph.native_plan import (
     RecordedMemory,
     make_plans,
+    read_flow,
     read_plan,
+    recorded_devices,
+    recorded_extents,
     recorded_memory,
     state_reasons,
 )
 from penstock.graph.plan import Plan
-from penstock.graph.prefix_inputs import leaves_of, seed_of_prefix
 from penstock.graph.recording import PINNED, Form, Name
 from penstock.graph.sizes import Unlowerable, evaluate, has_unknown
 from penstock.graph.suffix import MustStay, build_reference, build_suffix
@@ -331,7 +333,7 @@ def _plan_once(
         boundary=boundary,
         prefix=str(shipped) if len(at_hand) < len(boundary) else "",
         prefix_constants=tuple(tensors),
-        seed=seed_of_prefix(how.options.draws_of),
+        seed=_seed_of_prefix(how.options.draws_of),
         constant_inputs=tuple(
             lowering.input_names[Name(text)]
             for text in constants
@@ -345,6 +347,11 @@ def _plan_once(
     differences = _check_fidelity(planned, lowering, inputs, leaves, how.options.tolerance)
     plan = with_differences(plan, planned.behind, differences, how.options.tolerance)
     return replace(planned, plan=plan, differences=differences)
+
+
+def _seed_of_prefix(draws_of: str) -> int:
+    """The seed of the graph whose draws are named so: 64 bits of the name's SHA-256."""
+    return int.from_bytes(sha256(draws_of.encode()).digest()[:8], "little")
 
 
 def _placed_leaf(lowering: Lowering, name: Name) -> int:

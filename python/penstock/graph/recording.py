@@ -19,10 +19,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from penstock.graph.composite_ops import WHOLE_CALLS
-from penstock.graph.declared_operators import is_declared
-from penstock.graph.operator_twins import (
+from penstock.graph.operators import (
+    WHOLE_CALLS,
     functional_twin,
+    is_declared,
     operator_name,
     with_numbers,
     written_arguments,

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from penstock import _C
-from penstock.graph.call_flow import read_flow
 from penstock.graph.constants import ConstantWatch, is_same_bits
-from penstock.graph.native_plan import read_plan
+from penstock.graph.native_plan import read_flow, read_plan
 from penstock.graph.plan import Plan
 from penstock.graph.planning import (
     CutOptions,

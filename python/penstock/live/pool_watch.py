@@ -17,8 +17,7 @@ from penstock import _pool
 from penstock._version import __version__
 from penstock.errors import PenstockError
 from penstock.graph.call_groups import CallGroup, group_calls, shared_places, title_of
-from penstock.graph.plan_record import PlannedCall, PlannedEdge, PlanRecord
-from penstock.graph.plan_table import NumberedReasons
+from penstock.graph.plan_record import NumberedReasons, PlannedCall, PlannedEdge, PlanRecord
 from penstock.live.pool_history import POINTS_MAX, EventLog, PoolHistory
 from penstock.live.pool_metrics import PoolTotals, exposition, pool_metrics
 from penstock.live.pool_view import STEP_PARTS, PoolAddress, PoolView, StatusPoller, with_short_ids
@@ -153,7 +152,7 @@ def _encoded(fields: Any) -> bytes:
 
 
 def shown_plan_graph(told: str) -> dict[str, Any] | None:
-    """A trainer's plan, as its controller was told it (`graph/plan_told.py`), for a page that draws
+    """A trainer's plan, as its controller was told it (`graph/plan.py`), for a page that draws
     it: calls in their order, and edges by the places of calls in that list. None as ``source`` is
     the batch, None as ``target`` is the program. Several calls of a large plan are one, the same as
     in `Plan.to_svg()`. None for a trainer that has no plan. Raises ValueError for what is no plan:

@@ -77,7 +77,7 @@ from penstock.tuning.load_meter import LoadMeter
 from penstock.tuning.worker_tuner import AutomaticCount, WorkerTuner, first_count
 
 if TYPE_CHECKING:
-    from penstock.graph.compiled_library import Library
+    from penstock.graph.link import Library
     from penstock.loader.replica_group import ReplicaGroup
     from penstock.loader.step_agreement import StepAgreement
 

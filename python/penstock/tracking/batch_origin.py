@@ -75,7 +75,7 @@ class BatchHandle:
 
 
 class Withholding(Protocol):
-    """Decides which leaves stay with the workers: `penstock.cut.withholding.LeafWithholding`."""
+    """Decides which leaves stay with the workers: `penstock.cut.cut_context.LeafWithholding`."""
 
     @property
     def lazy_leaves(self) -> Set[int]:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from penstock.graph.capture import GraphInput
 from penstock.graph.expression import Expression
-from penstock.graph.graph_inputs import GraphInput
 from penstock.seams.modules import graph_module
 from penstock.tracking.lazy_value import LazyValue
 from penstock.tracking.operands import Form, call_of

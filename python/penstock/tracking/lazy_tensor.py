@@ -24,7 +24,7 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.dlpack import from_dlpack
 
-from penstock.graph.operator_twins import functional_twin
+from penstock.graph.operators import functional_twin
 from penstock.seams.dynamo import untraced
 from penstock.seams.fake_tensors import FakeTensor, TracingContext, unset_fake_temporarily
 from penstock.seams.operators import (
