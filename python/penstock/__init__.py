@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from penstock.explanation.explanation import explain
     from penstock.graph.operators import stateless
     from penstock.graph.plan import Plan
-    from penstock.loader.announced_pool import announce_pool
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.rank_states import merge_states
+    from penstock.loader.variable_pool import announce_pool
     from penstock.observing.open_telemetry import to_opentelemetry
     from penstock.observing.step_trace import trace
     from penstock.observing.trace_file import merge_traces
@@ -63,7 +63,7 @@ _HOMES = {
     "Plan": "penstock.graph.plan",
     "SharedList": "penstock.worker.shared_list",
     "WaitingMeter": "penstock.observing.waiting_meter",
-    "announce_pool": "penstock.loader.announced_pool",
+    "announce_pool": "penstock.loader.variable_pool",
     "detach": "penstock.cut.offloading",
     "embedding_ids": "penstock.cut.embedding_ids",
     "explain": "penstock.explanation.explanation",

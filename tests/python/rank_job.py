@@ -33,7 +33,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock import DataLoader
-from penstock.loader import job_store
+from penstock.ranks import job_store
 
 STEP_SIZE = 12
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from penstock import DataLoader
-from penstock.loader import job_store
+from penstock.ranks import job_store
 
 LENGTH, BATCH_SIZE = 96, 4
 

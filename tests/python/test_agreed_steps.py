@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 
-from penstock.loader.agreed_steps import AgreedSteps, Announcement, agree
+from penstock.ranks.steps import AgreedSteps, Announcement, agree
 
 
 def test_a_step_is_agreed_once_every_rank_is_sure_of_its_batch() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from penstock.loader.dataset_fingerprint import dataset_fingerprint
+from penstock.loader.rank_agreement import dataset_fingerprint
 
 
 class Folder(Dataset[Any]):

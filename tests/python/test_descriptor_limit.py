@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock import _pool
-from penstock.loader.descriptor_limit import check_can_connect
+from penstock.loader.process_limits import check_can_connect
 from penstock.pool import descriptor_limit
 
 

@@ -361,11 +361,11 @@ FIRST_LOADER = (
     + """
 import os, signal
 from penstock import DataLoader
-from penstock.loader import out_of_memory
+from penstock.loader import process_limits
 
 batches = iter(DataLoader(range(10), num_workers=1, prefetch_factor=1))
 next(batches)
-out_of_memory._kills_before -= 1  # as if the kernel had ended a process since
+process_limits._kills_before -= 1  # as if the kernel had ended a process since
 os.kill(batches._workers[0].pid, signal.SIGKILL)
 try:
     signal.sigtimedwait([], 30)

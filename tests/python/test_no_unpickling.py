@@ -79,7 +79,7 @@ WHOSE_BYTES = {
         "pickle.loads",
     ): "this process's own: what it asked for; PoolSource has a method of its own",
     (
-        "loader/own_workers.py",
+        "loader/pool_source.py",
         "OwnWorkers._address",
         ".recv",
     ): "a pipe's to a child of this trainer",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.tracking.operands import call_of, flatten_call
+from penstock.tracking.leaves import call_of, flatten_call
 
 X = torch.ones(2)
 CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import Dataset
 
 from penstock import _C, DataLoader
-from penstock.loader import profiler_ranges
+from penstock.loader import watched_steps
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def test_batches_that_are_here_are_not_waited_for() -> None:
 def test_batches_made_in_process_are_ranges_too() -> None:
     class Long(Rows):
         def __getitem__(self, index: int) -> torch.Tensor:
-            time.sleep(profiler_ranges._WAIT_SHOWN_S)  # shorter waits are not shown
+            time.sleep(watched_steps._WAIT_SHOWN_S)  # shorter waits are not shown
             return super().__getitem__(index)
 
     ranges = ranges_of(DataLoader(Long(), batch_size=4))

@@ -16,8 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
-from penstock.loader.report import LoaderReport, make_report
-from penstock.loader.stats import LoaderStats
+from penstock.loader.stats import LoaderReport, LoaderStats, make_report
 from penstock.loader.step_times import SlowSample, StepTimes, WorkerTimes
 
 

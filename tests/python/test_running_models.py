@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from penstock.tracking.running_models import enter_model, keep_advice_from_log, leave_model
+from penstock.tracking.lazy_tensor import enter_model, keep_advice_from_log, leave_model
 
 CHANGES = """
 import torch

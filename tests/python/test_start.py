@@ -172,7 +172,7 @@ NOT_FOR_LOADING = {
     "penstock.graph.capture",
     "penstock.explanation.explanation",
     "penstock.cut.offloading",
-    "penstock.loader.own_workers",
+    "penstock.loader.pool_source",
     "penstock.graph.planning",
     "penstock.loader.pool_iterator",
     "penstock.pool.pool_job",

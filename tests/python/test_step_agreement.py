@@ -15,11 +15,10 @@ import pytest
 import torch.distributed as dist
 
 from penstock.errors import RankError, UnsupportedError
-from penstock.loader import common_steps, job_store
-from penstock.loader.common_steps import CommonSteps
-from penstock.loader.lookahead import Ready
-from penstock.loader.step_agreement import StepAgreement
-from penstock.sampling.job_rank import JobRank
+from penstock.ranks import job_store
+from penstock.ranks import steps as rank_steps
+from penstock.ranks.sharding import JobRank
+from penstock.ranks.steps import CommonSteps, Ready, StepAgreement
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +111,7 @@ def test_a_rank_that_never_comes_is_named(
     stores: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_store, "WAIT_S_MAX", 2.5)
-    monkeypatch.setattr(common_steps, "_WARN_AFTER_S", 0.5)
+    monkeypatch.setattr(rank_steps, "_WARN_AFTER_S", 0.5)
 
     def rank_main(rank: int) -> str:
         steps = CommonSteps(agreement_of(stores, rank, 3, "never"))

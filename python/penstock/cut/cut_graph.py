@@ -34,7 +34,7 @@ from penstock.graph.tolerance import with_differences
 from penstock.seams.operators import AUTOCAST_BEGIN
 from penstock.seams.storages import write_count
 from penstock.tracking.batch_origin import BatchHandle, Provenance
-from penstock.tracking.lazy_inputs import LazyInputs
+from penstock.tracking.lazy_batches import LazyInputs
 from penstock.tracking.lazy_tensor import LazyTensor
 from penstock.tracking.lazy_value import compute_waiting
 from penstock.tracking.placed_tensors import Place, placed_tensor

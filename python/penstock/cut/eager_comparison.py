@@ -44,7 +44,7 @@ from penstock.seams.operators import TorchDispatchMode, schema_of
 from penstock.seams.process_group import default_group
 from penstock.seams.storages import identity, write_count
 from penstock.seams.trees import tree_leaves
-from penstock.stream.kept_generators import AllGeneratorsKept, torch_states
+from penstock.stream.batch_seeds import AllGeneratorsKept, torch_states
 from penstock.tracking.leaves import flatten_batch
 
 # Larger tensors are not copied; a graph that writes to one is not compared.

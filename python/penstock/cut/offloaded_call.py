@@ -58,16 +58,17 @@ from penstock.seams.dynamo import (
 from penstock.seams.dynamo import config as dynamo_config
 from penstock.seams.modules import is_tracing
 from penstock.seams.trees import tree_leaves, tree_map
-from penstock.stream.kept_generators import AllGeneratorsKept
+from penstock.stream.batch_seeds import AllGeneratorsKept
 from penstock.tracking.deferral import SAMPLED_EVERY
 from penstock.tracking.lazy_tensor import (
     LazyTensor,
+    enter_model,
     has_lazy_in,
     hush,
+    leave_model,
     values_in,
     values_of_lazy,
 )
-from penstock.tracking.running_models import enter_model, leave_model
 
 logger = logging.getLogger(__name__)
 

@@ -33,8 +33,7 @@ from penstock.seams.dynamo import OptimizedModule, has_lazy_modules
 from penstock.seams.modules import COMPILED_CALL, compiled_call_of, module_call
 from penstock.seams.trees import tree_leaves
 from penstock.tracking.batch_origin import ProvenanceTable
-from penstock.tracking.lazy_tensor import LazyTensor
-from penstock.tracking.running_models import keep_advice_from_log
+from penstock.tracking.lazy_tensor import LazyTensor, keep_advice_from_log
 from penstock.tuning.load_meter import LoadMeter, TrainerClock
 
 logger = logging.getLogger(__name__)

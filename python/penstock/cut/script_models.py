@@ -30,7 +30,7 @@ from penstock.graph.sizes import REMEMBERED_MAKERS, REMEMBERED_SIZES, Unlowerabl
 from penstock.seams.modules import has_optimized_executor, is_tracing, set_small_groups
 from penstock.seams.trees import tree_leaves
 from penstock.tracking.batch_origin import BatchHandle, Provenance
-from penstock.tracking.lazy_inputs import LazyInputs
+from penstock.tracking.lazy_batches import LazyInputs
 from penstock.tracking.lazy_tensor import memory_in
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import torch
 from penstock.graph.constants import is_same_bits
 from penstock.seams.storages import identity
 from penstock.seams.trees import tree_leaves
-from penstock.stream.kept_generators import AllGeneratorsKept, torch_states
+from penstock.stream.batch_seeds import AllGeneratorsKept, torch_states
 
 
 class Side(NamedTuple):

@@ -18,16 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.doctor.timed_transform import time_transforms, transform_seconds
-from penstock.loader.field_sums import FieldSums
-from penstock.loader.observed_loader import (
+from penstock.loader.stats import (
+    LoaderStats,
     batch_samples_of,
     is_order_of_workers,
     settings_of,
     takes_threads,
 )
-from penstock.loader.past_work import PastWork
-from penstock.loader.stats import LoaderStats
-from penstock.loader.step_times import WAITING_PARTS, StepTimes
+from penstock.loader.step_times import WAITING_PARTS, FieldSums, PastWork, StepTimes
 from penstock.seams.devices import module_in_use
 from penstock.tracking.leaves import flatten_batch
 from penstock.tuning.limiting import SLOW_SAMPLE_RATIO

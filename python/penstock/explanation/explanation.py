@@ -41,7 +41,7 @@ from penstock.seams.dynamo import OptimizedModule, is_skipped, module_under, wra
 from penstock.seams.modules import module_call
 from penstock.seams.storages import write_count
 from penstock.seams.trees import tree_map
-from penstock.stream.kept_generators import AllGeneratorsKept
+from penstock.stream.batch_seeds import AllGeneratorsKept
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.leaves import flatten_batch
 from penstock.tuning.load_meter import LoadMeter

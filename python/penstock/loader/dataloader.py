@@ -31,8 +31,10 @@ from penstock.loader.loader_state import (
 from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.lookahead import look_ahead
 from penstock.loader.options import (
+    DEFAULT_PREFETCH_FACTOR,
     DEFAULTS,
     check_options,
+    chosen_keys,
     has_pool,
     is_parallel,
     own_options,
@@ -40,21 +42,19 @@ from penstock.loader.options import (
     shard_count,
 )
 from penstock.loader.parked_client import ParkedClient
-from penstock.loader.past_work import PastWork
-from penstock.loader.pool_options import DEFAULT_PREFETCH_FACTOR, chosen_keys
-from penstock.loader.rank_sharding import RankSharding, check_without_sharding, order_generator
-from penstock.loader.rank_states import part_of_rank
-from penstock.loader.replica_options import (
-    check_place,
+from penstock.loader.rank_agreement import (
     check_replicable,
-    ranks_of,
+    compare_ranks,
+    facts_of,
+    facts_of_replica,
+    facts_of_shards,
     speaks_for_group,
 )
-from penstock.loader.report import LoaderReport, make_report
+from penstock.loader.rank_states import part_of_rank
 from penstock.loader.source import with_workers_apart
 from penstock.loader.started_prefetch import StartedPrefetch, check_can_start
-from penstock.loader.stats import LoaderStats
-from penstock.loader.step_times import step_times
+from penstock.loader.stats import LoaderReport, LoaderStats, make_report
+from penstock.loader.step_times import PastWork, step_times
 from penstock.loader.variable_pool import (
     begin_sendable,
     begin_tried,
@@ -68,9 +68,12 @@ from penstock.loader.variable_pool import (
 from penstock.pool.known_pickle import KnownPickle
 from penstock.pool.travelling_code import TravellingCode
 from penstock.program_line import warn
+from penstock.ranks.replica_group import ReplicaGroup, check_place, ranks_of
+from penstock.ranks.sharding import RankSharding, check_without_sharding, order_generator
+from penstock.ranks.steps import StepAgreement
 from penstock.seams.iterators import BaseIterator
+from penstock.stream.batch_seeds import DrawWarning
 from penstock.stream.progress import GeneratorSnapshot, Progress, sampler_states
-from penstock.stream.sample_generators import DrawWarning
 from penstock.stream.shard_state import ResumedDataset, copied_state
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tuning.load_meter import LoadMeter
@@ -78,8 +81,12 @@ from penstock.tuning.worker_tuner import AutomaticCount, WorkerTuner, first_coun
 
 if TYPE_CHECKING:
     from penstock.graph.link import Library
-    from penstock.loader.replica_group import ReplicaGroup
-    from penstock.loader.step_agreement import StepAgreement
+    from penstock.ranks.replica_group import ReplicaGroup
+    from penstock.ranks.steps import StepAgreement
+from penstock.worker.arena_cap import arena_bytes
+
+if TYPE_CHECKING:
+    from penstock.graph.link import Library
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -416,9 +423,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             started.drop(self)
 
     def _compare_ranks(self) -> None:
-        # Here, so that only jobs of several ranks need the private name that finds their store.
-        from penstock.loader.rank_agreement import compare_ranks, facts_of, facts_of_shards
-
         facts = facts_of_shards if reads_shards_of_rank(self) else facts_of
         compare_ranks(self, facts(self, self._place_to_begin()))
         self._are_ranks_compared = True
@@ -433,11 +437,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         }
 
     def _join_replicas(self, ranks: tuple[int, ...]) -> None:
-        from penstock.loader.rank_agreement import facts_of_replica
-        from penstock.loader.replica_group import ReplicaGroup
-
         check_replicable(self)
-        self._replicas = ReplicaGroup(ranks, facts_of_replica(self, self._place_to_begin()))
+        facts = facts_of_replica(self, self._place_to_begin())
+        self._replicas = ReplicaGroup(ranks, facts, arena_bytes())
 
     def _iterate_pool(self) -> BaseIterator:
         """Torch's ``__iter__``, which has no persistent iterator without workers of its own."""

@@ -11,9 +11,9 @@ import torch
 
 from penstock import _C
 from penstock.errors import PenstockError
-from penstock.loader.recall import Recaller
+from penstock.loader.parked_client import Recaller
 from penstock.seams.iterators import ExceptionWrapper, pin_memory
-from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable
+from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable, WithheldLeaves
 
 
 class PinDevice(NamedTuple):
@@ -104,7 +104,6 @@ class Delivery(NamedTuple):
     ) -> None:
         from penstock.tracking.deferral import Deferral
         from penstock.tracking.lazy_tensor import LazyTensor
-        from penstock.tracking.withheld_leaves import WithheldLeaves
 
         table, recaller = self.provenance, self.recaller
         assert table is not None

@@ -11,15 +11,14 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from penstock.errors import UnsupportedError, add_note
 from penstock.loader.device import move_batch, names_device
-from penstock.loader.in_process_ledger import InProcessLedger
 from penstock.loader.loader_face import LoaderFace
-from penstock.loader.lookahead import Ready, check_arguments, indices_from
+from penstock.loader.lookahead import check_arguments, indices_from
 from penstock.loader.options import (
     drawing_threads,
     is_seeded_by_batch,
@@ -27,13 +26,15 @@ from penstock.loader.options import (
     shard_count,
     shards_of_rank,
 )
-from penstock.loader.steps_of_job import steps_of_job
+from penstock.loader.rank_agreement import steps_of_job
+from penstock.loader.step_times import InProcessLedger
 from penstock.loader.watched_steps import are_watched, watched
+from penstock.ranks.sharding import RankShards
+from penstock.ranks.steps import CommonSteps, Ready
 from penstock.seams.iterators import BaseIterator, DatasetKind, SingleProcessIterator
 from penstock.stream.batch_seeds import EpochSeeds, generator_states, have_moved
 from penstock.stream.counted_pulls import CountedPulls
 from penstock.stream.indices import IndexOrder, IndexRecipe, is_untouched, recognise_sampler
-from penstock.stream.rank_shards import RankShards
 from penstock.stream.shard_state import (
     ShardStart,
     continue_iteration,
@@ -45,9 +46,6 @@ from penstock.worker.failed_sample import spoken_sample
 from penstock.worker.fetching import FetchSpec, InProcessFetcher
 from penstock.worker.sample_clock import timed_collate
 from penstock.worker.threaded_fetch import make_pool
-
-if TYPE_CHECKING:
-    from penstock.loader.common_steps import CommonSteps
 
 
 class SingleProcessIter(CountedPulls, SingleProcessIterator):

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader
 
 from penstock.loader.parked_client import ParkedClient
-from penstock.loader.past_work import PastWork
+from penstock.loader.step_times import PastWork
 from penstock.pool.known_pickle import KnownPickle
 from penstock.pool.travelling_code import TravellingCode
+from penstock.stream.batch_seeds import DrawWarning
 from penstock.stream.progress import Progress
-from penstock.stream.sample_generators import DrawWarning
 from penstock.stream.shard_state import ResumedDataset
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tuning.load_meter import LoadMeter

@@ -26,7 +26,6 @@ from torch.utils.data import (
 )
 
 from penstock.errors import StateUnsupportedError
-from penstock.loader.job_state import opened, sealed
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.options import (
     has_pool,
@@ -36,21 +35,21 @@ from penstock.loader.options import (
     reads_shards_of_rank,
     shard_count,
 )
-from penstock.loader.rank_states import note_rank
+from penstock.loader.rank_states import note_rank, opened, sealed
 from penstock.loader.state_check import check_built, check_form
 from penstock.program_line import warn
-from penstock.sampling.rank_batch_sampler import RankBatchSampler
+from penstock.ranks.sharding import RankBatchSampler
 from penstock.seams.iterators import DatasetKind
 from penstock.stream.batch_seeds import generator_states
-from penstock.stream.places_left import PlacesLeft
 from penstock.stream.progress import (
     GeneratorSnapshot,
     GeneratorsReplayed,
+    PlacesLeft,
     Progress,
     ResumePoint,
+    SamplerPlace,
     sampler_states,
 )
-from penstock.stream.sampler_notes import SamplerPlace
 from penstock.stream.shard_state import (
     ShardStart,
     ShardStarts,

@@ -23,24 +23,27 @@ from penstock import _C
 from penstock.errors import UnsupportedError
 from penstock.loader.delivery import Delivery, PinDevice
 from penstock.loader.device import names_device, staged_device
-from penstock.loader.freedoms import may_begin_early, prefetch_depth, prefetch_factor
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.loader_state import states_at_end
 from penstock.loader.local_source import LocalSource
-from penstock.loader.lookahead import LooksAhead, NoBatch, Ready, Taken
+from penstock.loader.lookahead import LooksAhead, NoBatch, Taken
 from penstock.loader.options import (
     drawing_threads,
     is_seeded_by_batch,
     is_seeded_by_sample,
+    may_begin_early,
     own_options,
+    prefetch_depth,
+    prefetch_factor,
     shard_count,
     shards_of_rank,
 )
-from penstock.loader.past_work import PastWork
+from penstock.loader.rank_agreement import steps_of_job
 from penstock.loader.source import STANDING_COUNTS, NativeThread, Source, StreamOptions
-from penstock.loader.steps_of_job import steps_of_job
+from penstock.loader.step_times import PastWork
 from penstock.loader.watched_steps import are_watched, watched
 from penstock.program_line import warn
+from penstock.ranks.steps import CommonSteps, Ready
 from penstock.seams.iterators import BaseIterator, DatasetKind, MultiProcessingIterator, exit_status
 from penstock.seams.storages import open_shared
 from penstock.stream.batch_seeds import EpochSeeds, draw_seed
@@ -52,7 +55,6 @@ from penstock.worker.fetching import FetchSpec
 from penstock.worker.out_of_turn import AfterOthers, OutOfTurn
 
 if TYPE_CHECKING:
-    from penstock.loader.common_steps import CommonSteps
     from penstock.tuning.load_meter import LoadMeter
 
 _BATCH = int(_C.Client.Event.BATCH)

@@ -18,11 +18,12 @@ import enum
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock import _C
 from penstock.errors import UnsupportedError
 from penstock.loader.loader_face import LoaderFace
+from penstock.ranks.steps import Ready
 from penstock.seams.iterators import DatasetKind
 from penstock.stream.indices import IndexOrder
 
@@ -40,14 +41,6 @@ class NoBatch(enum.Enum):
 # A batch with its details (its leaves, or True or False where the value is to be raised), its shard
 # and that one's state; or the exception that next() raises in its place.
 Taken = tuple[Any, Any, int, Any] | Exception | NoBatch
-
-
-class Ready(NamedTuple):
-    """The batches of an epoch that are here and not given yet."""
-
-    batch_count: int
-    is_all: bool  # none follows them
-    raises: bool = False  # in the place of the first, next() raises
 
 
 class LooksAhead:

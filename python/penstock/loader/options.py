@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that penstock has beyond torch's: their values, and their meaning together."""
+"""The options that penstock has beyond torch's: their values, and their meaning together.
+
+Among them are those of ``pool=`` and the loaders that a pool cannot serve, and what a loader may do
+otherwise than torch's because no program can see it: how far ahead workers are asked, and which of
+them.
+"""
 
 from __future__ import annotations
 
 import operator
-from typing import Any, cast
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from penstock.loader.device import names_device
 from penstock.loader.loader_face import LoaderFace
-from penstock.loader.pool_options import check_pool_options
+from penstock.ranks.sharding import RankShards
 from penstock.seams.iterators import DatasetKind
-from penstock.stream.rank_shards import RankShards
+from penstock.stream.indices import recognise_sampler
 from penstock.stream.shard_state import is_stateful
+from penstock.stream.table_rows import plain_rows
 from penstock.tuning.worker_tuner import AUTO, AutomaticCount
 
 # The value of each option that is left out.
@@ -48,6 +58,12 @@ _BEYOND_TORCH = (
     "trust_workers",
     "shard_by_rank",
 )
+KEYS_VARIABLE = "PENSTOCK_KEYS"
+# The argument of torch's constructor in the place of an option that is the pool's.
+DEFAULT_PREFETCH_FACTOR = 2
+_DEEP_PREFETCH_BYTES = 1 << 20
+_DEEP_PREFETCH_COUNT = 16
+_ADDRESS = re.compile(r"tcp://(?:\[[^\s\[\]]+\]|[^\s\[\]:/]+):([0-9]{1,5})")
 
 
 def check_options(loader: LoaderFace) -> None:
@@ -130,6 +146,135 @@ def drawing_threads(loader: LoaderFace) -> int:
     0 where it can.
     """
     return loader.fetch_threads if is_seeded_by_batch(loader) and loader.fetch_threads > 1 else 0
+
+
+def prefetch_factor(loader: LoaderFace) -> int | None:
+    """The loader's own, which torch's constructor leaves out without workers, or the default where
+    a pool makes the batches of such a loader."""
+    factor: int | None = loader.prefetch_factor
+    return DEFAULT_PREFETCH_FACTOR if factor is None and has_pool(loader) else factor
+
+
+def prefetch_depth(loader: LoaderFace) -> int:
+    """How many batches each worker is asked for ahead: ``prefetch_factor``, or more where nobody
+    can see the difference.
+
+    A small batch of a plain TensorDataset is ready sooner than the request for it has crossed two
+    processes, so two of them in flight leave the workers idle. Reading ahead further is
+    unobservable there: rows are read from tensors, and torch's own sampler, without a generator of
+    the user's, draws at the first pull alone.
+    """
+    factor = prefetch_factor(loader) or 1
+    rows = plain_rows(loader.dataset, loader.collate_fn)
+    recipe = recognise_sampler(loader._index_sampler)
+    if rows is None or recipe is None or recipe.generator is not None or recipe.sample_count == 0:
+        return factor
+    row_bytes = sum(tensor[:1].nbytes for tensor in rows)
+    batch_bytes = max(1, row_bytes * recipe.batch_size)
+    return max(factor, min(_DEEP_PREFETCH_COUNT, _DEEP_PREFETCH_BYTES // batch_bytes))
+
+
+def any_worker_serves(loader: LoaderFace, worker_count: int) -> bool:
+    """Whether nothing in the stream says which worker made a batch. Then the worker is asked that
+    will answer soonest, and the others make the batches that a dead worker owed.
+    """
+    return (
+        is_seeded_by_batch(loader)
+        and loader._dataset_kind == DatasetKind.Map
+        and worker_count > 1
+        and loader.worker_init_fn is None  # which is told who it is, and may fail in one alone
+        and not is_stateful(loader.dataset)
+        and plain_rows(loader.dataset, loader.collate_fn) is None  # no row is slow
+    )
+
+
+def may_begin_early(loader: LoaderFace) -> bool:
+    """Whether nothing speaks against asking for the next epoch before it begins, as far as it can
+    be seen here. Its worker looks at the dataset.
+    """
+    return bool(
+        loader.persistent_workers
+        and loader.overlap_epochs
+        and loader.in_order
+        and not is_stateful(loader.dataset)
+    )
+
+
+class Obstacle(NamedTuple):
+    """Why a pool cannot serve a loader."""
+
+    seen: str
+    remedy: str
+
+
+def chosen_keys(keys: str | os.PathLike[str] | None) -> str | None:
+    """The folder of keys that ``keys`` and the environment name."""
+    chosen = os.environ.get(KEYS_VARIABLE) if keys is None else os.fspath(keys)
+    return chosen or None
+
+
+def check_pool_options(loader: LoaderFace) -> None:
+    """Refuses values that a pool's options cannot have. Raises ValueError or TypeError."""
+    _check_code_paths(loader.code_paths)
+    if type(loader.trust_workers) is not bool:
+        raise TypeError(
+            f"trust_workers is {loader.trust_workers!r}; True or False is expected: whether "
+            f"pickled objects that a pool's workers send may be unpickled here, which runs code of "
+            f"theirs"
+        )
+    if loader.pool is None and loader.replica_group is None:
+        return
+    if loader.pool is not None and not is_address(loader.pool):
+        raise ValueError(
+            f"pool is {loader.pool!r}; the address of a controller is expected, as in "
+            f"'tcp://host:7000'"
+        )
+    obstacle = obstacle_to_pool(loader)
+    if obstacle is not None:
+        name = "pool" if loader.replica_group is None else "replica_group"
+        raise ValueError(
+            f"{name}={getattr(loader, name)!r} was given and {obstacle.seen}; {obstacle.remedy}, "
+            f"or leave {name} out"
+        )
+    if loader.pool is None and loader.num_workers == 0:
+        raise ValueError(
+            f"replica_group={loader.replica_group} was given and num_workers is 0, so that nobody "
+            f"makes the batches that these ranks share; give pool=, or num_workers=1 or more"
+        )
+
+
+def is_address(pool: Any) -> bool:
+    """Whether ``pool`` could be the address of a controller, which has a host and a port."""
+    found = _ADDRESS.fullmatch(pool) if isinstance(pool, str) else None
+    return found is not None and 0 < int(found[1]) < 1 << 16
+
+
+def obstacle_to_pool(loader: LoaderFace) -> Obstacle | None:
+    """An option of the loader that no pool can serve, if there is one."""
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        return Obstacle(
+            "the dataset is a datapipe, which only torch's own iterator reads",
+            "use a map-style or an iterable dataset",
+        )
+    if isinstance(loader.num_workers, AutomaticCount):
+        return Obstacle(
+            "num_workers is 'auto', which chooses a number of processes on this machine, while "
+            "with a pool, it is the pool that grows and shrinks",
+            "pass how many processes of the trainer's own are to serve beside the pool",
+        )
+    if loader.seeding == "worker":
+        return Obstacle(
+            "seeding is 'worker', with which the stream depends on which workers there are, and "
+            "those of a pool come and go",
+            "seeding='batch' is expected, which is the default with a pool",
+        )
+    if loader._dataset_kind == DatasetKind.Map and is_stateful(loader.dataset):
+        return Obstacle(
+            f"{type(loader.dataset).__name__} has a state_dict() and is read by index, so that "
+            f"each worker has a state of its own and the stream depends on which there are",
+            "leave the state out of the dataset",
+        )
+    return None
 
 
 def _check_datapipe(loader: LoaderFace) -> None:
@@ -304,3 +449,19 @@ def _check_fetch_threads(loader: LoaderFace) -> None:
             f"the dataset and there is nothing to share out; give a batch_size or a "
             f"batch_sampler, or leave fetch_threads at 1 and use threads inside the dataset"
         )
+
+
+def _check_code_paths(code_paths: Any) -> None:
+    if code_paths is None:
+        return
+    if isinstance(code_paths, (str, bytes)) or not isinstance(code_paths, Sequence):
+        raise TypeError(
+            f"code_paths is {code_paths!r}; a list of folders or files is expected, whose modules "
+            f"travel to the pool's workers beside the program's own, or None, for no modules at all"
+        )
+    for path in code_paths:
+        if not Path(path).exists():
+            raise ValueError(
+                f"code_paths names {os.fspath(path)!r}, which is not there; name folders that hold "
+                f"the modules of your own that the dataset needs, or single files"
+            )

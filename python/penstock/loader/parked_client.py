@@ -1,21 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a loader keeps a pool's client between two iterators of the same job.
+"""A pool's client between two iterators of the same job, and recalls through it.
 
 Torch ends its workers after each epoch and starts others for the next. The workers of a pool go on
-in any case, and so does the client: it stays connected to them, so that the next epoch begins at
-once, also while there is no controller. Two seconds without a request others may have the workers.
+in any case, and so does the client: a loader keeps it (:class:`ParkedClient`), and it stays
+connected to the workers, so that the next epoch begins at once, also while there is no controller.
+Two seconds without a request others may have the workers.
+
+Batches outlive the iterator as well. A :class:`Recaller` has a pool send the whole of a batch that
+came without some of its leaves.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import math
 import os
 import threading
+import time
 import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from penstock import _C
-from penstock.loader.recall import Recaller
+from penstock.errors import ClosedError, PenstockError
+from penstock.tracking.batch_origin import BatchHandle
+
+_LAST_RECALLS_S = 5.0  # for all batches together
+_CHECK_INTERVAL_S = 1.0  # how often a waiting trainer looks after its workers
 
 _is_exiting = threading.Event()  # the process: nobody will read anything
 atexit.register(_is_exiting.set)
@@ -66,3 +80,69 @@ def _end_all(place: list[_Parked]) -> None:
             if parked.recaller is not None and not _is_exiting.is_set():
                 parked.recaller.recall_all()
             parked.client.stop()
+
+
+class Recaller:
+    """The way to the workers that made a loader's batches. Batches keep it. Confined to the
+    trainer's process."""
+
+    def __init__(self, client: _C.Client, check: Callable[[], None]) -> None:
+        """``check`` is a method that looks after workers, and raises where none is left."""
+        self._client = client
+        self._check = weakref.WeakMethod(check)
+        self._owner_pid = os.getpid()
+        self._deadline = math.inf
+        self._handles: weakref.WeakSet[BatchHandle] = weakref.WeakSet()
+
+    def note(self, handle: BatchHandle) -> None:
+        """Leaves of this batch stayed with the workers."""
+        self._handles.add(handle)
+
+    def recall_all(self) -> None:
+        """Has the leaves come that the program still has tensors for, since the workers go. Those
+        that do not come within some seconds raise an error when they are read."""
+        if not self._handles:
+            return
+        from penstock.tracking.lazy_value import values_of  # which loads Dynamo
+
+        self._deadline = time.monotonic() + _LAST_RECALLS_S
+        for handle in list(self._handles):
+            for value in values_of(handle):
+                with contextlib.suppress(Exception):
+                    value.materialise()
+
+    def recall(
+        self, origin: _C.BatchOrigin, name: str
+    ) -> tuple[Sequence[torch.Tensor], Mapping[str, torch.Tensor]]:
+        """All leaves and boundary tensors of the batch, which people know as `name`. Blocks.
+
+        Raises PenstockError where no worker can be asked any more, and the dataset's error where
+        the batch had to be made again and could not be.
+        """
+        if os.getpid() != self._owner_pid:
+            raise PenstockError(
+                f"a tensor of {name} had stayed with its worker and was read in another process "
+                f"than the loader's; read it before the process forks, for instance by "
+                f"tensor.clone()"
+            )
+        try:
+            self._client.recall(origin)
+            while True:
+                recalled = self._client.recalled(origin, _CHECK_INTERVAL_S)
+                if recalled is not None:
+                    leaves, boundary, *_ = recalled
+                    return leaves, boundary
+                if time.monotonic() > self._deadline:
+                    raise ClosedError("no worker has sent it")
+                check = self._check()
+                if check is not None:
+                    check()
+        except ClosedError as error:
+            raise PenstockError(
+                f"a tensor of {name} had stayed with its worker, and the loader has let go of its "
+                f"workers before the program read it ({error}); read it while the loader lives, or "
+                f'pass cut="none" to penstock.offload'
+            ) from error
+        except BaseException:
+            self._client.forget_recall(origin)
+            raise

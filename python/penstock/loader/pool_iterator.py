@@ -7,6 +7,7 @@ import functools
 import os
 import pickle
 import sys
+from types import TracebackType
 from typing import Any, NoReturn
 
 from penstock.errors import PenstockError, UnsentBatchError
@@ -16,12 +17,13 @@ from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.lookahead import NoBatch, Taken
 from penstock.loader.options import shard_count
 from penstock.loader.pool_source import PoolSource
-from penstock.loader.released_frames import release_frames
 from penstock.loader.source import StreamOptions
 from penstock.loader.variable_pool import way_out
 from penstock.program_line import warn
 from penstock.seams.iterators import DatasetKind
 from penstock.worker.fetching import FetchSpec
+
+_ITERATORS_OWN = ("penstock.", "torch.utils.data.")
 
 
 @functools.cache  # once in a process
@@ -124,3 +126,33 @@ class PoolIter(LocalPoolIter):
 
     def _sure_workers(self) -> tuple[int, str]:
         return 1, "a pool, which may have one worker"
+
+
+def release_frames(error: BaseException) -> None:
+    """Clears the variables of the frames of penstock and of torch's iterators in ``error``.
+
+    A traceback keeps the frames that it went through, and their variables: an iterator that raised
+    would live as long as its error, in a list of errors or in ``sys.last_traceback``, and would
+    keep its resources in other processes.
+
+    To be called where the error has left those frames. The user's own frames (of a sampler, of the
+    program) keep their variables for a debugger.
+    """
+    seen: set[int] = set()
+    told: BaseException | None = error
+    while told is not None and id(told) not in seen:
+        seen.add(id(told))
+        _clear(told.__traceback__)
+        told = told.__context__
+
+
+def _clear(traceback: TracebackType | None) -> None:
+    while traceback is not None:
+        frame = traceback.tb_frame
+        traceback = traceback.tb_next
+        if not str(frame.f_globals.get("__name__", "")).startswith(_ITERATORS_OWN):
+            continue
+        try:
+            frame.clear()
+        except RuntimeError:
+            pass  # it still runs: the caller's

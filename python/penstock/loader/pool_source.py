@@ -3,12 +3,18 @@
 
 Workers come and go while it runs. The job (dataset, collate_fn and their companions) is pickled for
 each source unless nothing of it has changed, and workers that do not have it yet ask for it.
+
+Beside the pool's, ``num_workers`` workers are the trainer's own (:class:`OwnWorkers`). They serve
+as the pool's do, but in one process each, and are reached on loopback with the keys that this
+user's processes share; the job comes to them in the same way. Their batches lie in shared memory,
+as those of local workers do. No controller knows them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import socket
 import sys
 import time
@@ -18,33 +24,39 @@ from typing import Any
 
 import torch
 
-from penstock import _C
-from penstock.loader.descriptor_limit import check_can_connect
+from penstock import _C, _pool
+from penstock.errors import PenstockError
 from penstock.loader.device import gpu_uuid
-from penstock.loader.held_slabs import retire_at_forks
 from penstock.loader.loader_face import LoaderFace
-from penstock.loader.own_workers import OwnWorkers
-from penstock.loader.recall import Recaller
-from penstock.loader.replica_group import FeedWatch, ReplicaGroup
+from penstock.loader.parked_client import Recaller
+from penstock.loader.process_limits import check_can_connect, fork_turn, retire_at_forks
 from penstock.loader.source import (
     STANDING_COUNTS,
     NativeThread,
     StreamOptions,
     with_workers_apart,
 )
+from penstock.pool.code_folder import CodeFolder
 from penstock.pool.pool_job import Job, job_id, pack_job
 from penstock.pool.pool_status import spoken_numerics
+from penstock.pool.pool_worker import run_worker
 from penstock.pool.process_settings import JobSettings
+from penstock.pool.worker_spec import PoolWorkerSpec
 from penstock.program_line import warn
-from penstock.sampling.job_rank import JobRank
+from penstock.ranks.job_store import job_identity
+from penstock.ranks.replica_group import FeedWatch, ReplicaGroup
+from penstock.ranks.sharding import JobRank
 from penstock.stream.progress import Progress
 from penstock.worker.arena_cap import arena_bytes
 from penstock.worker.fetching import FetchSpec
+from penstock.worker.held_interrupt import HeldInterrupt, release_in_child
 
 _PLAN_BYTES_MAX = 64 << 10  # wire::kPlanBytesMax
 _WORKERS_OF_USE_MAX = 4096  # to a map-style dataset
 _NO_JOB = hashlib.sha256(b"").digest()
 _QUIET_S = 5.0  # without any worker, before the user is told the reason of the wait
+_START_S_MAX = 300.0  # spawn imports torch, on a busy machine one after the other
+_END_S_MAX = 5.0
 
 
 class PoolSource:
@@ -300,8 +312,6 @@ def _rank_in_job(loader: LoaderFace) -> dict[str, Any]:
     place = JobRank.of(rank, world_size)
     if place.world_size == 1:
         return {}
-    from penstock.loader.job_store import job_identity  # which jobs of several ranks need alone
-
     return {"job_identity": job_identity(), "rank": tuple(place)}
 
 
@@ -310,3 +320,99 @@ def job_name(loader: LoaderFace) -> str:
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     program = Path(main).name if main else "python"
     return f"{program}: {type(loader.dataset).__name__}"
+
+
+class OwnWorkers:
+    """Children of the trainer, or of its fork server. Confined to the trainer's thread."""
+
+    def __init__(self, context: Any) -> None:
+        """``context`` is a context of multiprocessing."""
+        self.processes: list[Any] = []
+        # The id of each, its endpoint, and the name at which it hands batches over.
+        self.addresses: list[tuple[int, str, str]] = []
+        self._context = context
+        self._code_folders: list[CodeFolder] = []
+        self._dead: set[int] = set()
+
+    def start(self, count: int) -> None:
+        """Raises PenstockError when one of them did not come to listen."""
+        if count == 0:
+            return
+        pipes = []
+        names = []
+        # Made before the workers are there, of which one that is killed could leave half of it.
+        # They are told where it is: a fork server's environment is that of its own start.
+        key_folder = _pool.shared_key_folder()
+        for _ in range(count):
+            receiver, sender = self._context.Pipe(duplex=False)
+            code = CodeFolder()
+            self._code_folders.append(code)
+            handover = f"penstock-{secrets.token_hex(16)}"
+            names.append(handover)
+            process = self._context.Process(
+                target=_run_own_worker,
+                args=(sender, code.path, os.getpid(), handover, key_folder),
+                daemon=True,
+            )
+            with fork_turn(), HeldInterrupt():
+                process.start()
+                self.processes.append(process)
+            sender.close()
+            pipes.append(receiver)
+        deadline = time.monotonic() + _START_S_MAX
+        for receiver, process, handover in zip(pipes, self.processes, names, strict=True):
+            with receiver:
+                self.addresses.append((*self._address(receiver, process, deadline), handover))
+
+    def _address(self, receiver: Any, process: Any, deadline: float) -> tuple[int, str]:
+        try:
+            if receiver.poll(max(0.0, deadline - time.monotonic())):
+                worker_id, endpoint = receiver.recv()
+                return worker_id, endpoint
+        except EOFError:
+            pass
+        process.join(timeout=0.1)
+        how = "is still starting" if process.is_alive() else f"ended with {process.exitcode}"
+        raise PenstockError(
+            f"a worker of DataLoader's own (num_workers={len(self.processes)}) beside the pool did "
+            f"not come to listen and {how}; see its output on stderr"
+        )
+
+    def take_dead(self) -> dict[int, Any]:
+        """The processes that have died since the last call, by their workers' ids."""
+        dead = {
+            worker_id: process
+            for process, (worker_id, _, _) in zip(self.processes, self.addresses, strict=False)
+            if worker_id not in self._dead and not process.is_alive()
+        }
+        self._dead.update(dead)
+        return dead
+
+    def end(self) -> None:
+        """Ends them; their trainer has said goodbye."""
+        for process in self.processes:
+            process.terminate()
+        deadline = time.monotonic() + _END_S_MAX
+        for process in self.processes:
+            process.join(timeout=max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join(timeout=_END_S_MAX)
+        for code in self._code_folders:
+            code.remove()
+
+
+def _run_own_worker(
+    sender: Any, code_root: str, trainer_pid: int, handover: str, key_folder: str
+) -> None:
+    try:
+        release_in_child()
+    except KeyboardInterrupt:
+        return  # the trainer raises it
+
+    def started(server: _C.PoolServer) -> None:
+        sender.send((server.worker_id, server.endpoint))
+        sender.close()
+
+    spec = PoolWorkerSpec.of_trainer(trainer_pid, handover, key_folder)
+    run_worker(spec, code_root, started, lambda text: print(text, file=sys.stderr))

@@ -1,31 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a job compare what their loaders read, before the first batch.
+"""What the loaders of a job's ranks settle among themselves.
 
 Ranks that read different orders train on some samples twice and on others never, or wait for each
-other for ever at the end of an epoch. Each rank writes what its order follows from to the job's
-store, and reads what the others wrote. The store is that of the default process group, or the one
-that torchrun serves; without either nothing is compared.
+other for ever at the end of an epoch. So they compare what their loaders read, before the first
+batch: each rank writes what its order follows from to the job's store, and reads what the others
+wrote. The store is that of the default process group, or the one that torchrun serves; without
+either nothing is compared.
+
+A dataset is known by a short text, which tells datasets of one class and length apart
+(:func:`dataset_fingerprint`). It looks at what a dataset says of itself and at plain content, a
+bounded part of it, so that it takes milliseconds. Folders differ from machine to machine, and so
+may attributes of a user's own class; neither counts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import partial
+from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from penstock._version import __version__
-from penstock.errors import RankError
-from penstock.loader.dataset_fingerprint import dataset_fingerprint
-from penstock.loader.job_store import restart_prefix, stores_of_job
+from penstock.errors import UnsupportedError
 from penstock.loader.loader_face import LoaderFace
-from penstock.loader.ranks_waiting import read_of_ranks
+from penstock.loader.options import reads_shards_of_rank
 from penstock.loader.variable_pool import AnnouncedPool
-from penstock.sampling.job_rank import JobRank
+from penstock.ranks.job_store import (
+    check_alike,
+    connection_of_threads,
+    read_of_ranks,
+    restart_prefix,
+    stores_of_job,
+)
+from penstock.ranks.sharding import JobRank
+from penstock.ranks.steps import CommonSteps, StepAgreement
 from penstock.seams.iterators import DatasetKind
+
+_ENTRIES_MAX = 10_000  # of a list, evenly spaced
+_ROWS_MAX = 1_000  # of a tensor
+_NAME_PARTS = 2  # of a file's path, from its end: the class and the file
 
 
 def compare_ranks(loader: LoaderFace, facts: dict[str, Any]) -> None:
@@ -52,26 +72,6 @@ def compare_ranks(loader: LoaderFace, facts: dict[str, Any]) -> None:
         remedy="with shard_by_rank all ranks read one order, so build the loaders alike on all "
         "ranks",
     )
-
-
-def check_alike(
-    of_ranks: Mapping[int, Mapping[str, Any]],
-    mine: tuple[int, Mapping[str, Any]],
-    *,
-    whose: str,
-    remedy: str,
-) -> None:
-    """Raises RankError for the first fact of mine, a rank and its facts, that another rank has
-    differently. whose, remedy: for its message.
-    """
-    my_rank, my_facts = mine
-    for name, my_fact in my_facts.items():
-        for rank, facts in of_ranks.items():
-            if facts.get(name) != my_fact:
-                raise RankError(
-                    f"the loaders of {whose} differ: rank {my_rank} has {name} {my_fact!r} and "
-                    f"rank {rank} has {name} {facts.get(name)!r}; {remedy}"
-                )
 
 
 def facts_of_replica(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +120,40 @@ def facts_of_shards(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]
     }
 
 
+def check_replicable(loader: LoaderFace) -> None:
+    """Raises ``UnsupportedError`` for a loader whose batches cannot be handed on."""
+    if loader._dataset_kind != DatasetKind.Map:
+        raise UnsupportedError(
+            f"replica_group={loader.replica_group} was given and {type(loader.dataset).__name__} "
+            f"is an IterableDataset, whose shards end when they end; only batches of a map-style "
+            f"dataset can be handed on to other ranks: leave replica_group out"
+        )
+
+
+def speaks_for_group(loader: LoaderFace) -> bool:
+    """Whether this rank compares its loader with those of other groups: the first of its own."""
+    return loader.replica_group is None or loader.replica_group[0] == JobRank.of(None, None).rank
+
+
+def steps_of_job(loader: LoaderFace) -> CommonSteps | None:
+    """For the loader's next iterator; None where its rank ends by itself.
+
+    The n-th loader of one rank that asks agrees with the n-th of the others.
+    """
+    if not reads_shards_of_rank(loader) or loader.remainder != "drop" or loader.world_size == 1:
+        return None
+    if loader._step_agreement is None:
+        stores = stores_of_job()
+        if not stores:
+            return None
+        prefix, store = f"{restart_prefix()}/steps", stores[0]
+        number = store.add(f"{prefix}/loaders of rank {loader.rank}", 1)
+        job = JobRank(loader.rank, loader.world_size)
+        connect = partial(connection_of_threads, store)
+        loader._step_agreement = StepAgreement(connect, job, f"{prefix}/{number}")
+    return CommonSteps(loader._step_agreement)
+
+
 def _what_is_read(loader: LoaderFace) -> dict[str, Any]:
     """The dataset, and by what software. Only a map-style dataset has a length and content."""
     dataset = loader.dataset
@@ -136,3 +170,69 @@ def _what_is_read(loader: LoaderFace) -> dict[str, Any]:
 
 def _digest(generator: torch.Generator) -> str:
     return hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:16]
+
+
+def dataset_fingerprint(dataset: Any) -> str | None:
+    """None for a dataset of which nothing is known but its class and length.
+
+    Known are the attribute ``fingerprint`` (or ``_fingerprint``, of Hugging Face's datasets) where
+    it is a text; lists, arrays and tensors of plain values; ``TensorDataset``; folders of images,
+    by the list ``samples`` of paths and classes; and ``Subset`` and ``ConcatDataset`` of such.
+    """
+    content = _content(dataset)
+    if content is None:
+        return None
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def _content(dataset: Any) -> Any:
+    for name in ("fingerprint", "_fingerprint"):
+        said = getattr(dataset, name, None)
+        if isinstance(said, str):
+            return said
+    if isinstance(dataset, Subset):
+        return _all_known(_content(dataset.dataset), _entries(dataset.indices))
+    if isinstance(dataset, ConcatDataset):
+        return _all_known(*map(_content, dataset.datasets))
+    if isinstance(dataset, TensorDataset):
+        return [_rows(tensor) for tensor in dataset.tensors]
+    files = getattr(dataset, "samples", None)
+    return _entries(dataset) if files is None else _entries(files)
+
+
+def _all_known(*contents: Any) -> Any:
+    return None if None in contents else list(contents)
+
+
+def _entries(values: Any) -> Any:
+    if isinstance(values, (torch.Tensor, np.ndarray)):
+        return _rows(torch.as_tensor(values)) if _is_of_numbers(values) else None
+    if not isinstance(values, (list, tuple, range)):
+        return None
+    step = max(1, len(values) // _ENTRIES_MAX)
+    plain = [_plain(value) for value in values[::step]]
+    return None if None in plain else [len(values), plain]
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can have it; None if it is not plain."""
+    if isinstance(value, PurePath) or (isinstance(value, str) and "/" in value):
+        return "/".join(PurePath(value).parts[-_NAME_PARTS:])
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Sequence) and len(value) <= _NAME_PARTS + 1:
+        return _all_known(*map(_plain, value))
+    return None
+
+
+def _is_of_numbers(values: Any) -> bool:
+    return isinstance(values, torch.Tensor) or values.dtype.kind in "biuf"
+
+
+def _rows(tensor: torch.Tensor) -> Any:
+    step = max(1, (len(tensor) if tensor.dim() > 0 else 1) // _ROWS_MAX)
+    rows = tensor.detach()[::step] if tensor.dim() > 0 else tensor.detach()
+    data = rows.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return [str(tensor.dtype), list(tensor.shape), hashlib.sha256(data).hexdigest()]

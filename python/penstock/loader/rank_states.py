@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of loaders whose ranks share out the shards of an iterable dataset.
+"""The states of loaders with ``shard_by_rank``.
 
-A rank knows how far its own shards have come, and no other rank does. Its state says so by the
-job's numbers of the shards. The states of all ranks together are the state of the job, from which a
-job of any size goes on: each rank takes the part of its own shards.
+Where ranks share out the shards of an iterable dataset, a rank knows how far its own shards have
+come, and no other rank does. Its state says so by the job's numbers of the shards. The states of
+all ranks together are the state of the job, from which a job of any size goes on: each rank takes
+the part of its own shards.
+
+torch.distributed.checkpoint loads the keys that a new loader's state has, and goes into each
+dictionary for them. So a job's state has the same keys at every place of the stream, and what a
+dataset or a sampler says of itself stands in a tuple, which is kept as one value (:func:`sealed`).
+JSON makes it a list.
 """
 
 from __future__ import annotations
@@ -14,10 +20,11 @@ from typing import Any
 
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.options import shards_of_rank
+from penstock.ranks.sharding import RankShards
 from penstock.stream.progress import Progress
-from penstock.stream.rank_shards import RankShards
 
 _LISTS = ("counts", "states", "before")  # of a state's shards, an item for each
+_OF_THE_USER = ("_index_sampler_state", "dataset", "sampler", "samplers")
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -135,6 +142,24 @@ def part_of_rank(loader: LoaderFace, state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
+def sealed(state: dict[str, Any]) -> dict[str, Any]:
+    """The state with the keys of all jobs' states."""
+    state = {"samples": 0, "sampler": None, "samplers": None, **state}
+    for name in _OF_THE_USER:
+        if isinstance(state[name], dict):
+            state[name] = (state[name],)
+    shards = state["shards"] or {"counts": [], "last": None, "states": None, "before": None}
+    lists = {name: shards[name] and tuple(shards[name]) for name in ("states", "before")}
+    state["shards"] = {**shards, **lists}
+    return state
+
+
+def opened(state: dict[str, Any]) -> dict[str, Any]:
+    """The state with the dictionaries of the user's objects as they gave them."""
+    parts = {name: state.get(name) for name in _OF_THE_USER}
+    return state | {name: _unsealed(part) for name, part in parts.items()}
+
+
 def _check_kind(states: Sequence[Mapping[str, Any]]) -> None:
     if not states:
         raise ValueError("merge_states() was given no state; give those of all ranks")
@@ -216,3 +241,8 @@ def _last_before(of_rank: RankShards, turns: Sequence[int | None]) -> int | None
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _unsealed(part: Any) -> Any:
+    is_sealed = isinstance(part, (list, tuple)) and len(part) == 1 and isinstance(part[0], dict)
+    return part[0] if is_sealed else part

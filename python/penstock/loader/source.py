@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from penstock import _C
 from penstock.loader.device import names_device, staged_device
 from penstock.loader.loader_face import LoaderFace
-from penstock.loader.recall import Recaller
+from penstock.loader.parked_client import Recaller
 from penstock.seams.devices import module_in_use
 from penstock.stream.progress import Progress
 

@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from penstock.loader.job_state import opened
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.options import shard_count
-from penstock.sampling.rank_batch_sampler import RankBatchSampler
+from penstock.loader.rank_states import opened
+from penstock.ranks.sharding import RankBatchSampler
 from penstock.seams.iterators import DatasetKind
 from penstock.stream.indices import recognise_sampler
 from penstock.stream.progress import SAMPLERS, own_generators

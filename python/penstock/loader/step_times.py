@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a trainer's steps goes."""
+"""Where the time of a trainer's steps goes, and what its workers and samples took.
+
+A stream counts the parts of each step in native code (csrc/loader/step_ledger.h), and
+:func:`step_times` reads its counters. With ``num_workers=0`` the program's thread makes the
+batches, and :class:`InProcessLedger` counts by the same names. :class:`PastWork` keeps the figures
+of iterators that have ended.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
-from penstock.loader.field_sums import FieldSums
+from penstock import _C
 from penstock.tuning.observation import spoken_time
 
 # The parts of a step, as they are told to people, by the names of the fields of StepTimes.
@@ -23,6 +32,28 @@ PARTS = {
     "loader_s": "the loader's own work",
 }
 WAITING_PARTS = tuple(name for name in PARTS if name not in ("compute_s", "loader_s"))
+_SLOW_SAMPLES_MAX = 8
+_WORKERS_MAX = 4096  # a pool's workers come and go
+
+Totals = TypeVar("Totals", bound="FieldSums")
+
+
+class FieldSums:
+    """A base for dataclasses whose fields can all be added and taken from each other."""
+
+    __slots__ = ()
+
+    def __add__(self: Totals, other: Totals) -> Totals:
+        """What both counted, of two loaders or of two windows."""
+        return type(self)(*(mine + theirs for mine, theirs in _pairs(self, other)))
+
+    def __sub__(self: Totals, before: Totals) -> Totals:
+        """What was counted since ``before``, which was taken earlier of the same."""
+        return type(self)(*(mine - theirs for mine, theirs in _pairs(self, before)))
+
+
+def _pairs(first: Any, second: Any) -> list[tuple[Any, Any]]:
+    return [(getattr(first, one.name), getattr(second, one.name)) for one in fields(first)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +160,114 @@ def step_times(counters: dict[str, Any]) -> StepTimes:
     return StepTimes(
         counters.pop("steps", 0), **{name: counters.pop(f"step_{name}", 0.0) for name in PARTS}
     )
+
+
+class PastWork:
+    """What the workers and samples of a loader's iterators took, those that ended included.
+    Confined to the trainer's thread."""
+
+    def __init__(self) -> None:
+        self.workers: dict[int, WorkerTimes] = {}
+        self.slow_samples: list[SlowSample] = []
+
+    def add(self, workers: Mapping[int, tuple[Any, ...]], samples: list[tuple[Any, ...]]) -> None:
+        """As a stream has them."""
+        for worker_id, times in workers.items():
+            if worker_id in self.workers or len(self.workers) < _WORKERS_MAX:
+                known = self.workers.get(worker_id, WorkerTimes())
+                self.workers[worker_id] = known + WorkerTimes(*times)
+        for seconds, index, _epoch, sequence, place, worker_id in samples:
+            self.note_sample(SlowSample(seconds, index, sequence, place, worker_id))
+
+    def is_slow(self, seconds: float) -> bool:
+        """Whether a sample that took so long is one to note."""
+        noted = self.slow_samples
+        return len(noted) < _SLOW_SAMPLES_MAX or seconds > noted[-1].seconds
+
+    def note_sample(self, sample: SlowSample) -> None:
+        self.slow_samples.append(sample)
+        self.slow_samples.sort(key=lambda one: -one.seconds)
+        del self.slow_samples[_SLOW_SAMPLES_MAX:]
+
+    def copy(self) -> PastWork:
+        copied = PastWork()
+        copied.workers = dict(self.workers)
+        copied.slow_samples = list(self.slow_samples)
+        return copied
+
+
+class InProcessLedger:
+    """Where the time of one iterator's steps goes with ``num_workers=0``. The program's thread
+    makes the batches, so a wait is for what it then does. Confined to that thread.
+
+    Adds to the counters of the loader, by the names that a stream's have. ``clock`` is that of the
+    batch in the making.
+    """
+
+    def __init__(self, counters: Counter[str], work: PastWork) -> None:
+        self.clock = _C.FetchClock()
+        self._counters: dict[str, float] = counters  # type: ignore[assignment]
+        self._work = work
+        self._left_at = time.perf_counter()
+        self._entered_at: float | None = None
+        self._placed_s = 0.0  # of this call, what is in its place
+        self._fetch_at = 0.0
+
+    def begin(self, loading_s: float) -> None:
+        """The first step begins, after ``loading_s`` in which the iterator was made."""
+        self._left_at = time.perf_counter()
+        self._add("step_loader_s", loading_s)
+
+    def enter(self) -> None:
+        now = time.perf_counter()
+        self._add("step_compute_s", now - self._left_at)
+        self._entered_at = now
+        self._placed_s = 0.0
+
+    def leave(self, has_batch: bool) -> None:
+        assert self._entered_at is not None
+        self._left_at = time.perf_counter()
+        self._add("step_loader_s", self._left_at - self._entered_at - self._placed_s)
+        self._entered_at = None
+        if has_batch:
+            self._counters["steps"] += 1
+
+    def begin_batch(self) -> None:
+        self._fetch_at = time.perf_counter()
+        self.clock.begin()
+
+    def end_batch(self, sequence: int, indices: object) -> None:
+        """``indices`` are those that the batch was asked for by."""
+        spent_s = time.perf_counter() - self._fetch_at
+        dataset_s, slowest_s, place = self.clock.times()
+        dataset_s = min(dataset_s, spent_s)
+        self._place("step_dataset_s", dataset_s)
+        self._place("step_collate_s", spent_s - dataset_s)
+        if not self._work.is_slow(slowest_s if slowest_s > 0 else dataset_s):
+            return
+        if slowest_s > 0:
+            index = _index_at(indices, place)
+            self._work.note_sample(SlowSample(slowest_s, index, sequence, place, 0))
+        else:
+            self._work.note_sample(SlowSample(dataset_s, None, sequence, None, 0))
+
+    def note(self, part: str, seconds: float) -> None:
+        """Time of this call that went to ``part``, beside what :meth:`end_batch` placed."""
+        self._place(f"step_{part}", seconds)
+
+    @property
+    def placed_s(self) -> float:
+        """The seconds of this call that are in their place."""
+        return self._placed_s
+
+    def _place(self, name: str, seconds: float) -> None:
+        self._placed_s += seconds
+        self._add(name, seconds)
+
+    def _add(self, name: str, seconds: float) -> None:
+        self._counters[name] += seconds
+
+
+def _index_at(indices: object, place: int) -> int | None:
+    found = indices[place] if isinstance(indices, list) and place < len(indices) else indices
+    return found if isinstance(found, int) else None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which loaders of a program get their batches from the pool that ``PENSTOCK_POOL`` names, or else
-the one that a rank of its job has announced (:mod:`.announced_pool`).
+"""Pools of loaders that name none: the one of ``PENSTOCK_POOL``, or else the one that a rank of the
+job has announced.
 
 The variable, or the announcement, speaks for a whole program, whose loaders were not written with
 it in mind. A loader that the pool can serve is served. Another one works as without a pool, after a
@@ -24,11 +24,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from penstock.errors import UnsentBatchError
+from penstock.errors import RankError, UnsentBatchError
 from penstock.loader.loader_face import LoaderFace
-from penstock.loader.options import is_seeded_by_batch
-from penstock.loader.pool_options import Obstacle, is_address, obstacle_to_pool
+from penstock.loader.options import Obstacle, is_address, is_seeded_by_batch, obstacle_to_pool
 from penstock.program_line import warn
+from penstock.ranks.job_store import key_prefix, stores_of_job
 from penstock.seams.iterators import BaseIterator, DatasetKind
 from penstock.stream.progress import GeneratorSnapshot
 from penstock.stream.shard_state import is_stateful
@@ -54,6 +54,50 @@ class AnnouncedPool(VariablePool):
 
     source = described = "penstock.announce_pool()"
     way_out = 'pass pool="" to this DataLoader to do without'
+
+
+def announce_pool(address: str) -> None:
+    """Gives every rank of this job the pool whose controller is at ``address``.
+
+    The address is written to the job's store: that of the default process group, and the one that
+    torchrun serves. A loader that is made after that, on any rank, uses the pool as if
+    ``PENSTOCK_POOL`` named it; the argument ``pool=`` and that variable come first. Ranks that make
+    their loaders at once with the one that announces should meet in a barrier before.
+
+    address: that of a controller, as in "tcp://host:7000". All ranks have to reach it there.
+
+    Raises ``ValueError`` for anything else, and ``RankError`` in a process that has no such store.
+
+    Example::
+
+        if dist.get_rank() == 0:
+            penstock.announce_pool(os.environ["HEAD"])
+        dist.barrier()
+        loader = penstock.DataLoader(dataset, num_workers=2, shard_by_rank=True)
+    """
+    if not is_address(address):
+        raise ValueError(
+            f"announce_pool() was given {address!r}; the address of a controller is expected, as "
+            f"in 'tcp://host:7000'"
+        )
+    stores = stores_of_job()
+    if not stores:
+        raise RankError(
+            "announce_pool() was called in a process without a process group that torchrun has not "
+            "started either, so there are no other ranks to tell; call init_process_group() "
+            "before, or pass pool= to the loader"
+        )
+    for store in stores:
+        store.set(_announcement_key(), address)
+
+
+def announced_pool() -> str | None:
+    """The address that a rank of this job has announced. Waits for nobody."""
+    for store in stores_of_job():
+        if store.check([_announcement_key()]):
+            address: bytes = store.get(_announcement_key())
+            return address.decode()
+    return None
 
 
 def named_pool(pool: str | None) -> str | None:
@@ -222,11 +266,12 @@ def _pool_of_job() -> AnnouncedPool | None:
     is_job = dist.is_available() and dist.is_initialized()
     if not is_job and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
-    # Here, so that only jobs of several ranks need the private name that finds their store.
-    from penstock.loader.announced_pool import announced_pool
-
     address = announced_pool()
     return None if address is None else AnnouncedPool(address)
+
+
+def _announcement_key() -> str:
+    return f"{key_prefix()}/pool"
 
 
 def _obstacle_of_program(loader: LoaderFace) -> Obstacle | None:

@@ -2,7 +2,9 @@
 """Who is told of the steps of this process's loaders: traces, telemetry, profilers.
 
 Watchers belong to the process, as profilers do: a trace is begun beside loaders that exist already,
-and a program under `penstock trace` does not know of it. A forked child has none.
+and a program under `penstock trace` does not know of it. A forked child has none. torch.profiler
+and Nsight show a range for each batch, and what a wait was for; the ranges of the wait and of
+unpacking, inside of it, are native.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock import _C
-from penstock.loader.profiler_ranges import in_batch_range
+from penstock.loader.step_times import PARTS, WAITING_PARTS
 
 # Of a batch that the trainer makes, by the names of counters.
 _OWN_PARTS = ("step_dataset_s", "step_collate_s", "step_device_s")
 # Batches that one call may take from the stream and still be told of; looking ahead takes several.
 _RECORDS_MAX = 1024
+_WAIT_SHOWN_S = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,3 +207,28 @@ def _told(steps: Steps, take: Callable[[], Any]) -> Any:
 def _own_parts(steps: Steps) -> list[float]:
     counts = steps.counters()
     return [counts.get(name, 0.0) for name in _OWN_PARTS]
+
+
+def in_batch_range(steps: Steps, take: Callable[[], Any]) -> Any:
+    """What ``take`` returns, in a range with the number of the batch in its epoch.
+
+    What a wait was mostly for is known when it is over, and shown by an empty range after it.
+    """
+
+    def marked() -> Any:
+        before = dict(steps.counters())  # with num_workers=0 they go on counting
+        batch = take()
+        after = steps.counters()
+        waits = {
+            name: after.get(f"step_{name}", 0.0) - before.get(f"step_{name}", 0.0)
+            for name in WAITING_PARTS
+        }
+        longest = max(waits, key=lambda name: waits[name])
+        if waits[longest] >= _WAIT_SHOWN_S:
+            _C.in_profiler_range(f"penstock: waited for {PARTS[longest]}", _nothing)
+        return batch
+
+    return _C.in_profiler_range(f"penstock: batch {steps._num_yielded}", marked)
+
+
+def _nothing() -> None: ...

@@ -26,7 +26,7 @@ from penstock._version import __version__
 from penstock.loader.watched_steps import MadeBatch, WatchedStep, add_watcher, remove_watcher
 from penstock.observing.trace_file import BASE, check_writable, write_trace
 from penstock.program_line import warn
-from penstock.sampling.job_rank import JobRank
+from penstock.ranks.sharding import JobRank
 
 STEPS_MAX = 1_000_000
 STEPS = 200

@@ -12,9 +12,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from penstock import _C
-from penstock.sampling.drawn_order import drawn_order
-from penstock.sampling.epoch_sampler import EpochSampler
-from penstock.sampling.job_rank import JobRank
+from penstock.ranks.sharding import JobRank
+from penstock.sampling.epoch_sampler import EpochSampler, drawn_order
 
 
 class _Packing(NamedTuple):

@@ -6,7 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+import torch
 from torch.utils.data import Sampler
+
+_T = TypeVar("_T")
 
 
 class EpochPlace(Protocol):
@@ -15,7 +19,6 @@ class EpochPlace(Protocol):
     epoch: int
 
 
-_T = TypeVar("_T")
 _Place = TypeVar("_Place", bound=EpochPlace)
 
 
@@ -63,3 +66,14 @@ class EpochSampler(Sampler[_T], Generic[_T, _Place]):
                     f"the state is of a {type(self).__name__} with {name} {state.get(name)!r}, and "
                     f"this one has {name} {value!r}; build it as it was"
                 )
+
+
+def drawn_order(count: int, seed: int, place: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """A permutation of ``count`` indices: int64, shape (count,).
+
+    Seeds are derived by numpy's SeedSequence, and the permutation is drawn by ``torch.randperm``.
+    """
+    words = np.random.SeedSequence(seed, spawn_key=place).generate_state(2)
+    generator = torch.Generator().manual_seed(int(words[0]) << 32 | int(words[1]))
+    order: np.ndarray[Any, Any] = torch.randperm(count, generator=generator).numpy()
+    return order

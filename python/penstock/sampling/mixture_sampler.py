@@ -11,8 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock import _C
-from penstock.sampling.drawn_order import drawn_order
-from penstock.sampling.epoch_sampler import EpochSampler
+from penstock.sampling.epoch_sampler import EpochSampler, drawn_order
 
 WhenExhausted = Literal["stop", "repeat", "leave_out"]
 _CHOICES = ("stop", "repeat", "leave_out")

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from penstock.sampling.rank_batch_sampler import RankBatchSampler
+from penstock.ranks.sharding import RankBatchSampler
 from penstock.stream.progress import GeneratorHolder, Progress, ResumePoint
 from penstock.stream.shard_state import copied_state, is_stateful, load_between_epochs
 

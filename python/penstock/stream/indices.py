@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from penstock import _C
-from penstock.sampling.rank_batch_sampler import RankBatchSampler
+from penstock.ranks.sharding import RankBatchSampler
 from penstock.stream.batch_seeds import draw_seed
 
 

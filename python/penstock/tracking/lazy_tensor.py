@@ -11,11 +11,19 @@ at them, and not at all if nothing ever does.
 Dynamo sees a wrapper around a meta tensor, which has no values that it could read by mistake.
 Operators that `penstock.tracking.deferral` allows to wait do so; all others run at once, on the
 values.
+
+While an offloaded model runs or is captured (:func:`is_model_running`), a lazy tensor shows no
+values. A program that offloads a model has asked for no compiler: Dynamo's advice on how to be
+captured in fewer graphs is of no use to it then, since `loader.plan` has the result of the capture
+(:func:`keep_advice_from_log`).
 """
 
 from __future__ import annotations
 
 import copy
+import logging
+import os
+import threading
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -25,7 +33,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.dlpack import from_dlpack
 
 from penstock.graph.operators import functional_twin
-from penstock.seams.dynamo import untraced
+from penstock.seams.dynamo import ADVICE, untraced
 from penstock.seams.fake_tensors import FakeTensor, TracingContext, unset_fake_temporarily
 from penstock.seams.operators import (
     COPY,
@@ -41,8 +49,7 @@ from penstock.seams.operators import (
 from penstock.seams.storages import write_count
 from penstock.seams.trees import tree_leaves, tree_map
 from penstock.tracking.lazy_value import CPU, LazyValue
-from penstock.tracking.operands import flatten_call
-from penstock.tracking.running_models import is_model_running
+from penstock.tracking.leaves import flatten_call
 
 _RECORD_STREAM = torch.ops.aten.record_stream.default
 _SAME_TENSOR = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -431,3 +438,35 @@ def _pickle(tensor: LazyTensor) -> Any:
 
 
 ForkingPickler.register(LazyTensor, _pickle)
+
+
+class _Running(threading.local):
+    depth = 0
+
+
+_running = _Running()  # of each thread
+
+
+def is_model_running() -> bool:
+    return _running.depth > 0
+
+
+def enter_model() -> None:
+    """To be called when an offloaded model begins to run, and `leave_model` when it ends."""
+    _running.depth += 1
+
+
+def leave_model() -> None:
+    _running.depth -= 1
+
+
+def keep_advice_from_log() -> None:
+    """Leaves Dynamo's advice about offloaded models out of the log. With TORCH_LOGS it is wanted,
+    and stays."""
+    if not os.environ.get("TORCH_LOGS"):
+        for name in ADVICE:
+            logging.getLogger(name).addFilter(_is_news)  # which adds the same one once
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not (is_model_running() and str(record.msg).lstrip().startswith(ADVICE[record.name]))

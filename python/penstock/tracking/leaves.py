@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which the tensors of a batch are numbered.
+"""Batches and calls as flat lists: the leaves of a batch, and the operands of a call.
 
-The loader writes the tensors of a batch in this order, the trainer tells them apart by it, and the
-text of a prefix names them by it (`leaf 3`). So there is one function, used by all of them.
+The loader writes the tensors of a batch in the order of :func:`flatten_batch`, the trainer tells
+them apart by it, and the text of a prefix names them by it (`leaf 3`). So there is one function,
+used by all of them.
+
+The arguments of a call of an operator are flattened by :func:`flatten_call` and put together again
+by :func:`call_of`. An operator of ATen takes scalars, tensors, and lists of them, and no nests. So
+torch's trees are not needed, whose work a training step would do for each operator that waits.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
+
+_USUAL = tuple(
+    one.__setitem__ for one in (dict, list, collections.OrderedDict, collections.UserDict)
+)
 
 
 def flatten_batch(batch: Any) -> list[torch.Tensor]:
@@ -33,8 +42,6 @@ def flatten_batch(batch: Any) -> list[torch.Tensor]:
 
 # Functions beside one another, not inside: one that calls itself by way of a closure is a cycle,
 # and would keep the tensors until the next collection of garbage.
-
-
 def _walk(item: Any, leaves: list[torch.Tensor], seen: set[int]) -> None:
     if isinstance(item, torch.Tensor):
         if id(item) not in seen:
@@ -96,6 +103,47 @@ def _stores_as_usual(batch: Any, place: Any) -> bool:
     )
 
 
-_USUAL = tuple(
-    one.__setitem__ for one in (dict, list, collections.OrderedDict, collections.UserDict)
-)
+# For each argument, in order: the length of a list, None for anything else; for what is given by
+# name, the name before that.
+Form = tuple[int | str | None, ...]
+
+
+def flatten_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Form]:
+    """The operands, those in lists among them, and the form of the call."""
+    operands: list[Any] = []
+    form: list[int | str | None] = []
+    for item in args:
+        _add(item, operands, form)
+    for name, item in kwargs.items():
+        form.append(name)
+        _add(item, operands, form)
+    return operands, tuple(form)
+
+
+def _add(item: Any, operands: list[Any], form: list[int | str | None]) -> None:
+    if isinstance(item, (list, tuple)):
+        operands.extend(item)
+        form.append(len(item))
+    else:
+        operands.append(item)
+        form.append(None)
+
+
+def call_of(operands: Sequence[Any], form: Form) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call of that form with these operands."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    name, begin = None, 0
+    for length in form:
+        if isinstance(length, str):
+            name = length
+            continue
+        end = begin + (1 if length is None else length)
+        item = operands[begin] if length is None else list(operands[begin:end])
+        begin = end
+        if name is None:
+            args.append(item)
+        else:
+            kwargs[name] = item
+            name = None
+    return tuple(args), kwargs

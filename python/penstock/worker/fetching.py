@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock import _C
 from penstock.errors import UnsupportedError
+from penstock.ranks.sharding import RankShards
 from penstock.seams.iterators import (
     BaseIterator,
     DatasetKind,
@@ -22,13 +23,13 @@ from penstock.seams.iterators import (
 from penstock.stream.batch_seeds import (
     EpochSeeds,
     GeneratorsKept,
+    PlacedSamples,
     SampleSeed,
+    accepts_generator,
     generator_states,
     have_moved,
 )
 from penstock.stream.progress import Progress
-from penstock.stream.rank_shards import RankShards
-from penstock.stream.sample_generators import PlacedSamples, accepts_generator
 from penstock.stream.shard_state import (
     ResumedDataset,
     ShardStarts,

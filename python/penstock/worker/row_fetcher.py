@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from penstock.seams.iterators import MapDatasetFetcher
-from penstock.stream.sample_generators import selected
+from penstock.stream.batch_seeds import selected
 from penstock.stream.table_rows import is_collate_map_untouched
 from penstock.worker.failed_sample import NamingMapFetcher
 

@@ -2,27 +2,33 @@
 """The key-value store that the ranks of this process's job share.
 
 It carries a few words before training begins: what the orders of the ranks follow from
-(:mod:`.rank_agreement`), the address of the job's pool (:mod:`.announced_pool`), by what the pool
-knows the job (:func:`job_identity`). While an iterable dataset is read, the ranks agree on their
-steps through it (:mod:`.step_agreement`).
+(:func:`check_alike`), the address of the job's pool, and the job's identity for the pool
+(:func:`job_identity`). While an iterable dataset is read, the ranks agree on their steps through it
+(:mod:`.steps`).
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import secrets
 import threading
+import time
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from penstock import _C
-from penstock.seams.process_group import default_store
+from penstock.errors import RankError
+from penstock.program_line import warn
 
 WAIT_S_MAX = 600.0
+_WARN_AFTER_S = 30.0
+_POLL_S = 2.0  # the longest wait without a look at the clock
 
 _agent_stores: dict[tuple[int, str, int], Any] = {}  # by process, address and port
 # Of the threads of each process, by the store that they are connections to.
@@ -36,7 +42,7 @@ def stores_of_job() -> list[Any]:
     """
     if not dist.is_available() or torch.utils.data.get_worker_info() is not None:
         return []
-    stores = [default_store(), _agent_store()]
+    stores = [_default_store(), _agent_store()]
     return [store for store in stores if store is not None]
 
 
@@ -56,7 +62,7 @@ def job_identity() -> str:
     A process group need not come from a launcher, so its ranks agree on a text: the first of them
     writes it to their store. None waits for another.
     """
-    store = default_store() if dist.is_available() else None
+    store = _default_store() if dist.is_available() else None
     if store is None:
         return _C.identity_of_launched_job()
     text: bytes = store.compare_set(f"{restart_prefix()}/identity", "", secrets.token_hex(16))
@@ -75,6 +81,61 @@ def connection_of_threads(store: Any) -> Any:
             connection = store.clone()
             _connections[store] = (os.getpid(), connection)
         return connection
+
+
+def read_of_ranks(store: Any, keys: Mapping[int, str], *, who: str, deed: str) -> dict[int, Any]:
+    """The JSON values that the ranks have written, each under its key.
+
+    Waits for them, for ``WAIT_S_MAX`` at most. who, deed: for messages: who waits, and
+    for the others to do what. Raises RankError.
+    """
+    began = time.monotonic()
+    is_told = False
+    missing = [rank for rank, key in keys.items() if not store.check([key])]
+    while missing:
+        try:
+            store.wait([keys[missing[0]]], datetime.timedelta(seconds=_POLL_S))
+        except dist.DistStoreError:
+            pass
+        missing = [rank for rank in missing if not store.check([keys[rank]])]
+        waited_s = time.monotonic() - began
+        spoken = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        if missing and waited_s > WAIT_S_MAX:
+            raise RankError(
+                f"{who} has waited {waited_s:.0f} s for rank {spoken} to {deed}; every rank has to "
+                f"iterate over its loader: see whether these ranks live, and what they do"
+            )
+        if missing and waited_s > _WARN_AFTER_S and not is_told:
+            is_told = True
+            warn(f"{who} waits for rank {spoken} to {deed}, for {WAIT_S_MAX:.0f} s at most")
+    return {rank: json.loads(store.get(key)) for rank, key in keys.items()}
+
+
+def check_alike(
+    of_ranks: Mapping[int, Mapping[str, Any]],
+    mine: tuple[int, Mapping[str, Any]],
+    *,
+    whose: str,
+    remedy: str,
+) -> None:
+    """Raises RankError for the first fact of mine, a rank and its facts, that another rank has
+    differently. whose, remedy: for its message.
+    """
+    my_rank, my_facts = mine
+    for name, my_fact in my_facts.items():
+        for rank, facts in of_ranks.items():
+            if facts.get(name) != my_fact:
+                raise RankError(
+                    f"the loaders of {whose} differ: rank {my_rank} has {name} {my_fact!r} and "
+                    f"rank {rank} has {name} {facts.get(name)!r}; {remedy}"
+                )
+
+
+def _default_store() -> Any:
+    # Here, so that only jobs of several ranks need the private name that finds their store.
+    from penstock.seams.process_group import default_store
+
+    return default_store()
 
 
 def _agent_store() -> Any:

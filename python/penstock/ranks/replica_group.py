@@ -25,11 +25,9 @@ import torch.distributed as dist
 
 from penstock import _C
 from penstock.errors import RankError
-from penstock.loader import job_store
-from penstock.loader.rank_agreement import check_alike
-from penstock.loader.ranks_waiting import read_of_ranks
-from penstock.sampling.job_rank import JobRank
-from penstock.worker.arena_cap import arena_bytes
+from penstock.ranks import job_store
+from penstock.ranks.job_store import check_alike, read_of_ranks
+from penstock.ranks.sharding import JobRank
 
 _HELD_BYTES_MAX = 256 << 20  # of batches that wait for a slow rank
 
@@ -48,8 +46,9 @@ class ReplicaGroup:
     epoch of a loader.
     """
 
-    def __init__(self, ranks: tuple[int, ...], facts: dict[str, Any]) -> None:
+    def __init__(self, ranks: tuple[int, ...], facts: dict[str, Any], arena_bytes: int) -> None:
         """``facts`` is what the batches follow from, which has to be the same on all ranks.
+        ``arena_bytes`` is the most shared memory of a worker.
 
         Waits for the other ranks. Raises ``RankError`` where one does not come or has other facts.
         """
@@ -57,6 +56,7 @@ class ReplicaGroup:
         self.feed: Feed | None = None  # None for the leader
         self._rank = JobRank.of(None, None).rank
         self._keys = _C.ReplicaKeys()
+        self._arena_bytes = arena_bytes
         stores = job_store.stores_of_job() if len(ranks) > 1 else []
         if len(ranks) == 1:
             return
@@ -119,7 +119,7 @@ class ReplicaGroup:
                 )
                 for rank in followers
             ],
-            arena_bytes=arena_bytes(),
+            arena_bytes=self._arena_bytes,
             held_bytes_max=_HELD_BYTES_MAX,
         )
         places = dict(zip(map(str, followers), self.relay.addresses, strict=True))
@@ -179,3 +179,47 @@ class FeedWatch:
                 f"replica_group, has not answered for {now - self._lost_at:.0f} s: see whether "
                 f"that rank lives, and what it does"
             )
+
+
+def ranks_of(replica_group: Any) -> tuple[int, ...] | None:
+    """The ranks that ``replica_group`` names, in ascending order.
+
+    Raises ``TypeError`` or ``ValueError`` for what names no group that this process is in.
+    """
+    if replica_group is None:
+        return None
+    if isinstance(replica_group, Sequence) and not isinstance(replica_group, str):
+        ranks = list(replica_group)
+    else:
+        group = getattr(replica_group, "get_group", lambda: replica_group)()
+        if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+            raise TypeError(
+                f"replica_group is {replica_group!r}; a process group, a device mesh of one "
+                f"dimension or a list of ranks is expected"
+            )
+        ranks = dist.get_process_group_ranks(group)
+    place = JobRank.of(None, None)
+    known = range(place.world_size)
+    if not all(isinstance(rank, int) and rank in known for rank in ranks) or len(set(ranks)) != len(
+        ranks
+    ):
+        raise ValueError(
+            f"replica_group is {ranks}; different ranks from 0 to {place.world_size - 1} are "
+            f"expected"
+        )
+    if place.rank not in ranks:
+        raise ValueError(
+            f"replica_group is {ranks} and this process is rank {place.rank}; a rank names the "
+            f"group that it is in"
+        )
+    return tuple(sorted(ranks))
+
+
+def check_place(replica_group: tuple[int, ...] | None, rank: int | None) -> None:
+    """Raises ``ValueError`` where ``shard_by_rank`` would count ranks in the place of groups."""
+    if replica_group is not None and rank is None:
+        raise ValueError(
+            f"shard_by_rank and replica_group={list(replica_group)} were given without rank and "
+            f"world_size; with a replica_group they count groups, so pass both, as in "
+            f"rank=mesh.get_local_rank('dp'), world_size=mesh['dp'].size()"
+        )

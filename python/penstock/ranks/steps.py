@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a job agree on their steps by way of the job's store, ahead of time.
+"""The steps that all ranks of a job take together, where none knows how many it will have.
 
-A thread writes the announcement of its rank to the store when it has changed, and looks there for
-the agreement. The thread of rank 0 reads all announcements with one request, and writes the
-agreement under one key, which the threads of the other ranks read. So a step costs no collective,
-and a rank's trainer waits only for a step that another rank is not sure of yet.
+With ``shard_by_rank`` and an iterable dataset an epoch ends, on all ranks, before the first step
+that some rank has no batch for (``remainder="drop"``). Each rank announces how many batches it is
+sure of, and their total once it has met its end. A step is agreed once every rank is sure of its
+batch (:func:`agree`).
+
+The ranks agree by way of the job's store, ahead of time. A thread writes the announcement of its
+rank to the store when it has changed, and looks there for the agreement. The thread of rank 0 reads
+all announcements with one request, and writes the agreement under one key, which the threads of the
+other ranks read. So a step costs no collective, and a rank's trainer waits only for a step that
+another rank is not sure of yet.
 
 The thread has another connection to the store than the trainer: a client of torch's store does one
 request at a time, and the trainer, or a collective, may be in a long wait with the first. The
@@ -15,19 +21,125 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from penstock.errors import RankError
-from penstock.loader.agreed_steps import AgreedSteps, Announcement, EpochEnd, agree
-from penstock.sampling.job_rank import JobRank
+from penstock.errors import RankError, UnsupportedError
+from penstock.program_line import warn
+from penstock.ranks import job_store
+from penstock.ranks.sharding import JobRank
 
+_WARN_AFTER_S = 30.0
+_LOOK_S = 0.05  # one wait for a batch of this rank, until it looks whether others have ended
 _REQUESTS_PER_S_MAX = 20_000  # of all ranks together, while all of them wait
 _POLL_S_MIN = 0.001
 _SLOWEST_POLL = 50  # times the fastest one
 _CLOSE_S_MAX = 5.0
 _SURVEY_S_MAX = 10.0
+_UNKNOWN = -1
+
+
+class Ready(NamedTuple):
+    """The batches of an epoch that are here and not given yet."""
+
+    batch_count: int
+    is_all: bool  # none follows them
+    raises: bool = False  # in the place of the first, next() raises
+
+
+# Waits for a batch for so many seconds. The second number is how long next() has waited for it.
+Look = Callable[[float, float], Ready]
+
+
+class CommonSteps:
+    """Of one iterator. Confined to the trainer's thread."""
+
+    def __init__(self, agreement: StepAgreement) -> None:
+        self._agreement = agreement
+        self._epoch: int | None = None  # its number, once it is read
+        self._given_count = 0
+        self._is_over = False
+
+    def take_turn(self, look: Look) -> bool:
+        """Whether the next step is one that all ranks take; False at the end of the epoch, and ever
+        after.
+
+        Returns at once where that is known. Waits otherwise, for ``job_store.WAIT_S_MAX`` at most,
+        and raises RankError then.
+        """
+        if self._is_over:
+            return False
+        if self._epoch is None:  # not by iter(): an iterator may be dropped before it is read
+            self._epoch = self._agreement.begin()
+        elif self._epoch != self._agreement.epoch:
+            raise UnsupportedError(
+                "next() was called on an iterator after another one of the same loader was begun, "
+                "and the ranks agree on the steps of one at a time; make another loader for it"
+            )
+        step = self._given_count
+        ready = look(0.0, 0.0)
+        is_taken = self._is_taken(step, ready)
+        if is_taken is None:
+            is_taken, ready = self._wait(step, ready, look)
+        if is_taken:
+            self._given_count += 1
+        else:
+            self._is_over = True
+            self._note_end(step, ready)
+        return is_taken
+
+    def _is_taken(self, step: int, ready: Ready) -> bool | None:
+        sure_count = step + ready.batch_count
+        self._agreement.announce(sure_count, sure_count if ready.is_all else None)
+        return True if ready.raises else self._agreement.is_taken(step)
+
+    def _wait(self, step: int, ready: Ready, look: Look) -> tuple[bool, Ready]:
+        began_at = time.monotonic()
+        is_told = False
+        while True:
+            waited_s = time.monotonic() - began_at
+            if ready.batch_count == 0 and not ready.is_all:
+                ready = look(_LOOK_S, waited_s)
+            else:
+                self._agreement.wait(step, min(1.0, job_store.WAIT_S_MAX))
+            is_taken = self._is_taken(step, ready)
+            if is_taken is not None:
+                return is_taken, ready
+            waited_s = time.monotonic() - began_at
+            if waited_s > job_store.WAIT_S_MAX and ready != Ready(0, False):
+                raise RankError(
+                    f"{self._spoken(step)}, for {waited_s:.0f} s; every rank has to read its "
+                    f"loader: see whether these ranks live, and what they do"
+                )
+            if waited_s > _WARN_AFTER_S and not is_told and ready != Ready(0, False):
+                is_told = True
+                warn(f"{self._spoken(step)}, for {job_store.WAIT_S_MAX:.0f} s at most")
+
+    def _spoken(self, step: int) -> str:
+        """Who waits for whom, in words."""
+        late = self._agreement.late_ranks(step)
+        late.pop(self._agreement.job.rank, None)
+        spoken = ", ".join(_spoken_rank(rank, word) for rank, word in list(late.items())[:8])
+        rank, world_size = self._agreement.job
+        return (
+            f"rank {rank} of {world_size} waits for {spoken or 'the agreement of rank 0'} to have "
+            f"a batch for step {step} of the epoch, or no more"
+        )
+
+    def _note_end(self, step: int, ready: Ready) -> None:
+        agreed = self._agreement.end()
+        self._agreement.epoch_end = EpochEnd(
+            step, agreed.ended_rank, ready.batch_count, not ready.is_all
+        )
+
+
+def _spoken_rank(rank: int, word: Announcement | None) -> str:
+    if word is None:
+        return f"rank {rank}, which has announced nothing,"
+    return f"rank {rank}, which is at batch {word.ready_count},"
 
 
 class StepAgreement:
@@ -122,7 +234,7 @@ class _Epoch:
 
 
 class _Exchange:
-    """The thread's part. Thread-safe."""
+    """The thread's part, which is all from `_run` on. Thread-safe."""
 
     _store: Any  # once the thread is connected to it
     _has_multi_get: bool
@@ -210,8 +322,6 @@ class _Exchange:
             epoch.mine = epoch.mine._replace(has_left=True)
             epoch.agreed = epoch.agreed._replace(left_rank=self._job.rank)
             self._left.append(epoch)
-
-    # The thread
 
     def _run(self) -> None:
         try:
@@ -323,3 +433,80 @@ class _Exchange:
     @staticmethod
     def _key(epoch: _Epoch, rank: int) -> str:
         return f"{epoch.folder}/{rank}"
+
+
+class Announcement(NamedTuple):
+    """The word of one rank about its epoch. Its numbers never become less."""
+
+    ready_count: int = 0  # batches that were given or are ready, from the beginning of the epoch
+    total: int | None = None  # of its batches, once their end is known
+    has_left: bool = False  # it stopped reading the epoch before its end
+
+    def to_text(self) -> str:
+        total = _UNKNOWN if self.total is None else self.total
+        return f"{self.ready_count} {total} {int(self.has_left)}"
+
+    @staticmethod
+    def from_text(text: str | bytes) -> Announcement:
+        ready_count, total, has_left = map(int, text.split())
+        return Announcement(ready_count, None if total == _UNKNOWN else total, bool(has_left))
+
+
+class AgreedSteps(NamedTuple):
+    """What follows from the words of all ranks."""
+
+    step_count: int = 0  # every rank is sure of its batch in so many steps
+    end: int | None = None  # no rank takes more steps, once that is known
+    ended_rank: int | None = None  # the rank whose batches end there
+    left_rank: int | None = None  # a rank that stopped before the end
+
+    def to_text(self) -> str:
+        return " ".join(str(_UNKNOWN if value is None else value) for value in self)
+
+    @staticmethod
+    def from_text(text: str | bytes) -> AgreedSteps:
+        step_count, *rest = map(int, text.split())
+        return AgreedSteps(step_count, *(None if value == _UNKNOWN else value for value in rest))
+
+    def is_taken(self, step: int) -> bool | None:
+        """Whether all ranks take step number ``step``; None while that is not known."""
+        if step < self.step_count:
+            return True
+        return False if self.end is not None and step >= self.end else None
+
+
+def agree(announcements: Sequence[Announcement]) -> AgreedSteps:
+    """The agreement of the ranks that have announced this, by rank."""
+    totals = {rank: one.total for rank, one in enumerate(announcements) if one.total is not None}
+    ended_rank = min(totals, key=lambda rank: totals[rank], default=None)
+    left = [rank for rank, one in enumerate(announcements) if one.has_left]
+    return AgreedSteps(
+        step_count=min(one.ready_count for one in announcements),
+        end=None if ended_rank is None else totals[ended_rank],
+        ended_rank=ended_rank,
+        left_rank=left[0] if left else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """How an epoch ended that all ranks end together, as one rank sees it.
+
+    ``step_count`` steps were taken since this ``iter()``, and ``ended_rank`` had no batch for
+    another. Of this rank, ``dropped_batches`` were ready then and were not given. If ``has_more``,
+    its workers had not come to the end of its shards, so further samples were never read, and
+    nobody has counted them.
+    """
+
+    step_count: int
+    ended_rank: int | None
+    dropped_batches: int
+    has_more: bool
+
+    def __str__(self) -> str:
+        more = " and more was not read" if self.has_more else ""
+        return (
+            f"the epoch ended after {self.step_count} steps, with the batches of rank "
+            f"{self.ended_rank}; {self.dropped_batches} batches of this rank were ready and are "
+            f"dropped{more}"
+        )

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a loader heeds of the operating system in the trainer's process.
+
+Torch reports that a worker was killed, and not why: :func:`explain` adds that memory ran out, which
+the kernel counts as ``oom_kill`` in /proc/vmstat (since Linux 4.13). ZeroMQ reports no limit on
+open files: :func:`check_can_connect` does. Threads fork one after the other (:func:`fork_turn`),
+and a fork leaves the memory alone that the program holds (:func:`retire_at_forks`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from penstock import _C
+from penstock.seams.iterators import SIGNAL_MODULE
+
+_KILLED = "is killed by signal: Killed"
+_DESCRIPTORS_OF_A_CONNECTION = 4  # the TCP socket, and by which libzmq's threads wake each other
+
+# As the workers of the newest iterator started. Kills before that are no explanation.
+_kills_before = 0
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it started; 0 where it
+    does not say.
+    """
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def explain_later_kills() -> None:
+    """Called when workers start: errors about killed ones are explained from now on, those included
+    that torch's handler of SIGCHLD raises wherever the trainer happens to be.
+    """
+    global _kills_before
+    _kills_before = oom_kills()
+    handler = signal.getsignal(signal.SIGCHLD)
+    is_torchs = getattr(handler, "__module__", None) == SIGNAL_MODULE
+    if is_torchs and callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, _explaining(handler))
+
+
+def explain(error: RuntimeError) -> RuntimeError:
+    """The error itself, with the reason added to its text if it is about a worker that was killed
+    and memory ran out meanwhile.
+    """
+    text = str(error)
+    count = oom_kills() - _kills_before if _KILLED in text else 0
+    if count > 0 and "memory ran out" not in text:
+        processes = "a process" if count == 1 else f"{count} processes"
+        error.args = (
+            f"{text.rstrip()} The kernel has killed {processes} because memory ran out since this "
+            f"loader started its workers, most likely this one. Fewer workers, a smaller "
+            f"prefetch_factor or prefetch_bytes need less memory.",
+        )
+    return error
+
+
+def _explaining(handler: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
+    def handle(number: int, frame: Any) -> Any:
+        try:
+            return handler(number, frame)
+        except RuntimeError as error:
+            raise explain(error) from None
+
+    return handle
+
+
+def check_can_connect() -> None:
+    """Raises OSError where the limit on descriptors is reached, so that no worker can be connected
+    to. ZeroMQ says nothing of it and tries for ever.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            for _ in range(_DESCRIPTORS_OF_A_CONNECTION):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            raise OSError(
+                error.errno,
+                f"DataLoader cannot connect to the pool's workers: this process may have {limit} "
+                f"files open and a connection takes {_DESCRIPTORS_OF_A_CONNECTION}, for which "
+                f"there is no room; raise the limit (ulimit -n), or close files",
+            ) from error
+
+
+_turn = threading.RLock()
+
+
+def fork_turn() -> AbstractContextManager[bool]:
+    """A context in which no other thread is, to start a child by fork in.
+
+    What other packages do before a fork may not bear another thread's fork in between: filelock 4.3
+    raises RuntimeError from it.
+    """
+    return _turn
+
+
+def _renew_turn() -> None:
+    global _turn
+    _turn = threading.RLock()  # another thread of the parent may hold the one before
+
+
+os.register_at_fork(after_in_child=_renew_turn)
+
+_live_clients: weakref.WeakSet[_C.Client] = weakref.WeakSet()
+
+
+def retire_at_forks(client: _C.Client) -> None:
+    """Has the slabs of `client` that are held when this process forks used for no other batch.
+
+    Slabs of this process and of its children are the same pages. `os.register_at_fork` has no way
+    to take a hook back, so there is one for all clients.
+    """
+    _live_clients.add(client)
+
+
+def _retire_held_slabs() -> None:
+    for client in list(_live_clients):
+        client.retire_held()
+
+
+os.register_at_fork(before=_retire_held_slabs)

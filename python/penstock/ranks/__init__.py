@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a job: their shares of an order, what they tell each other, and common batches."""

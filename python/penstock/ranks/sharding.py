@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a job and their shares of what it reads.
+
+With ``shard_by_rank`` the ranks read one order that knows no ranks. Of a map-style dataset each
+step takes the next samples of the order, and :class:`RankBatchSampler` gives a rank its run of
+them. Of an iterable dataset each rank reads some of the shards (:class:`RankShards`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler, IterableDataset, IterDataPipe, MapDataPipe, Sampler
+
+from penstock import _C
+
+Remainder = Literal["pad", "drop", "uneven"]
+_REMAINDERS = {
+    "pad": _C.Remainder.PAD,
+    "drop": _C.Remainder.DROP,
+    "uneven": _C.Remainder.UNEVEN,
+}
+
+
+class RankSharding(NamedTuple):
+    """What a loader's arguments say about ranks, checked."""
+
+    job: JobRank
+    step_size: int  # samples of a step, over all ranks
+    batch_size: int  # of this rank, to torch's constructor
+    remainder: Remainder
+    is_stream: bool = False  # the ranks share out shards, and not the samples of an order
+
+    @staticmethod
+    def of(arguments: dict[str, Any]) -> RankSharding:
+        """The sharding that a loader's arguments ask for. Raises ValueError where they cannot be
+        had."""
+        dataset, sampler = arguments["dataset"], arguments["sampler"]
+        if isinstance(dataset, (IterDataPipe, MapDataPipe)):
+            raise ValueError(
+                "shard_by_rank is True and the dataset is a datapipe, which torch's own iterator "
+                "reads; use a map-style or an iterable dataset"
+            )
+        if isinstance(dataset, IterableDataset):
+            return _of_stream(arguments)
+        if arguments["batch_sampler"] is not None or arguments["batch_size"] is None:
+            raise ValueError(
+                "shard_by_rank is True and the batches are not the loader's to make: batch_sampler "
+                "was given, or batch_size is None; give batch_size, or global_batch_size, and, for "
+                "an order of your own, sampler"
+            )
+        if isinstance(sampler, DistributedSampler):
+            raise ValueError(
+                "shard_by_rank is True and sampler is a DistributedSampler, which shares the "
+                "samples out already; leave one of the two out"
+            )
+        job = JobRank.of(arguments["rank"], arguments["world_size"])
+        step_size, batch_size = _sizes(arguments, job.world_size)
+        remainder = arguments["remainder"]
+        if remainder is None:
+            remainder = "drop" if arguments["drop_last"] else "pad"
+        if remainder not in _REMAINDERS:
+            raise ValueError(
+                f"remainder is {remainder!r}; one of {', '.join(map(repr, _REMAINDERS))} is "
+                f"expected"
+            )
+        if step_size % job.world_size and remainder != "uneven":
+            raise ValueError(
+                f"global_batch_size is {step_size} and there are {job.world_size} ranks, so that "
+                f"their batches cannot be of one size; choose a multiple of {job.world_size}, or "
+                f"pass remainder='uneven' to have some ranks get one sample more than others"
+            )
+        return RankSharding(job, step_size, batch_size, cast(Remainder, remainder))
+
+    def batch_sampler(self, sampler: Any) -> RankBatchSampler:
+        """The part of this rank in the order of ``sampler``. Raises ValueError if it has no
+        length, by which all ranks know how many steps there are."""
+        try:
+            len(sampler)
+        except TypeError:
+            raise ValueError(
+                f"shard_by_rank is True and the {type(sampler).__name__} has no length, so the "
+                f"ranks cannot know how many steps an epoch has; give it a __len__"
+            ) from None
+        return RankBatchSampler(sampler, self.job, self.step_size, self.remainder)
+
+
+def check_without_sharding(arguments: dict[str, Any]) -> None:
+    """Refuses options that mean something with ``shard_by_rank`` alone. Raises ValueError."""
+    for name in ("rank", "world_size", "global_batch_size", "remainder"):
+        if arguments[name] is not None:
+            raise ValueError(
+                f"{name}={arguments[name]!r} was given without shard_by_rank=True, where each "
+                f"rank's loader is its own; pass shard_by_rank=True, or leave {name} out"
+            )
+
+
+def _of_stream(arguments: dict[str, Any]) -> RankSharding:
+    """Of an iterable dataset. Its shards are checked with the loader's other options."""
+    if arguments["global_batch_size"] is not None:
+        raise ValueError(
+            f"global_batch_size is {arguments['global_batch_size']!r} and the dataset is the "
+            f"IterableDataset {type(arguments['dataset']).__name__}, whose batches are each of one "
+            f"shard and the same for any number of ranks; give batch_size, that of one rank"
+        )
+    remainder = "drop" if arguments["remainder"] is None else arguments["remainder"]
+    if remainder not in ("drop", "uneven"):
+        raise ValueError(
+            f"remainder is {remainder!r} and the dataset is the IterableDataset "
+            f"{type(arguments['dataset']).__name__}, of which no sample can be read a second time; "
+            f"'drop' (all ranks end before the first step that one of them has no batch for) or "
+            f"'uneven' (each ends by itself) is expected"
+        )
+    job = JobRank.of(arguments["rank"], arguments["world_size"])
+    return RankSharding(job, 0, arguments["batch_size"], cast(Remainder, remainder), is_stream=True)
+
+
+def order_generator() -> torch.Generator:
+    """The generator of an order for which the program gives none: the same on all ranks."""
+    return torch.Generator().manual_seed(0)
+
+
+def _sizes(arguments: dict[str, Any], world_size: int) -> tuple[int, int]:
+    """The samples of a step, and of one rank's batch."""
+    batch_size, global_batch_size = arguments["batch_size"], arguments["global_batch_size"]
+    if global_batch_size is None:
+        return batch_size * world_size, batch_size
+    if type(global_batch_size) is not int or global_batch_size < world_size:
+        raise ValueError(
+            f"global_batch_size is {global_batch_size!r} and there are {world_size} ranks; an int "
+            f"of {world_size} or more is expected, a sample for each rank"
+        )
+    if batch_size != 1:
+        raise ValueError(
+            f"batch_size is {batch_size} and global_batch_size is {global_batch_size}; give "
+            f"batch_size for batches of a fixed size per rank, or global_batch_size for steps of a "
+            f"fixed size over all ranks"
+        )
+    return global_batch_size, max(1, global_batch_size // world_size)
+
+
+class RankBatchSampler(Sampler[list[int]]):
+    """Batches of indices for one rank of several, which all read ``sampler``'s one order.
+
+    A step takes the next ``step_size`` samples of the order, and each rank a run of them. So the
+    samples of a step are the same for any number of ranks with the same ``step_size``, and all
+    ranks have the same number of steps. ``sampler`` has to give the same order on all ranks, and a
+    length. :class:`penstock.DataLoader` makes one for ``shard_by_rank=True``.
+
+    remainder: what becomes of the samples that do not fill the last step. "pad": they are shared
+        out evenly, some of them given twice. "drop": they are left out. "uneven": some ranks have
+        one more than others; where there are fewer samples than ranks, as "pad".
+    """
+
+    def __init__(
+        self, sampler: Any, job: JobRank, step_size: int, remainder: Remainder = "pad"
+    ) -> None:
+        self.sampler = sampler
+        self.rank, self.world_size = job
+        self.step_size = step_size
+        self.remainder = remainder
+        self.first_place = 0  # of the batch that was given last, in the order of the epoch
+        self._first_step = self._first_sample = 0  # where the next iteration begins
+        self._first_of_sampler = 0  # the sample that the sampler begins at by itself
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # A generator, which begins when it is first asked: loaders call iter() more than once.
+        first_step, first_sample = self._first_step, self._first_sample
+        left_out = first_sample - self._first_of_sampler
+        self.begin_at(0, 0)
+        share = self.share(first_step, first_sample)
+        order = iter(self.sampler)
+        next(itertools.islice(order, left_out, left_out), None)
+        taken = first_sample
+        for step in range(first_step, share.step_count):
+            samples = list(itertools.islice(order, self.step_size))
+            self.first_place = share.first_place(step)
+            yield [samples[place - taken] for place in share.samples(step)]
+            taken += len(samples)
+        for _ in order:  # a sampler of torch's draws once more as it ends
+            pass
+
+    def __len__(self) -> int:
+        """The number of steps of a whole epoch."""
+        return self.share(0, 0).step_count
+
+    def options(self, first_step: int, first_sample: int) -> _C.RankShareOptions:
+        """Of an epoch that begins after so many steps and samples."""
+        return _C.RankShareOptions(
+            rank=self.rank,
+            rank_count=self.world_size,
+            step_size=self.step_size,
+            remainder=_REMAINDERS[self.remainder],
+            first_step=first_step,
+            first_sample=first_sample,
+        )
+
+    def share(self, first_step: int, first_sample: int) -> _C.RankShare:
+        """Of an epoch that begins after so many steps and samples."""
+        return _C.RankShare(len(self.sampler), self.options(first_step, first_sample))
+
+    def begin_at(self, step: int, sample: int, first_of_sampler: int = 0) -> None:
+        """Makes the next iteration begin after so many steps and samples of the epoch.
+
+        ``first_of_sampler``: the sampler has a state, and begins after so many samples by itself.
+        """
+        self._first_step, self._first_sample = step, sample
+        self._first_of_sampler = first_of_sampler
+
+    @property
+    def start(self) -> tuple[int, int]:
+        """The step and the sample at which the next iteration begins."""
+        return self._first_step, self._first_sample
+
+
+class RankShards(NamedTuple):
+    """Shard s of ``shard_count`` is read by rank ``s % world_size``. Picklable.
+
+    A rank's stream counts its own shards from 0, and so do its workers' requests. All that a
+    dataset sees, and the random numbers, follow from the number that a shard has in the job.
+    """
+
+    rank: int
+    world_size: int
+    shard_count: int  # of the job
+
+    @property
+    def ids(self) -> range:
+        """The job's numbers of this rank's shards, in the order of the rank's own numbers."""
+        return range(self.rank, self.shard_count, self.world_size)
+
+
+class JobRank(NamedTuple):
+    """One of the processes that train one model together, counted from 0."""
+
+    rank: int
+    world_size: int
+
+    @staticmethod
+    def of(rank: int | None, world_size: int | None) -> JobRank:
+        """The rank that the caller names, or that of this process.
+
+        The process is asked for it in this order: its default process group, the variables RANK and
+        WORLD_SIZE that torchrun sets, and it is the only one otherwise. Raises ``ValueError`` if
+        one number is given without the other, or the two make no rank.
+        """
+        if (rank is None) != (world_size is None):
+            raise ValueError(
+                f"rank is {rank} and world_size is {world_size}; give both, or neither to have "
+                f"those of this process"
+            )
+        if rank is None or world_size is None:
+            rank, world_size = _of_this_process()
+        if not 0 <= rank < world_size:
+            raise ValueError(
+                f"rank is {rank} and world_size is {world_size}; a rank from 0 to world_size - 1 "
+                f"is expected"
+            )
+        return JobRank(rank, world_size)
+
+
+def _of_this_process() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or world_size is None:
+        return 0, 1
+    try:
+        return int(rank), int(world_size)
+    except ValueError:
+        raise ValueError(
+            f"the environment has RANK={rank!r} and WORLD_SIZE={world_size!r}; two integers are "
+            f"expected, as torchrun sets them"
+        ) from None
