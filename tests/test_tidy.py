@@ -46,14 +46,14 @@ ARROWS: dict[str, tuple[str, ...]] = {
 # room by itself, since it hands out the loader.
 PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "": (),
-    "seams": ("",),
+    "compat": ("",),
     "tuning": ("",),
-    "ranks": ("seams",),
+    "ranks": ("compat",),
     "sampling": ("ranks",),
     "stream": ("sampling",),
     "worker": ("stream",),
     "pool": ("worker",),
-    "graph": ("seams",),
+    "graph": ("compat",),
     "tracking": ("graph",),
     "loader": ("pool", "tracking", "tuning"),
     "observing": ("loader",),
@@ -115,7 +115,7 @@ def find_faults(root: Path) -> list[str]:
             *include_faults(root),
             *import_faults(root),
             *room_faults(root),
-            *seam_faults(root),
+            *compat_faults(root),
             *name_faults(root),
             *tag_faults(root),
         ]
@@ -227,16 +227,16 @@ def room_faults(root: Path) -> Iterator[str]:
         yield f"python: a circle of imports: {', '.join(circle)}"
 
 
-def seam_faults(root: Path) -> Iterator[str]:
-    """Private names of torch outside the seams, and inside a seam those that it does not look for.
+def compat_faults(root: Path) -> Iterator[str]:
+    """Private names of torch outside of compat, and inside those that a module does not look for.
 
     A name is private if it or a module on its way begins with one underscore. Attributes of objects
-    are known by the names that the seams look for.
+    are known by the names that compat looks for.
     """
     package = root / "python" / "penstock"
     trees = {path: ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))}
-    seams = {path for path in trees if path.parent.name == "seams"}
-    looked_for = {path: set(required_names(trees[path])) for path in seams}
+    modules = {path for path in trees if path.parent.name == "compat"}
+    looked_for = {path: set(required_names(trees[path])) for path in modules}
     # Iterators of ours override methods of torch's, and call each other's.
     attributes = {
         name.rpartition(".")[2]
@@ -250,15 +250,15 @@ def seam_faults(root: Path) -> Iterator[str]:
             name = full_name.partition(".__")[0]
             if not any(is_private(part) for part in name.split(".")):
                 continue
-            if path not in seams:
-                yield f"{shown}: {name} is private to torch; it belongs into penstock.seams"
+            if path not in modules:
+                yield f"{shown}: {name} is private to torch; it belongs into penstock.compat"
             elif not any(f"{wanted}.".startswith(f"{name}.") for wanted in looked_for[path]):
                 yield f"{shown}: {name} is used and not looked for"
-        for node in ast.walk(tree) if path not in seams else ():
+        for node in ast.walk(tree) if path not in modules else ():
             if isinstance(node, ast.Attribute) and is_private(node.attr):
                 is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
                 if node.attr in attributes and not is_own:
-                    yield f"{shown}: .{node.attr} is private to torch; penstock.seams has it"
+                    yield f"{shown}: .{node.attr} is private to torch; penstock.compat has it"
 
 
 def is_private(name: str) -> bool:
@@ -266,7 +266,7 @@ def is_private(name: str) -> bool:
 
 
 def required_names(tree: ast.AST) -> Iterator[str]:
-    """The names that a seam's call of `require` lists."""
+    """The names that a module lists by its call of `require`."""
     for node in ast.walk(tree):
         is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         if is_call and node.func.id == "require":
@@ -475,7 +475,7 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
         ("python/penstock/cut/x.py", "from torch.utils import _pytree", "private to torch"),
         ("python/penstock/cut/x.py", "import torch._dynamo", "private to torch"),
         ("python/penstock/cut/x.py", "torch._C._is_tracing()", "private to torch"),
-        ("python/penstock/seams/x.py", "from torch._ops import OpOverload", "not looked for"),
+        ("python/penstock/compat/x.py", "from torch._ops import OpOverload", "not looked for"),
     ],
 )
 def test_a_planted_fault_is_found(tmp_path: Path, name: str, text: str, fault: str) -> None:

@@ -17,8 +17,8 @@ from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from penstock.compat.iterators import BaseIterator
 from penstock.loader import dataloader
-from penstock.seams.iterators import BaseIterator
 
 _T_co = TypeVar("_T_co", covariant=True)
 

@@ -38,7 +38,7 @@ class MissingTorchNameError(UnsupportedError, ImportError):
 
     def __init__(
         self,
-        seam: str,
+        module: str,
         names: list[str],
         torch_version: str,
         tested: tuple[str, ...],
@@ -49,7 +49,7 @@ class MissingTorchNameError(UnsupportedError, ImportError):
         self.torch_version = torch_version
         super().__init__(
             f"torch {torch_version} lacks {', '.join(names)}, which {needed_by} needs "
-            f"(penstock.seams.{seam}); penstock was tested with torch {' and '.join(tested)}. "
+            f"(penstock.compat.{module}); penstock was tested with torch {' and '.join(tested)}. "
             f"{without} Install one of these versions of torch, or a newer penstock"
         )
 

@@ -19,9 +19,9 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from penstock import detach, offload
+from penstock.compat.dynamo import capture_count
 from penstock.cut.captured_graphs import UNUSED_MAX, CapturedGraph
 from penstock.cut.cut_graph import CutGraph
-from penstock.seams.dynamo import capture_count
 
 pytestmark = pytest.mark.usefixtures("on_one_thread")
 

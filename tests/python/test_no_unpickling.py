@@ -41,10 +41,10 @@ OPENING_METHODS = {"recv", "load_module", "exec_module"}
 WHOSE_BYTES = {
     ("__init__.py", "__getattr__", "importlib.import_module"): "names of our own modules",
     (
-        "seams/require.py",
+        "compat/require.py",
         "_exists",
         "importlib.import_module",
-    ): "torch's, which a seam lists",
+    ): "torch's, which a module of compat lists",
     (
         "worker/batch_pickle.py",
         "loads",

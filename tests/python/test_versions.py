@@ -10,7 +10,7 @@ import pytest
 from supported_versions import PYTHONS, TORCHES
 
 from penstock import _version
-from penstock.seams.require import TESTED_TORCH
+from penstock.compat.require import TESTED_TORCH
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / ".make"))

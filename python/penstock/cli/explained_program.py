@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cli.program import ProgramError
+from penstock.compat import modules
 from penstock.explanation import model_watch
 from penstock.explanation.model_watch import FoundPlan, ModelWatch
-from penstock.seams import modules
 
 if TYPE_CHECKING:
     from penstock.graph.plan import Plan

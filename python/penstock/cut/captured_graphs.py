@@ -29,16 +29,7 @@ import torch
 from torch import fx
 from torch.utils.weak import WeakIdKeyDictionary
 
-from penstock.cut.eager_comparison import ProgramStamp
-from penstock.graph.capture import (
-    Placeholder,
-    call_label,
-    read_placeholders,
-    refuse_by_construction,
-)
-from penstock.graph.operators import is_declared
-from penstock.graph.sizes import Unlowerable, Unrunnable
-from penstock.seams.dynamo import (
+from penstock.compat.dynamo import (
     Capture,
     OptimizeContext,
     OptimizedModule,
@@ -54,8 +45,17 @@ from penstock.seams.dynamo import (
     optimize,
     optimize_apart,
 )
-from penstock.seams.modules import compiled_call_of, graph_module, module_call, own_source
-from penstock.seams.operators import OpOverload, OpOverloadPacket
+from penstock.compat.modules import compiled_call_of, graph_module, module_call, own_source
+from penstock.compat.operators import OpOverload, OpOverloadPacket
+from penstock.cut.eager_comparison import ProgramStamp
+from penstock.graph.capture import (
+    Placeholder,
+    call_label,
+    read_placeholders,
+    refuse_by_construction,
+)
+from penstock.graph.operators import is_declared
+from penstock.graph.sizes import Unlowerable, Unrunnable
 from penstock.tracking.lazy_tensor import LazyTensor, memory_in, plain
 
 # How many graphs of one frame are kept that no open call uses.

@@ -18,6 +18,8 @@ from torch import fx
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from penstock import _C
+from penstock.compat.operators import AUTOCAST_BEGIN
+from penstock.compat.storages import write_count
 from penstock.cut.captured_graphs import CompiledGraph
 from penstock.cut.cut_context import CutContext, UsedCut
 from penstock.cut.cut_planner import CutPlanner, CutsInUse, WholeGraph
@@ -31,8 +33,6 @@ from penstock.graph.lowering import leaves_of
 from penstock.graph.planning import BoundaryValue
 from penstock.graph.sizes import REMEMBERED_MAKERS, REMEMBERED_SIZES
 from penstock.graph.tolerance import with_differences
-from penstock.seams.operators import AUTOCAST_BEGIN
-from penstock.seams.storages import write_count
 from penstock.tracking.batch_origin import BatchHandle, Provenance
 from penstock.tracking.lazy_batches import LazyInputs
 from penstock.tracking.lazy_tensor import LazyTensor

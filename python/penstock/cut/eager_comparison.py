@@ -34,16 +34,16 @@ from typing import Any
 
 import torch
 
+from penstock.compat.dynamo import patch_modules
+from penstock.compat.modules import global_hooks
+from penstock.compat.operators import TorchDispatchMode, schema_of
+from penstock.compat.process_group import default_group
+from penstock.compat.storages import identity, write_count
+from penstock.compat.trees import tree_leaves
 from penstock.cut.whole_comparison import copies_of
 from penstock.graph.capture import autocast_put_back
 from penstock.graph.constants import is_same_bits
 from penstock.graph.operators import is_declared
-from penstock.seams.dynamo import patch_modules
-from penstock.seams.modules import global_hooks
-from penstock.seams.operators import TorchDispatchMode, schema_of
-from penstock.seams.process_group import default_group
-from penstock.seams.storages import identity, write_count
-from penstock.seams.trees import tree_leaves
 from penstock.stream.batch_seeds import AllGeneratorsKept, torch_states
 from penstock.tracking.leaves import flatten_batch
 

@@ -17,6 +17,17 @@ from typing import Any
 
 import torch
 
+from penstock.compat.dynamo import (
+    CAPTURE_FAILURES,
+    is_crowded,
+    is_skipped,
+    take_again,
+    with_settings,
+    wrap_inline,
+)
+from penstock.compat.dynamo import config as dynamo_config
+from penstock.compat.modules import is_tracing
+from penstock.compat.trees import tree_leaves, tree_map
 from penstock.cut.captured_graphs import (
     CapturedGraph,
     UserBackend,
@@ -47,17 +58,6 @@ from penstock.cut.eager_comparison import (
 from penstock.cut.still_model import StillModel
 from penstock.graph.capture import first_sentence
 from penstock.graph.planning import CutOptions
-from penstock.seams.dynamo import (
-    CAPTURE_FAILURES,
-    is_crowded,
-    is_skipped,
-    take_again,
-    with_settings,
-    wrap_inline,
-)
-from penstock.seams.dynamo import config as dynamo_config
-from penstock.seams.modules import is_tracing
-from penstock.seams.trees import tree_leaves, tree_map
 from penstock.stream.batch_seeds import AllGeneratorsKept
 from penstock.tracking.deferral import SAMPLED_EVERY
 from penstock.tracking.lazy_tensor import (

@@ -18,6 +18,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from penstock.compat.devices import accelerator_type
+from penstock.compat.dynamo import OptimizedModule, has_lazy_modules
+from penstock.compat.modules import COMPILED_CALL, compiled_call_of, module_call
+from penstock.compat.trees import tree_leaves
 from penstock.cut.captured_graphs import compiled_target, user_compile_of
 from penstock.cut.cut_context import CutContext, LeafWithholding, modules_of
 from penstock.cut.offloaded_call import OffloadedCall, StandIn
@@ -28,10 +32,6 @@ from penstock.graph.planning import CutMode, CutOptions
 from penstock.graph.tolerance import Tolerance
 from penstock.loader.loader_face import innermost_loader
 from penstock.loader.options import is_parallel
-from penstock.seams.devices import accelerator_type
-from penstock.seams.dynamo import OptimizedModule, has_lazy_modules
-from penstock.seams.modules import COMPILED_CALL, compiled_call_of, module_call
-from penstock.seams.trees import tree_leaves
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tracking.lazy_tensor import LazyTensor, keep_advice_from_log
 from penstock.tuning.load_meter import LoadMeter, TrainerClock

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.seams.dynamo import compile_ahead
+from penstock.compat.dynamo import compile_ahead
 
 PARENT_CHECK_S = 0.2
 NICENESS = 10  # the training and its workers come first

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from penstock import _C
+from penstock.compat.modules import has_optimized_executor, is_tracing, set_small_groups
+from penstock.compat.trees import tree_leaves
 from penstock.cut.cut_context import CutContext, UsedCut
 from penstock.cut.live_cut import GraphCall
 from penstock.cut.offloaded_call import StandIn
@@ -27,8 +29,6 @@ from penstock.graph.constants import is_same_bits
 from penstock.graph.planning import Layout
 from penstock.graph.script_plan import ScriptCut, Setting, plan_program
 from penstock.graph.sizes import REMEMBERED_MAKERS, REMEMBERED_SIZES, Unlowerable
-from penstock.seams.modules import has_optimized_executor, is_tracing, set_small_groups
-from penstock.seams.trees import tree_leaves
 from penstock.tracking.batch_origin import BatchHandle, Provenance
 from penstock.tracking.lazy_batches import LazyInputs
 from penstock.tracking.lazy_tensor import memory_in

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from penstock.compat.storages import identity
+from penstock.compat.trees import tree_leaves
 from penstock.graph.constants import is_same_bits
-from penstock.seams.storages import identity
-from penstock.seams.trees import tree_leaves
 from penstock.stream.batch_seeds import AllGeneratorsKept, torch_states
 
 

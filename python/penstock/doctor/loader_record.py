@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.compat.devices import module_in_use
 from penstock.doctor.timed_transform import time_transforms, transform_seconds
 from penstock.loader.stats import (
     LoaderStats,
@@ -26,7 +27,6 @@ from penstock.loader.stats import (
     takes_threads,
 )
 from penstock.loader.step_times import WAITING_PARTS, FieldSums, PastWork, StepTimes
-from penstock.seams.devices import module_in_use
 from penstock.tracking.leaves import flatten_batch
 from penstock.tuning.limiting import SLOW_SAMPLE_RATIO
 from penstock.tuning.observation import MadeBatch, Observation

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from penstock.compat.iterators import BaseIterator
+from penstock.compat.modules import Patch
 from penstock.doctor.loader_record import LoaderRecord
 from penstock.doctor.program_runs import LoaderSeen, RunOrders, RunResult
 from penstock.loader import dataloader
-from penstock.seams.iterators import BaseIterator
-from penstock.seams.modules import Patch
 from penstock.tracking.leaves import flatten_batch
 
 _OUTSIDE_OF_PROGRAMS = tuple(

@@ -18,6 +18,10 @@ from typing import Any
 
 import torch
 
+from penstock.compat.dynamo import OptimizedModule, is_skipped, module_under, wrap_inline
+from penstock.compat.modules import module_call
+from penstock.compat.storages import write_count
+from penstock.compat.trees import tree_map
 from penstock.cut.cut_context import CutContext, CutHost, ShownPlan
 from penstock.graph.capture import (
     Captured,
@@ -37,10 +41,6 @@ from penstock.graph.planning import CutMode, CutOptions, plan_cut
 from penstock.graph.script_plan import plan_script
 from penstock.graph.sizes import Unlowerable
 from penstock.graph.tolerance import Tolerance
-from penstock.seams.dynamo import OptimizedModule, is_skipped, module_under, wrap_inline
-from penstock.seams.modules import module_call
-from penstock.seams.storages import write_count
-from penstock.seams.trees import tree_map
 from penstock.stream.batch_seeds import AllGeneratorsKept
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.leaves import flatten_batch

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from penstock.compat.dynamo import OptimizedModule, module_under
+from penstock.compat.iterators import BaseIterator
+from penstock.compat.modules import COMPILED_CALL, Patch
+from penstock.compat.storages import write_count
+from penstock.compat.trees import tree_map_only
 from penstock.graph.plan import Plan
-from penstock.seams.dynamo import OptimizedModule, module_under
-from penstock.seams.iterators import BaseIterator
-from penstock.seams.modules import COMPILED_CALL, Patch
-from penstock.seams.storages import write_count
-from penstock.seams.trees import tree_map_only
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.deferral import Deferral
 from penstock.tracking.lazy_tensor import LazyTensor, is_written, plain

@@ -27,18 +27,18 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-from penstock.graph.sizes import SizeBinding, SizeConditions, Unlowerable, Unrunnable
-from penstock.seams.devices import accelerator_type
-from penstock.seams.dynamo import Source, TensorPropertySource, is_from_local_source, source_of
-from penstock.seams.fake_tensors import ConstantSource, FakeTensorMode
-from penstock.seams.modules import graph_module
-from penstock.seams.operators import (
+from penstock.compat.devices import accelerator_type
+from penstock.compat.dynamo import Source, TensorPropertySource, is_from_local_source, source_of
+from penstock.compat.fake_tensors import ConstantSource, FakeTensorMode
+from penstock.compat.modules import graph_module
+from penstock.compat.operators import (
     AUTOCAST_BEGIN,
     AUTOCAST_END,
     HigherOrderOperator,
     OpOverload,
     is_under_transform,
 )
+from penstock.graph.sizes import SizeBinding, SizeConditions, Unlowerable, Unrunnable
 
 LeafLookup = Callable[[torch.Tensor], int | None]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from penstock.seams.storages import write_count
+from penstock.compat.storages import write_count
 
 SMALL_BYTES_MAX = 16_384
 SMALL_COUNT_MAX = 16

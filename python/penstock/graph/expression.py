@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from penstock.compat.modules import graph_module
+from penstock.compat.operators import AUTOCAST_BEGIN, AUTOCAST_END
 from penstock.graph.capture import AutocastState, GraphInput, tie_sizes
 from penstock.graph.lowering import Lowering
 from penstock.graph.recording import Name
 from penstock.graph.sizes import Unlowerable
 from penstock.graph.suffix import build_reference
-from penstock.seams.modules import graph_module
-from penstock.seams.operators import AUTOCAST_BEGIN, AUTOCAST_END
 
 # An expression of more calls is not followed into the next graph: each graph would analyse all of
 # those before it once more.

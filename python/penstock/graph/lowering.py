@@ -19,6 +19,9 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from penstock.compat.fake_tensors import LOGGER, FakeTensorMode
+from penstock.compat.operators import AUTOCAST_BEGIN, AUTOCAST_END, enable_python_dispatcher
+from penstock.compat.trees import tree_flatten_with_path, tree_leaves
 from penstock.graph.capture import (
     AutocastState,
     GraphInput,
@@ -29,9 +32,6 @@ from penstock.graph.capture import (
 )
 from penstock.graph.recording import Name, Recorder, Recording, WholeOperators
 from penstock.graph.sizes import SizeConditions, Unlowerable, has_unknown
-from penstock.seams.fake_tensors import LOGGER, FakeTensorMode
-from penstock.seams.operators import AUTOCAST_BEGIN, AUTOCAST_END, enable_python_dispatcher
-from penstock.seams.trees import tree_flatten_with_path, tree_leaves
 
 # The types that a call may return beside tensors. A torch.Size holds integers, perhaps symbolic
 # ones.

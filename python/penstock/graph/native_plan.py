@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from penstock import _C
+from penstock.compat.trees import tree_leaves
 from penstock.graph.capture import spoken_source
 from penstock.graph.lowering import Lowering
 from penstock.graph.plan import CutTotals, Plan, PlannedCall, PlannedEdge
 from penstock.graph.recording import Name
 from penstock.graph.sizes import evaluate
-from penstock.seams.trees import tree_leaves
 
 # By value: its bytes, and the number of the memory that it shares with others of that number. A
 # value whose size is not known is left out.

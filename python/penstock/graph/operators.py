@@ -22,15 +22,15 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from penstock import _C
-from penstock.graph.sizes import Unlowerable
-from penstock.seams.operators import (
+from penstock.compat.operators import (
     CustomOpDef,
     OpOverload,
     OpOverloadPacket,
     overload_of,
     schema_of,
 )
-from penstock.seams.trees import tree_leaves
+from penstock.compat.trees import tree_leaves
+from penstock.graph.sizes import Unlowerable
 
 Op = TypeVar("Op")
 

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from penstock import _C
+from penstock.compat.trees import tree_leaves
 from penstock.errors import PenstockError
 from penstock.graph.constants import is_same_bits
 from penstock.graph.emission import Emission, emit
@@ -37,7 +38,6 @@ from penstock.graph.recording import PINNED, Form, Name
 from penstock.graph.sizes import Unlowerable, evaluate, has_unknown
 from penstock.graph.suffix import MustStay, build_reference, build_suffix
 from penstock.graph.tolerance import Tolerance, with_differences
-from penstock.seams.trees import tree_leaves
 
 CutMode = Literal["auto", "maximal", "none"]
 

@@ -19,6 +19,14 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from penstock.compat.operators import (
+    OpOverload,
+    TorchDispatchMode,
+    enable_python_dispatcher,
+    schema_of,
+)
+from penstock.compat.storages import identity
+from penstock.compat.trees import tree_leaves, tree_map_only
 from penstock.graph.operators import (
     WHOLE_CALLS,
     functional_twin,
@@ -28,14 +36,6 @@ from penstock.graph.operators import (
     written_arguments,
 )
 from penstock.graph.sizes import expression_of
-from penstock.seams.operators import (
-    OpOverload,
-    TorchDispatchMode,
-    enable_python_dispatcher,
-    schema_of,
-)
-from penstock.seams.storages import identity
-from penstock.seams.trees import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
 

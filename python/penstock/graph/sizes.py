@@ -18,7 +18,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from penstock import _C
-from penstock.seams.fake_tensors import (
+from penstock.compat.fake_tensors import (
     CleanDiv,
     FloorDiv,
     Max,

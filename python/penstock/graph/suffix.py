@@ -19,11 +19,11 @@ import torch
 from torch import fx
 
 from penstock import _C
+from penstock.compat.modules import graph_module
+from penstock.compat.trees import tree_leaves, tree_map
 from penstock.graph.lowering import Lowering
 from penstock.graph.recording import Name
 from penstock.graph.sizes import Unlowerable, expression_of, fold
-from penstock.seams.modules import graph_module
-from penstock.seams.trees import tree_leaves, tree_map
 
 
 class MustStay(Unlowerable):

@@ -8,10 +8,10 @@ import weakref
 from collections import deque
 from typing import Any
 
+from penstock.compat.iterators import DatasetKind
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.options import shard_count
-from penstock.seams.iterators import DatasetKind
 from penstock.stream.progress import GeneratorSnapshot, PullsReplayed
 from penstock.tuning.worker_tuner import AutomaticCount
 

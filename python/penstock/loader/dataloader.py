@@ -15,6 +15,7 @@ import torch.utils.data
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 
 from penstock import _C
+from penstock.compat.iterators import BaseIterator
 from penstock.errors import FallbackError
 from penstock.graph.link import Link
 from penstock.loader.automatic_iterator import AutomaticPoolIter
@@ -71,7 +72,6 @@ from penstock.program_line import warn
 from penstock.ranks.replica_group import ReplicaGroup, check_place, ranks_of
 from penstock.ranks.sharding import RankSharding, check_without_sharding, order_generator
 from penstock.ranks.steps import StepAgreement
-from penstock.seams.iterators import BaseIterator
 from penstock.stream.batch_seeds import DrawWarning
 from penstock.stream.progress import GeneratorSnapshot, Progress, sampler_states
 from penstock.stream.shard_state import ResumedDataset, copied_state

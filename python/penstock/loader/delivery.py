@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from penstock import _C
+from penstock.compat.iterators import ExceptionWrapper, pin_memory
 from penstock.errors import PenstockError
 from penstock.loader.parked_client import Recaller
-from penstock.seams.iterators import ExceptionWrapper, pin_memory
 from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable, WithheldLeaves
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from penstock.compat.iterators import BaseIterator, DatasetKind, SingleProcessIterator
 from penstock.errors import UnsupportedError, add_note
 from penstock.loader.device import move_batch, names_device
 from penstock.loader.loader_face import LoaderFace
@@ -31,7 +32,6 @@ from penstock.loader.step_times import InProcessLedger
 from penstock.loader.watched_steps import are_watched, watched
 from penstock.ranks.sharding import RankShards
 from penstock.ranks.steps import CommonSteps, Ready
-from penstock.seams.iterators import BaseIterator, DatasetKind, SingleProcessIterator
 from penstock.stream.batch_seeds import EpochSeeds, generator_states, have_moved
 from penstock.stream.counted_pulls import CountedPulls
 from penstock.stream.indices import IndexOrder, IndexRecipe, is_untouched, recognise_sampler

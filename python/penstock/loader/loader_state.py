@@ -25,6 +25,7 @@ from torch.utils.data import (
     RandomSampler,
 )
 
+from penstock.compat.iterators import DatasetKind
 from penstock.errors import StateUnsupportedError
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.options import (
@@ -39,7 +40,6 @@ from penstock.loader.rank_states import note_rank, opened, sealed
 from penstock.loader.state_check import check_built, check_form
 from penstock.program_line import warn
 from penstock.ranks.sharding import RankBatchSampler
-from penstock.seams.iterators import DatasetKind
 from penstock.stream.batch_seeds import generator_states
 from penstock.stream.progress import (
     GeneratorSnapshot,

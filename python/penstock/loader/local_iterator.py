@@ -20,6 +20,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 
 from penstock import _C
+from penstock.compat.iterators import (
+    BaseIterator,
+    DatasetKind,
+    MultiProcessingIterator,
+    exit_status,
+)
+from penstock.compat.storages import open_shared
 from penstock.errors import UnsupportedError
 from penstock.loader.delivery import Delivery, PinDevice
 from penstock.loader.device import names_device, staged_device
@@ -44,8 +51,6 @@ from penstock.loader.step_times import PastWork
 from penstock.loader.watched_steps import are_watched, watched
 from penstock.program_line import warn
 from penstock.ranks.steps import CommonSteps, Ready
-from penstock.seams.iterators import BaseIterator, DatasetKind, MultiProcessingIterator, exit_status
-from penstock.seams.storages import open_shared
 from penstock.stream.batch_seeds import EpochSeeds, draw_seed
 from penstock.stream.counted_pulls import CountedPulls
 from penstock.stream.indices import AskedIndices, IndexOrder, is_untouched, recognise_sampler

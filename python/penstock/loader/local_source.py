@@ -18,6 +18,14 @@ from typing import Any, NoReturn
 import torch
 
 from penstock import _C
+from penstock.compat.iterators import (
+    STATUS_INTERVAL_S,
+    exit_status,
+    forget_worker_pids,
+    handle_child_deaths,
+    raise_if_a_worker_failed,
+    watch_worker_pids,
+)
 from penstock.errors import add_note
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.options import any_worker_serves
@@ -26,14 +34,6 @@ from penstock.loader.process_limits import explain, explain_later_kills, fork_tu
 from penstock.loader.source import NativeThread, StreamOptions
 from penstock.pool.unpicklable import find_unpicklable
 from penstock.program_line import warn
-from penstock.seams.iterators import (
-    STATUS_INTERVAL_S,
-    exit_status,
-    forget_worker_pids,
-    handle_child_deaths,
-    raise_if_a_worker_failed,
-    watch_worker_pids,
-)
 from penstock.stream.progress import Progress
 from penstock.worker.arena_cap import arena_bytes
 from penstock.worker.fetching import FetchSpec

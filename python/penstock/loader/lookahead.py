@@ -21,10 +21,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock import _C
+from penstock.compat.iterators import DatasetKind
 from penstock.errors import UnsupportedError
 from penstock.loader.loader_face import LoaderFace
 from penstock.ranks.steps import Ready
-from penstock.seams.iterators import DatasetKind
 from penstock.stream.indices import IndexOrder
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
+from penstock.compat.iterators import DatasetKind
 from penstock.loader.device import names_device
 from penstock.loader.loader_face import LoaderFace
 from penstock.ranks.sharding import RankShards
-from penstock.seams.iterators import DatasetKind
 from penstock.stream.indices import recognise_sampler
 from penstock.stream.shard_state import is_stateful
 from penstock.stream.table_rows import plain_rows

@@ -10,6 +10,7 @@ import sys
 from types import TracebackType
 from typing import Any, NoReturn
 
+from penstock.compat.iterators import DatasetKind
 from penstock.errors import PenstockError, UnsentBatchError
 from penstock.graph.link import Link
 from penstock.loader.loader_face import LoaderFace
@@ -20,7 +21,6 @@ from penstock.loader.pool_source import PoolSource
 from penstock.loader.source import StreamOptions
 from penstock.loader.variable_pool import way_out
 from penstock.program_line import warn
-from penstock.seams.iterators import DatasetKind
 from penstock.worker.fetching import FetchSpec
 
 _ITERATORS_OWN = ("penstock.", "torch.utils.data.")

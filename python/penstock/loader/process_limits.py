@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import _C
-from penstock.seams.iterators import SIGNAL_MODULE
+from penstock.compat.iterators import SIGNAL_MODULE
 
 _KILLED = "is killed by signal: Killed"
 _DESCRIPTORS_OF_A_CONNECTION = 4  # the TCP socket, and by which libzmq's threads wake each other

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from penstock._version import __version__
+from penstock.compat.iterators import DatasetKind
 from penstock.errors import UnsupportedError
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.options import reads_shards_of_rank
@@ -41,7 +42,6 @@ from penstock.ranks.job_store import (
 )
 from penstock.ranks.sharding import JobRank
 from penstock.ranks.steps import CommonSteps, StepAgreement
-from penstock.seams.iterators import DatasetKind
 
 _ENTRIES_MAX = 10_000  # of a list, evenly spaced
 _ROWS_MAX = 1_000  # of a tensor

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from penstock import _C
+from penstock.compat.devices import module_in_use
 from penstock.loader.device import names_device, staged_device
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.parked_client import Recaller
-from penstock.seams.devices import module_in_use
 from penstock.stream.progress import Progress
 
 STANDING_COUNTS = ("outstanding", "ready")  # of a stream's counters; the others only grow

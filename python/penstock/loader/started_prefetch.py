@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from penstock.compat.iterators import BaseIterator
 from penstock.errors import UnsupportedError
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.options import is_parallel, own_options, shard_count
-from penstock.seams.iterators import BaseIterator
 from penstock.stream.batch_seeds import generator_states, have_moved
 from penstock.stream.progress import (
     GeneratorSnapshot,

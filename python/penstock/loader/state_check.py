@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from penstock.compat.iterators import DatasetKind
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.options import shard_count
 from penstock.loader.rank_states import opened
 from penstock.ranks.sharding import RankBatchSampler
-from penstock.seams.iterators import DatasetKind
 from penstock.stream.indices import recognise_sampler
 from penstock.stream.progress import SAMPLERS, own_generators
 from penstock.stream.shard_state import is_stateful

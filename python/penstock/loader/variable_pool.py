@@ -24,12 +24,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from penstock.compat.iterators import BaseIterator, DatasetKind
 from penstock.errors import RankError, UnsentBatchError
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.options import Obstacle, is_address, is_seeded_by_batch, obstacle_to_pool
 from penstock.program_line import warn
 from penstock.ranks.job_store import key_prefix, stores_of_job
-from penstock.seams.iterators import BaseIterator, DatasetKind
 from penstock.stream.progress import GeneratorSnapshot
 from penstock.stream.shard_state import is_stateful
 from penstock.worker.fetching import FetchSpec

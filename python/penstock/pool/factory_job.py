@@ -20,8 +20,8 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from penstock._version import __version__
+from penstock.compat.iterators import DatasetKind
 from penstock.pool.pool_job import Job, JobRefused
-from penstock.seams.iterators import DatasetKind
 from penstock.worker.fetching import FetchSpec
 
 _LENGTH = struct.Struct("<Q")

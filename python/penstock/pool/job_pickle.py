@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import cloudpickle
 import torch
 
-from penstock.seams.storages import typed_storage, untyped_part
+from penstock.compat.storages import typed_storage, untyped_part
 
 _ANYWHERE = ("cpu", "meta")  # devices that every worker has
 _CLASS_MAKERS = ("_make_skeleton_class", "_make_skeleton_enum")

@@ -13,13 +13,13 @@ import torch
 
 from penstock import _C
 from penstock._version import __version__
-from penstock.pool.pool_status import spoken_numerics
-from penstock.pool.process_settings import ProcessState
-from penstock.seams.iterators import (
+from penstock.compat.iterators import (
     set_thread_name,
     set_worker_signal_handlers,
     torch_collate,
 )
+from penstock.pool.pool_status import spoken_numerics
+from penstock.pool.process_settings import ProcessState
 from penstock.worker.arrow_memory import tune_arrow_memory
 
 

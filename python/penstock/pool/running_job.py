@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from penstock import _C
+from penstock.compat.iterators import DatasetKind, WorkerInfo, numpy_seed, set_worker_info
 from penstock.errors import ClosedError, UnsupportedError
 from penstock.pool.pool_job import Job
 from penstock.pool.process_settings import ProcessState
 from penstock.pool.worker_errors import UNSENT_BATCH, describe_error, end_forked_child
-from penstock.seams.iterators import DatasetKind, WorkerInfo, numpy_seed, set_worker_info
 from penstock.stream.batch_seeds import EpochSeeds
 from penstock.stream.shard_state import ShardStart, ShardStarts, StateFailure
 from penstock.stream.table_rows import plain_rows

@@ -17,8 +17,8 @@ import traceback
 
 import torch
 
+from penstock.compat.iterators import ExceptionWrapper
 from penstock.errors import PenstockError, SharedMemoryError, UnsentBatchError, WorkerError
-from penstock.seams.iterators import ExceptionWrapper
 from penstock.worker.failed_sample import name_sample, spoken_sample
 
 TEXT_BYTES_MAX = 64 * 1024

@@ -133,7 +133,7 @@ def check_alike(
 
 def _default_store() -> Any:
     # Here, so that only jobs of several ranks need the private name that finds their store.
-    from penstock.seams.process_group import default_store
+    from penstock.compat.process_group import default_store
 
     return default_store()
 

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
+from penstock.compat.devices import module_in_use
 from penstock.program_line import warn
-from penstock.seams.devices import module_in_use
 
 
 class SampleSeed(enum.IntEnum):

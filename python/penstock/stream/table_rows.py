@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from penstock import _C
-from penstock.seams.iterators import torch_collate
+from penstock.compat.iterators import torch_collate
 
 # As torch ships it, whatever the user's program did to the registry before it imported penstock.
 _COLLATE_FN_MAP: dict[Any, Any] = {

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from penstock.compat.storages import write_count
 from penstock.graph.constants import is_same_bits
-from penstock.seams.storages import write_count
 from penstock.tracking.loader_use import LoaderUse
 from penstock.tracking.placed_tensors import Placements
 

@@ -21,13 +21,13 @@ import torch
 from torch import fx
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from penstock.compat.devices import is_capturing, with_index
+from penstock.compat.modules import graph_module
+from penstock.compat.operators import gives_views
+from penstock.compat.storages import write_count
 from penstock.graph.capture import GraphInput
 from penstock.graph.constants import is_same_bits
 from penstock.graph.expression import Expression
-from penstock.seams.devices import is_capturing, with_index
-from penstock.seams.modules import graph_module
-from penstock.seams.operators import gives_views
-from penstock.seams.storages import write_count
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.lazy_tensor import LazyTensor
 from penstock.tracking.lazy_value import LazyValue, as_noted, compute_waiting, values_of

@@ -32,10 +32,9 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.dlpack import from_dlpack
 
-from penstock.graph.operators import functional_twin
-from penstock.seams.dynamo import ADVICE, untraced
-from penstock.seams.fake_tensors import FakeTensor, TracingContext, unset_fake_temporarily
-from penstock.seams.operators import (
+from penstock.compat.dynamo import ADVICE, untraced
+from penstock.compat.fake_tensors import FakeTensor, TracingContext, unset_fake_temporarily
+from penstock.compat.operators import (
     COPY,
     COPY_INTO,
     TORCH_FUNCTION_OFF,
@@ -46,8 +45,9 @@ from penstock.seams.operators import (
     without_memory,
     writes,
 )
-from penstock.seams.storages import write_count
-from penstock.seams.trees import tree_leaves, tree_map
+from penstock.compat.storages import write_count
+from penstock.compat.trees import tree_leaves, tree_map
+from penstock.graph.operators import functional_twin
 from penstock.tracking.lazy_value import CPU, LazyValue
 from penstock.tracking.leaves import flatten_call
 

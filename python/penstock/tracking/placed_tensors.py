@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from penstock import _C
-from penstock.seams.operators import COPY
+from penstock.compat.operators import COPY
 
 # A tensor of the batch: a leaf by its number, a boundary tensor by its key.
 Place = int | str

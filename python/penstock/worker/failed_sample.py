@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from penstock.seams.iterators import MapDatasetFetcher
+from penstock.compat.iterators import MapDatasetFetcher
 
 _FIRST_LINE = "Traceback (most recent call last):\n"
 _INDEX = "failed_index"  # the variable of a frame of this package that has the index

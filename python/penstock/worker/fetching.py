@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from penstock import _C
-from penstock.errors import UnsupportedError
-from penstock.ranks.sharding import RankShards
-from penstock.seams.iterators import (
+from penstock.compat.iterators import (
     BaseIterator,
     DatasetKind,
     WorkerInfo,
     set_worker_info,
     worker_info,
 )
+from penstock.errors import UnsupportedError
+from penstock.ranks.sharding import RankShards
 from penstock.stream.batch_seeds import (
     EpochSeeds,
     GeneratorsKept,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from penstock.seams.iterators import MapDatasetFetcher
+from penstock.compat.iterators import MapDatasetFetcher
 from penstock.stream.batch_seeds import selected
 from penstock.stream.table_rows import is_collate_map_untouched
 from penstock.worker.failed_sample import NamingMapFetcher

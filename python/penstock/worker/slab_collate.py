@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from penstock import _C
-from penstock.seams.iterators import torch_collate
-from penstock.seams.storages import new_shared, replace_new_shared
+from penstock.compat.iterators import torch_collate
+from penstock.compat.storages import new_shared, replace_new_shared
 from penstock.stream.table_rows import is_collate_map_untouched
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.row_fetcher import SampleRows

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from penstock.seams.iterators import MapDatasetFetcher, set_thread_name
+from penstock.compat.iterators import MapDatasetFetcher, set_thread_name
 from penstock.stream.batch_seeds import below_subsets
 
 # For threads that are in the user's code when they should end: long enough for most answers of a

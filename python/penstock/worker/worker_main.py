@@ -24,8 +24,7 @@ import numpy as np
 import torch
 
 from penstock import _C
-from penstock.errors import ClosedError
-from penstock.seams.iterators import (
+from penstock.compat.iterators import (
     DatasetKind,
     ExceptionWrapper,
     WorkerInfo,
@@ -34,6 +33,7 @@ from penstock.seams.iterators import (
     set_worker_info,
     set_worker_signal_handlers,
 )
+from penstock.errors import ClosedError
 from penstock.stream.batch_seeds import EpochSeeds
 from penstock.stream.shard_state import (
     ResumedDataset,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to fake tensors and symbolic sizes: a model's computation without its values."""
+"""Access to fake tensors and symbolic sizes: a model's computation without its values."""
 
 from __future__ import annotations
 
-from penstock.seams.require import require
+from penstock.compat.require import require
 
 require(
     "fake_tensors",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The self-test of a seam: are the private names of torch there that it uses?"""
+"""The self-test of a module of this package: does torch have the private names that it uses?"""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.errors import MissingTorchNameError
 TESTED_TORCH = ("2.11", "2.15")
 
 
-def require(seam: str, names: Iterable[str], needed_by: str, without: str) -> None:
+def require(module: str, names: Iterable[str], needed_by: str, without: str) -> None:
     """Looks for every name; all that are missing are named in one error.
 
     ``names`` are dotted paths from torch's root: a module, and then attributes of it. ``needed_by``
-    names the feature that cannot be used without the seam, ``without`` those that can; both are
+    names the feature that cannot be used without the module, ``without`` those that can; both are
     parts of the error's text.
 
     Raises:
@@ -27,7 +27,7 @@ def require(seam: str, names: Iterable[str], needed_by: str, without: str) -> No
     missing = [name for name in names if not _exists(name)]
     if missing:
         raise MissingTorchNameError(
-            seam, missing, torch.__version__, TESTED_TORCH, needed_by, without
+            module, missing, torch.__version__, TESTED_TORCH, needed_by, without
         )
 
 

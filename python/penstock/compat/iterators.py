@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to torch's own loader: its iterators, its workers' set-up, its errors and collation."""
+"""Access to torch's own loader: its iterators, its workers' set-up, its errors and collation."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.seams.require import require
+from penstock.compat.require import require
 
 require(
     "iterators",

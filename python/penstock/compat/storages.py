@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to tensors' memory: shared storages, typed ones, and the counters of writes."""
+"""Access to tensors' memory: shared storages, typed ones, and the counters of writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import rebuild_storage_fd
 
-from penstock.seams.require import require
+from penstock.compat.require import require
 
 require(
     "storages",

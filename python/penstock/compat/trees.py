@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to torch's nests of tensors: `torch.utils._pytree`, which has no public name."""
+"""Access to torch's nests of tensors: `torch.utils._pytree`, which has no public name."""
 
 from __future__ import annotations
 
-from penstock.seams.require import require
+from penstock.compat.require import require
 
 require(
     "trees",

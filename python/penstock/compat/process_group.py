@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to the key-value store of a job's process group."""
+"""Access to the key-value store of a job's process group."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from penstock.seams.require import require
+from penstock.compat.require import require
 
 _IS_AVAILABLE = dist.is_available()
 if _IS_AVAILABLE:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to modules: how `torch.nn` calls one, modules of graphs, TorchScript's switches."""
+"""Access to modules: how `torch.nn` calls one, modules of graphs, TorchScript's switches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from penstock.seams.require import require
+from penstock.compat.require import require
 
 require(
     "modules",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch that lacks a private name: the seam says which, and what does without it works."""
+"""A torch that lacks a private name: the error names it, and what does without it works."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import fx
 
+from penstock.compat.dynamo import config, with_settings
+from penstock.compat.modules import Patch, graph_module
+from penstock.compat.require import require
 from penstock.errors import MissingTorchNameError, UnsupportedError
-from penstock.seams.dynamo import config, with_settings
-from penstock.seams.modules import Patch, graph_module
-from penstock.seams.require import require
 
-SEAMS = ("dynamo", "fake_tensors", "iterators", "modules", "operators", "storages", "trees")
+MODULES = ("dynamo", "fake_tensors", "iterators", "modules", "operators", "storages", "trees")
 
 # What a torch of the future may be: this one, without the name {0}.
 _WITHOUT = """
@@ -58,9 +58,9 @@ def run(program: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("seam", SEAMS)
-def test_this_torch_has_all_that_a_seam_looks_for(seam: str) -> None:
-    importlib.import_module(f"penstock.seams.{seam}")
+@pytest.mark.parametrize("module", MODULES)
+def test_this_torch_has_all_that_compat_looks_for(module: str) -> None:
+    importlib.import_module(f"penstock.compat.{module}")
 
 
 def test_every_missing_name_is_told_with_the_version_and_what_to_do() -> None:
@@ -71,7 +71,7 @@ def test_every_missing_name_is_told_with_the_version_and_what_to_do() -> None:
     assert caught.value.torch_version == torch.__version__
     assert str(caught.value) == (
         f"torch {torch.__version__} lacks torch._C._gone, torch._no_such.module, which "
-        f"penstock.DataLoader needs (penstock.seams.iterators); penstock was tested with torch "
+        f"penstock.DataLoader needs (penstock.compat.iterators); penstock was tested with torch "
         f"2.11 and 2.15. torch.utils.data.DataLoader works. Install one of these versions of "
         f"torch, or a newer penstock"
     )

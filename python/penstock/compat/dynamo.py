@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to Dynamo, which captures models, and to Inductor, which compiles prefixes.
+"""Access to Dynamo, which captures models, and to Inductor, which compiles prefixes.
 
 Dynamo's settings are read and written by way of `config`: they are its own names, and none is
 private.
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import fx
 
-from penstock.seams.require import require
+from penstock.compat.require import require
 
 require(
     "dynamo",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to devices of whatever type: which one is current, and its streams."""
+"""Access to devices of whatever type: which one is current, and its streams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from penstock.seams.require import require
+from penstock.compat.require import require
 
 require(
     "devices",

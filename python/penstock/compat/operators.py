@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to operators: their schemas, the modes that see their calls, and autocast's regions."""
+"""Access to operators: their schemas, the modes that see their calls, and autocast's regions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from penstock.seams.require import require
+from penstock.compat.require import require
 
 require(
     "operators",
