@@ -20,7 +20,7 @@ from penstock.compat.modules import Patch, graph_module
 from penstock.compat.require import require
 from penstock.errors import MissingTorchNameError, UnsupportedError
 
-MODULES = ("dynamo", "fake_tensors", "iterators", "modules", "operators", "storages", "trees")
+MODULES = ("dynamo", "fake_tensors", "iterators", "modules", "operators", "storages")
 
 # What a torch of the future may be: this one, without the name {0}.
 _WITHOUT = """

@@ -11,8 +11,7 @@ loader.
 | --- | --- | --- |
 | `iterators` | the iterators and workers of `torch.utils.data` | the `DataLoader` |
 | `storages` | shared storages, versions of tensors, threads' names | the `DataLoader` |
-| `trees` | `torch.utils._pytree` | the cut |
-| `operators` | operators and their schemas, dispatch modes | the cut |
+| `operators` | operators and their schemas, dispatch modes, nests of tensors | the cut |
 | `fake_tensors` | fake tensors, symbolic sizes | the cut |
 | `modules` | how a module is called, TorchScript's switches | the cut |
 | `dynamo` | Dynamo and Inductor | the cut of models that Dynamo captures |

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to operators: their schemas, the modes that see their calls, and autocast's regions."""
+"""Access to operators: their schemas, the modes that see their calls, autocast's regions, and nests
+of their tensors (`torch.utils._pytree`, which has no public name)."""
 
 from __future__ import annotations
 
@@ -29,6 +30,13 @@ require(
         "torch.ops.aten._to_copy.default",
         "torch.ops.aten.add.Tensor._schema",
         "torch.utils._python_dispatch.TorchDispatchMode",
+        "torch.utils._pytree.TreeSpec",
+        "torch.utils._pytree.tree_flatten",
+        "torch.utils._pytree.tree_flatten_with_path",
+        "torch.utils._pytree.tree_leaves",
+        "torch.utils._pytree.tree_map",
+        "torch.utils._pytree.tree_map_only",
+        "torch.utils._pytree.tree_unflatten",
     ),
     needed_by="penstock.offload",
     without="penstock.DataLoader works without it.",
@@ -44,6 +52,13 @@ from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import TreeSpec as TreeSpec
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_map_only as tree_map_only
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 __all__ = [
     "AUTOCAST_BEGIN",
@@ -58,11 +73,18 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
+    "TreeSpec",
     "enable_python_dispatcher",
     "is_under_transform",
     "overload_of",
     "same_memory_as",
     "schema_of",
+    "tree_flatten",
+    "tree_flatten_with_path",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
     "without_memory",
 ]
 

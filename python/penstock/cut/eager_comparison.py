@@ -36,10 +36,9 @@ import torch
 
 from penstock.compat.dynamo import patch_modules
 from penstock.compat.modules import global_hooks
-from penstock.compat.operators import TorchDispatchMode, schema_of
+from penstock.compat.operators import TorchDispatchMode, schema_of, tree_leaves
 from penstock.compat.process_group import default_group
 from penstock.compat.storages import identity, write_count
-from penstock.compat.trees import tree_leaves
 from penstock.cut.whole_comparison import copies_of
 from penstock.graph.capture import autocast_put_back
 from penstock.graph.constants import is_same_bits

@@ -27,7 +27,7 @@ from penstock.compat.dynamo import (
 )
 from penstock.compat.dynamo import config as dynamo_config
 from penstock.compat.modules import is_tracing
-from penstock.compat.trees import tree_leaves, tree_map
+from penstock.compat.operators import tree_leaves, tree_map
 from penstock.cut.captured_graphs import (
     CapturedGraph,
     UserBackend,

@@ -21,7 +21,7 @@ import torch
 from penstock.compat.devices import accelerator_type
 from penstock.compat.dynamo import OptimizedModule, has_lazy_modules
 from penstock.compat.modules import COMPILED_CALL, compiled_call_of, module_call
-from penstock.compat.trees import tree_leaves
+from penstock.compat.operators import tree_leaves
 from penstock.cut.captured_graphs import compiled_target, user_compile_of
 from penstock.cut.cut_context import CutContext, LeafWithholding, modules_of
 from penstock.cut.offloaded_call import OffloadedCall, StandIn

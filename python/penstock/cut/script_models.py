@@ -19,7 +19,7 @@ import torch
 
 from penstock import _C
 from penstock.compat.modules import has_optimized_executor, is_tracing, set_small_groups
-from penstock.compat.trees import tree_leaves
+from penstock.compat.operators import tree_leaves
 from penstock.cut.cut_context import CutContext, UsedCut
 from penstock.cut.live_cut import GraphCall
 from penstock.cut.offloaded_call import StandIn

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from penstock.compat.operators import tree_leaves
 from penstock.compat.storages import identity
-from penstock.compat.trees import tree_leaves
 from penstock.graph.constants import is_same_bits
 from penstock.stream.batch_seeds import AllGeneratorsKept, torch_states
 

@@ -20,8 +20,8 @@ import torch
 
 from penstock.compat.dynamo import OptimizedModule, is_skipped, module_under, wrap_inline
 from penstock.compat.modules import module_call
+from penstock.compat.operators import tree_map
 from penstock.compat.storages import write_count
-from penstock.compat.trees import tree_map
 from penstock.cut.cut_context import CutContext, CutHost, ShownPlan
 from penstock.graph.capture import (
     Captured,

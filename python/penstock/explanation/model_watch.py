@@ -31,8 +31,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from penstock.compat.dynamo import OptimizedModule, module_under
 from penstock.compat.iterators import BaseIterator
 from penstock.compat.modules import COMPILED_CALL, Patch
+from penstock.compat.operators import tree_map_only
 from penstock.compat.storages import write_count
-from penstock.compat.trees import tree_map_only
 from penstock.graph.plan import Plan
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.deferral import Deferral

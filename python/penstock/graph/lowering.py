@@ -20,8 +20,13 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from penstock.compat.fake_tensors import LOGGER, FakeTensorMode
-from penstock.compat.operators import AUTOCAST_BEGIN, AUTOCAST_END, enable_python_dispatcher
-from penstock.compat.trees import tree_flatten_with_path, tree_leaves
+from penstock.compat.operators import (
+    AUTOCAST_BEGIN,
+    AUTOCAST_END,
+    enable_python_dispatcher,
+    tree_flatten_with_path,
+    tree_leaves,
+)
 from penstock.graph.capture import (
     AutocastState,
     GraphInput,

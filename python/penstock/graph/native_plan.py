@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from penstock import _C
-from penstock.compat.trees import tree_leaves
+from penstock.compat.operators import tree_leaves
 from penstock.graph.capture import spoken_source
 from penstock.graph.lowering import Lowering
 from penstock.graph.plan import CutTotals, Plan, PlannedCall, PlannedEdge

@@ -28,8 +28,8 @@ from penstock.compat.operators import (
     OpOverloadPacket,
     overload_of,
     schema_of,
+    tree_leaves,
 )
-from penstock.compat.trees import tree_leaves
 from penstock.graph.sizes import Unlowerable
 
 Op = TypeVar("Op")

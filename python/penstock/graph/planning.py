@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from penstock import _C
-from penstock.compat.trees import tree_leaves
+from penstock.compat.operators import tree_leaves
 from penstock.errors import PenstockError
 from penstock.graph.constants import is_same_bits
 from penstock.graph.emission import Emission, emit

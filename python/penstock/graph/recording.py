@@ -24,9 +24,10 @@ from penstock.compat.operators import (
     TorchDispatchMode,
     enable_python_dispatcher,
     schema_of,
+    tree_leaves,
+    tree_map_only,
 )
 from penstock.compat.storages import identity
-from penstock.compat.trees import tree_leaves, tree_map_only
 from penstock.graph.operators import (
     WHOLE_CALLS,
     functional_twin,

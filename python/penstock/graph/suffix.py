@@ -20,7 +20,7 @@ from torch import fx
 
 from penstock import _C
 from penstock.compat.modules import graph_module
-from penstock.compat.trees import tree_leaves, tree_map
+from penstock.compat.operators import tree_leaves, tree_map
 from penstock.graph.lowering import Lowering
 from penstock.graph.recording import Name
 from penstock.graph.sizes import Unlowerable, expression_of, fold

@@ -42,11 +42,12 @@ from penstock.compat.operators import (
     gives_views,
     same_memory_as,
     schema_of,
+    tree_leaves,
+    tree_map,
     without_memory,
     writes,
 )
 from penstock.compat.storages import write_count
-from penstock.compat.trees import tree_leaves, tree_map
 from penstock.graph.operators import functional_twin
 from penstock.tracking.lazy_value import CPU, LazyValue
 from penstock.tracking.leaves import flatten_call

@@ -14,9 +14,8 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from penstock.compat.devices import current_stream, on_stream
-from penstock.compat.operators import COPY, DisableAutocast
+from penstock.compat.operators import COPY, DisableAutocast, tree_map
 from penstock.compat.storages import write_count
-from penstock.compat.trees import tree_map
 from penstock.graph.expression import Expression
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.placed_tensors import placed_tensor
