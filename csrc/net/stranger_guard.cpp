@@ -233,16 +233,21 @@ void StrangerGuard::let_in(int fd) {
 }
 
 void StrangerGuard::note_holder(int fd, std::string_view key) {
+  const auto peer = peer_of(fd);
+  if (!peer) return;  // it has ended
   {
     MutexLock lock(mutex_);
-    notes_.push_back({.fd = fd, .key = std::string(key)});
+    notes_.push_back({.fd = fd, .name = peer->name, .key = std::string(key)});
   }
   loop_.wake();
 }
 
 // libzmq tells of a connection before it hands over its messages. The connection may have ended since, though, and the
-// number be that of another, which is then taken for the same holder's until a message of its own comes.
+// number be that of another. If it was so already when the message was read, that one is taken for the same holder's
+// until a message of its own comes.
 void StrangerGuard::take_note(const Note& note) {
+  const auto peer = peers_.find(note.fd);
+  if (peer == peers_.end() || peer->second.name != note.name) return;
   if (budget_.has(note.fd)) {
     const auto bytes = progress(own_.at(note.fd).get());
     if (bytes && *bytes < bytes_.let_in) return;

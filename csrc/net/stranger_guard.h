@@ -84,6 +84,7 @@ class StrangerGuard final : private EventLoop::Handler {
   };
   struct Note {
     int fd;
+    PeerName name;
     std::string key;
   };
 
