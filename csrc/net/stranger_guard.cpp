@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <fstream>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -73,6 +74,14 @@ uint64_t sent_bytes(int fd) {
   if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
   if (length < offsetof(tcp_info, tcpi_bytes_retrans) + sizeof info.tcpi_bytes_retrans) return 0;
   return info.tcpi_bytes_sent - info.tcpi_bytes_retrans;
+}
+
+// Whether the system accepts those who speak while it keeps as many silent connections as it may. Where it does not,
+// strangers who say nothing would keep everybody out of a port that waits for first bytes.
+bool has_syn_cookies() {
+  std::ifstream file("/proc/sys/net/ipv4/tcp_syncookies");
+  int mode = 0;
+  return file >> mode && mode > 0;
 }
 
 // Ends a connection of which libzmq has a descriptor, too. The peer is sent a reset once libzmq has closed its own, so
@@ -177,6 +186,9 @@ Result<void> StrangerGuard::keep_listener(int fd) {
   // For turn_away(), which must not wait for a connection that libzmq has accepted meanwhile.
   const int flags = ::fcntl(listener_.get(), F_GETFL);
   if (flags >= 0) ::fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK);
+  // Where it fails, a silent connection is libzmq's from its beginning, and within the budget like every other.
+  const int seconds = static_cast<int>(kSilentTime.count());
+  if (has_syn_cookies()) ::setsockopt(listener_.get(), IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds);
   return {};
 }
 

@@ -8,6 +8,11 @@
 // A connection is closed by shutting down a duplicate of its descriptor, which libzmq then finds to have ended.
 // libzmq's own number will not do: libzmq may have closed it meanwhile, and a file of the dataset may have it by then.
 //
+// A connection that says nothing stays with the system for a time (kSilentTime), which passes it to libzmq once its
+// first bytes have come: every peer of ours begins with some. So it takes neither a descriptor nor a thread's time, and
+// is not made again because it was closed. The system keeps as many of them at a port as may wait to be accepted
+// (ZMQ_BACKLOG), and passes on at once whoever connects beyond that.
+//
 // libzmq does not tell whose handshake has succeeded. The system does: it counts the bytes that the server has sent on
 // each connection, and those of a handshake's steps have a fixed size. A connection is asked for that in the moment in
 // which it would be closed, so one that has shown an allowed key is not.
@@ -20,6 +25,7 @@
 // connection is to be closed, and looked at whether it is still that of the same peer.
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -50,6 +56,10 @@ struct HandshakeBytes {
 // With a ticket (PLAIN) WELCOME is 8 bytes, which the ticket's holder alone is sent, and READY 41 or more.
 constexpr HandshakeBytes kCurveHandshake{.greeting = 11, .knowing = 64 + 170, .let_in = 64 + 170 + 28};
 constexpr HandshakeBytes kTicketHandshake{.greeting = 11, .knowing = 64 + 28, .let_in = 64 + 28};
+
+// For how long the system keeps a connection that has not sent its first bytes. It counts in attempts to have the peer
+// answer, after 1, 2, 4, 8 and 16 seconds, and then hands it over as it is.
+constexpr auto kSilentTime = std::chrono::seconds(31);
 
 // What a port may have of its process.
 struct PortUse {

@@ -21,7 +21,9 @@ namespace {
 constexpr int kZapEnforceDomain = 93;
 
 constexpr int64_t kCurveBytes = 33;  // CURVE adds these to a part: a name, a nonce, a code and the flags
-constexpr int kBacklog = 1024;
+// Of connections of a port that wait to be accepted, and of those that have sent nothing (stranger_guard.h). The system
+// has a limit of its own (net.core.somaxconn), by default the same since Linux 5.4.
+constexpr int kBacklog = 4096;
 constexpr int kReconnectMsMin = 50;  // doubling
 constexpr int kReconnectMsMax = 1000;
 constexpr int kConnectTimeoutMs = 2000;  // the system's own is minutes, during which a host that came back is not tried

@@ -783,6 +783,9 @@ def test_idle_connections_keep_nobody_out_and_are_closed(pool: KeyedPool) -> Non
             for endpoint, _ in pool.ports
             for _ in range(count)
         ]
+        for connection in connections:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"\xff")  # the server hears of it only now
         pool.expect_served()
         for connection in connections:
             wait_closed(connection)

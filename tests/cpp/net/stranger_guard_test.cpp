@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <span>
@@ -42,6 +43,22 @@ constexpr milliseconds kVeryLong = seconds(300);  // libzmq's own limit, so that
 // The limits of servers of this process.
 ConnectionBudget::Limits limits_here() { return ConnectionBudget::limits_under(descriptor_limit()); }
 
+// What a greeting begins with. The system passes a connection on to the server once it has this.
+const Bytes kFirstByte = {std::byte{0xff}};
+
+// A stranger's connection that says this and no more.
+std::unique_ptr<TcpConnection> begun(uint16_t port, uint32_t source = INADDR_LOOPBACK) {
+  auto connection = std::make_unique<TcpConnection>(port, source);
+  static_cast<void>(connection->try_send(kFirstByte));
+  return connection;
+}
+
+// Where the system does not, silent connections are the server's at once.
+bool keeps_silent_connections() {
+  int mode = 0;
+  return std::ifstream("/proc/sys/net/ipv4/tcp_syncookies") >> mode && mode == 1;
+}
+
 uint32_t loopback(uint32_t number) { return (uint32_t{127} << 24) + number; }
 
 // Connections of a stranger, each of which is made anew as soon as it is found closed, on a thread.
@@ -49,7 +66,7 @@ class Crowd {
  public:
   struct Options {
     size_t count;
-    Bytes opening = {};  // what each begins with, and nothing after it
+    Bytes opening = kFirstByte;  // what each begins with, and nothing after it
     std::vector<uint32_t> sources = {INADDR_LOOPBACK};
     milliseconds pause = milliseconds(1);  // between two looks at all of them
   };
@@ -205,12 +222,21 @@ class ServerWithFewDescriptors : protected ServerProcess, public PoolSocketsTest
     EXPECT_TRUE(event && event->kind == ConnectionEvent::Kind::kConnected) << (event ? event->reason : "no event");
     return client;
   }
+  // Returns once the guard has set up the port, which it does before it looks at connections.
+  void expect_guarded() {
+    std::vector<std::unique_ptr<TcpConnection>> strangers;
+    const size_t room = ConnectionBudget::limits_under(kFilesMax).address_count_max;
+    while (strangers.size() <= room) strangers.push_back(begun(port()));
+    EXPECT_TRUE(strangers.front()->wait_closed());
+  }
   static void expect_answered(ClientSocket& client, const Bytes& message) {
     ASSERT_TRUE(client.send(message));
     const auto answer = next_message(client);
     ASSERT_TRUE(answer);
     EXPECT_EQ(copy_of(answer->parts.at(0)), message);
   }
+
+  rlim_t own_files_max() const { return limit_.rlim_max; }
 
  private:
   static rlimit limit_now() {
@@ -224,7 +250,7 @@ class ServerWithFewDescriptors : protected ServerProcess, public PoolSocketsTest
 
 // Each round is of more connections than the server has descriptors. So few of them are there at once that it has room
 // for those that its guard, waiting for a CPU, has not looked at.
-TEST_F(ServerWithFewDescriptors, ServesAndOpensFilesWhileMoreThanItHasConnectAndSayNothing) {
+TEST_F(ServerWithFewDescriptors, ServesAndOpensFilesWhileMoreThanItHasConnectAndSayLittle) {
   const auto first = connected();
   {
     const Crowd crowd(port(), {.count = kFilesMax / 2});
@@ -232,6 +258,42 @@ TEST_F(ServerWithFewDescriptors, ServesAndOpensFilesWhileMoreThanItHasConnectAnd
       crowd.wait_closed(500);
       expect_answered(*first, filled(1000, round));
       expect_answered(*connected(), filled(1000, round));
+    }
+  }
+  EXPECT_FALSE(first->try_event()) << "it was disconnected";
+  expect_answered(*first, filled(1, 1));
+  EXPECT_EQ(stop_server(), "");
+}
+
+// They took two descriptors each, and were made again as fast as they were closed, which cost a job 13 % of its rate.
+TEST_F(ServerWithFewDescriptors, SilentConnectionsAreLeftToTheSystem) {
+  if (!keeps_silent_connections()) GTEST_SKIP() << "this system has no SYN cookies";
+  expect_guarded();
+  const auto first = connected();
+  std::vector<std::unique_ptr<TcpConnection>> silent;
+  while (silent.size() < 4 * kFilesMax) {
+    silent.push_back(std::make_unique<TcpConnection>(port()));
+    if (silent.size() % kFilesMax == 0) expect_answered(*connected(), filled(1000, 1));
+  }
+  expect_answered(*first, filled(1000, 2));
+  for (const auto& connection : silent) ASSERT_FALSE(connection->is_closed());
+  // It is the server's once it speaks.
+  ASSERT_TRUE(silent.front()->try_send(kFirstByte));
+  EXPECT_EQ(silent.front()->receive(10).size(), 10u);
+  EXPECT_EQ(stop_server(), "");
+}
+
+TEST_F(ServerWithFewDescriptors, ServesAndOpensFilesWhileMoreSayNothingThanTheSystemKeeps) {
+  constexpr size_t kMoreThanKept = 5000;
+  if (own_files_max() < kMoreThanKept + 500) GTEST_SKIP() << "the test needs " << kMoreThanKept << " descriptors";
+  expect_guarded();
+  const auto first = connected();
+  {
+    std::vector<std::unique_ptr<TcpConnection>> silent;
+    while (silent.size() < kMoreThanKept) {
+      silent.push_back(std::make_unique<TcpConnection>(port()));
+      if (silent.size() % 20 == 0) std::this_thread::sleep_for(milliseconds(1));  // as Crowd does
+      if (silent.size() % 500 == 0) expect_answered(*connected(), filled(1000, 1));
     }
   }
   EXPECT_FALSE(first->try_event()) << "it was disconnected";
@@ -258,7 +320,7 @@ TEST_F(ServerWithFewDescriptors, TurnsAwayWhoeverConnectsWhenNoneIsLeftAndServes
   const auto first = connected();
   expect_answered(*first, kHoard);
   std::vector<std::unique_ptr<TcpConnection>> strangers;
-  for (int count = 0; count < 20; ++count) strangers.push_back(std::make_unique<TcpConnection>(port()));
+  for (int count = 0; count < 20; ++count) strangers.push_back(begun(port()));
   for (const auto& stranger : strangers) EXPECT_TRUE(stranger->wait_closed());
   expect_answered(*first, filled(10, 2));
   expect_answered(*first, kGiveBack);
@@ -324,7 +386,7 @@ TEST_F(StrangerGuardTest, ClientsWithAKeyAreNeverClosedForStrangers) {
     expect_connected(*clients.back());
   }
   const size_t count = 2 * limits_here().stage_count_max;
-  for (const Bytes& opening : {Bytes(), test::greeting("CURVE")}) {
+  for (const Bytes& opening : {kFirstByte, test::greeting("CURVE")}) {
     const Crowd crowd(port(), {.count = count, .opening = opening, .sources = {loopback(1), loopback(2)}});
     crowd.wait_closed(2000);
     expect_answered(clients);
@@ -332,13 +394,13 @@ TEST_F(StrangerGuardTest, ClientsWithAKeyAreNeverClosedForStrangers) {
 }
 
 TEST_F(StrangerGuardTest, FullestAddressLosesItsOldestAndOthersNone) {
-  TcpConnection other(port(), loopback(2));
+  const auto other = begun(port(), loopback(2));
   constexpr size_t kSurplus = 20;
   std::vector<std::unique_ptr<TcpConnection>> fullest;
   for (size_t count = 0; count < limits_here().address_count_max + kSurplus; ++count)
-    fullest.push_back(std::make_unique<TcpConnection>(port(), loopback(3)));
+    fullest.push_back(begun(port(), loopback(3)));
   for (size_t index = 0; index < kSurplus; ++index) ASSERT_TRUE(fullest[index]->wait_closed()) << index;
-  EXPECT_FALSE(other.is_closed());
+  EXPECT_FALSE(other->is_closed());
   EXPECT_FALSE(fullest.back()->is_closed());
 }
 
@@ -355,10 +417,10 @@ TEST_F(StrangerGuardTest, PeerAtAnotherAddressThanTheStrangersIsLetInAtItsFirstT
 }
 
 TEST_F(StrangerGuardTest, ConnectionThatStopsInItsHandshakeIsClosed) {
-  TcpConnection silent(port());
+  const auto begins = begun(port());
   TcpConnection greeting(port());
   ASSERT_TRUE(greeting.try_send(test::greeting("CURVE")));
-  EXPECT_TRUE(silent.wait_closed());
+  EXPECT_TRUE(begins->wait_closed());
   EXPECT_TRUE(greeting.wait_closed());
   expect_served(*server_);
 }
@@ -368,7 +430,7 @@ TEST_F(StrangerGuardTest, StrangersOfAPortForBatchesAreBounded) {
   std::vector<std::unique_ptr<TcpConnection>> idle;
   constexpr size_t kSurplus = 20;
   for (size_t count = 0; count < limits_here().address_count_max + kSurplus; ++count)
-    idle.push_back(std::make_unique<TcpConnection>(server->endpoint().port));
+    idle.push_back(begun(server->endpoint().port));
   for (size_t index = 0; index < kSurplus; ++index) EXPECT_TRUE(idle[index]->wait_closed()) << index;
   EXPECT_FALSE(idle.back()->is_closed());
 }
@@ -384,7 +446,7 @@ TEST_F(StrangerGuardTest, ServersOfOneProcessShareTheRoom) {
   ASSERT_LT(room, limits_here().address_count_max);
   for (const uint16_t port : {server->endpoint().port, data->endpoint().port}) {
     std::vector<std::unique_ptr<TcpConnection>> idle;
-    for (size_t count = 0; count <= room; ++count) idle.push_back(std::make_unique<TcpConnection>(port));
+    for (size_t count = 0; count <= room; ++count) idle.push_back(begun(port));
     EXPECT_TRUE(idle.front()->wait_closed());
   }
 }
@@ -408,9 +470,10 @@ TEST_F(StrangerGuardTest, NothingIsKeptOfStrangersWhoHaveGone) {
 TEST_F(StrangerGuardTest, PortIsFreeOnceItsServerHasGone) {
   auto server = serve({.allowed_roles = {Role::kTrainer}});
   const Endpoint endpoint = server->endpoint();
-  TcpConnection stranger(endpoint.port);
+  const TcpConnection silent(endpoint.port);
+  const auto stranger = begun(endpoint.port);
   server.reset();
-  EXPECT_TRUE(stranger.wait_closed());
+  EXPECT_TRUE(stranger->wait_closed());
   EXPECT_TRUE(serve_again(endpoint));
 }
 

@@ -151,7 +151,10 @@ TEST_F(Stranger, ThatSendsGarbageIsClosed) {
 
 TEST_F(Stranger, AreClosedAfterTheHandshakeIntervalHoweverManyTheyAre) {
   std::vector<std::unique_ptr<TcpConnection>> idle;
-  for (int index = 0; index < 300; ++index) idle.push_back(std::make_unique<TcpConnection>(port()));
+  for (int index = 0; index < 300; ++index) {
+    idle.push_back(std::make_unique<TcpConnection>(port()));
+    static_cast<void>(idle.back()->try_send(Bytes(1, std::byte{0xff})));  // the server hears of it only now
+  }
   expect_served(*server_);
   for (const auto& connection : idle) ASSERT_TRUE(connection->wait_closed());
   expect_unharmed();
