@@ -25,7 +25,8 @@ class Stranger:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._is_idle = args.kind == "idle"
+        self._is_idle = args.kind != "half_open"
+        self._opening = {"idle": b"", "first_byte": GREETING[:1], "half_open": GREETING}[args.kind]
         self._poll = select.epoll()
         self._open: dict[int, socket.socket] = {}
         self._due: deque[float] = deque()  # when the next ones are made
@@ -74,7 +75,7 @@ class Stranger:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         connection.connect_ex(("127.0.0.1", port))
         self._open[connection.fileno()] = connection
-        says = 0 if self._is_idle else select.EPOLLOUT
+        says = select.EPOLLOUT if self._opening else 0
         self._poll.register(connection.fileno(), INPUT_EVENTS | says)
 
     def _serve(self, fd: int, event: int) -> bool:
@@ -82,7 +83,7 @@ class Stranger:
         connection = self._open[fd]
         try:
             if event & select.EPOLLOUT and not event & (select.EPOLLHUP | select.EPOLLERR):
-                connection.send(GREETING)
+                connection.send(self._opening)
                 self._poll.modify(fd, INPUT_EVENTS)
             if not event & INPUT_EVENTS or connection.recv(4096):
                 return False
@@ -105,7 +106,7 @@ def raise_limit() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("kind", choices=("idle", "half_open"))
+    add("kind", choices=("idle", "first_byte", "half_open"))
     add("--ports", type=int, nargs="+", required=True)
     add("--connections", type=int, required=True, help="that an idle one wants to have")
     add("--renew-s", type=float, required=True, help="after which a closed one is made again")

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What strangers who connect to a pool's ports cost a running job: batches per second without any,
-with 10,000 connections that say nothing, and with 1,000 handshakes a second that are begun and no
-more.
+with 10,000 connections that say nothing, with as many that send one byte, and with 1,000 handshakes
+a second that are begun and no more.
 
 The stranger is a process of its own on loopback, and has no key. It connects to every port at which
-the controller and the workers listen. Beside the rate: how soon a new client is answered, and the
-memory and the descriptors of controller and workers, after each window. A worker is the server of
-`penstock worker`, of which only root is shown the descriptors, or one process with all of a worker.
+the controller and the workers listen. Beside the rate: the CPU time of the stranger and of the
+servers; how soon a new client is answered, and the memory and the descriptors of controller and
+workers, after each window. A worker is the server of `penstock worker`, of which only root is shown
+the descriptors, or one process with all of a worker.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from pool_host import PoolError, PoolHost
 from table import aligned, by_parameter, metric_cells
 
 HERE = Path(__file__).resolve().parent
-KINDS = ("none", "idle", "half_open")
+KINDS = ("none", "idle", "first_byte", "half_open")
 SAMPLES_PER_BATCH = 8
 BATCHES_MAX = 10_000_000
 END_S_MAX = 10.0
@@ -138,9 +139,11 @@ class Job:
         with StrangerProcess(kind, ports, self._args) as stranger:
             self.take_for(self._args.warmup)
             busy_s, own_s = process_tree.machine_busy_s(), self._cpu_s() + stranger.cpu_s
+            stranger_s, servers_s = stranger.cpu_s, self._servers_cpu_s()
             begin = time.perf_counter()
             rate = self.take_for(self._args.seconds)
             seconds = time.perf_counter() - begin
+            stranger_s, servers_s = stranger.cpu_s - stranger_s, self._servers_cpu_s() - servers_s
             own_s = self._cpu_s() + stranger.cpu_s - own_s
             busy_s = process_tree.machine_busy_s() - busy_s
             client_s = statistics.median(self.ask() for _ in range(self._args.clients))
@@ -149,6 +152,8 @@ class Job:
                     raise MeasurementError(f"process {pid} of the pool has ended ({kind})")
             found = {
                 "batches_per_s": rate,
+                "stranger_cores": stranger_s / seconds,
+                "servers_cores": servers_s / seconds,
                 "new_client_s": client_s,
                 "controller_rss_bytes": float(one_process.rss_bytes(self.servers[0])),
                 "worker_rss_bytes": float(max(map(one_process.rss_bytes, self.servers[1:]))),
@@ -161,6 +166,9 @@ class Job:
         }
         self.take_for(self._args.rest)
         return found
+
+    def _servers_cpu_s(self) -> float:
+        return sum(map(one_process.cpu_s, self.servers))
 
     def _cpu_s(self) -> float:
         pids = {os.getpid(), *self.servers}
@@ -186,7 +194,8 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
                     for address in one_process.listening_addresses(pid)
                 ]
                 for round_index in range(args.rounds):
-                    turn = KINDS[round_index % 3 :] + KINDS[: round_index % 3]
+                    first = round_index % len(KINDS)
+                    turn = KINDS[first:] + KINDS[:first]
                     for kind in turn:
                         found[kind].append(job.measure(kind, ports))
                         say(f"round {round_index + 1}: {kind}: {found[kind][-1]}")
@@ -222,6 +231,8 @@ def records(found: dict[str, list[dict[str, float]]], args: argparse.Namespace) 
 
 COLUMNS = (
     ("batches_per_s", "batches/s", 1.0, "{:.1f}"),
+    ("stranger_cores", "CPU cores of the stranger", 1.0, "{:.2f}"),
+    ("servers_cores", "of the servers", 1.0, "{:.2f}"),
     ("new_client_s", "new client answered after, ms", 1e3, "{:.1f}"),
     ("connects_per_s", "strangers connect per second", 1.0, "{:.0f}"),
     ("closed_per_s", "closed per second", 1.0, "{:.0f}"),
