@@ -36,15 +36,19 @@ void LinkMeter::note_message(uint64_t worker_id, Duration sent_at, Instant now) 
   clock.least = clock.least ? std::min(*clock.least, difference) : difference;
 }
 
-void LinkMeter::note_batch(uint64_t worker_id, Duration sent_at, uint64_t bytes, Instant now) {
+void LinkMeter::note_batch(uint64_t worker_id, Duration sent_at, uint64_t bytes, Instant now, bool is_narrow) {
   note_message(worker_id, sent_at, now);
   Clock& clock = clocks_[worker_id];
   const Instant made_at{sent_at + clock.difference()};
   const Instant began = std::min(std::max({made_at, clock.last_came, now - kCrossingAgeMax}), now - kCrossingTimeMin);
   clock.last_came = now;
-  crossings_.push_back({.began = began, .ended = now, .bytes = bytes});
-  while (crossings_.size() > kCrossingCountMax || now - crossings_.front().ended > kCrossingAgeMax)
+  if (is_narrow) slow_narrow_count_ = now - began >= kTellingTimeMin ? slow_narrow_count_ + 1 : 0;
+  const bool tells_rate = !is_narrow || slow_narrow_count_ > kSlowNarrowCountMin;
+  if (tells_rate) crossings_.push_back({.began = began, .ended = now, .bytes = bytes});
+  while (crossings_.size() > kCrossingCountMax ||
+         (!crossings_.empty() && now - crossings_.front().ended > kCrossingAgeMax))
     crossings_.pop_front();
+  is_outdated_ = crossings_.size() < kCrossingCountMin && (is_outdated_ || !tells_rate);
 }
 
 std::optional<Instant> LinkMeter::written_at(uint64_t worker_id, Duration sent_at) const {

@@ -490,8 +490,9 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
                         PoolSession::Wrong::kPerhapsOnTheWay);
       return;
     }
-    note_crossing(worker_id, answer);
   }
+  const bool has_crossed = whole && !answer.place;
+  const Instant came_at = clock_now();
   const cluster::SharedContent content = whole ? session_.dispatch().content_of(message.key) : nullptr;
   std::unique_ptr<Batch> batch;  // of an answer that may count
   if (is_awaited && is_in_force && message.kind == ToTrainer::Kind::kAnswer) {
@@ -501,6 +502,10 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
       return;
     }
     batch = std::move(read).value();
+  }
+  if (has_crossed) {
+    const bool is_narrow = batch && !batch->remote_error() && batch->is_narrow();
+    note_crossing(worker_id, answer, is_narrow, came_at);
   }
   const bool counts = session_.receive(worker_id, message, answer.payload_bytes, now);
   const bool has_ended = is_in_force && !session_.is_in_force(worker_id, message.link);
@@ -590,9 +595,8 @@ void PoolIo::note_message(uint64_t worker_id, WorkerLink& link, const wire::Pool
   round_trip_s_.store(std::chrono::duration<double>(*link_meter_.round_trip()).count());
 }
 
-void PoolIo::note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer) {
-  const Instant now = clock_now();
-  link_meter_.note_batch(worker_id, Duration(answer.sent_at), answer.payload_bytes, now);
+void PoolIo::note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer, bool is_narrow, Instant now) {
+  link_meter_.note_batch(worker_id, Duration(answer.sent_at), answer.payload_bytes, now, is_narrow);
   if (now - link_told_at_ < kLinkTold) return;
   link_told_at_ = now;
   if (const auto rate = link_meter_.bytes_per_s(std::max<size_t>(1, session_.open_count())))
@@ -853,7 +857,8 @@ void PoolIo::send(const PoolSession::Command& command) {
     request.index_kind = content->request.index_kind;
     request.epoch_seed = content->request.epoch_seed;
     request.first_place = content->request.first_place;
-    request.link_mb_per_s = static_cast<uint16_t>(std::clamp(std::round(link_bytes_per_s_.load() / 1e6), 0.0, 65535.0));
+    const double rate = link_meter_.is_outdated() ? 0 : link_bytes_per_s_.load();
+    request.link_mb_per_s = static_cast<uint16_t>(std::clamp(std::round(rate / 1e6), 0.0, 65535.0));
     request.indices = content->indices;
     request.seeds = *content->seeds;
     request.state = state;

@@ -162,7 +162,7 @@ class PoolIo final : public EventLoop::Handler {
   void note_message(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer);
   // Takes in what a batch has cost its worker.
   void note_made(uint64_t worker_id, wire::PoolAnswer answer, const cluster::RequestContent* content);
-  void note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer);
+  void note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer, bool is_narrow, Instant now);
   void note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer);
   void note_declines(const wire::TrainerRoster& roster);
   void tell_of_decline(const std::string& worker, const std::string& reason);

@@ -15,6 +15,7 @@ namespace {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
+using std::chrono::minutes;
 using std::chrono::seconds;
 
 constexpr double kRate = 125e6;         // bytes a second, of a link
@@ -109,6 +110,47 @@ TEST_F(LinkMeterTest, ALinkThatBecameSlowerIsSeen) {
     meter_.note_batch(1, clock(1, now_ - milliseconds(10) - microseconds(200)), kBatch / 10, now_);
   }
   EXPECT_NEAR(*meter_.bytes_per_s(1), before / 10, 0.1 * before / 10);
+}
+
+// Once a trainer had taken its own machine's loopback for slow, batches were compressed for it, and the small ones that
+// came of that made it look slow from then on.
+TEST_F(LinkMeterTest, FastLinkDoesNotLookSlowForNarrowBatches) {
+  const auto cross = [&](uint64_t bytes, Duration time, bool is_narrow) {
+    now_ += milliseconds(20);
+    meter_.note_message(1, clock(1, now_ - time - microseconds(200)), now_ - time);
+    meter_.note_batch(1, clock(1, now_ - time - microseconds(200)), bytes, now_, is_narrow);
+  };
+  for (int count = 0; count < 10; ++count) cross(1'000'000, milliseconds(1), /*is_narrow=*/false);
+  for (int count = 0; count < 900; ++count) cross(16'000, microseconds(100), /*is_narrow=*/true);
+  EXPECT_NEAR(*meter_.bytes_per_s(1), 1e9, 0.05e9);
+  EXPECT_FALSE(meter_.is_outdated());
+  for (int count = 0; count < 200; ++count)  // some of them have waited for a thread
+    cross(16'000, count % 10 < 3 ? milliseconds(3) : microseconds(100), /*is_narrow=*/true);
+  EXPECT_TRUE(meter_.is_outdated()) << "the batches that told the rate were 20 s ago";
+  EXPECT_FALSE(meter_.bytes_per_s(1));
+  cross(1'000'000, milliseconds(1), /*is_narrow=*/false);
+  EXPECT_TRUE(meter_.is_outdated()) << "one is too few";
+  cross(1'000'000, milliseconds(1), /*is_narrow=*/false);
+  EXPECT_FALSE(meter_.is_outdated());
+  EXPECT_NEAR(*meter_.bytes_per_s(1), 1e9, 0.05e9);
+}
+
+TEST_F(LinkMeterTest, NarrowBatchesThatTakeTheirTimeTellTheRate) {
+  const auto cross = [&](bool is_narrow) {
+    now_ += milliseconds(20);
+    meter_.note_message(1, clock(1, now_ - milliseconds(10) - microseconds(200)), now_ - milliseconds(10));
+    meter_.note_batch(1, clock(1, now_ - milliseconds(10) - microseconds(200)), kBatch, now_, is_narrow);
+  };
+  for (int count = 0; count < 2000; ++count) cross(/*is_narrow=*/true);
+  EXPECT_FALSE(meter_.is_outdated());
+  EXPECT_NEAR(*meter_.bytes_per_s(1), kRate, 0.05 * kRate);
+}
+
+TEST_F(LinkMeterTest, PauseMakesNoRateOutdated) {
+  run(1, /*has_one_link=*/true, milliseconds(100), 20);
+  now_ += minutes(1);
+  run(1, /*has_one_link=*/true, milliseconds(100), 1);
+  EXPECT_FALSE(meter_.is_outdated());
 }
 
 TEST_F(LinkMeterTest, ClocksThatDriftAreFollowed) {
