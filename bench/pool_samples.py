@@ -42,17 +42,22 @@ class FromFiles(FixedCost):
 
 
 class Rows(Dataset[torch.Tensor]):
-    """Rows of bytes that are there already, which the worker puts together to a batch."""
+    """Rows of random bytes that are there already, which the worker puts together to a batch. No
+    two rows of a batch are equal: a pool would send equal ones once, where its link seems slow.
+    """
 
-    def __init__(self, count: int, row_bytes: int) -> None:
+    def __init__(self, count: int, row_bytes: int, row_count: int) -> None:
         self.count = count
-        self.row = torch.arange(row_bytes, dtype=torch.int32).to(torch.uint8)
+        generator = torch.Generator().manual_seed(1)
+        self.rows = torch.randint(
+            256, (row_count, row_bytes), dtype=torch.uint8, generator=generator
+        ).unbind()
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return self.row
+        return self.rows[index % len(self.rows)]
 
 
 class Ready(Dataset[torch.Tensor]):

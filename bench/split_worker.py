@@ -56,7 +56,7 @@ class Job:
         self._root_pid = host.supervisor_pid or host.workers[0].pid
         self._batches: Iterator[Any] = iter(
             DataLoader(
-                pool_samples.Rows(ROWS * BATCHES_MAX, row_bytes),
+                pool_samples.Rows(ROWS * BATCHES_MAX, row_bytes, ROWS),
                 batch_size=ROWS,
                 pool=host.endpoint,
                 keys=host.keys,
