@@ -107,14 +107,18 @@ void WorkerSession::cancel(wire::BatchKey key) {
 }
 
 std::optional<WorkerSession::Request> WorkerSession::begin() {
-  if (running_ || queue_.empty()) return std::nullopt;
-  // An answer that the trainer will not ask for again still takes its credit.
-  if (tenant_->repeated_count > 0) return std::nullopt;
-  const Request request = queue_.front();
+  const auto request = next();
+  if (running_ || !request) return std::nullopt;
   queue_.pop_front();
-  running_ = Running{.trainer_id = tenant_->trainer_id, .key = request.key, .is_wanted = true};
-  send(wire::ToTrainer::Kind::kStarted, request.key);
+  running_ = Running{.trainer_id = tenant_->trainer_id, .key = request->key, .is_wanted = true};
+  send(wire::ToTrainer::Kind::kStarted, request->key);
   return request;
+}
+
+std::optional<WorkerSession::Request> WorkerSession::next() const {
+  // An answer that the trainer will not ask for again still takes its credit.
+  if (queue_.empty() || tenant_->repeated_count > 0) return std::nullopt;
+  return queue_.front();
 }
 
 void WorkerSession::finished() {

@@ -59,6 +59,8 @@ class WorkerSession {
   };
   // The request to work on now, or nothing while there is none or one is being worked on.
   std::optional<Request> begin();
+  // The one that begin() gives once nothing is worked on any more, as far as is known.
+  std::optional<Request> next() const;
   // The work that was begun is done; the shell has its bytes.
   void finished();
   // The work that was begun cannot be done here, and neither can any other: drains.

@@ -158,18 +158,28 @@ Maker::Asked JobHost::take_asked() {
   const Instant now = clock_now();
   take_outputs();
   if (std::exchange(is_warm_readable_, false) || warm_.has_news()) take_news(asked);
+  if (job_ && job_->end) job_->is_readable = true;  // what it has said before its end counts
   receive(asked);
+  if (job_ && job_->end && !is_held_back()) bury(spoken_end(*job_->end), asked);
   send_blob();
   if (std::exchange(is_given_up_, false)) asked.result = PoolResult{.kind = PoolResult::Kind::kGivenUp};
   note_idle(now);
   end_late(now, asked);
-  asked.wants_work = !failure_ && (!job_ || (!job_->work && !job_->is_ending));
+  const bool is_free = !job_ || (!job_->work && !job_->is_ahead_dropped && !job_->is_ending);
+  asked.wants_work = !failure_ && is_free;
   if (job_ && job_->work && !job_->blob) asked.blob = job_->wish;
   asked.failure = failure_;
   return asked;
 }
 
 void JobHost::offer(std::shared_ptr<const PoolWork> work) {
+  if (is_held_back() && job_->ahead == work) {
+    job_->is_wanted = true;
+    job_->work = std::exchange(job_->ahead, nullptr);
+    if (job_->is_readable || job_->end) wake();
+    return;
+  }
+  PENSTOCK_ASSERT(!job_ || !job_->ahead, "other work was handed ahead");
   if (!job_ || job_->trainer_id != work->trainer_id) {
     std::optional<Job> kept;
     if (parked_ && parked_->job.trainer_id == work->trainer_id)
@@ -184,8 +194,29 @@ void JobHost::offer(std::shared_ptr<const PoolWork> work) {
   }
   job_->is_wanted = true;
   job_->work = std::move(work);
-  if (job_->is_ending) return;  // it could not be started
-  const PoolWork& made = *job_->work;
+  if (!job_->is_ending) post_work(*job_->work);  // else it could not be started
+}
+
+bool JobHost::wants_ahead() const {
+  return !failure_ && job_ && job_->work && !job_->ahead && job_->has_answered && job_->is_wanted && !job_->wish &&
+         !job_->is_ending && !job_->end;
+}
+
+void JobHost::hand_ahead(std::shared_ptr<const PoolWork> work) {
+  PENSTOCK_ASSERT(wants_ahead() && work->trainer_id == job_->trainer_id);
+  job_->ahead = std::move(work);
+  post_work(*job_->ahead);
+}
+
+void JobHost::drop_ahead() {
+  if (!job_ || !job_->ahead || std::exchange(job_->is_ahead_dropped, true)) return;
+  if (job_->is_readable || job_->end) wake();
+  if (job_->is_ending) return;
+  if (auto posted = post({.kind = ToJob::Kind::kUnwanted, .key = job_->ahead->key}); !posted)
+    kill(posted.error().message);
+}
+
+void JobHost::post_work(const PoolWork& made) {
   auto posted = post({.kind = ToJob::Kind::kWork,
                       .is_lane_start = made.is_lane_start,
                       .index_kind = made.index_kind,
@@ -206,7 +237,8 @@ void JobHost::offer(std::shared_ptr<const PoolWork> work) {
 void JobHost::set_wanted(bool is_wanted) {
   if (!job_ || !job_->work || job_->is_ending || job_->is_wanted == is_wanted) return;
   job_->is_wanted = is_wanted;
-  if (auto posted = post({.kind = is_wanted ? ToJob::Kind::kWanted : ToJob::Kind::kUnwanted}); !posted)
+  if (auto posted = post({.kind = is_wanted ? ToJob::Kind::kWanted : ToJob::Kind::kUnwanted, .key = job_->work->key});
+      !posted)
     kill(posted.error().message);
 }
 
@@ -287,7 +319,7 @@ void JobHost::receive_messages(Asked& asked) {
     return kill(flushed.error().message);
   if (!std::exchange(job_->is_readable, false)) return;
   bool has_filled = false;
-  for (int count = 0; count < kMessagesATurn && !job_->is_ending; ++count) {
+  for (int count = 0; count < kMessagesATurn && !job_->is_ending && !is_held_back(); ++count) {
     auto next = job_->channel.next();
     if (!next) return kill(next.error().message);
     if (!next.value()) {
@@ -304,15 +336,22 @@ void JobHost::receive_messages(Asked& asked) {
     if (auto taken = take_message(message.value(), next.value()->fds, asked); !taken)
       return kill(taken.error().message);
   }
+  if (is_held_back()) {
+    // The rest is read once the work that it is about is offered, or is not to be.
+    job_->is_readable = job_->channel.has_taken_in();
+    return;
+  }
   job_->is_readable = true;
   wake();
 }
 
 Result<void> JobHost::take_message(const FromJob& message, std::span<FileDescriptor> fds, Asked& asked) {
-  if (!job_->work) return wrong("it answers, and nothing was asked for");
-  if (message.key != job_->work->key) return wrong("it answers what it was not asked for");
+  const PoolWork* const work = job_->work ? job_->work.get() : job_->ahead.get();
+  if (work == nullptr) return wrong("it answers, and nothing was asked for");
+  if (message.key != work->key) return wrong("it answers what it was not asked for");
   if (!fds.empty() && !message.place) return wrong("descriptors came with a message that is about none");
   if (message.kind == FromJob::Kind::kBlobWish) {
+    if (!job_->work) return {};  // it reads in a moment that nobody wants this
     if (job_->blob) return wrong("it asks for a part of its job while another is on its way");
     job_->wish = message.blob;
     return {};
@@ -323,7 +362,13 @@ Result<void> JobHost::take_message(const FromJob& message, std::span<FileDescrip
   if (is_of_local_worker) return wrong("it says what only a local worker does");
   auto result = result_of(message, fds);
   if (!result) return result.error();
+  if (!job_->work) {
+    job_->ahead.reset();
+    job_->is_ahead_dropped = false;
+    return {};  // a batch gives its slab back
+  }
   asked.result = std::move(result).value();
+  job_->has_answered = true;
   job_->work.reset();
   job_->wish.reset();
   job_->blob.reset();
@@ -412,7 +457,7 @@ void JobHost::note_hang_up() {
 }
 
 bool JobHost::end_work(const std::string& why) {
-  if (!job_ || !job_->work) return false;
+  if (!job_ || (!job_->work && !job_->ahead)) return false;
   if (!job_->is_ending) add_notice("ends the process of a job: " + why);
   kill(why);
   return true;
@@ -454,7 +499,8 @@ void JobHost::park() {
 }
 
 void JobHost::note_idle(Instant now) {
-  if (!job_ || job_->work || job_->is_ending || job_->trainer_id == trainer_id_) return idle_since_.reset();
+  const bool is_busy = job_ && (job_->work || job_->ahead || job_->is_ending);
+  if (!job_ || is_busy || job_->trainer_id == trainer_id_) return idle_since_.reset();
   if (!idle_since_) idle_since_ = now;
   if (now - *idle_since_ < options_.linger) return;
   idle_since_.reset();
@@ -533,15 +579,17 @@ void JobHost::take_end(uint64_t number, const WarmProcess::News& news, Asked& as
   // What it has said before its end counts.
   job_->is_readable = true;
   receive(asked);
-  std::string how;
-  if (news.pid == 0) {
-    how = "could not be started; the system has no memory or no process numbers left";
-  } else if (!job_->fault.empty()) {
-    how = "was ended by its server: " + job_->fault;
-  } else {
-    how = ProcessEnd{.status = news.status}.spoken();
+  if (is_held_back() && !job_->is_ending) {
+    job_->end = news;
+    return;
   }
-  bury(std::move(how), asked);
+  bury(spoken_end(news), asked);
+}
+
+std::string JobHost::spoken_end(const WarmProcess::News& news) const {
+  if (news.pid == 0) return "could not be started; the system has no memory or no process numbers left";
+  if (!job_->fault.empty()) return "was ended by its server: " + job_->fault;
+  return ProcessEnd{.status = news.status}.spoken();
 }
 
 void JobHost::bury(std::string how, Asked& asked) {

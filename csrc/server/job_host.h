@@ -12,9 +12,14 @@
 // one program do, keep theirs. A process ends when its trainer has said goodbye for good, or has been away from it for
 // kJobLinger while nobody else is there.
 //
+// The process in use has the next work before it has answered the first: it makes batches while the server is busy. It
+// takes both in order, so whatever it says is about the first that it has not answered. An answer to the next work is
+// not read before that is offered, and its death in that work is told after that, too.
+//
 // A process that ends by itself, hangs up, or speaks wrongly has died: its work is answered so, and with it go the
-// lanes that it was at. One that is killed and does not end, as in a wait of the kernel's that nothing interrupts, is
-// given up: it counts as dead, and the worker goes on without it.
+// lanes that it was at. Work that was handed ahead and has not begun is nobody's death. One that is killed and does not
+// end, as in a wait of the kernel's that nothing interrupts, is given up: it counts as dead, and the worker goes on
+// without it.
 
 #include <sys/types.h>
 
@@ -93,6 +98,9 @@ class JobHost final : public Maker {
 
   Asked take_asked() override;
   void offer(std::shared_ptr<const PoolWork> work) override;
+  bool wants_ahead() const override;
+  void hand_ahead(std::shared_ptr<const PoolWork> work) override;
+  void drop_ahead() override;
   void set_wanted(bool is_wanted) override;
   void give_blob(const wire::BlobId& id, Result<std::vector<std::byte>> bytes) override;
   void add_notice(std::string text) override;
@@ -123,9 +131,13 @@ class JobHost final : public Maker {
     pid_t pid = 0;                                                 // 0 until it has begun
     std::shared_ptr<const PoolWork> work{};                        // in hand; shared with the I/O thread's requests
     bool is_wanted = true;                                         // as it was told
+    std::shared_ptr<const PoolWork> ahead{};                       // handed ahead, or still at the process once dropped
+    bool is_ahead_dropped = false;                                 // its result is of no use
+    bool has_answered = false;                                     // it has what its job is made with
     std::optional<wire::BlobId> wish{};                            // of the work, not granted yet
     std::optional<OutgoingBlob> blob{};                            // that is granted
     std::map<uint32_t, std::shared_ptr<shm::ArenaView>> arenas{};  // shared with the batches on them
+    std::optional<WarmProcess::News> end{};                        // it has ended, and not all that it said was read
     bool is_ending = false;                                        // it is dead, or dies: its end is waited for
     std::optional<Instant> killed_at{};                            // unless it has ended by then
     std::optional<Instant> given_up_at{};                          // the same, once it was killed
@@ -148,6 +160,9 @@ class JobHost final : public Maker {
   void take_outputs();
   void take_output_of(JobOutput& output);
   void take_end(uint64_t number, const WarmProcess::News& news, Asked& asked);
+  // Whether what the process says next is about work that was handed ahead and may be offered yet.
+  bool is_held_back() const { return job_ && !job_->work && job_->ahead && !job_->is_ahead_dropped; }
+  std::string spoken_end(const WarmProcess::News& news) const;
   // The process in use is dead, or as good as that; `how` follows its name.
   void bury(std::string how, Asked& asked);
   void receive(Asked& asked);
@@ -159,6 +174,7 @@ class JobHost final : public Maker {
   void start(uint64_t trainer_id);
   void send_blob();
   Result<void> post(const wire::ToJob& message);
+  void post_work(const PoolWork& work);
   // Ends the process at once; its work is lost.
   void kill(std::string why);
   void note_hang_up();

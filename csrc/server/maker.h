@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Whoever makes the batches of a pool's worker, as the I/O thread sees it: a thread of this process, or a process
-// beside it. One piece of work is between the two at a time.
+// beside it. One piece of work is between the two at a time; a process may have the next one already, so that it need
+// not wait for the server between two batches.
 
 #include <chrono>
 #include <cstddef>
@@ -64,7 +65,14 @@ class Maker {
 
   // The result is handed out once; the rest is asked for until it is given.
   virtual Asked take_asked() = 0;
+  // What was handed ahead is begun by offering the same.
   virtual void offer(std::shared_ptr<const PoolWork> work) = 0;
+  // Whether work for the same trainer may be handed over that will be offered once the work in hand is done.
+  virtual bool wants_ahead() const { return false; }
+  // Only if wants_ahead().
+  virtual void hand_ahead(std::shared_ptr<const PoolWork> /*work*/) {}
+  // What was handed ahead will not be offered. Nothing is wanted until whoever makes batches has let go of it.
+  virtual void drop_ahead() {}
   // Whether somebody wants the batch that is being made.
   virtual void set_wanted(bool is_wanted) = 0;
   virtual void give_blob(const wire::BlobId& id, Result<std::vector<std::byte>> bytes) = 0;

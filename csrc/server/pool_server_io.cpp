@@ -292,7 +292,14 @@ void PoolServerIo::serve_maker(Instant now) {
   if (asked.lost_process_of != 0) lose_process(asked.lost_process_of);
   if (asked.failure && !failure_) failure_ = std::move(asked.failure);
   finish_given_up();
+  if (ahead_ && !is_next(*ahead_)) {
+    ahead_.reset();
+    maker_.drop_ahead();
+    asked.wants_work = false;  // for now
+    maker_.wake();
+  }
   if (asked.wants_work) begin_work();
+  hand_ahead();
   fetch_blob(asked.blob, now);
   const bool is_wanted = session_.may_be_wanted();
   maker_.set_wanted(is_wanted);
@@ -328,7 +335,7 @@ void PoolServerIo::take_result(PoolResult result, Instant now) {
       session_.decline();
     }
   } else {
-    maker_watch_.note_made(std::chrono::steady_clock::now() - running_->begun_at);
+    maker_watch_.note_made(std::chrono::steady_clock::now() - running_since_);
     held_[running_->key] = std::make_shared<const PoolResult>(std::move(result));
   }
   const auto done = std::exchange(running_, nullptr);
@@ -361,13 +368,43 @@ void PoolServerIo::begin_work() {
   PENSTOCK_ASSERT(found != queued_.end(), "a request was queued without its bytes");
   PoolWork work = std::move(found->second);
   queued_.erase(found);
+  running_since_ = std::chrono::steady_clock::now();
+  if (ahead_) {
+    running_ = std::exchange(ahead_, nullptr);
+    return maker_.offer(running_);
+  }
   if (work_tenancy_ != tenancy_) maker_watch_.begin_tenancy();
   work_tenancy_ = work.tenancy = tenancy_;
-  work.begun_at = std::chrono::steady_clock::now();
+  work.begun_at = running_since_;
   work.cpu_begun_at = process_cpu_time();
   work.is_handed_over = handover_ && handover_->is_on();
   running_ = std::make_shared<const PoolWork>(std::move(work));
   maker_.offer(running_);
+}
+
+// A process that is ahead must need nothing of the server for it, and must have lost nothing if it is not begun: a lane
+// cannot go back by a batch, and the parts of another job have to be fetched.
+void PoolServerIo::hand_ahead() {
+  if (ahead_ || !running_ || is_given_up_ || !session_.is_wanted() || !maker_.wants_ahead()) return;
+  const auto request = session_.next();
+  if (!request) return;
+  const auto found = queued_.find(request->key);
+  PENSTOCK_ASSERT(found != queued_.end(), "a request was queued without its bytes");
+  const auto is_alone = [](const PoolWork& work) { return work.lane == wire::kNoLane && !work.is_recall(); };
+  const PoolWork& next = found->second;
+  if (!is_alone(next) || !is_alone(*running_) || next.trainer_id != running_->trainer_id ||
+      tenancy_ != running_->tenancy || next.blobs != running_->blobs)
+    return;
+  auto work = std::make_shared<PoolWork>(next);
+  work->tenancy = tenancy_;
+  ahead_ = std::move(work);
+  maker_.hand_ahead(ahead_);
+}
+
+bool PoolServerIo::is_next(const PoolWork& work) const {
+  const auto request = session_.next();
+  return request && !is_given_up_ && request->key == work.key && session_.trainer_id() == work.trainer_id &&
+         tenancy_ == work.tenancy;
 }
 
 void PoolServerIo::fetch_blob(const std::optional<wire::BlobId>& id, Instant now) {

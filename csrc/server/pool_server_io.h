@@ -132,6 +132,9 @@ class PoolServerIo final : public EventLoop::Handler {
   // The process that made this trainer's batches has ended, and with it all that it had begun.
   void lose_process(uint64_t trainer_id);
   void begin_work();
+  void hand_ahead();
+  // Whether this is what begin_work() would begin if the work in hand were done.
+  bool is_next(const PoolWork& work) const;
   void fetch_blob(const std::optional<wire::BlobId>& id, Instant now);
   void carry_out();
   std::string reason_of(const cluster::WorkerSession::Command& command) const;
@@ -171,8 +174,10 @@ class PoolServerIo final : public EventLoop::Handler {
   uint64_t tenancy_ = 0;
   std::map<uint64_t, Route> routes_;    // by trainer
   std::set<net::PublicKey> impostors_;  // of whom the operator was told; no more than there are keys of trainers
-  std::multimap<wire::BatchKey, PoolWork> queued_;                    // the requests in the session's queue
-  std::shared_ptr<const PoolWork> running_;                           // shared with the thread that makes it
+  std::multimap<wire::BatchKey, PoolWork> queued_;  // the requests in the session's queue
+  std::shared_ptr<const PoolWork> running_;         // shared with the thread that makes it
+  std::chrono::steady_clock::time_point running_since_{};
+  std::shared_ptr<const PoolWork> ahead_;                             // a queued request; shared with its process
   bool is_given_up_ = false;                                          // by that thread
   std::map<wire::BatchKey, std::shared_ptr<const PoolResult>> held_;  // shared with messages on their way
   std::map<uint64_t, std::string> declined_;                          // why, by trainer

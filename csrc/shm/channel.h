@@ -103,6 +103,8 @@ class Channel {
   // called when next() has nothing. False where the socket has nothing. kClosed when the peer hung up. After another
   // error the channel cannot go on.
   Result<bool> fill() { return fill(/*may_block=*/false); }
+  // Whether there is anything of a message that next() has not given out.
+  bool has_taken_in() const { return begin_ != end_; }
   // The next message of what was taken in; nothing where none is whole.
   Result<std::optional<Message>> next();
   // Waits for the next message until `deadline`. kTimeout when none came, kClosed as fill(). Blocks.

@@ -32,6 +32,22 @@ Fault job_is_over() { return {Errc::kClosed, "the job is over"}; }
 
 std::vector<std::byte> owned(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.end()}; }
 
+PoolWork work_of(const ToJob& message) {
+  return {.trainer_id = message.trainer_id,
+          .tenancy = message.tenancy,
+          .key = message.key,
+          .lane = message.lane,
+          .is_lane_start = message.is_lane_start,
+          .index_kind = message.index_kind,
+          .epoch_seed = message.epoch_seed,
+          .first_place = message.first_place,
+          .link_bytes_per_s = message.link_bytes_per_s,
+          .indices = owned(message.indices),
+          .seeds = owned(message.seeds),
+          .state = owned(message.state),
+          .blobs = {message.blobs.begin(), message.blobs.end()}};
+}
+
 // The whole of a file that the server has made for this.
 Result<std::vector<std::byte>> read_file(int fd, uint64_t size) {
   std::vector<std::byte> bytes;
@@ -58,6 +74,17 @@ Result<std::shared_ptr<const PoolWork>> JobChannel::next(Deadline deadline) {
     forget_ended_children();
     children_look_at_ = now + kChildrenLook;
   }
+  // What was handed ahead may be unwanted by now, or the job over.
+  if (!ahead_.empty()) {
+    if (auto taken = take_all(); !taken) return taken.error().code == Errc::kClosed ? job_is_over() : taken.error();
+  }
+  while (!ahead_.empty()) {
+    Ahead next = std::move(ahead_.front());
+    ahead_.pop_front();
+    if (next.is_wanted) return begin(std::move(next.work));
+    const FromJob given_up{.kind = FromJob::Kind::kGivenUp, .key = next.work.key};
+    if (auto sent = send_message(channel_, given_up); !sent) return job_is_over();
+  }
   for (;;) {
     const auto received = channel_.receive(deadline);
     if (!received && received.error().code == Errc::kClosed) return job_is_over();
@@ -65,31 +92,19 @@ Result<std::shared_ptr<const PoolWork>> JobChannel::next(Deadline deadline) {
     const auto message = wire::parse_to_job(received.value().bytes);
     if (!message) return message.error();
     // The rest is about work that is over.
-    if (message.value().kind == ToJob::Kind::kWork) return begin(message.value());
+    if (message.value().kind == ToJob::Kind::kWork) return begin(work_of(message.value()));
   }
 }
 
-Result<std::shared_ptr<const PoolWork>> JobChannel::begin(const ToJob& message) {
+std::shared_ptr<const PoolWork> JobChannel::begin(PoolWork work) {
   is_in_hand_ = is_wanted_ = true;
   wished_.reset();
   arrived_.reset();
-  trainer_id_ = message.trainer_id;
-  key_ = message.key;
-  return std::make_shared<const PoolWork>(PoolWork{.trainer_id = message.trainer_id,
-                                                   .tenancy = message.tenancy,
-                                                   .key = message.key,
-                                                   .lane = message.lane,
-                                                   .is_lane_start = message.is_lane_start,
-                                                   .index_kind = message.index_kind,
-                                                   .epoch_seed = message.epoch_seed,
-                                                   .first_place = message.first_place,
-                                                   .link_bytes_per_s = message.link_bytes_per_s,
-                                                   .indices = owned(message.indices),
-                                                   .seeds = owned(message.seeds),
-                                                   .state = owned(message.state),
-                                                   .blobs = {message.blobs.begin(), message.blobs.end()},
-                                                   .begun_at = std::chrono::steady_clock::now(),
-                                                   .cpu_begun_at = server::process_cpu_time()});
+  trainer_id_ = work.trainer_id;
+  key_ = work.key;
+  work.begun_at = std::chrono::steady_clock::now();
+  work.cpu_begun_at = server::process_cpu_time();
+  return std::make_shared<const PoolWork>(std::move(work));
 }
 
 Result<std::vector<std::byte>> JobChannel::blob(const wire::BlobId& id, Deadline deadline) {
@@ -114,17 +129,19 @@ Result<std::vector<std::byte>> JobChannel::blob(const wire::BlobId& id, Deadline
   return *std::exchange(arrived_, std::nullopt);
 }
 
-bool JobChannel::is_wanted() const {
+bool JobChannel::is_wanted() const { return take_all() && is_wanted_; }
+
+Result<void> JobChannel::take_all() const {
   for (;;) {
     const auto message = channel_.next();
-    if (!message) return false;
+    if (!message) return message.error();
     if (message.value()) {
-      if (!take(*message.value())) return false;
+      if (auto taken = take(*message.value()); !taken) return taken;
       continue;
     }
     const auto filled = channel_.fill();
-    if (!filled) return false;
-    if (!filled.value()) return is_wanted_;
+    if (!filled) return filled.error();
+    if (!filled.value()) return {};
   }
 }
 
@@ -133,8 +150,14 @@ Result<void> JobChannel::take(const shm::Channel::Message& message) const {
   const auto parsed = wire::parse_to_job(message.bytes);
   if (!parsed) return parsed.error();
   const ToJob& told = parsed.value();
-  if (told.kind == ToJob::Kind::kUnwanted) is_wanted_ = false;
-  if (told.kind == ToJob::Kind::kWanted) is_wanted_ = true;
+  if (told.kind == ToJob::Kind::kWork) ahead_.push_back({.work = work_of(told)});
+  if (told.kind == ToJob::Kind::kUnwanted || told.kind == ToJob::Kind::kWanted) {
+    const bool is_wanted = told.kind == ToJob::Kind::kWanted;
+    if (told.key == key_) is_wanted_ = is_wanted;
+    for (Ahead& ahead : ahead_)
+      if (told.key == ahead.work.key) ahead.is_wanted = is_wanted;
+    return {};
+  }
   if (told.blobs.size() != 1 || wished_ != told.blobs.front()) return {};  // of work before this
   if (told.kind == ToJob::Kind::kBlob) arrived_ = owned(told.body);
   if (told.kind == ToJob::Kind::kNoBlob) {

@@ -4,6 +4,7 @@
 // the server as slabs of this process's memory.
 
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,15 +42,24 @@ class JobChannel final : public server::WorkSource {
   server::Standing standing() const override { return {.trainer_id = trainer_id_}; }
 
  private:
+  // Work that came while other work was in hand.
+  struct Ahead {
+    server::PoolWork work;
+    bool is_wanted = true;
+  };
+
   Result<void> send(server::PoolResult& result);
-  Result<std::shared_ptr<const server::PoolWork>> begin(const wire::ToJob& message);
+  std::shared_ptr<const server::PoolWork> begin(server::PoolWork work);
+  // Takes all that has come, without waiting.
+  Result<void> take_all() const;
   Result<void> take(const shm::Channel::Message& message) const;
 
   mutable shm::Channel channel_;
   shm::SlabPool* slabs_ = nullptr;
   uint64_t trainer_id_ = 0;
-  wire::BatchKey key_{};         // of the work in hand
-  Deadline children_look_at_{};  // at those that have ended
+  wire::BatchKey key_{};             // of the work in hand
+  mutable std::deque<Ahead> ahead_;  // in the order in which it is to be made
+  Deadline children_look_at_{};      // at those that have ended
   bool is_in_hand_ = false;
   mutable bool is_wanted_ = false;
   std::optional<wire::BlobId> wished_;

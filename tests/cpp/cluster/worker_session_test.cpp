@@ -73,8 +73,10 @@ TEST_F(WorkerSessionTest, MakesBatchesOneByOneInTheOrderOfTheRequests) {
   request(5);
   EXPECT_EQ(begin(), 4u);
   EXPECT_EQ(begin(), std::nullopt);
+  EXPECT_EQ(session_.next()->key, batch(5));
   finish();
   EXPECT_EQ(begin(), 5u);
+  EXPECT_FALSE(session_.next());
   EXPECT_EQ(said(), (std::vector{Out::kWelcome, Out::kStarted, Out::kAnswer, Out::kStarted}));
   EXPECT_EQ(last_.trainer_id, 7u);
   EXPECT_EQ(last_.message.stamp, 4u);
@@ -148,6 +150,7 @@ TEST_F(ContinuedLink, NothingIsBegunBeforeAllIsRepeated) {
   finish();
   request(3);
   EXPECT_EQ(begin(), std::nullopt);
+  EXPECT_FALSE(session_.next());
   request(2);
   EXPECT_EQ(begin(), 3u);
 }

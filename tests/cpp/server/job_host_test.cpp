@@ -120,6 +120,25 @@ class JobHostTest : public testing::Test {
                                                          .state = to_bytes(word),
                                                          .blobs = std::move(blobs)});
   }
+  // Has a process make `word`, and hands it `next` ahead.
+  void begin_with_ahead(const std::string& word, const std::string& next) {
+    pid_ = pid_of(1);
+    ASSERT_TRUE(until([&] { return !host_->due_at(); })) << "its start was told";
+    offer(word);
+    ASSERT_TRUE(until([&] { return !offered_; }));
+    ASSERT_TRUE(host_->wants_ahead());
+    ahead_ = std::make_shared<const PoolWork>(
+        PoolWork{.trainer_id = 1, .tenancy = 2, .key = {.epoch = 3, .sequence = 5}, .state = to_bytes(next)});
+    host_->hand_ahead(ahead_);
+    EXPECT_FALSE(host_->wants_ahead());
+  }
+  void let_it_go_on() { ASSERT_EQ(::kill(pid_, SIGUSR1), 0); }
+  PoolResult result_of_ahead() {
+    EXPECT_TRUE(until([&] { return wants_work_; }));
+    EXPECT_FALSE(result_) << "work that was not offered yet has a result";
+    host_->offer(std::exchange(ahead_, nullptr));
+    return result();
+  }
   PoolResult result() {
     EXPECT_TRUE(until([&] { return result_.has_value(); })) << "no result came";
     PoolResult result{.kind = Kind::kHandedBack};
@@ -163,6 +182,11 @@ class JobHostTest : public testing::Test {
   }
 
   static bool is_gone(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; }
+  // Without a turn of the host: until the warm process has told its end.
+  bool wait_until_gone(pid_t pid) const {
+    pollfd item{.fd = host_->fds().front(), .events = POLLIN, .revents = 0};
+    return ::poll(&item, 1, static_cast<int>(milliseconds(minutes(1)).count())) == 1 && is_gone(pid);
+  }
 
   Waker waker_;
   pid_t warm_pid_ = 0;
@@ -170,6 +194,8 @@ class JobHostTest : public testing::Test {
   std::optional<WarmSeat> seat_;
   std::optional<JobHost> host_;
   std::shared_ptr<const PoolWork> offered_;                 // shared with the host, once it wants work
+  std::shared_ptr<const PoolWork> ahead_;                   // shared with the host
+  pid_t pid_ = 0;                                           // of the process that has work ahead
   std::map<BlobId, Result<std::vector<std::byte>>> blobs_;  // each given once
   std::optional<PoolResult> result_;
   std::optional<BlobId> wished_;
@@ -285,6 +311,136 @@ TEST_F(JobHostTest, WhetherSomebodyWantsTheBatchIsTold) {
   EXPECT_EQ(result().text, "unwanted, and wanted again");
   host_->set_wanted(false);  // of nothing
   EXPECT_EQ(made("end").answer, AnswerKind::kEnd);
+}
+
+// ---- Work that is handed ahead
+
+TEST_F(JobHostTest, WorkIsHandedAheadToAProcessThatHasAnsweredAndIsAtWork) {
+  start();
+  EXPECT_FALSE(host_->wants_ahead()) << "there is no process";
+  offer("later");
+  ASSERT_TRUE(until([&] { return !offered_; }));
+  EXPECT_FALSE(host_->wants_ahead()) << "it may ask for the parts of its job";
+  const pid_t pid = std::stoi(result().text);
+  EXPECT_FALSE(host_->wants_ahead()) << "it has nothing in hand";
+  ASSERT_EQ(::kill(pid, SIGKILL), 0);
+  expect_lost();
+  pid_of(1);
+  offer("heed");
+  ASSERT_TRUE(until([&] { return !offered_; }));
+  EXPECT_TRUE(host_->wants_ahead());
+  host_->set_wanted(false);
+  EXPECT_FALSE(host_->wants_ahead());
+  host_->set_wanted(true);
+  EXPECT_EQ(result().text, "unwanted, and wanted again");
+}
+
+TEST_F(JobHostTest, WorkThatIsHandedAheadIsAnsweredOnceItIsOffered) {
+  start();
+  begin_with_ahead("until_signal", "pid");
+  take_turn();
+  EXPECT_FALSE(wants_work_);
+  let_it_go_on();
+  EXPECT_EQ(result().text, "done");
+  EXPECT_EQ(result_of_ahead().text, std::to_string(pid_));
+  EXPECT_EQ(pid_of(1), pid_);
+  EXPECT_FALSE(has_lost_process_);
+}
+
+TEST_F(JobHostTest, WorkThatIsDroppedHasNoResultAndGivesItsSlabBack) {
+  start();
+  EXPECT_TRUE(is_made_batch(made("slab")));
+  begin_with_ahead("until_signal", "await_unwanted");
+  host_->drop_ahead();
+  host_->drop_ahead();
+  let_it_go_on();
+  EXPECT_EQ(result().text, "done");
+  EXPECT_EQ(told("tell_slab"), "free") << "nothing else is made before the process has let go of it";
+  EXPECT_EQ(pid_of(1), pid_);
+}
+
+TEST_F(JobHostTest, WorkThatIsDroppedMeanwhileHasNoResult) {
+  start();
+  begin_with_ahead("until_signal", "end");
+  let_it_go_on();
+  EXPECT_EQ(result().text, "done");
+  EXPECT_TRUE(wants_work_);
+  host_->drop_ahead();
+  EXPECT_EQ(pid_of(1), pid_);
+}
+
+TEST_F(JobHostTest, DeathInWorkThatWasHandedAheadIsOfThatWork) {
+  start();
+  for (const std::string word : {"exit", "garbage"}) {
+    SCOPED_TRACE(word);
+    begin_with_ahead("until_signal", word);
+    let_it_go_on();
+    EXPECT_EQ(result().text, "done");
+    EXPECT_EQ(result_of_ahead().kind, Kind::kDied);
+    EXPECT_FALSE(has_lost_process_) << "it is told twice";
+  }
+}
+
+// The server may be busy until the process has ended.
+TEST_F(JobHostTest, EndThatIsKnownBeforeTheWorkIsOfferedIsOfThatWork) {
+  start();
+  begin_with_ahead("until_signal", "exit");
+  let_it_go_on();
+  ASSERT_TRUE(wait_until_gone(pid_));
+  host_->note_readable(host_->fds());
+  EXPECT_EQ(result().text, "done");
+  EXPECT_FALSE(has_lost_process_);
+  EXPECT_FALSE(host_->wants_ahead());
+  const auto died = result_of_ahead();
+  EXPECT_EQ(died.kind, Kind::kDied);
+  EXPECT_NE(died.text.find("ended with exit code 3"), std::string::npos) << died.text;
+  EXPECT_NE(pid_of(1), pid_);
+}
+
+TEST_F(JobHostTest, AnswersToBothCountThoughTheProcessHasEnded) {
+  start();
+  begin_with_ahead("until_signal", "answer_and_exit");
+  let_it_go_on();
+  ASSERT_TRUE(wait_until_gone(pid_));
+  host_->note_readable(host_->fds());
+  EXPECT_EQ(result().text, "done");
+  EXPECT_EQ(result_of_ahead().text, "last words");
+  expect_lost();
+}
+
+TEST_F(JobHostTest, DeathInTheWorkInHandIsNotOfTheWorkBehindIt) {
+  start();
+  begin_with_ahead("kill", "end");
+  EXPECT_EQ(result().kind, Kind::kDied);
+  EXPECT_TRUE(until([&] { return wants_work_; }));
+  EXPECT_FALSE(has_lost_process_);
+  EXPECT_FALSE(host_->wants_ahead());
+  host_->drop_ahead();  // of which nothing is left
+  EXPECT_EQ(made("end").answer, AnswerKind::kEnd);
+}
+
+TEST_F(JobHostTest, DeathInWorkThatWasDroppedIsOfNoWork) {
+  start();
+  begin_with_ahead("until_signal", "hang");
+  let_it_go_on();
+  EXPECT_EQ(result().text, "done");
+  host_->drop_ahead();
+  take_turn();
+  EXPECT_FALSE(wants_work_);
+  EXPECT_TRUE(host_->end_work("its dataset hangs"));
+  expect_lost();
+  EXPECT_NE(pid_of(1), pid_);
+}
+
+TEST_F(JobHostTest, WorkAheadEndsWithItsTrainer) {
+  start();
+  begin_with_ahead("hang", "end");
+  host_->end_trainer(1);
+  EXPECT_EQ(result().kind, Kind::kGivenUp);
+  host_->drop_ahead();
+  EXPECT_EQ(made("end", 2).answer, AnswerKind::kEnd);
+  EXPECT_TRUE(until([&] { return is_gone(pid_); }));
+  EXPECT_FALSE(has_lost_process_);
 }
 
 // ---- The parts of a job

@@ -109,6 +109,8 @@ class Job {
         {"decline", [&] { answer({.kind = FromJob::Kind::kDeclined, .text = bytes_of("not here")}); }},
         {"heed", [&] { heed(); }},
         {"spin", [&] { spin(); }},
+        {"until_signal", [&] { wait_for_signal(), tell("done"); }},
+        {"await_unwanted", [&] { await(ToJob::Kind::kUnwanted), answer_in_slab(); }},
         {"wish", [&] { wish(0), tell(reply_to(0)); }},
         {"wish_two", [&] { wish(0), wish(1), tell(reply_to(1)); }},
         // It ends, or does not go on.

@@ -44,6 +44,8 @@ BlobId channel_blob_id(uint8_t value) {
   return id;
 }
 
+constexpr wire::BatchKey kWorkKey{.epoch = 1, .sequence = 2};
+
 class JobChannelTest : public testing::Test {
  protected:
   JobChannelTest() {
@@ -60,11 +62,16 @@ class JobChannelTest : public testing::Test {
     const std::span<const std::byte> part(bytes);
     ASSERT_TRUE(server_->send({&part, 1}, fds));
   }
+  void hand_work(wire::BatchKey key) { say({.kind = ToJob::Kind::kWork, .trainer_id = 5, .key = key}); }
   void begin_work() {
-    say({.kind = ToJob::Kind::kWork, .trainer_id = 5, .key = {.epoch = 1, .sequence = 2}});
+    hand_work(kWorkKey);
     const auto work = job_->next(soon());
     ASSERT_TRUE(work) << work.error().message;
     EXPECT_EQ(work.value()->trainer_id, 5u);
+  }
+  std::optional<uint64_t> next_sequence() {
+    const auto work = job_->next(before());
+    return work ? std::optional(work.value()->key.sequence) : std::nullopt;
   }
   // What the job has said next; nothing where there is nothing.
   std::optional<FromJob::Kind> heard() {
@@ -105,11 +112,11 @@ TEST_F(JobChannelTest, ServerOfAnotherVersionIsAMismatchThatNamesBoth) {
 TEST_F(JobChannelTest, WorkIsWantedUntilTheServerSaysOtherwise) {
   begin_work();
   EXPECT_TRUE(job_->is_wanted());
-  say({.kind = ToJob::Kind::kUnwanted});
+  say({.kind = ToJob::Kind::kUnwanted, .key = kWorkKey});
   EXPECT_FALSE(job_->is_wanted());
-  say({.kind = ToJob::Kind::kWanted});
+  say({.kind = ToJob::Kind::kWanted, .key = kWorkKey});
   EXPECT_TRUE(job_->is_wanted());
-  say({.kind = ToJob::Kind::kUnwanted});
+  say({.kind = ToJob::Kind::kUnwanted, .key = kWorkKey});
   EXPECT_FALSE(job_->is_wanted());
   job_->finish({.kind = PoolResult::Kind::kGivenUp});
   EXPECT_EQ(heard(), FromJob::Kind::kGivenUp);
@@ -120,10 +127,45 @@ TEST_F(JobChannelTest, WorkIsWantedUntilTheServerSaysOtherwise) {
 TEST_F(JobChannelTest, WhatIsSaidOfWorkThatIsOverIsPassedOver) {
   begin_work();
   job_->finish({.answer = wire::AnswerKind::kEnd});
-  say({.kind = ToJob::Kind::kUnwanted});
+  say({.kind = ToJob::Kind::kUnwanted, .key = kWorkKey});
   say({.kind = ToJob::Kind::kBlob, .blobs = {&id_, 1}, .body = blob_});
   begin_work();
   EXPECT_TRUE(job_->is_wanted());
+}
+
+TEST_F(JobChannelTest, WorkThatIsHandedAheadIsTakenInOrder) {
+  begin_work();
+  hand_work({.epoch = 1, .sequence = 3});
+  EXPECT_TRUE(job_->is_wanted());  // which takes that in
+  say({.kind = ToJob::Kind::kUnwanted, .key = kWorkKey});
+  EXPECT_FALSE(job_->is_wanted());
+  job_->finish({.kind = PoolResult::Kind::kGivenUp});
+  hand_work({.epoch = 1, .sequence = 4});
+  EXPECT_EQ(next_sequence(), 3u);
+  EXPECT_TRUE(job_->is_wanted());
+  job_->finish({.answer = wire::AnswerKind::kEnd});
+  EXPECT_EQ(next_sequence(), 4u);
+}
+
+TEST_F(JobChannelTest, WorkThatIsHandedAheadAndUnwantedIsGivenUpUnbegun) {
+  begin_work();
+  hand_work({.epoch = 1, .sequence = 3});
+  EXPECT_TRUE(job_->is_wanted());
+  say({.kind = ToJob::Kind::kUnwanted, .key = {.epoch = 1, .sequence = 3}});
+  EXPECT_TRUE(job_->is_wanted());
+  job_->finish({.answer = wire::AnswerKind::kEnd});
+  EXPECT_EQ(next_sequence(), std::nullopt);
+  EXPECT_EQ(heard(), FromJob::Kind::kResult);
+  EXPECT_EQ(heard(), FromJob::Kind::kGivenUp);
+  EXPECT_EQ(heard(), std::nullopt);
+}
+
+TEST_F(JobChannelTest, JobThatIsOverBeginsNothingThatWasHandedAhead) {
+  begin_work();
+  hand_work({.epoch = 1, .sequence = 3});
+  EXPECT_TRUE(job_->is_wanted());
+  server_.reset();
+  EXPECT_EQ(job_->next(soon()).error().code, Errc::kClosed);
 }
 
 TEST_F(JobChannelTest, OneResultIsSentOfOnePieceOfWork) {
@@ -157,8 +199,8 @@ TEST_F(JobChannelTest, PartOfAJobIsAskedForOnceAndComesEitherWay) {
 TEST_F(JobChannelTest, PartOfAJobThatComesBetweenTwoWaitsIsNotLost) {
   begin_work();
   EXPECT_EQ(job_->blob(id_, before()).error().code, Errc::kTimeout);
-  say({.kind = ToJob::Kind::kUnwanted});
-  say({.kind = ToJob::Kind::kWanted});
+  say({.kind = ToJob::Kind::kUnwanted, .key = kWorkKey});
+  say({.kind = ToJob::Kind::kWanted, .key = kWorkKey});
   say({.kind = ToJob::Kind::kBlob, .blobs = {&id_, 1}, .body = blob_});
   EXPECT_TRUE(job_->is_wanted());
   EXPECT_EQ(spoken_blob(job_->blob(id_, before())), "a part of a job");
@@ -187,7 +229,7 @@ TEST_F(JobChannelTest, AnotherPartOfAJobIsPassedOver) {
 TEST_F(JobChannelTest, PartOfAJobIsNotWaitedForWhenNobodyWantsTheBatch) {
   begin_work();
   EXPECT_EQ(job_->blob(id_, before()).error().code, Errc::kTimeout);
-  say({.kind = ToJob::Kind::kUnwanted});
+  say({.kind = ToJob::Kind::kUnwanted, .key = kWorkKey});
   EXPECT_EQ(job_->blob(id_, soon()).error().code, Errc::kClosed);
   server_.reset();
   EXPECT_EQ(job_->blob(id_, soon()).error().code, Errc::kClosed);
