@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs for a pool of workers on other machines: packing and unpacking them, and the processes that
-serve them.
+"""Jobs for a pool of workers on other machines: packing, unpacking, and the processes that serve
+jobs.
 """

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of a folder are code, and travel to a pool's workers.
+"""Select the files of a folder that are code and are sent to pool workers.
 
-Modules travel wherever they are: ``.py``, ``.pyi``, ``.so``. Other files travel when they lie in a
-package, which may read them as its data, and are small. Files that a program writes beside its code
-stay at home, since they would make each run another job: checkpoints, logs, caches. So do hidden
-files and folders, virtual environments, and folders that no import could name. A link is followed
-to a folder that has modules, and not to one of data.
+Modules are sent from any folder: ``.py``, ``.pyi``, ``.so``. Other files are sent if they are small
+and lie in a package, which may read them as its data. Files that a program writes next to its code
+(checkpoints, logs, caches) are not sent, since they would make each run a different job. Hidden
+files and folders, virtual environments, and folders that cannot be imported are skipped, too. A
+link to a folder is followed if the folder has modules, but not if it has only data.
 
-Data that look like secrets, such as keys, stay as well: a pool's workers are other people's, too.
-They travel only if the user names them.
+Data files that look like secrets, such as keys, are not sent either, because other people may own
+the pool's workers, too. They are sent only if the user names them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_MODULE = re.compile(r"\.(py|pyi|so(\.\d+)*)$")  # or a library that one is linked with
+_MODULE = re.compile(r"\.(py|pyi|so(\.\d+)*)$")  # or a library that a module is linked with
 _WRITTEN_SUFFIXES = (".ckpt", ".log", ".onnx", ".pt", ".pth", ".pyc", ".pyo", ".safetensors")
 _WRITTEN_PREFIXES = ("events.out.tfevents",)
 _NEVER_CODE = ("__pycache__", "dist-packages", "node_modules", "site-packages")
 _METADATA_SUFFIXES = (".dist-info", ".egg-info")  # which importlib.metadata reads
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 
-# By what such files are usually called. A file of tokens may be a vocabulary.
+# The usual names of such files. A file of tokens may be a vocabulary.
 _SECRET = re.compile(
     r"""\.(secret|pem|key|p12|pfx|ppk|jks|keystore|kdbx)$
     |^id_(rsa|dsa|ecdsa|ed25519)
@@ -38,7 +38,7 @@ _SECRET = re.compile(
 )
 
 _MODULE_BYTES_MAX = 64 << 20
-_DATA_BYTES_MAX = 8 << 20  # a vocabulary, and no checkpoint
+_DATA_BYTES_MAX = 8 << 20  # enough for a vocabulary, too little for a checkpoint
 _NAMED_MAX = 5
 _ADVICE = "name folders that have the code alone in code_paths"
 
@@ -53,27 +53,28 @@ class CodeFile(NamedTuple):
 class CodeLimits:
     file_count: int
     byte_count: int
-    entry_count: int  # that are looked at, in all folders
-    # The most entries of a folder that is no package: a larger one is full of data. None: no limit.
+    entry_count: int  # entries examined, in all folders
+    # The most entries of a folder that is not a package: a larger one is full of data. None: no
+    # limit.
     plain_entry_count: int | None
-    # How many folders without a module may lie one in another. None: no limit.
+    # The maximal nesting of folders without a module. None: no limit.
     empty_depth: int | None
 
 
 # The limits of a folder that the user has named.
 NAMED_LIMITS = CodeLimits(20_000, 256 << 20, 1_000_000, None, None)
-# The limits of a program's folder, where the user may keep other things too.
+# The limits of a program's folder, where the user may keep other files, too.
 OWN_LIMITS = CodeLimits(2_000, 32 << 20, 100_000, 2_000, 2)
 
 
 class TooMuchCodeError(ValueError):
-    """More than the limits of a search allow. The text names the largest files."""
+    """The folder exceeds the limits of a search. The message names the largest files."""
 
 
 class Code(NamedTuple):
     files: list[CodeFile]  # sorted
-    too_large: list[CodeFile]  # which are left out
-    secret: list[CodeFile]  # which look like secrets, and are left out
+    too_large: list[CodeFile]  # left out
+    secret: list[CodeFile]  # files that look like secrets; left out
 
 
 def find_code(
@@ -82,12 +83,11 @@ def find_code(
     is_taken: Callable[[str], bool] | None = None,
     wanted: Set[str] = frozenset(),
 ) -> Code:
-    """The files of the folder ``root`` that are code. ``is_taken`` says which entries of ``root``
-    itself count, and ``wanted`` has files, without links, that travel though they look like
-    secrets.
+    """Return the code files of the folder ``root``.
 
-    A file that this process cannot read is left out: it could not import it either. Raises
-    TooMuchCodeError and OSError.
+    ``is_taken`` selects entries of ``root`` itself. ``wanted`` has files, with links resolved, that
+    are sent although they look like secrets. A file that this process cannot read is left out: the
+    process could not import it either. Raise TooMuchCodeError or OSError.
     """
     every = sorted(_Search(root, limits).below("", root, (root,), is_taken or _any))
     secret = [
@@ -107,7 +107,7 @@ def find_code(
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a file of this name is likely to be somebody's key or password. Modules are not."""
+    """Return whether the name suggests a key or a password. Modules never count as secrets."""
     base = name.rpartition("/")[2].lower()
     return _SECRET.search(base) is not None and _MODULE.search(base) is None
 
@@ -119,7 +119,7 @@ def spoken_limits() -> str:
 
 
 def spoken_files(files: Sequence[CodeFile]) -> str:
-    """The largest, with their sizes."""
+    """Format the names and sizes of the largest files."""
     by_size = sorted(files, key=lambda file: -file.byte_count)
     named = [f"{file.name} of {spoken_bytes(file.byte_count)}" for file in by_size[:_NAMED_MAX]]
     rest = len(files) - len(named)
@@ -146,7 +146,7 @@ class _Search:
         is_package: bool = False,
         empty_depth: int = 0,
     ) -> Iterator[CodeFile]:
-        """``above`` are the folders that lead here, as links resolve."""
+        """Yield the code files below ``folder``; ``above`` has its real parent folders."""
         try:
             names = self._names(folder, is_package or not prefix)
         except PermissionError:
@@ -176,7 +176,7 @@ class _Search:
                     yield self._file(f"{prefix}{name}", path)
 
     def _names(self, folder: str, is_all_wanted: bool) -> list[str] | None:
-        """The entries that are not hidden; None if there are too many for a folder of code."""
+        """Return the entries that are not hidden; None if there are too many for a code folder."""
         names = []
         with os.scandir(folder) as entries:
             for entry in entries:

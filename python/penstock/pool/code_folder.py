@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The temporary folder that a pool's worker extracts the modules of jobs in.
+"""The temporary folder into which a pool worker extracts the modules of jobs.
 
-It belongs to the process that started the worker, since a killed worker removes nothing. A folder
-that a killed starter has left is removed by the next one of the same user.
+The process that started the worker owns the folder, since a killed worker cannot remove it. A
+folder left by a killed owner is removed by the next owner that the same user starts.
 
-A folder that somebody has is locked. A process id would not tell: containers that share /tmp do not
-share their process ids, and ids are used again.
+A folder in use is locked. Its process id would not be enough: containers that share /tmp have
+separate process ids, and ids are reused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 class CodeFolder:
-    """Is there from construction until :meth:`remove`; mode 0700."""
+    """A folder with mode 0700 that exists from construction until :meth:`remove`."""
 
     def __init__(self) -> None:
         _remove_orphans()
@@ -38,20 +38,20 @@ def _prefix() -> str:
 
 def _make_locked() -> tuple[str, int | None]:
     while True:
-        # The id helps a reader of /tmp.
+        # The process id is for people who look into /tmp.
         path = tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-")
         try:
             lock_fd = _try_lock(path)
         except OSError:
-            return path, None  # this file system has no locks, so nobody takes the folder away
+            return path, None  # this file system has no locks, so the folder is never removed early
         if lock_fd is not None:
             return path, lock_fd
-        # Somebody took it for an orphan before it was locked.
+        # Another process took the folder for an orphan before it was locked.
 
 
 def _try_lock(path: str) -> int | None:
-    """A descriptor that locks the folder until it is closed; None if somebody else has locked it,
-    or has taken it away.
+    """Return a descriptor that locks the folder until it is closed; None if another process has
+    locked or removed the folder.
     """
     with contextlib.ExitStack() as stack:
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the jobs of a pool have cost, for people: a line for each job, and the same for 1,000
-samples. What is not known is called unknown."""
+"""Format the costs of a pool's jobs for people: one line per job, and the same per 1,000 samples.
+Missing values are shown as unknown."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _HEADS = (
 
 
 def cost_text(fields: dict[str, Any]) -> str:
-    """``fields`` are those of `penstock costs --json`; csrc/controller/pool_costs.h describes
-    them."""
+    """Format ``fields``, the fields of `penstock costs --json`, which
+    csrc/controller/pool_costs.h describes."""
     return "\n".join(_lines(fields))
 
 
@@ -87,7 +87,7 @@ def _count(value: float) -> str:
 
 
 def _amount(value: float | None) -> str:
-    """Four digits, without an exponent."""
+    """Format with four digits and without an exponent."""
     if value is None:
         return _UNKNOWN
     if value == 0 or abs(value) >= 1000:

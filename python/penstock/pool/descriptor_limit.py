@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many files the processes that serve a pool may have open: as many as the system allows."""
+"""Raise the number of files that a pool's processes may have open to the system's maximum."""
 
 from __future__ import annotations
 
-# Below it, few connections fit beside a dataset's files. The same as _pool.DESCRIPTOR_LIMIT_LEAST,
-# for `penstock env`, which does without native parts.
+# Below this, few connections fit in addition to a dataset's files. The same as
+# _pool.DESCRIPTOR_LIMIT_LEAST, for `penstock env`, which runs without native parts.
 LEAST = 4096
 
 
 def raise_descriptor_limit() -> list[str]:
-    """Raise this process's soft limit to its hard one, at most to 2**20.
+    """Raise this process's soft limit to its hard limit, to at most 2**20.
 
-    Returns the lines for its log: that the limit has changed, and that it is too low all the same.
-    For processes of penstock's own that serve; a program that trains keeps what it was given.
+    Return lines for the log: that the limit has changed, and that it is still too low. Call it only
+    in penstock's server processes; a training program keeps the limit that it was given.
     """
     from penstock import _pool
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of trainers in C++: JSON in the place of a pickle, which names a factory of a dataset.
+"""Jobs of C++ trainers: JSON in place of a pickle, which names a dataset factory.
 
-The text is written by ``csrc/dataset/job_text.cpp`` and lies where a job of Python has its header.
-The worker imports the factory's module as any program here would; nothing of the trainer's is run.
+``csrc/dataset/job_text.cpp`` writes the text, at the place of the header in a Python job. The
+worker imports the factory's module as any local program would; no code of the trainer runs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _TEXT_BYTES_MAX = 1 << 20
 
 
 def is_of_cpp(blob: bytes) -> bool:
-    """Whether a job's blob is one of a trainer in C++."""
+    """Return whether the blob is a job of a C++ trainer."""
     parts = _text_of(blob)
     return isinstance(parts, dict) and "kind" in parts
 
 
 def open_factory_job(blob: bytes, get_blob: Callable[[bytes], bytes]) -> Job:
-    """Makes the dataset that the job names. Raises JobRefused where that cannot be done here."""
+    """Create the dataset that the job names. Raise JobRefused if this is impossible here."""
     parts = _text_of(blob)
     worker = f"{socket.gethostname()}:{os.getpid()}"
     try:
@@ -79,7 +79,7 @@ def open_factory_job(blob: bytes, get_blob: Callable[[bytes], bytes]) -> Job:
 
 
 def _text_of(blob: bytes) -> Any:
-    """The JSON at the end of a blob; None where there is none."""
+    """Return the JSON at the end of a blob, or None if there is none."""
     end = len(blob) - _LENGTH.size
     if end < 0:
         return None
@@ -118,7 +118,7 @@ def _make(factory: str, arguments: Any, begin: str, worker: str) -> Any:
             function = getattr(function, part)
         made = function(**({} if arguments is None else arguments))  # type: ignore[operator]
         return made
-    except BaseException as error:  # whatever the user's own modules raise
+    except BaseException as error:  # the user's modules may raise anything
         raise JobRefused(
             f"{begin}: on this worker ({worker}, working directory {os.getcwd()}), the factory "
             f"{factory} failed with {type(error).__name__}: {error}; its module has to be "
@@ -127,7 +127,7 @@ def _make(factory: str, arguments: Any, begin: str, worker: str) -> Any:
 
 
 class _Transformed:
-    """A collate function with a scripted module behind it, which takes the parts of the batch."""
+    """A collate function followed by a scripted module, which takes the parts of the batch."""
 
     def __init__(self, collate: Callable[[Any], Any], module: Any) -> None:
         self._collate = collate

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a process that has imported torch can be forked here, found out by forking it once.
+"""Test by a trial fork whether a process that has imported torch can be forked here.
 
-A library that torch or its start has loaded may keep a forked child from computing: by a handler
-that it runs after a fork, or by threads and locks that the child has copies of.
+A library loaded by torch or at startup may keep a forked child from computing: by a handler that it
+runs after a fork, or by threads and locks that the child inherits.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import warnings
 import torch
 
 SECONDS_MAX = 20.0  # for the child; a busy machine takes one or two
-_ELEMENTS = 1 << 17  # so many that torch computes them on several threads
+_ELEMENTS = 1 << 17  # enough for torch to use several threads
 
 
 def fork_fault() -> str | None:
-    """What becomes of a child of this process that computes with torch, in words that follow "a
-    forked child"; None where it computes what this process does. Blocks for `SECONDS_MAX` at
-    most.
+    """Return how a forked child fails to compute with torch, as words that follow "a forked child";
+    None if it computes the same as this process. Block for at most `SECONDS_MAX`.
 
-    A fork that the system refuses for now is no fault: the next one may succeed.
+    A fork that the system refuses for the moment is not a fault: the next one may succeed.
     """
     expected = _computed()
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
@@ -56,7 +55,7 @@ def fork_fault() -> str | None:
 
 def _fork() -> int | None:
     with warnings.catch_warnings():
-        # Python warns where there are threads, which is what is found out here.
+        # Python warns about forking with threads, which is exactly the case under test.
         warnings.filterwarnings("ignore", category=DeprecationWarning, module=re.escape(__name__))
         try:
             return os.fork()
@@ -75,7 +74,7 @@ def _answer(write_fd: int) -> None:
 
 
 def _computed() -> bytes:
-    """The same to the bit on any number of threads."""
+    """Compute a hash that is bit-for-bit identical for any number of threads."""
     drawn = torch.rand(64, 64, generator=torch.Generator().manual_seed(1))
     many = torch.arange(_ELEMENTS, dtype=torch.float32)
     found = hashlib.sha256()
@@ -85,7 +84,7 @@ def _computed() -> bytes:
 
 
 def _read_until(fd: int, deadline: float) -> bytes | None:
-    """All that is written until the other end is closed; None at the deadline."""
+    """Read until the other end is closed; return None if the deadline passes first."""
     text = b""
     waiting = select.poll()
     waiting.register(fd, select.POLLIN)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules on their way to workers: packed at the trainer, importable at a worker.
+"""Pack modules at the trainer, and make them importable at a worker.
 
-A folder becomes a zip file of its code (code_files.py says which files those are), which a worker
-extracts to import from, as if the folder were in its sys.path.
+A folder becomes a zip file of its code files (selected by code_files.py). A worker extracts it and
+imports from it as if the folder were in its sys.path.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from penstock.pool.code_files import (
 )
 from penstock.program_line import warn
 
-# Never forgotten, even if a job's code has modules of these names: they cannot be imported twice.
+# Never unloaded, even if a job's code has modules of these names: they cannot be imported twice.
 _IMPORTED_ONCE = {*sys.stdlib_module_names, "__main__", "cloudpickle", "numpy", "penstock", "torch"}
 
 
 class PackedCode(NamedTuple):
-    root: str  # the folder or file at the trainer, without links
+    root: str  # the folder or file at the trainer, with links resolved
     data: bytes  # a zip file, the same for the same files
     id: bytes  # its SHA-256
-    paths: frozenset[str]  # of its files at the trainer, without links
+    paths: frozenset[str]  # of its files at the trainer, with links resolved
 
 
 def pack_code(
     code_paths: Sequence[str | os.PathLike[str]], wanted: Set[str] = frozenset()
 ) -> list[PackedCode]:
-    """Packs folders and single .py files, with a warning for files that are too large or look like
-    secrets and are not in ``wanted``.
+    """Pack folders and single .py files. Warn about files that are too large, and about files that
+    look like secrets and are not in ``wanted``.
 
-    Raises TypeError, ValueError and OSError for files that cannot be packed.
+    Raise TypeError, ValueError or OSError for files that cannot be packed.
     """
     if isinstance(code_paths, (str, os.PathLike)):
         raise TypeError(
@@ -66,16 +66,18 @@ def pack_folder(
     is_taken: Callable[[str], bool] | None = None,
     wanted: Set[str] = frozenset(),
 ) -> PackedCode:
-    """Packs the code that :func:`~penstock.pool.code_files.find_code` finds, and raises its
+    """Pack the code that :func:`~penstock.pool.code_files.find_code` finds, and raise its
     exceptions."""
     return _packed(root, find_code(root, limits, is_taken, wanted))
 
 
 def extract_code(data: bytes, code_id: str, code_root: str) -> str:
-    """The folder under ``code_root`` that has the files of :func:`pack_code`.
+    """Return the folder under ``code_root`` with the files of :func:`pack_code`, extracting it if
+    needed.
 
-    ``code_id`` names the content, so that a folder of that name already has it; several processes
-    may be at it at once. Raises UnsupportedError for a file that cannot be extracted, OSError.
+    ``code_id`` identifies the content, so an existing folder of that name already has it; several
+    processes may extract it concurrently. Raise OSError, or UnsupportedError for a file that cannot
+    be extracted.
     """
     _make_private(code_root)
     code_root = os.path.realpath(code_root)
@@ -96,10 +98,10 @@ def extract_code(data: bytes, code_id: str, code_root: str) -> str:
 
 
 def put_in_front(folders: Sequence[str], code_root: str) -> None:
-    """Makes the modules of ``folders``, and of no other folder under ``code_root``, importable.
+    """Make the modules of ``folders``, and of no other folder under ``code_root``, importable.
 
-    Modules that came from other folders there are forgotten, as are those that these folders have
-    under the same name, so that each job imports its own. Does nothing when it is so already.
+    Unload modules that were imported from other folders there, and modules whose names these
+    folders also have, so that each job imports its own code. Return early if that is already so.
     """
     if is_in_front(folders, code_root):
         return
@@ -113,7 +115,7 @@ def put_in_front(folders: Sequence[str], code_root: str) -> None:
 
 
 def is_in_front(folders: Sequence[str], code_root: str) -> bool:
-    """Whether an import of a job would now find the job's own code."""
+    """Return whether an import in a job would now find the job's code."""
     return _in_use(code_root) == list(folders)
 
 
@@ -125,7 +127,7 @@ def _in_use(code_root: str) -> list[str]:
 def _comes_from(module: Any, folders: Iterable[str]) -> bool:
     try:
         places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-    except TypeError:  # one of torch's stand-ins, which has any attribute
+    except TypeError:  # a placeholder of torch, which has any attribute
         return False
     heads = tuple(folder + os.sep for folder in folders)
     return any(isinstance(place, str) and f"{place}{os.sep}".startswith(heads) for place in places)
@@ -171,8 +173,8 @@ def _zip(root: str, files: Sequence[CodeFile]) -> PackedCode:
 
 
 def _entry(file: CodeFile) -> zipfile.ZipInfo:
-    """Says nothing of when and where, so that the same files give the same bytes."""
-    entry = zipfile.ZipInfo(file.name)  # of 1980
+    """Return a zip entry without time or origin, so that equal files give equal bytes."""
+    entry = zipfile.ZipInfo(file.name)  # with the default date in 1980
     entry.create_system = 3
     entry.compress_type = zipfile.ZIP_DEFLATED
     is_program = os.stat(file.path).st_mode & stat.S_IXUSR
@@ -181,7 +183,7 @@ def _entry(file: CodeFile) -> zipfile.ZipInfo:
 
 
 def _make_private(code_root: str) -> None:
-    """Code is run from here: nobody else may write to it."""
+    """Create ``code_root``, and check that no other user may write to it: code runs from here."""
     os.makedirs(code_root, mode=0o700, exist_ok=True)
     found = os.lstat(code_root)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:

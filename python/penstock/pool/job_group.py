@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control groups of jobs: one for each job, below a folder of cgroup v2 that the operator has
-delegated. They bound what a job takes with all that it starts, also what leaves its session.
+"""Control groups of jobs: one per job, below a cgroup v2 folder that the operator has delegated.
+They limit the resources of a job and of all processes that it starts, even in another session.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-_EMPTY_S_MAX = 1.0  # for the killed processes of a group to be gone
+_EMPTY_S_MAX = 1.0  # until the killed processes of a group are gone
 _NAME = re.compile(r"penstock-(\d+)-\d+")
 
 
 def controllers_of(folder: str) -> set[str]:
-    """The controllers that groups below ``folder`` can have. Raises ValueError where it is no
-    folder of cgroup v2 in which groups can be made."""
+    """Return the controllers available to groups below ``folder``. Raise ValueError if it is not a
+    cgroup v2 folder in which groups can be created."""
     try:
         names = Path(folder, "cgroup.controllers").read_text().split()
     except OSError as error:
@@ -36,7 +36,7 @@ def controllers_of(folder: str) -> set[str]:
 
 
 def enable(folder: str, controllers: set[str]) -> None:
-    """Has groups below ``folder`` have these. Raises ValueError where that is refused."""
+    """Enable these controllers for groups below ``folder``. Raise ValueError if that is refused."""
     try:
         if controllers:
             text = " ".join(f"+{name}" for name in sorted(controllers))
@@ -53,11 +53,11 @@ def enable(folder: str, controllers: set[str]) -> None:
 
 
 class JobGroups:
-    """Those of one warm process. Confined to its thread."""
+    """The groups of one warm process. Confined to its thread."""
 
     def __init__(self, folder: str, settings: Mapping[str, str]) -> None:
-        """``settings`` are files of each group, and what is written to them. Removes groups that a
-        warm process that was killed has left."""
+        """``settings`` maps file names to the text written to these files in each group. Removes
+        groups left by warm processes that were killed."""
         self._folder = folder
         self._settings = settings
         self._late: set[str] = set()  # groups that were not empty yet
@@ -67,7 +67,7 @@ class JobGroups:
                 self._remove(str(path))
 
     def make(self, job: int) -> str:
-        """Makes the group of a job. Raises OSError."""
+        """Create the group of a job. Raise OSError."""
         path = self._path_of(job)
         os.mkdir(path)
         for name, text in self._settings.items():
@@ -75,7 +75,7 @@ class JobGroups:
         return path
 
     def remove(self, job: int) -> None:
-        """Ends what is left of a job, and removes its group; does nothing where there is none."""
+        """Kill the remaining processes of a job and remove its group, if it has one."""
         self._remove(self._path_of(job))
         for path in list(self._late):
             self._remove(path)
@@ -97,7 +97,7 @@ class JobGroups:
 
 
 def join(path: str) -> None:
-    """Moves this process into the group. Raises OSError."""
+    """Move this process into the group. Raise OSError."""
     Path(path, "cgroup.procs").write_text("0")
 
 
@@ -105,7 +105,7 @@ def _wait_until_empty(path: str) -> None:
     deadline = time.monotonic() + _EMPTY_S_MAX
     with open(f"{path}/cgroup.events", "rb", buffering=0) as events:
         changes = select.poll()
-        changes.register(events, select.POLLPRI)  # the system tells of each change
+        changes.register(events, select.POLLPRI)  # the system reports each change
         while b"populated 1" in os.pread(events.fileno(), 4096, 0):
             left_s = deadline - time.monotonic()
             if left_s <= 0:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts that jobs without a network may reach all the same: how ``--job-hosts`` names them, and
-which requests and addresses that covers.
+"""Hosts that jobs without a network may still reach: the syntax of ``--job-hosts``, and which
+requests and addresses it covers.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_NAME = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"  # a part of a name; _ is in names of buckets
+_NAME = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"  # a part of a name; bucket names may have _
 _NAMES = re.compile(rf"{_NAME}(?:\.{_NAME})*")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[^][:@/?#\s]{1,253}):([0-9]{1,5})")
-# Metadata services of clouds, at which machines get credentials, with addresses that are not
-# link-local.
+# Cloud metadata services, from which machines get credentials, whose addresses are not link-local.
 _METADATA = frozenset(("fd00:ec2::254", "100.100.100.200"))
 
 
 @dataclass(frozen=True, slots=True)
 class JobHost:
-    """A host and a port. ``name`` is in lower case, and an address is in its usual form."""
+    """A host and a port. ``name`` is in lower case; an address is in its canonical form."""
 
     name: str
     port: int
@@ -29,7 +28,7 @@ class JobHost:
 
     @staticmethod
     def parse(text: str) -> JobHost:
-        """Raises ValueError."""
+        """Parse HOST:PORT. Raise ValueError."""
         found = _AUTHORITY.fullmatch(text)
         if found is None or not 0 < int(found[2]) < 1 << 16:
             raise ValueError(f"{text!r} is no HOST:PORT")
@@ -37,7 +36,7 @@ class JobHost:
         try:
             return JobHost(str(ipaddress.ip_address(name)), int(found[2]), is_address=True)
         except ValueError:
-            # Where the last part is a number, the system may read an address in it.
+            # If the last part is a number, the system may parse the name as an address.
             is_name = _NAMES.fullmatch(name) and not name.rpartition(".")[2].isdigit()
             if found[1].startswith("[") or not is_name:
                 raise ValueError(f"{text!r} has no name of a host and no address") from None
@@ -48,8 +47,8 @@ class JobHost:
 
 
 def parse_named(text: str) -> str:
-    """A host as an operator names it, which may be one with ``*.`` in front, for each name below
-    it. Returns its usual form; raises ValueError."""
+    """Parse a host as an operator names it, optionally with a leading ``*.`` for all names below
+    it. Return its canonical form; raise ValueError."""
     wildcard = "*." if text.startswith("*.") else ""
     host = JobHost.parse(text.removeprefix(wildcard))
     if wildcard and host.is_address:
@@ -58,10 +57,10 @@ def parse_named(text: str) -> str:
 
 
 class NamedHosts:
-    """Those of ``--job-hosts``."""
+    """The hosts of ``--job-hosts``."""
 
     def __init__(self, named: Iterable[str]) -> None:
-        """``named`` as `parse_named` returns them."""
+        """``named`` has hosts as returned by `parse_named`."""
         self._named = frozenset(named)
 
     def has(self, host: JobHost) -> bool:
@@ -75,8 +74,8 @@ class NamedHosts:
 
 
 def is_denied(address: str) -> bool:
-    """Whether a name must not lead to this address, since it is one of this machine or of its
-    network's own services: whoever answers for the name would choose a service of the machine."""
+    """Return whether names must not resolve to this address, because it belongs to this machine or
+    to internal services of its network: otherwise, a name server could choose such a service."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
@@ -86,11 +85,12 @@ def is_denied(address: str) -> bool:
 
 
 def _is_of_this_machine(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """The system reaches its own addresses from themselves. Nothing is sent."""
+    """Return whether this machine has the address: the system reaches its addresses from
+    themselves. No packet is sent."""
     family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as trial:
         try:
             trial.connect((str(ip), 9))
-        except OSError:  # there is no way to it
+        except OSError:  # no route to it
             return False
         return bool(ipaddress.ip_address(trial.getsockname()[0]) == ip)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps the processes of jobs apart from keys, files, the network and each other: what the
-operator asks for, what the machine can do of it, and what becomes of it for each job.
+"""Isolate job processes from keys, files, the network and each other: the operator's options, the
+machine's capabilities, and the setup of each job.
 
-csrc/base/job_separation.h has how it is done. The process that starts workers has no torch, so this
-module has none either.
+csrc/base/job_separation.h describes the mechanisms. The process that starts workers does not load
+torch, so this module does not either.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _UIDS_FOLDER = "/run/penstock-job-uids"
 
 @dataclass(frozen=True, slots=True)
 class IsolationOptions:
-    """As the operator gives them."""
+    """The options as the operator gives them."""
 
-    levels: frozenset[str] | None = None  # None: keys, if that can be had; an empty one: none
+    levels: frozenset[str] | None = None  # None: keys, if possible; empty: no levels
     job_writes: tuple[str, ...] = ()
     job_hosts: tuple[str, ...] = ()  # as job_hosts.parse_named() returns them
     job_uids: tuple[int, int] | None = None  # the first and the last
@@ -45,16 +45,16 @@ class IsolationOptions:
 
 @dataclass(frozen=True, slots=True)
 class JobIsolation:
-    """What each process of a job does to itself. It crosses to the warm process as JSON."""
+    """The isolation that each job process applies to itself. The warm process gets it as JSON."""
 
     hiding: Literal["mounts", "rules", ""] = ""
     hidden: Sequence[str] = ()  # folders of keys
     has_private_tmp: bool = False
-    kept: Sequence[str] = ()  # folders that a job needs, wherever they are
+    kept: Sequence[str] = ()  # folders that a job needs, which stay accessible
     are_writes_bounded: bool = False
     writable: Sequence[str] = ()
     no_network: Literal["namespace", "filter", ""] = ""
-    hosts: Sequence[str] = ()  # that are reached by a proxy all the same, in a namespace
+    hosts: Sequence[str] = ()  # that are still reached, by a proxy, from a namespace
     uids: Sequence[int] = ()  # the first and the last
     data_bytes: int | None = None
     descriptor_count: int | None = None
@@ -63,13 +63,14 @@ class JobIsolation:
     group_settings: dict[str, str] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """For the constructor, as JSON can have them."""
+        """Return the constructor's arguments as values that JSON can represent."""
         return asdict(self)
 
     def separation(
         self, private: str = "", folder: str = "", uid: int | None = None
     ) -> _pool.JobSeparation:
-        """That of a job with a ``private`` temporary folder and a ``folder`` for its modules."""
+        """Return the separation of a job with a ``private`` temporary folder, and a ``folder`` for
+        its modules."""
         own = [path for path in (folder, private) if path]
         return _pool.JobSeparation(
             hiding=self.hiding,
@@ -88,7 +89,7 @@ class JobIsolation:
 
     @property
     def has_folder(self) -> bool:
-        """Whether a job has a temporary folder of its own."""
+        """Whether each job has a private temporary folder."""
         return (
             self.has_private_tmp
             or self.are_writes_bounded
@@ -97,20 +98,21 @@ class JobIsolation:
         )
 
 
-# ---- What the machine can do
+# ---- Capabilities of the machine
 
 
 @dataclass(frozen=True, slots=True)
 class IsolationPlan:
     isolation: JobIsolation
-    news: list[str]  # how what was asked for is done
-    warnings: list[str]  # what is not separated
+    news: list[str]  # how the requested isolation is implemented
+    warnings: list[str]  # what remains unprotected
 
 
 def plan_isolation(options: IsolationOptions, key_folder: str | None) -> IsolationPlan:
-    """Tries what ``options`` ask for. Without ``key_folder`` workers have the shared keys.
+    """Try the isolation that ``options`` request. Without ``key_folder``, workers use the shared
+    keys.
 
-    Raises ValueError where something that was asked for by name cannot be had.
+    Raise ValueError if isolation that was requested by name is not available.
     """
     _check(options)
     levels = options.levels
@@ -217,11 +219,11 @@ def _tried_network(plan: JobIsolation) -> tuple[JobIsolation, str]:
 def _tried_keys(
     plan: JobIsolation, key_folder: str | None, *, is_named: bool
 ) -> tuple[JobIsolation, list[str], str]:
-    """The plan with keys hidden, what to say of it, and why they are not."""
+    """Return the plan with hidden keys, a line for the log, and the reason if keys stay visible."""
     if key_folder is None:
         try:
             key_folder = _pool.shared_key_folder()
-        except PenstockError:  # which the worker's server says itself
+        except PenstockError:  # the worker's server reports it
             return plan, [], ""
     folder = os.path.realpath(key_folder)
 
@@ -297,24 +299,24 @@ def _folders_of_python() -> list[str]:
     return sorted(path for path in found if os.path.isdir(path))
 
 
-# ---- What becomes of it for each job
+# ---- Setup for each job
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlace:
-    """Where the process of one job is to be. It can cross to a process that is spawned, as JSON."""
+    """The destination of one job's process. As JSON, it can be passed to a spawned process."""
 
     isolation: dict[str, Any] = field(default_factory=dict)  # of a JobIsolation
     folder: str = ""  # for its modules
-    private: str = ""  # its temporary folder; "": it has none of its own
+    private: str = ""  # its temporary folder; "": the job has no private one
     group: str = ""
     uid: int | None = None
     job: int = 0
-    proxy_fd: int | None = None  # by which the proxy is told of the job, where it has one
+    proxy_fd: int | None = None  # for registering the job with the proxy, if there is one
 
     def enter(self) -> None:
-        """Goes there, for good: to be called by the process, with one thread, before it runs any
-        code of the job. Raises OSError and UnsupportedError."""
+        """Move this process there permanently. Call it in the process while it has one thread and
+        before it runs any code of the job. Raise OSError or UnsupportedError."""
         isolation = JobIsolation(**self.isolation)
         if self.group:
             job_group.join(self.group)
@@ -322,7 +324,7 @@ class JobPlace:
         if self.private:
             private = "/tmp" if isolation.has_private_tmp else self.private
             os.environ["TMPDIR"] = private
-            tempfile.tempdir = None  # where it was looked for before
+            tempfile.tempdir = None  # drop the cached folder
             if self.uid is not None:
                 os.environ["HOME"] = private
         if self.proxy_fd is not None:
@@ -330,17 +332,17 @@ class JobPlace:
 
 
 class IsolatedJobs:
-    """The folders, accounts and groups of the jobs of one warm process. Confined to its thread."""
+    """The folders, accounts and groups of one warm process's jobs. Confined to its thread."""
 
     def __init__(
         self, isolation: JobIsolation, code_root: str, proxy: ProxyProcess | None = None
     ) -> None:
-        """``code_root`` has a folder of each job's own, and is removed by whoever made it.
-        ``proxy`` is there where jobs may reach named hosts."""
+        """``code_root`` has a separate folder for each job; its creator removes it. ``proxy`` is
+        given if jobs may reach named hosts."""
         self._isolation = isolation
         self._code_root = code_root
         self._proxy = proxy
-        self._jobs: set[int] = set()  # that are not over
+        self._jobs: set[int] = set()  # jobs that have not ended
         self._uids = _Uids(isolation.uids) if isolation.uids else None
         self._groups = (
             job_group.JobGroups(isolation.group, isolation.group_settings)
@@ -348,11 +350,11 @@ class IsolatedJobs:
             else None
         )
         if isolation.uids:
-            os.chmod(code_root, 0o711)  # others may pass, and see no names
+            os.chmod(code_root, 0o711)  # other accounts may pass, but cannot list names
 
     def try_prepare(self, job: int, folder: str, tell: Callable[[str], None]) -> JobPlace | None:
-        """A place for the process of ``job``, whose modules are in ``folder``. None where the
-        system has no room for it, which is told."""
+        """Return a place for the process of ``job``, whose modules are in ``folder``. If the system
+        lacks room for it, report that by ``tell`` and return None."""
         self._jobs.add(job)
         try:
             return self._prepare(job, folder)
@@ -375,14 +377,14 @@ class IsolatedJobs:
         return replace(place, folder=folder, private=private)
 
     def close_in_child(self) -> None:
-        """In a forked process of a job."""
+        """Call in a forked job process."""
         if self._uids is not None:
             self._uids.close()
         if self._proxy is not None:
             self._proxy.close_in_child()
 
     def clear(self, job: int) -> None:
-        """Ends and removes what a job that is over has left."""
+        """End and remove the remains of a job that has ended."""
         self._jobs.discard(job)
         if self._groups is not None:
             self._groups.remove(job)
@@ -393,7 +395,7 @@ class IsolatedJobs:
         shutil.rmtree(self._private(job), ignore_errors=True)
 
     def close(self) -> None:
-        """The same for all jobs, whose processes have ended."""
+        """Clear all jobs; their processes have ended."""
         for job in list(self._jobs):
             self.clear(job)
         if self._proxy is not None:
@@ -404,8 +406,8 @@ class IsolatedJobs:
 
 
 class _Uids:
-    """Uids that jobs of this machine have for themselves. One that is taken is locked by a file, so
-    that the workers of a machine may share a range."""
+    """Uids, each of which belongs to one job on this machine at a time. A file locks a uid that is
+    taken, so that the machine's workers may share a range."""
 
     def __init__(self, uids: Sequence[int]) -> None:
         self._first, self._last = uids
@@ -413,7 +415,7 @@ class _Uids:
         os.makedirs(_UIDS_FOLDER, mode=0o700, exist_ok=True)
 
     def take(self, job: int) -> int:
-        """Raises OSError where none is free."""
+        """Return a free uid. Raise OSError if all are taken."""
         for uid in range(self._first, self._last + 1):
             fd = os.open(f"{_UIDS_FOLDER}/{uid}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -428,7 +430,7 @@ class _Uids:
         )
 
     def give_back(self, job: int) -> None:
-        """Ends each process that has the job's uid: it is nobody else's."""
+        """Kill every process with the job's uid: no other program uses that uid."""
         if job not in self._taken:
             return
         uid, fd = self._taken.pop(job)
@@ -443,7 +445,7 @@ class _Uids:
         os.close(fd)
 
     def close(self) -> None:
-        """In the process of a job, which has no use for the locks. They stay with the parent."""
+        """Call in a job process, which does not need the locks. They stay with the parent."""
         for _, fd in self._taken.values():
             os.close(fd)
         self._taken.clear()

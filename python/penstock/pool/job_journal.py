@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines about jobs in the log of a pool's worker: which it serves, refuses and has finished. A
-line is left when something changes, and none for each batch. The server writes the others.
+"""Log lines of a pool worker about its jobs: started, refused and finished ones. Each change is one
+line; batches are not logged. The server writes the other lines.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock.pool.pool_log import short_id
 
-_NAME_CHARACTERS_MAX = 200  # of a job, which its trainer names
+_NAME_CHARACTERS_MAX = 200  # of a job's name, which its trainer chooses
 
 
 class _Service(NamedTuple):
@@ -27,7 +27,7 @@ class JobJournal:
         self._batch_count = 0
 
     def note_batch(self, trainer_id: int, job: str) -> None:
-        """Before a batch of this job is made for this trainer."""
+        """Call before a batch of this job is made for this trainer."""
         service = _Service(trainer_id, job)
         if service != self._service:
             self.finish()
@@ -40,7 +40,7 @@ class JobJournal:
         self._say(f"refuses trainer {short_id(trainer_id)}: {reason}")
 
     def finish(self) -> None:
-        """No batch of the job that was served last follows."""
+        """Call when no further batch of the job served last will follow."""
         if self._service is None:
             return
         self._say(f"has finished {_spoken(self._service)}: {_batches(self._batch_count)}")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of a process that makes batches of a pool's jobs: the process of a job, or a worker that
-a trainer has started for itself.
+"""The loop of a process that makes batches of a pool's jobs: a job process, or a worker that a
+trainer has started for itself.
 
-``worker_init_fn`` is called once for each job, with 0, since which worker of how many this is
-changes while it serves. ``get_worker_info()`` says 0 of 1 for a map-style dataset, and for an
-iterable one the shard and how many there are.
+``worker_init_fn`` is called once per job, with 0, since the worker's index and the number of
+workers change while it serves. ``get_worker_info()`` is worker 0 of 1 for a map-style dataset; for
+an iterable dataset, it has the shard index and the number of shards.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def serve_jobs(
     heed_signals: Callable[[], None],
     leave: Callable[[str], None] | None = None,
 ) -> None:
-    """Serves until the server has ended, and closes ``shelf``.
+    """Serve until the server has ended, then close ``shelf``.
 
-    ``tell`` is called with messages that need attention, and ``heed_signals`` before each batch: a
-    job's modules may have set handlers. ``leave`` has another process take this one's place; None
-    where no job was here before.
+    ``tell`` is called with messages that need attention. ``heed_signals`` is called before each
+    batch, since a job's modules may have set handlers. ``leave`` replaces this process by another;
+    pass None if no earlier job can have run in this process.
     """
     try:
         while True:
@@ -64,7 +64,7 @@ def _answer(
     heed_signals: Callable[[], None],
     leave: Callable[[str], None] | None,
 ) -> None:
-    """Raises ClosedError only when the server has ended."""
+    """Answer one request. Raise ClosedError only if the server has ended."""
     pid = os.getpid()
     if not shelf.has_had_jobs:
         leave = None
@@ -77,7 +77,7 @@ def _answer(
     except UnsupportedError as error:
         server.answer_error(work, *describe_error(error), None)
         return
-    except BaseException as error:  # whatever the user's code raises
+    except BaseException as error:  # the user's code may raise anything
         end_forked_child(pid, error)
         _refuse(server, work, journal, error, leave)
         return
@@ -93,9 +93,9 @@ def _refuse(
     error: BaseException,
     leave: Callable[[str], None] | None,
 ) -> None:
-    """Says that the job cannot begin here. Where memory or descriptors are short and jobs before it
-    may still have them, another process takes this one's place: the next job does not pay for what
-    another has leaked."""
+    """Report that the job cannot start here. If memory or descriptors are short and earlier jobs
+    may still hold them, another process replaces this one, so that the next job does not suffer
+    from resources that an earlier job leaked."""
     reason = str(error)
     if not isinstance(error, PenstockError):
         reason = f"on this worker ({place_of_process()}), {type(error).__name__}: {error}"

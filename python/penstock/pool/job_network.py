@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the processes of jobs reach named hosts, and those alone: each has a network namespace of its
-own, and in it an HTTP proxy at 127.0.0.1 as the only way out.
+"""Restrict job processes to named hosts: each has a separate network namespace, in which an HTTP
+proxy at 127.0.0.1 is the only way out.
 
-The process of a job makes the socket at which the proxy listens, since it is in the namespace, and
-hands it to the process of the proxy (job_proxy.py), which is outside, before it runs any code of
-the job. The proxy serves all jobs of one warm process, knows them by their numbers, has no key, and
-ends with the warm process.
+The job process creates the proxy's listening socket, since it is in the namespace, and passes it to
+the proxy process (job_proxy.py), which is outside, before it runs any code of the job. The proxy
+serves all jobs of one warm process, identifies them by their numbers, has no key, and ends with the
+warm process.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-# Of each job's namespace, in which nobody else listens.
+# In each job's namespace, in which no other program listens.
 _PORT = 3128
 _BACKLOG = 128
 _END_S_MAX = 2.0
 _SETTINGS = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _NO_SETTINGS = ("NO_PROXY", "no_proxy")
-# What crosses to the proxy: whether the job begins, with its socket, or is over; and its number.
+# Sent to the proxy: whether the job starts (with its socket) or has ended; and its number.
 MESSAGE = struct.Struct("=?Q")
 
 _PROGRAM = """\
@@ -38,12 +38,12 @@ run_proxy(json.loads(sys.argv[2]), int(sys.argv[3]))
 
 
 class ProxyProcess:
-    """The process of the proxy, as its warm process has it. Confined to its thread."""
+    """The proxy process, owned by its warm process. Confined to its thread."""
 
     def __init__(self, isolation: Mapping[str, Any]) -> None:
-        """Starts it. ``isolation`` is of a JobIsolation. Raises OSError.
+        """Start the process. ``isolation`` has the fields of a JobIsolation. Raises OSError.
 
-        To be called before there is a WarmChannel, which ends children that others have started.
+        Call it before a WarmChannel is created, which ends children that others have started.
         """
         self._own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -56,7 +56,7 @@ class ProxyProcess:
 
     @property
     def fd(self) -> int:
-        """For `enter_job`. It is closed in other programs."""
+        """The descriptor for `enter_job`. It is closed on exec."""
         return self._own.fileno()
 
     @property
@@ -64,7 +64,7 @@ class ProxyProcess:
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """Ends it."""
+        """End the process."""
         self._own.close()
         try:
             self._process.wait(_END_S_MAX)
@@ -73,23 +73,23 @@ class ProxyProcess:
             self._process.wait()
 
     def close_in_child(self) -> None:
-        """In the process of a job, which closes `fd` itself."""
+        """Call in a job process, which closes `fd` itself."""
         self._own.detach()
 
     def end(self, job: int) -> None:
-        """Ends what a job has open, and so its namespace."""
-        with contextlib.suppress(OSError):  # it has ended, and so have all connections
+        """Close a job's connections, which also releases its namespace."""
+        with contextlib.suppress(OSError):  # the proxy has ended, and so have all connections
             self._own.send(MESSAGE.pack(False, job), socket.MSG_DONTWAIT)
 
 
 def enter_job(proxy_fd: int, job: int) -> None:
-    """Has the proxy serve this process, which has loopback alone, and has programs use it. Closes
-    ``proxy_fd``. Raises OSError."""
+    """Have the proxy serve this process, which has only loopback, and configure programs to use it.
+    Close ``proxy_fd``. Raise OSError."""
     with socket.socket(fileno=proxy_fd) as proxy, socket.socket() as listener:
         listener.bind(("127.0.0.1", _PORT))
         listener.listen(_BACKLOG)
         socket.send_fds(proxy, [MESSAGE.pack(True, job)], [listener.fileno()])
     for name in _SETTINGS:
         os.environ[name] = f"http://127.0.0.1:{_PORT}"
-    for name in _NO_SETTINGS:  # of the worker's own network
+    for name in _NO_SETTINGS:  # they apply to the worker's network
         os.environ[name] = ""

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pickles the parts with which a worker on another machine makes batches.
+"""Pickle the objects with which a worker on another machine makes batches.
 
-cloudpickle sends functions and classes of the program itself by value, and those of modules by
-name. This module differs from it in four ways: torch's storages travel as their bytes, once,
-however many tensors view them (torch's own reduction copies them twice, and names them by their
-address); classes get no random name, so that the same program gives the same pickle again; open
-files and memory of an accelerator are refused, since a worker could not have the same; and
-everything else goes by value as pickle has it: a numpy.memmap with all that is mapped, and not by
-the name of its file.
+cloudpickle sends functions and classes of the program by value, and functions and classes of
+modules by name. This module differs from it in four ways. torch's storages are sent as bytes, once
+for any number of tensors that view them (torch's reduction copies them twice, and names them by
+their address). Classes get no random name, so the same program gives the same pickle again. Open
+files and accelerator memory are rejected, since a worker could not have the same. All other objects
+are pickled by value: a numpy.memmap with all mapped data, and not by the name of its file.
 
 The same objects give the same bytes again, in this process and in another run of the program, with
-two exceptions: a set of strings, whose order Python chooses anew in each process unless
-PYTHONHASHSEED is set, and functions that use a package of which more was imported in between.
+two exceptions: sets of strings, whose order differs between processes unless PYTHONHASHSEED is set,
+and functions that use a package of which more was imported in the meantime.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ class Sink(Protocol):
 
 
 def pickle_into(sink: Sink, value: Any) -> set[str]:
-    """Returns the modules that the pickle may import.
+    """Pickle ``value``, and return the modules that the pickle may import.
 
-    ``sink`` is given one part after the other; the large ones are the objects' own memory. Raises
-    the exceptions of pickle and of the parts of ``value``.
+    ``sink`` receives the pickle in parts; the large ones are the memory of the objects themselves.
+    Raise the exceptions of pickle and of the parts of ``value``.
     """
     pickler = _Pickler(sink)
     with _spawned_program_by_value():
@@ -53,8 +52,8 @@ def pickle_into(sink: Sink, value: Any) -> set[str]:
 
 @contextmanager
 def _spawned_program_by_value() -> Iterator[None]:
-    """In a process that multiprocessing spawned, a rank of a training for example, the program is
-    the module ``__mp_main__``, which no worker can import either.
+    """Pickle objects of a spawned program by value. In a process spawned by multiprocessing, such
+    as a training rank, the program is the module ``__mp_main__``, which workers cannot import.
     """
     program = sys.modules.get("__mp_main__")
     is_known = program is None or program.__name__ in cloudpickle.list_registry_pickle_by_value()
@@ -69,14 +68,14 @@ def _spawned_program_by_value() -> Iterator[None]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Notes on the way the objects that go by name, which takes a fraction of reading the opcodes
-    afterwards, and sees the modules that functions by value hold.
+    """Record the objects that are pickled by name. This takes a fraction of the time for reading
+    the opcodes afterwards, and also finds the modules that functions pickled by value hold.
     """
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self._names: set[Any] = set()  # of modules, by name
-        # The types of objects: the functions that make an object come from where its type does.
+        # The types of objects: a function that makes an object has the same module as its type.
         self._types: set[type] = set()
         self._types_by_value: set[type] = set()
 
@@ -95,7 +94,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         elif isinstance(obj, torch.storage.TypedStorage):
             return _typed_storage, (untyped_part(obj), obj.dtype)
         elif isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
-            # cloudpickle would read it to its end and send that.
+            # cloudpickle would read it to the end and send the text.
             raise PicklingError(f"cannot pickle an open file ({obj.name!r})")
         reduced = super().reducer_override(obj)
         self._note(obj, is_by_value=reduced is not NotImplemented)
@@ -121,9 +120,9 @@ def _check_device(device: torch.device) -> None:
 
 
 def _as_here(obj: Any, reduced: Any) -> Any:
-    """A class by value as cloudpickle reduces it, without the random number by which a process
-    would know it again in another pickle, since there is one pickle to a job; and with its
-    qualified name, by which a batch of a nested class is known again in the trainer.
+    """Return a class pickled by value as cloudpickle reduces it, but without the random number that
+    identifies it in other pickles of the process, since each job has one pickle; and with its
+    qualified name, by which the trainer identifies a nested class in a batch.
     """
     if type(reduced) is not tuple or getattr(reduced[0], "__name__", "") not in _CLASS_MAKERS:
         return reduced
@@ -141,7 +140,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _storage(data: bytearray | None = None) -> torch.UntypedStorage:
-    """On the memory that the unpickler has read."""
+    """Return a storage on the memory that the unpickler has read."""
     if data is None:
         return torch.UntypedStorage(0)
     return torch.frombuffer(data, dtype=torch.uint8).untyped_storage()

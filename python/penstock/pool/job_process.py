@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of a job: forked for one trainer that a pool's worker serves, it makes the batches of
-that trainer, and ends with its job. So nothing of a job meets the next one, and what a dataset does
-to its process is that job's loss alone.
+"""The process of a job: forked for one trainer of a pool worker, it makes that trainer's batches
+and ends with the job. Jobs therefore share no process state, and damage that a dataset does to its
+process affects only that job.
 
-It has no key of the pool and no socket but the one to its server.
+It has no key of the pool, and no socket except the one to its server.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ def run_job(
     *,
     is_quiet: bool,
 ) -> NoReturn:
-    """Serves until the job is over, in a process that ``warm_pid`` has just started, and ends it:
-    the interpreter's own exit would run what the dataset has registered for it, and wait for the
-    dataset's threads. Without a ``place`` the process is in it already."""
+    """Serve until the job has ended, in a process that ``warm_pid`` has just started; then end the
+    process. The interpreter's normal exit would run exit handlers of the dataset and wait for its
+    threads. Without a ``place``, the process has already entered it."""
     status = 1
     try:
-        for stream_fd in (1, 2):  # the server takes both, and tells their end where this one ends
+        for stream_fd in (1, 2):  # the server reads both, and sees their end when this one ends
             os.dup2(order.error_fd, stream_fd)
         os.close(order.error_fd)
-        warm.close_in_child()  # from here on this process ends with the warm one, too
+        warm.close_in_child()  # from here on, this process ends with the warm one, too
         if place is not None:
             place.enter()
         _part_from(warm_pid)
         _serve(order, code_root, is_quiet=is_quiet)
         status = 0
-    except BaseException:  # also whatever a signal handler of the dataset has raised
+    except BaseException:  # also exceptions raised by a signal handler of the dataset
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -62,15 +62,15 @@ def run_job(
 
 
 def _part_from(warm_pid: int) -> None:
-    """Leaves this process nothing that it shares with those of other jobs."""
-    os.setsid()  # all that the dataset starts can be ended with this process
+    """Separate this process from all state that it shares with the processes of other jobs."""
+    os.setsid()  # so that all processes started by the dataset can be ended with this one
     if os.getppid() != warm_pid:
-        os._exit(1)  # it has ended meanwhile, and so has the server
+        os._exit(1)  # the warm process has ended meanwhile, and so has the server
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     if nothing != 0:
         os.close(nothing)
-    # Drawn once for each process, and so not again after a fork.
+    # Drawn once per process, and therefore not again after a fork.
     multiprocessing.current_process().authkey = os.urandom(32)
     np.random.seed()
     torch.seed()

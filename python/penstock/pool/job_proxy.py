@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP proxy through which jobs without a network reach the hosts that the operator has named:
-a process beside the warm one (job_network.py), outside of the jobs' network namespaces.
+"""The HTTP proxy through which jobs without a network reach the hosts that the operator has named.
+It is a separate process (job_network.py), outside the jobs' network namespaces.
 
-A job asks for a tunnel (CONNECT), or for a resource by its whole address (GET http://...). Names
-are resolved here, and the proxy connects to the addresses that it has examined. All that a job
-sends is bounded: connections, the head of a request and the time that it may take.
+A job requests a tunnel (CONNECT), or a resource by its complete address (GET http://...). The proxy
+resolves names itself and connects only to addresses that it has checked. All input from a job is
+bounded: connections, the head of a request, and the time to send it.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from penstock.pool.pool_log import PoolLog
 
 JOB_CONNECTIONS_MAX = 128  # further ones wait in the system's queue, which is bounded, too
 CONNECTIONS_MAX = 1024
-_OWN_DESCRIPTORS = 64  # besides those of connections
+_OWN_DESCRIPTORS = 64  # in addition to the descriptors of connections
 HEAD_BYTES_MAX = 8 << 10
 HEAD_S = 10.0
 _RESOLVE_S_MAX = 20.0
 _CONNECT_S_MAX = 10.0  # for each address
-_ADDRESSES_MAX = 4  # of a name, that are tried
-_ANSWER_S_MAX = 2.0  # for a job to take an answer of the proxy's own
-_PAUSE_S = 0.1  # where the system has no descriptor for a connection
+_ADDRESSES_MAX = 4  # tried for each name
+_ANSWER_S_MAX = 2.0  # for a job to read a response of the proxy
+_PAUSE_S = 0.1  # if the system has no descriptor for a connection
 _PIECE_BYTES = 64 << 10  # in each direction of a connection
 _LOGGED_HOSTS_MAX = 256
-_WORDS_MAX = 300  # of an answer, which may have some of the request
+_WORDS_MAX = 300  # of a response, which may quote the request
 
 _REQUEST = re.compile(r"([A-Z]{1,32}) (\S+) (HTTP/1\.[01])")
 _RESOURCE = re.compile(r"http://([^/?#]+)([/?]\S*)?", re.IGNORECASE)
 _FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):(.*)")
-# Of the connection to the proxy, and not of the request. Host is written anew.
+# Headers of the connection to the proxy, not of the request. Host is rewritten.
 _HOP_FIELDS = frozenset(
     ("connection", "host", "keep-alive", "proxy-authorization", "proxy-connection", "upgrade")
 )
 
 
 def run_proxy(isolation: Mapping[str, Any], fd: int) -> None:
-    """Serves until the warm process at the other end of ``fd`` is gone."""
+    """Serve until the warm process at the other end of ``fd`` has ended."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # workers that drain still need it
+        signal.signal(number, signal.SIG_IGN)  # draining workers still need the proxy
     raise_descriptor_limit()
     plan = JobIsolation(**isolation)
-    # What jobs have in common: it reads no keys, either.
+    # The isolation that all jobs share: the proxy cannot read keys, either.
     bounded = replace(plan, no_network="", has_private_tmp=False, data_bytes=None)
     replace(bounded, descriptor_count=None, process_count=None).separation().separate()
     asyncio.run(_Proxy(NamedHosts(plan.hosts), PoolLog("penstock worker")).run(fd))
@@ -63,14 +63,14 @@ def run_proxy(isolation: Mapping[str, Any], fd: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a job asks for."""
+    """The request of a job."""
 
     host: JobHost
-    forward: bytes  # what is sent on of the head; none for a tunnel
+    forward: bytes  # the part of the head to forward; empty for a tunnel
 
     @staticmethod
     def parse(head: str) -> Request:
-        """``head`` ends before its empty line. Raises ValueError."""
+        """Parse ``head``, which ends before its empty line. Raise ValueError."""
         line, *fields = head.split("\r\n")
         found = _REQUEST.fullmatch(line)
         if found is None:
@@ -95,7 +95,7 @@ class Request:
 
 
 class _Refusal(Exception):
-    """An answer of the proxy's own. Clients show the words beside its code."""
+    """An error response of the proxy. Clients show the text next to its code."""
 
     def __init__(self, code: int, words: str) -> None:
         super().__init__(words)
@@ -119,7 +119,7 @@ class _Proxy:
         self._slots = asyncio.Semaphore(min(CONNECTIONS_MAX, room))
 
     async def run(self, fd: int) -> None:
-        """Ends the process once the other end of ``fd`` is closed."""
+        """Serve; end the process when the other end of ``fd`` is closed."""
         is_over = asyncio.Event()
         control = socket.socket(fileno=fd)
         control.setblocking(False)
@@ -133,7 +133,7 @@ class _Proxy:
         os._exit(0)  # without waiting for threads that resolve names
 
     def _obey(self, control: socket.socket) -> bool:
-        """Whether there may be more to come."""
+        """Read one message; return whether more can follow."""
         try:
             message, fds, *_ = socket.recv_fds(control, MESSAGE.size, 1)
         except (BlockingIOError, InterruptedError):
@@ -152,7 +152,7 @@ class _Proxy:
         return True
 
     async def _listen(self, listener: socket.socket) -> None:
-        """Serves a job until it is cancelled."""
+        """Serve a job until cancelled."""
         loop = asyncio.get_running_loop()
         own_slots = asyncio.Semaphore(JOB_CONNECTIONS_MAX)
         serving: set[asyncio.Task[None]] = set()
@@ -213,7 +213,7 @@ class _Proxy:
         raise _Refusal(502, f"{host} cannot be reached: {trouble}")
 
     async def _resolved(self, host: JobHost) -> Sequence[tuple[int, Any]]:
-        """Families and addresses to which it may lead."""
+        """Return the address families and addresses that the host may resolve to."""
         loop = asyncio.get_running_loop()
         lookup = loop.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
         try:
@@ -256,7 +256,7 @@ async def _accepted(loop: asyncio.AbstractEventLoop, listener: socket.socket) ->
 async def _request_of(
     loop: asyncio.AbstractEventLoop, client: socket.socket
 ) -> tuple[Request, bytes]:
-    """And what has come behind its head."""
+    """Return the request, and the bytes received after its head."""
     with _refused_if_late(408, "the head of the request did not come in time"):
         head, rest = await asyncio.wait_for(_head(loop, client), HEAD_S)
     try:
@@ -288,7 +288,7 @@ def _refused_if_late(code: int, words: str) -> Iterator[None]:
 async def _relay(
     loop: asyncio.AbstractEventLoop, client: socket.socket, server: socket.socket
 ) -> None:
-    """Until the server has nothing more to say."""
+    """Copy in both directions until the server has finished sending."""
     asking = asyncio.ensure_future(_copy(loop, client, server))
     try:
         await _copy(loop, server, client)
@@ -304,16 +304,17 @@ async def _copy(
     try:
         while count := await loop.sock_recv_into(source, piece):
             await loop.sock_sendall(target, piece[:count])
-            await asyncio.sleep(0)  # nothing before it waits where both ends are fast
+            await asyncio.sleep(0)  # give other connections a turn if both ends are fast
         target.shutdown(socket.SHUT_WR)
     except OSError:
         with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)  # which ends the other direction, too
+            target.shutdown(socket.SHUT_RDWR)  # ends the other direction, too
         raise
 
 
 async def _answer(loop: asyncio.AbstractEventLoop, client: socket.socket, answer: bytes) -> None:
-    """What the client has still sent is read, since its system would drop the answer otherwise."""
+    """Send a response, then read the client's remaining data: its system would drop the response
+    otherwise."""
 
     async def exchange() -> None:
         await loop.sock_sendall(client, answer)

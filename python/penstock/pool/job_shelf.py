@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs and prefixes of a pool's worker, which it gets from its trainer as blobs, once for each
-content.
+"""The jobs and prefixes of a pool worker. The trainer sends them as blobs, once per content.
 
-Each epoch has the dataset as its trainer has sent it. A dataset that batches of an earlier epoch
-have changed, or may have changed where nobody can see it, is made again from the job's blob. Each
-job has the process in its own state: settings that one leaves behind reach no other.
+Each epoch uses the dataset as its trainer has sent it. A dataset that batches of an earlier epoch
+have changed, or may have changed undetectably, is re-created from the job's blob. Each job has the
+process in a separate state: settings left by one job do not affect others.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from penstock.pool.pool_job import JobRefused, unpack_job
 from penstock.pool.process_settings import ProcessState
 from penstock.pool.running_job import RunningJob, seeds_of
 
-_JOBS_MAX = 2  # those of two loaders that a trainer uses in turn
+_JOBS_MAX = 2  # for two loaders that a trainer uses in turn
 _BLOB_WAIT_S = 60.0
 _KEPT_BYTES_MAX = 16 << 20
 
@@ -34,16 +33,16 @@ class JobShelf:
         self._code_root = code_root
         self._jobs: OrderedDict[bytes, RunningJob] = OrderedDict()
         self._of_worker = ProcessState.now()
-        self._states: dict[bytes, ProcessState] = {}  # in which jobs have left the process
-        self._current: bytes | None = None  # the job in whose state the process is
+        self._states: dict[bytes, ProcessState] = {}  # the process state left by each job
+        self._current: bytes | None = None  # the job whose process state is active
         self._kept_blob: tuple[bytes, bytes] = (b"", b"")  # of the last job, with its id
-        self.has_had_jobs = False  # whether the code of one has run in this process
+        self.has_had_jobs = False  # whether code of a job has run in this process
 
     def job_of(self, work: _C.PoolWork) -> RunningJob:
-        """The job that ``work`` is of. Waits for the trainer to send it, if need be.
+        """Return the job of ``work``, waiting for the trainer to send it if needed.
 
-        Raises JobRefused when it cannot run here, UnsupportedError when the trainer has it no more,
-        and ClosedError when nobody wants the batch any more; else whatever the user's code raises.
+        Raise JobRefused if it cannot run here, UnsupportedError if the trainer no longer has it,
+        ClosedError if the batch is no longer needed, or any exception of the user's code.
         """
         if not work.blobs:
             raise JobRefused(
@@ -52,15 +51,15 @@ class JobShelf:
         job_id = work.blobs[0]
         job = self._jobs.get(job_id)
         if job is not None and not is_in_front(job.code_folders, self._code_root):
-            # Another job's modules have taken the place of those that it imported.
+            # Another job's modules have replaced the modules that this job imported.
             self._drop(job_id)
             job = None
         if job is not None and not self._is_as_sent(job_id, job, work):
             self._drop(job_id)
-            put_in_front((), self._code_root)  # so that its own modules are imported again
+            put_in_front((), self._code_root)  # so that its modules are imported again
             job = None
         if job is None:
-            while len(self._jobs) >= _JOBS_MAX:  # first: there may be no memory for one more
+            while len(self._jobs) >= _JOBS_MAX:  # first, since memory may not suffice for one more
                 self._drop(next(iter(self._jobs)))
             began_at = time.monotonic()
             blob = self._blob_of(job_id)
@@ -85,14 +84,15 @@ class JobShelf:
         return job
 
     def _is_as_sent(self, job_id: bytes, job: RunningJob, work: _C.PoolWork) -> bool:
-        """Whether the job may go on: in its epoch, or in another since it has changed nothing."""
+        """Return whether the job may continue: within its epoch, or in another epoch because it has
+        not changed any state."""
         if not job.begin_epoch(work):
             return True
         self._enter(job_id)
         return job.has_stayed()
 
     def _enter(self, job_id: bytes | None) -> None:
-        """Puts the process into the state in which this job has left it; None: before any job."""
+        """Restore the process state that this job left; None: the state before any job."""
         if job_id == self._current:
             return
         if self._current is not None and self._current in self._jobs:
@@ -101,7 +101,7 @@ class JobShelf:
         (self._of_worker if job_id is None else self._states[job_id]).put_back()
 
     def _blob_of(self, job_id: bytes) -> bytes:
-        """A job's blob, which is kept where it is small: the next epoch may need it again."""
+        """Return a job's blob. Small blobs are kept, since the next epoch may need them again."""
         kept_id, blob = self._kept_blob
         if kept_id != job_id:
             blob = self._fetch(job_id)
@@ -109,8 +109,8 @@ class JobShelf:
         return blob
 
     def fetch_prefixes(self, work: _C.PoolWork) -> None:
-        """Has the server have the prefixes of ``work``, but for those that the trainer does not
-        have any more: the trainer then runs them itself. Raises ClosedError as `job_of`.
+        """Ensure that the server has the prefixes of ``work``, except prefixes that the trainer no
+        longer has: the trainer then runs them itself. Raise ClosedError as `job_of` does.
         """
         for prefix_id in work.blobs[1:]:
             if self._server.has_prefix(prefix_id):
@@ -118,7 +118,7 @@ class JobShelf:
             try:
                 message = self._fetch(prefix_id)
             except UnsupportedError:
-                message = b""  # which no prefix is
+                message = b""  # not a valid prefix
             self._server.add_prefix(prefix_id, message)
 
     def close(self) -> None:

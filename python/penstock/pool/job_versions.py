@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which software a job was made with, and whether another process has the same."""
+"""Record the software versions that a job was made with, and compare them with another process."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Imports:
-    """Where the modules come from that a pickle refers to."""
+    """The origin of the modules that a pickle refers to."""
 
     packages: dict[str, str]  # version by distribution
-    modules: dict[str, str]  # the others, and the folder that has to be in sys.path to import them
+    modules: dict[str, str]  # other modules, with the sys.path folder needed to import each
 
 
 def installed_version(package: str) -> str | None:
@@ -50,7 +50,8 @@ def installed_version(package: str) -> str | None:
 
 
 def imports_of(modules: Iterable[str], sent: Collection[str] = ()) -> Imports:
-    """``sent`` are files, without links, of modules that the worker is sent, whatever it has."""
+    """Find the origins of ``modules``. ``sent`` has the files, with links resolved, of modules that
+    are sent to the worker even if it has them."""
     found = Imports({}, {})
     for module in sorted(modules):
         top = module.partition(".")[0]
@@ -69,7 +70,8 @@ def imports_of(modules: Iterable[str], sent: Collection[str] = ()) -> Imports:
 def reason_to_refuse(
     made_with: Versions, here: Versions, installed: Callable[[str], str | None], worker: str
 ) -> str | None:
-    """Why a job cannot run in the process ``worker``, whose own versions are ``here``."""
+    """Return why a job cannot run in the process ``worker``, whose versions are ``here``, or None
+    if it can."""
     for name, theirs, ours, is_same in (
         ("Python", made_with.python, here.python, _is_same_minor),
         ("torch", made_with.torch, here.torch, _is_same_minor),
@@ -100,7 +102,7 @@ def _is_same_minor(a: str, b: str) -> bool:
 
 
 def _compatible_part(version: str) -> tuple[str, ...]:
-    """The major version; of 0.x, which promises nothing beyond x, both numbers."""
+    """Return the major version; for 0.x, which promises no compatibility beyond x, both numbers."""
     numbers = re.match(r"(?:\d+!)?(\d+)(?:\.(\d+))?", version)
     if numbers is None:
         return (version,)
@@ -110,13 +112,13 @@ def _compatible_part(version: str) -> tuple[str, ...]:
 
 @functools.cache
 def _distributions() -> Mapping[str, list[str]]:
-    """By the top-level name that they install; reading it all takes some 0.3 s."""
+    """Return distributions by the top-level names that they install; reading all takes 0.3 s."""
     if sys.version_info >= (3, 11):
         return importlib.metadata.packages_distributions()
-    # That of Python 3.10 knows only distributions with a top_level.txt, which few wheels have.
+    # Python 3.10's function finds only distributions with a top_level.txt, which few wheels have.
     found: dict[str, set[str]] = {}
     for distribution in importlib.metadata.distributions():
-        name = distribution.metadata["Name"]  # parses the whole of the metadata
+        name = distribution.metadata["Name"]  # parses all of the metadata
         for file in distribution.files or ():
             is_inside = len(file.parts) > 1
             top = file.parts[0] if is_inside else inspect.getmodulename(file.name)
@@ -131,9 +133,9 @@ def _is_sent(module: str, sent: Collection[str]) -> bool:
 
 
 def _package_of(module: str, top: str) -> str | None:
-    """The distribution that a module belongs to, when there is just one."""
+    """Return the distribution that a module belongs to, if it is unique."""
     candidates = set(_distributions().get(top, ()))
-    if len(candidates) > 1:  # of a namespace such as google: the one that has the module's file
+    if len(candidates) > 1:  # of a namespace such as google: take the one with the module's file
         file = getattr(sys.modules.get(module), "__file__", None)
         candidates = {name for name in candidates if file is not None and _has_file(name, file)}
     return candidates.pop() if len(candidates) == 1 else None
@@ -145,7 +147,7 @@ def _has_file(package: str, path: str) -> bool:
 
 
 def _folder_of(top: str) -> str | None:
-    """The entry of sys.path that a module was found in."""
+    """Return the sys.path entry in which a module was found."""
     module: Any = sys.modules.get(top)
     file: str | None = getattr(module, "__file__", None)
     if file is None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spares a loader the pickling of a dataset that has not changed since the epoch before.
+"""Avoid pickling a dataset again if it has not changed since the previous epoch.
 
-A job is named by the hash of its pickle. To make that of 20 GB takes a minute, where to look at the
-same data takes seconds: see :mod:`penstock.worker.fingerprint`, also for what a look cannot see,
-which is what files hold. Objects that a look cannot prove to be as they were are pickled again.
+A job is identified by the hash of its pickle. Pickling and hashing 20 GB takes a minute; inspecting
+the same data takes seconds: see :mod:`penstock.worker.fingerprint`, which also explains what
+an inspection cannot see: the content of files. Objects that it cannot prove to be unchanged are
+pickled again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.fingerprint import Fingerprint, fingerprint
 
-# A look may take so long, or as long as the pickling did that it could have spared.
+# An inspection may take this long, or as long as the pickling that it could have avoided.
 _LOOK_S_MIN = 0.25
 
 
@@ -26,13 +27,13 @@ class KnownPickle:
         self._look: tuple[Any, Fingerprint] | None = None  # before they were pickled
         self._found: tuple[Any, set[str]] | None = None  # the hash, and the modules in the pickle
         self._allowed_s = _LOOK_S_MIN
-        self._failed_s = 0.0  # a look that was given so long could not tell
+        self._failed_s = 0.0  # an inspection with this time limit was inconclusive
 
     def recall(
         self, fetch: FetchSpec, init_fn: Callable[[int], None] | None
     ) -> tuple[Any, set[str]] | None:
-        """A copy of the hash and the modules of the last pickle, if these objects are known to be
-        as they were then. Else they are to be pickled, and noted."""
+        """Return a copy of the hash and the modules of the last pickle if these objects are known
+        to be unchanged since then. Otherwise, the caller must pickle them and call :meth:`note`."""
         before, self._look = self._look, self._look_at(fetch, init_fn)
         if self._found is None or before is None or self._look != before:
             self._found = None
@@ -41,7 +42,7 @@ class KnownPickle:
         return found.copy(), modules
 
     def note(self, found: Any, modules: set[str], pickling_s: float) -> None:
-        """The pickle of the objects that :meth:`recall` was asked for last has this hash."""
+        """Record the hash of the pickled objects that were last passed to :meth:`recall`."""
         self._found = (found.copy(), modules)
         self._allowed_s = max(_LOOK_S_MIN, pickling_s)
 

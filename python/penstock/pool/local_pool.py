@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``penstock run --pool-local``: the pool that a program starts on its own machine.
 
-Its controller and the supervisor of its workers are a process beside the program, the *keeper*
-(:mod:`.pool_keeper`), which is no child of it: a program that waits for all of its children should
-not meet one that it never started. The keeper ends with the program, whatever ends that.
+A separate process, the *keeper* (:mod:`.pool_keeper`), runs the controller and supervises the
+workers. It is not a child of the program, because a program that waits for all of its children must
+not find one that it never started. The keeper ends with the program, for any reason.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from penstock.errors import PenstockError
 from penstock.pool.pool_keeper import GRACE_S, KeeperOrders, KeeperReport
 
 _START_S_MAX = 60.0
-_END_S_MAX = GRACE_S + 5.0  # after a second signal too; then the keeper is killed
-# As this process was started, the keeper finds modules, whatever the folder it is in. Its parent
-# ends as soon as it is there.
+_END_S_MAX = GRACE_S + 5.0  # includes a second signal; then the keeper is killed
+# The keeper gets this process's module path, so it finds modules in any folder. Its parent exits as
+# soon as the keeper has been forked.
 _PROGRAM = """\
 import json, os, sys
 if os.fork():
@@ -36,7 +36,7 @@ sys.exit(keep_pool(json.loads(sys.argv[2])))
 
 
 class LocalPool:
-    """The pool of this process, which is to call :meth:`end` in the end. Confined to the main
+    """The pool of this process, which must finally call :meth:`end`. Confined to the main
     thread."""
 
     def __init__(self, endpoint: str, keeper_fd: int, alive_fd: int) -> None:
@@ -47,15 +47,15 @@ class LocalPool:
 
     @classmethod
     def start(cls, worker_count: int, key_folder: str | None) -> LocalPool:
-        """Returns when the controller listens; the workers may still be starting. Raises
-        PenstockError when there is no controller."""
+        """Start the pool. Return when the controller listens; workers may still be starting. Raise
+        PenstockError if the controller cannot start."""
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, read_fd)
             own_fd = os.pidfd_open(os.getpid())
             try:
                 orders = asdict(KeeperOrders(worker_count, key_folder, own_fd, write_fd))
-                # A session of its own: Ctrl-C at a terminal is for the program alone.
+                # A separate session, so that Ctrl-C at a terminal reaches only the program.
                 subprocess.run(
                     [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), json.dumps(orders)],
                     stdin=subprocess.DEVNULL,
@@ -74,16 +74,16 @@ class LocalPool:
             report = _read_report(read_fd)
             keeper_fd = os.pidfd_open(report.pid)
             stack.callback(os.close, keeper_fd)
-            # The pipe stays open on the other side for as long as the keeper lives: what was opened
-            # a line above is the keeper, and no later process of its number.
+            # The other side keeps the pipe open while the keeper lives: the descriptor opened above
+            # refers to the keeper, and not to a later process with the same id.
             if select.select([read_fd], [], [], 0)[0]:
                 raise _no_start("it has ended")
             stack.pop_all()
         return cls(report.endpoint, keeper_fd, read_fd)
 
     def end(self) -> None:
-        """Ends the pool's processes and waits for them; for a bounded time, with workers whose
-        datasets hang. Does nothing in a process that the program has forked."""
+        """End the pool's processes and wait for them; the time is bounded even if a worker's
+        dataset hangs. Do nothing in a process that the program has forked."""
         if os.getpid() != self._owner_pid or self._keeper_fd < 0:
             return
         for number, wait_s in (
@@ -101,7 +101,7 @@ class LocalPool:
 
 
 def _read_report(read_fd: int) -> KeeperReport:
-    """What the keeper says when its controller listens, or why that cannot be."""
+    """Read the keeper's report that its controller listens. Raise PenstockError without one."""
     deadline = time.monotonic() + _START_S_MAX
     text = b""
     while not text.endswith(b"\n"):

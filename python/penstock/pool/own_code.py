@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program's own modules: those that travel to a pool's workers without being named.
+"""Collect the modules of the program itself, which are sent to pool workers without being named.
 
-A program finds its modules beside it, or where the user has put them. Of the folder that it was
-started from everything travels that it could import, since a dataset may import when it is read.
-Of other folders (``PYTHONPATH``, ``sys.path``, a package that is installed from its sources) the
-modules and packages travel that are imported already. Python's library and installed packages do
-not: workers have their own.
+A program finds modules in its own folder, or where the user has put them. From the folder that it
+was started from, all code that it could import is sent, since a dataset may import while it is
+read. From other folders (``PYTHONPATH``, ``sys.path``, a package installed from its sources), only
+modules and packages that are already imported are sent. Python's library and installed packages are
+not sent: workers have their own.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _INSTALLED = ("dist-packages", "site-packages")
 
 
 class OwnFolder(NamedTuple):
-    path: str  # without links
-    modules: frozenset[str] | None  # the top-level names that travel; None: all
+    path: str  # with links resolved
+    modules: frozenset[str] | None  # the top-level names that are sent; None: all
 
 
 def pack_own_code(left_out: set[str], wanted: Set[str] = frozenset()) -> list[PackedCode]:
-    """The folders that :func:`own_folders` finds without those in ``left_out``, each packed.
-    ``wanted`` has files that travel though they look like secrets.
+    """Pack the folders that :func:`own_folders` finds, except folders in ``left_out``. ``wanted``
+    has files that are sent although they look like secrets.
 
-    Never raises for files that it finds there; a warning names those that do not travel.
+    Never raise for files found there; a warning names the files that are not sent.
     """
     packed = (_pack(folder, wanted) for folder in own_folders() if folder.path not in left_out)
     return [each for each in packed if each is not None and each.paths]
 
 
 def own_folders() -> list[OwnFolder]:
-    """The folders of the program's own modules, in the order in which it imports from them."""
+    """Return the folders of the program's modules, in import order."""
     imported: dict[str, set[str]] = {}
     for name, folder in _imported_modules():
         imported.setdefault(folder, set()).add(name)
@@ -56,7 +56,7 @@ def own_folders() -> list[OwnFolder]:
 
 
 def place_in_path(folder: str) -> int:
-    """Where in ``sys.path`` a folder is; behind all others if nowhere."""
+    """Return the index of a folder in ``sys.path``; the number of entries if it is not there."""
     for place, entry in enumerate(sys.path):
         with contextlib.suppress(OSError):  # "" is the working directory, which may be gone
             if os.path.realpath(entry) == folder:
@@ -92,7 +92,7 @@ def _warn(folder: OwnFolder, what: str) -> None:
 
 
 def _program_folder() -> str | None:
-    """The folder that the program was started from, if its imports look there first."""
+    """Return the folder that the program was started from, if imports search it first."""
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     if file is None:  # interactive
@@ -113,7 +113,7 @@ def _program_folder() -> str | None:
 
 
 def _imported_modules() -> Iterator[tuple[str, str]]:
-    """Top-level modules of the program's own, each with the folder to import it from."""
+    """Yield the program's top-level modules, each with the folder to import it from."""
     for name, module in list(sys.modules.items()):
         if "." in name or name in _NOT_OWN or not isinstance(module, types.ModuleType):
             continue
@@ -123,8 +123,9 @@ def _imported_modules() -> Iterator[tuple[str, str]]:
 
 
 def _folders_to_import(name: str, module: types.ModuleType) -> Iterator[str]:
-    """Not of a module that was made from a file of another name, which no import would find."""
-    names = object.__getattribute__(module, "__dict__")  # a lazy module stays as it is
+    """Yield the folders from which an import finds the module. A module that was made from a file
+    of another name has none."""
+    names = object.__getattribute__(module, "__dict__")  # does not load a lazy module
     file, portions = names.get("__file__"), names.get("__path__")
     if isinstance(file, str):
         places = [file if portions is None else os.path.dirname(file)]
@@ -133,7 +134,7 @@ def _folders_to_import(name: str, module: types.ModuleType) -> Iterator[str]:
     for place in places:
         folder = os.path.dirname(place)
         is_by_name = os.path.basename(place).partition(".")[0] == name
-        # Most are installed: of those no disk is asked, which may be far away.
+        # Most modules are installed; skipping them avoids disk access, which may be slow.
         if is_by_name and not _is_installed(folder) and os.path.exists(place):
             yield os.path.realpath(folder)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process that a C++ trainer starts for a dataset in Python: ``python -m
+"""A worker process that a C++ trainer starts for a Python dataset: ``python -m
 penstock.pool.own_process``.
 
-It serves as a pool's workers do, on loopback, and is one of the trainer's own.
+It serves like a pool worker, on loopback, and is one of the trainer's local workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.pool.worker_spec import PoolWorkerSpec
 
 
 def main() -> int:
-    """Serves until the trainer is gone, or has it drain. Returns the exit code."""
+    """Serve until the trainer ends or drains this worker. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m penstock.pool.own_process")
     parser.add_argument("--handover", required=True)
     parser.add_argument("--report-fd", type=int, required=True)

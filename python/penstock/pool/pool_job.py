@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job: all that a trainer sends the workers of a pool to make its batches with.
+"""A job: all that a trainer sends to pool workers so that they can make its batches.
 
-A job's blob is a pickle by cloudpickle, a header in JSON, and the length of the header (u64,
+A job's blob is a cloudpickle pickle, a JSON header, and the length of the header (u64,
 little-endian). The header names the versions that the job was made with, and is checked before
-anything is unpickled. The user's own modules are blobs of their own, which the header names. A
-blob's id is its SHA-256, so the same job has the same id again, in the next epoch as in a run that
-resumes; job_pickle.py keeps random parts out of the pickle for that.
+anything is unpickled. The user's modules are separate blobs, which the header names. A blob's id is
+its SHA-256, so the same job has the same id in the next epoch and in a run that resumes;
+job_pickle.py keeps random parts out of the pickle for that.
 
-Each epoch has the dataset as it is when the epoch begins, as torch's fresh workers have it. Where a
-look at all that it holds shows that it has not changed, the hash of its pickle is the one of before
-(known_pickle.py). Elsewhere :func:`job_id` pickles it again, and keeps nothing of that but the
-hash, which the header comes last for.
+Each epoch uses the dataset as it is at the start of the epoch, as torch's new workers do. If an
+inspection of its data shows that it has not changed, the previous hash of its pickle is used again
+(known_pickle.py). Otherwise, :func:`job_id` pickles it again and keeps only the hash; the header is
+at the end of the blob for that reason.
 
-To unpickle a job is to run the trainer's code: only a worker does, and only for a trainer whose key
-the pool knows.
+Unpickling a job runs the trainer's code: only workers do it, and only for a trainer whose key the
+pool accepts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HEADER_BYTES_MAX = 1 << 20
 
 
 class JobRefused(PenstockError):
-    """This worker cannot run a job; the text is for the trainer's user."""
+    """This worker cannot run a job; the message is for the trainer's user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Job:
     trust_workers: bool
     name: str  # its name for people
     settings: JobSettings = field(default_factory=JobSettings)  # of the trainer's process
-    code_folders: tuple[str, ...] = ()  # at a worker: where its modules are
-    is_of_cpp: bool = False  # at a worker: its trainer asks what the dataset is
+    code_folders: tuple[str, ...] = ()  # at a worker: the folders with its modules
+    is_of_cpp: bool = False  # at a worker: its trainer requests a description of the dataset
 
 
 class PackedJob(NamedTuple):
@@ -72,14 +72,14 @@ class _Header:
     trust_workers: bool
     code: list[dict[str, str]]  # "name", for people, and "id" of the blob, in hex
     made_with: Versions
-    modules: dict[str, str]  # that no package has, and the trainer's folder to import each from
+    modules: dict[str, str]  # modules of no package, with the trainer's folder to import each from
     settings: dict[str, Any]
 
 
 def pack_job(job: Job, code: Sequence[PackedCode], known: KnownPickle | None = None) -> PackedJob:
-    """Pickles ``job``, with copies of all data that its dataset holds.
+    """Pickle ``job``, with copies of all data that its dataset holds.
 
-    Raises PicklingError, which names the object that cannot be pickled.
+    Raise PicklingError, which names the object that cannot be pickled.
     """
     chunks: list[Any] = []
     found = hashlib.sha256()
@@ -92,7 +92,8 @@ def pack_job(job: Job, code: Sequence[PackedCode], known: KnownPickle | None = N
 
 
 def job_id(job: Job, code: Sequence[PackedCode], known: KnownPickle | None = None) -> bytes:
-    """The id that :func:`pack_job` would give. Keeps no copy of the data. Raises as that does."""
+    """Return the id that :func:`pack_job` would give, without copying the data. Raise the same
+    exceptions."""
     known = known or KnownPickle()
     recalled = known.recall(job.fetch, job.init_fn)
     if recalled is None:
@@ -105,12 +106,11 @@ def job_id(job: Job, code: Sequence[PackedCode], known: KnownPickle | None = Non
 
 
 def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) -> Job:
-    """The job of a blob. From here on its modules are imported from its own code.
+    """Unpack the job of a blob. From then on, its modules are imported from its own code.
 
-    The trainer's settings are those of this process from here on, too. ``get_blob`` gives a blob
-    by its id and may raise any exception. Modules are extracted under
-    ``code_root``, a folder of this user alone; it is made if need be, and the caller removes it.
-    Raises JobRefused.
+    The trainer's settings also become the settings of this process. ``get_blob`` returns a blob by
+    its id and may raise any exception. Modules are extracted under ``code_root``, a private folder
+    of this user; it is created if needed, and the caller removes it. Raise JobRefused.
     """
     worker = f"{socket.gethostname()}:{os.getpid()}"
     header = _read_header(blob, worker)
@@ -125,7 +125,7 @@ def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) 
     settings.apply()
     try:
         fetch, init_fn = pickle.loads(memoryview(blob)[: _header_span(blob).start])
-    except BaseException as error:  # whatever the user's own modules and objects raise
+    except BaseException as error:  # the user's modules and objects may raise anything
         raise JobRefused(f"{begin}: {_told(error, header, len(blob), worker)}") from error
     return Job(
         fetch, init_fn, header.shard_count, header.trust_workers, header.name, settings, folders
@@ -133,7 +133,7 @@ def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) 
 
 
 def check_can_be_sent(fetch: FetchSpec, init_fn: Callable[[int], None] | None) -> None:
-    """Raises PicklingError, which names the object that cannot be pickled. Keeps no copy of the
+    """Raise PicklingError, naming the object, if an object cannot be pickled. Do not copy the
     data."""
     with _blaming_parts(fetch, init_fn):
         pickle_into(_Sink([]), (fetch, init_fn))
@@ -151,9 +151,9 @@ class _Sink:
 def _pickle(
     job: Job, found: Any, takers: Sequence[Callable[[Any], object]], known: KnownPickle
 ) -> set[str]:
-    """Gives ``found``, a hash, and each of ``takers`` the pickle of the job's objects, part by
-    part. The large parts are the objects' own memory, and to be copied before anything of the job
-    changes. Returns the modules that the pickle may import.
+    """Write the pickle of the job's objects in parts to ``found``, a hash, and to each of
+    ``takers``. The large parts are the memory of the objects themselves, which takers must copy
+    before the job changes. Return the modules that the pickle may import.
     """
     began_at = time.perf_counter()
     with _blaming_parts(job.fetch, job.init_fn):
@@ -168,7 +168,7 @@ def _write_header(
     modules: set[str],
     takers: Sequence[Callable[[Any], object]],
 ) -> None:
-    """Gives each of ``takers`` the rest of the job's blob."""
+    """Write the rest of the job's blob to each of ``takers``."""
     sink = _Sink(takers)
     imports = imports_of(modules, sent=frozenset().union(*(each.paths for each in code)))
     header = _Header(
@@ -187,7 +187,7 @@ def _write_header(
 
 @contextmanager
 def _blaming_parts(fetch: FetchSpec, init_fn: Callable[[int], None] | None) -> Iterator[None]:
-    """Has errors of pickling name the part of the loader that was refused."""
+    """Name the rejected part of the loader in pickling errors."""
     try:
         yield
     except MemoryError:
@@ -224,10 +224,10 @@ def _header_span(blob: bytes) -> slice:
 
 
 def _read_header(blob: bytes, worker: str) -> _Header:
-    """Raises JobRefused, also for a job that needs packages that this process does not have."""
+    """Parse the header. Raise JobRefused, also if this process lacks packages that it requires."""
     try:
         parts = json.loads(blob[_header_span(blob)])
-        # First: the rest is that of another version of penstock, else.
+        # First, because the other fields may be in the format of another version of penstock.
         name, made_with = parts["name"], _versions_of(parts["made_with"])
         here = Versions.here({})
         reason = reason_to_refuse(made_with, here, installed_version, worker)
@@ -277,7 +277,7 @@ def _is_dict_of_str(value: Any) -> bool:
 
 
 def _told(error: BaseException, header: _Header, byte_count: int, worker: str) -> str:
-    """The error when the job was unpickled, and the remedy."""
+    """Describe an error that occurred during unpickling, and the remedy."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]
         folder = header.modules.get(top, f"the folder that has {top}")

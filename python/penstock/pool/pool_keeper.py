@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of a pool that one program has to itself: the controller, and the supervisor of the
+"""The process of a pool that one program has to itself: it runs the controller and supervises the
 workers. :mod:`.local_pool` starts it.
 
-It ends when the program ends, however that comes about, and when it is told to by SIGTERM.
+It ends when the program ends, for any reason, and on SIGTERM.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.pool.descriptor_limit import raise_descriptor_limit
 from penstock.pool.worker_spec import PATIENCE_S, PoolWorkerSpec
 from penstock.pool.worker_supervisor import Supervisor
 
-GRACE_S = 5.0  # for workers to leave; their program, whom they served, is gone
+GRACE_S = 5.0  # for workers to leave after the end of the program that they served
 _LOOPBACK = "tcp://127.0.0.1:0"
 
 
@@ -32,7 +32,7 @@ class KeeperOrders:
 
 @dataclass(frozen=True, slots=True)
 class KeeperReport:
-    """That the controller listens, or why there is no pool."""
+    """A report that the controller listens, or why there is no pool."""
 
     pid: int
     endpoint: str = ""
@@ -43,7 +43,7 @@ class KeeperReport:
 
 
 def keep_pool(settings: dict[str, object]) -> int:
-    """Runs the pool that a `KeeperOrders` asks for; returns the exit code."""
+    """Run the pool that a `KeeperOrders` describes; return the exit code."""
     orders = KeeperOrders(**settings)  # type: ignore[arg-type]
     for fd in (orders.program_fd, orders.report_fd):
         os.set_inheritable(fd, False)

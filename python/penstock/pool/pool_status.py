@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool as its controller sees it, for programs: its settings and its members."""
+"""A pool's settings and members as its controller sees them, for programs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _ABOUT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """The answer of `penstock status --json`; csrc/controller/pool_status.h has its fields."""
+    """The response of `penstock status --json`; csrc/controller/pool_status.h has its fields."""
 
     fields: dict[str, Any]
 
     def find_worker(self, wanted: str) -> dict[str, Any]:
-        """The one worker that has this name, or whose id begins so. Raises ValueError if there is
-        none, or several."""
+        """Return the only worker with this name or id prefix. Raise ValueError if there is none, or
+        more than one."""
         workers: list[dict[str, Any]] = self.fields["workers"]
         found = [
             worker
@@ -41,33 +41,33 @@ class PoolStatus:
 
 
 def name_of(member: dict[str, Any]) -> str:
-    """The name of a worker or a trainer for people: its host and process, and its number where its
+    """Return a display name for a worker or a trainer: its host and process, and its number if its
     process has several."""
     about = _ABOUT.fullmatch(text_of(member["about"]))
     return f"{about['host']}/{about['process']}" if about else short_id(member["id"])
 
 
 def software_of(member: dict[str, Any]) -> str:
-    """The versions that a worker or a trainer runs; "" where it did not say."""
+    """Return the versions that a worker or a trainer runs; "" if it did not report them."""
     about = _ABOUT.fullmatch(text_of(member["about"]))
     return _NUMERICS.sub("", about["software"] or "") if about else ""
 
 
 def spoken_numerics() -> str:
-    """The kind of this process's kernels, for the text in which it tells about itself: processes
-    with the same one give the same bits."""
-    from penstock import _C  # which loads torch
+    """Return the kind of this process's kernels for its self-description: processes of the same
+    kind compute identical bits."""
+    from penstock import _C  # loads torch
 
     return f"numerics {_C.numeric_fingerprint()[-1]:016x}"[:17]
 
 
 def numerics_of(member: dict[str, Any]) -> str | None:
-    """The kind of a worker's or a trainer's kernels, as :func:`spoken_numerics` tells it."""
+    """Return the kind of a worker's or trainer's kernels, as :func:`spoken_numerics` formats it."""
     found = _NUMERICS.search(text_of(member["about"]))
     return None if found is None else found["kind"]
 
 
 def text_of(escaped: str) -> str:
-    """A peer's text, for a line of a terminal. The controller escapes each of its bytes by
-    itself."""
+    """Return a peer's text for a terminal line. The controller escapes each of its bytes
+    separately."""
     return printable_line(escaped.encode("latin-1", "replace").decode(errors="replace"))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker in one process, as a trainer starts them for itself: it listens for the trainer, and
-makes its batches. The workers of a pool have several processes (:mod:`.worker_supervisor`).
+"""A worker in one process, as started by a trainer for itself: it listens for the trainer and makes
+its batches. Pool workers have several processes (:mod:`.worker_supervisor`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def run_worker(
     started: Callable[[_C.PoolServer], None],
     tell: Callable[[str], None],
 ) -> None:
-    """Serves until it is drained, by SIGTERM, SIGINT or the trainer's end, or its parent is gone.
+    """Serve until drained (by SIGTERM, SIGINT or the end of the trainer) or until the parent ends.
 
-    A second signal ends the process at once. ``code_root`` is a folder for the modules of jobs,
+    A second signal ends the process immediately. ``code_root`` is a folder for the modules of jobs,
     which the caller removes. ``started`` is called when trainers can connect, and ``tell`` with
-    messages that need attention. Raises PenstockError when there is no use in going on. To be
-    called by the main thread of a process that does nothing else.
+    messages that need attention. Raise PenstockError if serving cannot continue. Call it in the
+    main thread of a dedicated process.
     """
     raise_descriptor_limit()
     server = _C.PoolServer.start(
@@ -55,7 +55,7 @@ def run_worker(
     )
 
     def heed_signals() -> None:
-        """The native thread drains the worker, whatever the dataset does at the moment."""
+        """Have the native thread drain the worker, even while the dataset is busy."""
         signal.set_wakeup_fd(server.signal_fd, warn_on_full_buffer=False)
         ignore_end_signals()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a process that decide what a dataset computes beside the dataset: those of torch
-and numpy, the working folder, environment variables and a few settings of libraries.
+"""Process settings, other than the dataset, that affect a dataset's results: settings of torch and
+numpy, the working folder, environment variables and a few settings of libraries.
 
-A job carries the trainer's. A worker makes the job's batches under them, and puts its own back
-before another job.
+A job carries the trainer's settings. A worker applies them while it makes the job's batches, and
+restores its own before another job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.secret_names import looks_secret
 
 logger = logging.getLogger(__name__)
 
-# Variables that belong to a process, its launcher or its host, and so to no job.
+# Variables that belong to a process, its launcher or its host, and therefore not to a job.
 _OF_PROCESS = re.compile(
     r"(PENSTOCK|TORCHELASTIC|TORCHINDUCTOR|TRITON|SLURM|OMPI|PMI|PMIX|MPI|RAY|NCCL|GLOO|CUDA|NVIDIA"
     r"|KUBERNETES|OMP|MKL|KMP|GOMP|LD|PYTHON|PYTEST|COVERAGE|COV|XDG|SSH|LC|GPG|DBUS|TERM|VSCODE"
@@ -38,14 +38,14 @@ _OF_PROCESS = re.compile(
 )
 _ENVIRONMENT_BYTES_MAX = 128 << 10  # a job's header has 1 MiB
 
-# Settings that programs make at their head, by module and name, with the library's own values.
+# Settings that programs make at their start, by module and name, with the library's default values.
 _LIBRARY_DEFAULTS: Mapping[tuple[str, str], Any] = {
     ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"): False,
     ("PIL.Image", "MAX_IMAGE_PIXELS"): int(1024 * 1024 * 1024 // 4 // 3),
     ("torchvision", "_image_backend"): "PIL",
 }
 
-# The settings of torch that results follow from, and their types in a job.
+# The settings of torch that affect results, and their types in a job.
 _KINDS_OF_TORCH: Mapping[str, type] = {
     "default_dtype": str,
     "flushes_denormals": bool,
@@ -60,18 +60,18 @@ _KINDS_OF_TORCH: Mapping[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """Settings as a job carries them. The default changes nothing."""
+    """Settings as a job carries them. The default has no effect."""
 
     torch: dict[str, Any] = field(default_factory=dict)
     numpy_errors: dict[str, str] = field(default_factory=dict)
     folder: str | None = None
-    # That the program has changed since its process began; None for one that it has removed.
+    # Variables changed by the program since its process started; None for a removed one.
     environment: dict[str, str | None] = field(default_factory=dict)
     libraries: dict[str, Any] = field(default_factory=dict)  # by "module:name"
 
     @staticmethod
     def here() -> JobSettings:
-        """Those of this process now."""
+        """Return the current settings of this process."""
         return JobSettings(
             torch=_torch_settings(),
             numpy_errors={name: str(how) for name, how in np.geterr().items()},
@@ -86,7 +86,7 @@ class JobSettings:
 
     @staticmethod
     def of_fields(fields: Any) -> JobSettings:
-        """Those that a job's header has. Raises TypeError for anything else."""
+        """Return the settings in a job's header. Raise TypeError for any other value."""
         made = JobSettings(**fields)
         is_right = (
             type(made.torch) is dict
@@ -102,8 +102,8 @@ class JobSettings:
         return made
 
     def apply(self) -> None:
-        """Makes them those of this process. A folder that is not on this host is left out, as is a
-        library."""
+        """Apply the settings to this process. Skip a folder or a library that this host does not
+        have."""
         _apply_to_torch(self.torch)
         if self.numpy_errors:
             np.seterr(**self.numpy_errors)  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ class JobSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """All such settings of this process at one time, to be put back."""
+    """All such settings of this process at one time, for restoring them."""
 
     torch: dict[str, Any]
     thread_count: int
@@ -149,7 +149,7 @@ class ProcessState:
         torch.set_grad_enabled(self.has_gradients)
         np.seterr(**self.numpy_errors)  # type: ignore[arg-type]
         if self.folder is not None:
-            with contextlib.suppress(OSError):  # which somebody may have removed
+            with contextlib.suppress(OSError):  # it may have been removed
                 os.chdir(self.folder)
         gone: dict[str, str | None] = {
             name: None for name in os.environ if name not in self.environment
@@ -163,7 +163,7 @@ class ProcessState:
 
 def _torch_settings() -> dict[str, Any]:
     mkldnn: Any = torch.backends.mkldnn
-    denormal = np.float32(1e-40)  # torch has no question for that, a flag of this thread's CPU
+    denormal = np.float32(1e-40)  # torch has no query for this flag of the current thread's CPU
     return {
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "flushes_denormals": bool(denormal * np.float32(1) == 0),
@@ -177,8 +177,8 @@ def _torch_settings() -> dict[str, Any]:
 
 
 def _float32_matmul() -> str:
-    """The precision by torch's older name, which each backend's follows from when it is set; empty
-    where the program has set a backend's apart, and torch refuses to say."""
+    """Return the precision by torch's older setting, which also sets each backend's precision.
+    Return "" if the program has set a backend's precision separately, so that torch raises."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -186,7 +186,7 @@ def _float32_matmul() -> str:
 
 
 def _apply_to_torch(settings: Mapping[str, Any]) -> None:
-    """Sets those that are not so already."""
+    """Apply settings that differ from the current ones."""
     now = _torch_settings()
     if settings.get("float32_matmul", "") not in ("", now["float32_matmul"]):
         torch.set_float32_matmul_precision(settings["float32_matmul"])
@@ -216,7 +216,7 @@ def _folder() -> str | None:
 
 
 def _library_values() -> dict[tuple[str, str], Any]:
-    """Those of the libraries that are imported."""
+    """Return the settings of the imported libraries."""
     return {
         (module, name): getattr(sys.modules[module], name)
         for module, name in _LIBRARY_DEFAULTS
@@ -236,8 +236,8 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 
 def _changed_environment() -> dict[str, str | None]:
-    """The variables that were changed since this process began, but for those of the process and
-    its launcher, and those that look like secrets."""
+    """Return the variables changed since this process started, except variables of the process and
+    its launcher, and variables that look like secrets."""
     before = _first_environment()
     if before is None:
         return {}
@@ -262,7 +262,7 @@ def _changed_environment() -> dict[str, str | None]:
 
 @functools.cache
 def _first_environment() -> dict[str, str] | None:
-    """The environment that this process was started with; None where the system does not say."""
+    """Return the environment that this process was started with; None if it is not available."""
     try:
         with open("/proc/self/environ", "rb") as file:
             entries = file.read().split(b"\0")

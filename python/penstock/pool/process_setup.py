@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process that makes batches of a pool's jobs is like, whoever started it."""
+"""Set up a process that makes batches of a pool's jobs, for any parent process."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def set_up_process() -> None:
 
 
 def load_what_is_loaded_late() -> None:
-    """Calls what imports or builds something when it is called first, so that it has been before a
-    job, and before a fork."""
+    """Call functions that import or build something at their first call, so that this is done
+    before a job, and before a fork."""
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
@@ -42,11 +42,12 @@ def load_what_is_loaded_late() -> None:
 
 
 def ignore_end_signals() -> None:
-    """Has SIGTERM and SIGINT do nothing here: it is told otherwise when this process ends. They are
-    not ignored, which programs that a dataset starts would inherit.
+    """Make SIGTERM and SIGINT have no effect here: the end of this process is requested in another
+    way. They have a handler and are not ignored, because programs that a dataset starts would
+    inherit ignored signals.
 
-    To be called after :func:`set_up_process`, since torch has a handler of its own for SIGTERM, and
-    again where a job's modules may have put others in the place of these.
+    Call this after :func:`set_up_process`, since torch installs a SIGTERM handler, and again if a
+    job's modules may have replaced these handlers.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not _do_nothing:
@@ -58,7 +59,7 @@ def _do_nothing(*_: object) -> None:
 
 
 def about_worker(pid: int) -> str:
-    """A worker for people, by its process and the versions that its batches are made with."""
+    """Describe a worker for people by its process and the versions that it makes batches with."""
     return (
         f"{socket.gethostname()}, process {pid}, penstock {__version__}, "
         f"torch {torch.__version__}, Python {platform.python_version()}, {spoken_numerics()}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer's job at a worker of a pool: how each batch that is asked for is made and answered."""
+"""A trainer's job at a pool worker: make and answer each requested batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from penstock.worker.out_of_turn import in_its_place
 from penstock.worker.slab_collate import collating_into
 from penstock.worker.threaded_fetch import FetchPool, make_pool
 
-_EPOCHS_MAX = 2  # whose last and first batches may take turns
+_EPOCHS_MAX = 2  # the last batches of one epoch and the first of the next may alternate
 _LOOK_S_MIN = 0.005
 _BATCH_COUNT = struct.Struct("<Q")
 _SEEDS = struct.Struct("<qqq")  # as loader::EpochSeeds writes them
@@ -42,7 +42,7 @@ class RunningJob:
     """Confined to the thread that makes batches."""
 
     def __init__(self, server: _C.BatchServer, job: Job, seeds: EpochSeeds) -> None:
-        """``seeds`` are those of the first batch: the draws of worker_init_fn follow from them."""
+        """``seeds`` belong to the first batch; the draws of worker_init_fn depend on them, too."""
         self.name = job.name
         self.code_folders = job.code_folders
         self._server = server
@@ -66,7 +66,7 @@ class RunningJob:
     def _initialise(
         self, init_fn: Callable[[int], None] | None, base_seed: int
     ) -> tuple[str, str] | None:
-        """Does the work of a local worker before its first batch; returns the error, if there is
+        """Do the work of a local worker before its first batch. Return the error, if there was
         one.
         """
         set_worker_info(
@@ -83,29 +83,29 @@ class RunningJob:
         return None
 
     def _describe_error(self, error: BaseException) -> tuple[str, str]:
-        """Describes whatever the user's code has raised: an exit or an interrupt, too, is an error
-        of its batch, and ends no worker."""
+        """Describe any exception of the user's code: even an exit or an interrupt is an error of
+        its batch, and does not end the worker."""
         end_forked_child(self._pid, error)
         return describe_error(error)
 
     def begin_watch(self, made_in_s: float) -> None:
-        """To be called before the first batch; ``made_in_s`` is how long it took to get and unpack
-        the job. A look at what batches may change takes no longer than to do that again."""
+        """Call before the first batch. ``made_in_s`` is the time for fetching and unpacking the
+        job. An inspection for changes by batches takes no longer than repeating that."""
         self._look_s = max(_LOOK_S_MIN, made_in_s)
         self._before = self._look()
         self._process_before = ProcessState.now()
 
     def begin_epoch(self, work: _C.PoolWork) -> bool:
-        """Notes the epoch of a request. Returns whether it is one after those of earlier requests,
-        or of another trainer."""
+        """Record the epoch of a request. Return whether it is later than the epochs of earlier
+        requests, or from another trainer."""
         is_new = work.trainer_id != self._trainer_id or work.epoch > self._newest_epoch
         if is_new:
             self._trainer_id, self._newest_epoch = work.trainer_id, work.epoch
         return is_new
 
     def has_stayed(self) -> bool:
-        """Whether the dataset and all that it leads to are known to be as they were when the job
-        was unpacked, and so is the process."""
+        """Return whether the dataset, all objects that it refers to, and the process are known to
+        be unchanged since the job was unpacked."""
         if self._rows is not None:
             return _C.are_own(self._rows)
         if self._before is None:
@@ -122,8 +122,8 @@ class RunningJob:
             self._threads.close()
 
     def answer(self, work: _C.PoolWork) -> None:
-        """Makes the batch of a request, or describes the exception in its place. Raises ClosedError
-        when this worker ends meanwhile.
+        """Make and send the batch of a request, or a description of the exception instead. Raise
+        ClosedError if this worker ends meanwhile.
         """
         if self._init_error is not None:
             self._server.answer_error(work, *self._init_error, None)
@@ -184,7 +184,7 @@ class RunningJob:
         self._server.answer_error(work, *raised, state)
 
     def _describe(self, work: _C.PoolWork) -> None:
-        """Says what the dataset is, to a trainer that cannot look at it."""
+        """Send the dataset's kind and size to a trainer that cannot inspect it."""
         try:
             size = None if self._is_iterable else len(self._job.fetch.dataset)
         except BaseException as error:
@@ -196,14 +196,14 @@ class RunningJob:
 
     @cached_property
     def _told_size(self) -> int | None:
-        """Told with each batch to a trainer that has no dataset of its own, by which it sees that
-        all workers have the same: -1 of an iterable one."""
+        """The dataset's size, -1 for an iterable one. It is sent with each batch to a trainer
+        without a dataset object, which checks by it that all workers have the same dataset."""
         if not self._job.is_of_cpp:
             return None
         return -1 if self._is_iterable else len(self._job.fetch.dataset)
 
     def _sample_count(self, indices: Any) -> int:
-        """The samples of the batch that was just made of ``indices``. What has no length is one."""
+        """Return how many samples the batch just made from ``indices`` has; 1 without a length."""
         if self._counted is not None:
             return self._counted.sample_count
         is_batch = self._job.fetch.auto_collation and isinstance(indices, Sized)
@@ -221,7 +221,7 @@ class RunningJob:
 
 
 class _CountedCollate:
-    """A collate_fn of an iterable dataset, and how many samples it was given last."""
+    """A collate_fn of an iterable dataset that records how many samples it was given last."""
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self._collate_fn = collate_fn
@@ -234,8 +234,8 @@ class _CountedCollate:
 
 
 class _Epoch:
-    """One pass over the dataset. Shards come and go: each begins with a copy of the dataset of its
-    own, as a worker of its own would have it."""
+    """One pass over the dataset. Shards may be added and withdrawn during it: each starts with a
+    separate copy of the dataset, as it would in a separate worker."""
 
     def __init__(
         self,
@@ -249,17 +249,17 @@ class _Epoch:
         self._datasets: dict[int, Any] = {}
         self._starts: ShardStarts = {}
         self._ended: set[int] = set()
-        self._tenancies: dict[int, int] = {}  # in which each shard began
+        self._tenancies: dict[int, int] = {}  # in which each shard started
         self.fetcher = SeededFetcher(
             fetch, threads, self._datasets, shard_count, seeds, self._starts, server.begin
         )
 
     def find_lane(self, work: _C.PoolWork, shard_id: int) -> None:
-        """Has a shard begin at its beginning, or go on from where another worker left it, where
-        that is asked for.
+        """If the request asks for it, start a shard at its first batch, or continue it where
+        another worker left it.
 
-        Raises RuntimeError for one that did not begin here: the batch is not wanted any more, and
-        the trainer's word of that is still on its way.
+        Raise RuntimeError for a shard that did not start here: the batch is no longer needed, and
+        the trainer's message about that is still on its way.
         """
         if work.is_lane_start:
             self._tenancies.pop(shard_id, None)
@@ -286,7 +286,7 @@ class _Epoch:
             raise
 
     def state(self, shard_id: int) -> bytes | None:
-        """For another worker to go on with the shard. Without one, that reads it again."""
+        """Return the state for continuing the shard elsewhere. Without it, the shard is reread."""
         state = self.fetcher.state(shard_id)
         if state is None or isinstance(state, StateFailure):
             return None
@@ -298,7 +298,7 @@ def seeds_of(work: _C.PoolWork) -> EpochSeeds:
 
 
 def _start_of(state: bytes) -> ShardStart | None:
-    """Where a lane begins, as the trainer says it."""
+    """Return where a lane starts, as sent by the trainer."""
     if not state:
         return None
     (batch_count,) = _BATCH_COUNT.unpack_from(state)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the server of a machine's workers is started: a program without Python and torch, which has
-the workers' keys and sockets. It starts their warm process itself.
+"""Build the command of the server of a machine's workers: a program without Python and torch, which
+has the workers' keys and sockets. It starts their warm process itself.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from penstock.pool.job_isolation import IsolationOptions, JobIsolation, plan_iso
 from penstock.pool.worker_spec import PoolWorkerSpec
 from penstock.worker.arena_cap import arena_bytes, job_bytes
 
-# As the parent was found, the warm process would find modules, whatever the folder it is in. The
-# server adds the descriptor of its channel to the arguments. At its end there is nothing to do that
-# the system does not do faster.
+# The warm process gets the parent's module path, so it finds modules in any folder. The server
+# appends the descriptor of its channel to the arguments. The process exits without cleanup, since
+# the system is faster at it.
 _WARM_PROGRAM = """\
 import json, os, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -29,21 +29,21 @@ os._exit(run_warm(json.loads(sys.argv[2]), int(sys.argv[3])))
 
 
 class ServerProgram:
-    """The program and what all servers of one supervisor have in common."""
+    """The program, and the settings that all servers of one supervisor share."""
 
     def __init__(self, *, is_quiet: bool, isolation: JobIsolation | None = None) -> None:
-        """A quiet worker logs trouble only. Without ``isolation`` jobs are kept from the keys,
-        where that can be done. Raises PenstockError where there is no such program, and ValueError
-        for an environment that names no cap."""
+        """A quiet worker logs only problems. Without ``isolation``, jobs are isolated from the
+        keys if possible. Raises PenstockError if the program is missing, and ValueError if an
+        environment variable for a memory cap is invalid."""
         self._path = _path_of_program()
         self._is_quiet = is_quiet
         self._isolation = isolation
         self._caps = {"arena-bytes": arena_bytes(), "blob-bytes": job_bytes()}
 
     def command(self, specs: Sequence[PoolWorkerSpec], code_root: str, exit_fd: int) -> list[str]:
-        """The command of a server with a worker for each of ``specs``, which differ in their
-        addresses alone. ``code_root`` is a folder for the modules of jobs, which the caller
-        removes, and ``exit_fd`` the writing end of its ExitPipe."""
+        """Return the command of a server with a worker for each of ``specs``, which differ only in
+        their addresses. ``code_root`` is a folder for the modules of jobs, which the caller
+        removes; ``exit_fd`` is the write end of its ExitPipe."""
         addresses = [
             (name, value)
             for spec in specs

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of a job where none can be forked of the warm process: a new interpreter, which
-imports torch itself and is a forked one's equal from then on.
+"""The process of a job if it cannot be forked from the warm process: a new interpreter, which
+imports torch itself and is then equivalent to a forked one.
 
 It has the limits, the environment and the folder of the warm process, and ends as a forked one.
 """
@@ -31,7 +31,7 @@ run_spawned(settings)
 
 @dataclass(frozen=True, slots=True)
 class SpawnedOrder:
-    """A `_C.JobOrder` for another program."""
+    """A `_C.JobOrder` in a form that can be passed to another program."""
 
     job: int
     fd: int
@@ -40,9 +40,9 @@ class SpawnedOrder:
 
 
 def spawn_job(order: _C.JobOrder, code_root: str, place: JobPlace, *, is_quiet: bool) -> int:
-    """Starts the process; returns its number. Raises OSError where the system refuses.
+    """Start the process; return its id. Raise OSError if the system refuses.
 
-    No handler of a fork runs in it.
+    Fork handlers do not run in it.
     """
     passed = SpawnedOrder(order.job, order.fd, order.error_fd, order.log_name)
     settings = {
@@ -56,25 +56,25 @@ def spawn_job(order: _C.JobOrder, code_root: str, place: JobPlace, *, is_quiet: 
     proxy_fds = () if place.proxy_fd is None else (place.proxy_fd,)
     for fd in (order.fd, order.error_fd, *proxy_fds):
         os.set_inheritable(fd, True)  # no other program is started before the caller closes them
-    # What it writes before it serves is the job's, too.
+    # Its output before it serves is logged as the job's output, too.
     streams = [(os.POSIX_SPAWN_DUP2, order.error_fd, fd) for fd in (1, 2)]
     return os.posix_spawn(sys.executable, command, os.environ, file_actions=streams)
 
 
 def run_spawned(settings: dict[str, object]) -> None:
-    """Serves the job, and ends the process."""
+    """Serve the job, and end the process."""
     order = SpawnedOrder(**settings.pop("order"))  # type: ignore[arg-type]
     for fd in (order.fd, order.error_fd):
         os.set_inheritable(fd, False)
     set_up_process()
     ignore_end_signals()
     load_what_is_loaded_late()
-    # Nothing to close: the channel of the warm process was closed in this program.
+    # There is no channel to close: exec closed the warm process's channel in this program.
     run_job(_C.WarmChannel.open(-1), order, place=None, **settings)  # type: ignore[arg-type]
 
 
 def seconds_since_start() -> float:
-    """Since this process was started."""
+    """Return the time since this process was started."""
     with open("/proc/self/stat") as file:
         started = int(file.read().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")

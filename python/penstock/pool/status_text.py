@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's status for people: a table of its workers, one of the jobs that they work for, and the
-points that need attention."""
+"""Format a pool's status for people: a table of its workers, a table of the jobs that they work
+for, and notes on problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from penstock.pool.pool_log import short_id
 from penstock.pool.pool_status import PoolStatus, name_of, numerics_of, software_of, text_of
 
-# By the name in the status: what would have to be more or faster for a job to go faster.
+# By the name in the status: the limiting resource, which would have to grow for a faster job.
 _LIMITS = {
     "unknown": "it is not known yet what limits it",
     "trainer": "its trainer limits it",
@@ -22,11 +22,11 @@ _LIMITS = {
     "other": "more workers are of no use to it",
 }
 _SILENT_SHOWN_S = 5.0  # of an engine's adapter, which reports each second
-_IDLE_SHOWN_S = 60.0  # then a job that asks for nothing is only counted
+_IDLE_SHOWN_S = 60.0  # a job without requests for longer is only counted
 
 
 def status_text(status: PoolStatus, *, with_idle: bool = False) -> str:
-    """``with_idle`` shows jobs that have asked for nothing for long, too."""
+    """Format a status. ``with_idle`` includes jobs without recent requests."""
     return "\n".join(_Page(status.fields, with_idle).lines())
 
 
@@ -108,7 +108,7 @@ class _Page:
         return f"{work}; moving to another" if worker["is_withdrawn"] else work
 
     def _job_of(self, trainer_id: str) -> str:
-        """A job as people know it. Two of one name run in different processes."""
+        """Return the display name of a job. Two jobs of one name run in different processes."""
         trainer = self._trainers.get(trainer_id)
         if trainer is None:
             return f"trainer {short_id(trainer_id)}, which is gone"
@@ -151,11 +151,11 @@ class _Page:
 
     def _worker_count(self, trainer: dict[str, Any]) -> str:
         count, most = trainer["workers"], trainer["workers_max"]
-        # How many it could use is of interest where that is less than there are.
+        # The maximal useful number is of interest only if it is less than the number of workers.
         return f"{count} of {most}" if most < len(self._workers) else str(count)
 
     def _demand_lines(self) -> Iterator[str]:
-        """What each job that was measured has use for, what limits it, and why."""
+        """Yield a line per measured job: how many workers it can use, its bottleneck, and why."""
         for trainer in self._shown:
             if trainer["workers_max"] == 0 or trainer["step_s"] is None:
                 continue
@@ -182,7 +182,7 @@ class _Page:
         for worker in self._workers:
             unfit_for = [one for one in worker["unfit_for"] if one in self._trainers]
             if unfit_for:
-                # The worker says why of the last that it refused.
+                # The worker reports the reason only for the last trainer that it refused.
                 is_last = worker["unfit_for"][-1] == unfit_for[-1]
                 reason = f": {text_of(worker['unfit_reason'] or '')}" if is_last else ""
                 jobs = ", ".join(self._job_of(trainer_id) for trainer_id in unfit_for)
@@ -198,7 +198,7 @@ class _Page:
         yield from self._kinds()
 
     def _kinds(self) -> Iterator[str]:
-        """Which workers' kernels give other bits than others', or than their trainer's."""
+        """Report workers whose kernels compute other bits than other workers or their trainer."""
         kinds: dict[str, list[str]] = {}
         for worker in self._workers:
             if kind := numerics_of(worker):
@@ -242,7 +242,7 @@ class _Page:
 
 
 def _with_machine(worker: dict[str, Any]) -> str:
-    """A worker's name, and the machine whose key it has."""
+    """Return a worker's name, and the machine whose key it has."""
     machine = worker["machine"]
     return name_of(worker) if machine is None else f"{name_of(worker)} ({text_of(machine)})"
 
@@ -257,7 +257,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Aligned lines, or one that says that there is nothing."""
+    """Yield aligned lines, or a single line if there are no rows."""
     if not rows:
         yield f"no {heads[0]}s"
         return

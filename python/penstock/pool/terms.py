@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator lays down for a pool's jobs and users: a JSON file of priorities and quotas.
+"""The operator's rules for a pool's jobs and users: a JSON file of priorities and quotas.
 
     {"jobs": {"train.py: Images": {"priority": 2.0, "quota": 16}},
      "users": {"ann": {"quota": 32}}}
 
-Jobs go by the name that `penstock status` shows, users by the name that their keys were made for
-(``penstock keys --user``). A priority multiplies what a job's progress counts for; 1 where none is
-given; that of the job and that of its user are multiplied. A quota is the most workers that all
-trainers of the name have together; without one there is no bound. Jobs of one name and two users
-are two jobs.
+Jobs are identified by the name that `penstock status` shows, users by the name for which their keys
+were made (``penstock keys --user``). A priority multiplies the weight of a job's progress; its
+default is 1. The priority of a job and the priority of its user are multiplied. A quota is the
+maximal number of workers for all trainers of the name together; without one, there is no limit.
+Jobs with one name and two users are two jobs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Terms:
 
 
 def read_terms(path: str) -> Terms:
-    """Raises ValueError, which names the file and the entry, and OSError."""
+    """Read a file of terms. Raise OSError, or ValueError that names the file and the entry."""
     with open(path, encoding="utf-8") as file:
         try:
             parts = json.load(file)

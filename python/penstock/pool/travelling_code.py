@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's own modules that travel with the jobs of one loader: the program's, and named ones."""
+"""The user's modules that are sent with a loader's jobs: the program's modules, and named ones."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CODE_PATHS_VARIABLE = "PENSTOCK_CODE_PATHS"
 class TravellingCode:
     """Packs modules once, when the loader first sends a job.
 
-    Later epochs use the files as they were then, as the trainer goes on with the modules that it
-    has imported: to edit a file while training runs changes neither, and makes no new job.
+    Later epochs use the files as they were then, just as the trainer continues with the modules
+    that it has imported: editing a file during training changes neither, and creates no new job.
     """
 
     def __init__(self) -> None:
@@ -26,8 +26,8 @@ class TravellingCode:
         self._packed: list[PackedCode] = []
 
     def packed(self, code_paths: Sequence[str | os.PathLike[str]] | None) -> list[PackedCode]:
-        """In the order in which to import from them. Packs anew if ``code_paths`` were assigned
-        since. Raises the exceptions of pack_code, for code that was named.
+        """Return the packed modules in import order. Pack again if ``code_paths`` have been
+        assigned since. Raise the exceptions of pack_code for code that was named.
         """
         if code_paths is None:
             return []
@@ -39,7 +39,7 @@ class TravellingCode:
 
 
 def name_code_paths(paths: Sequence[str]) -> None:
-    """Has this process and its children find ``paths`` in the variable."""
+    """Set the environment variable to ``paths`` for this process and its children."""
     os.environ[CODE_PATHS_VARIABLE] = os.pathsep.join(map(os.path.abspath, paths))
 
 
@@ -64,7 +64,7 @@ def _is_single_secret(path: str) -> bool:
 
 
 def _place(code: PackedCode, is_named: bool) -> int:
-    """As the program imports them; named folders that it does not know itself come first."""
+    """Return a sort key by import order; named folders that are not in sys.path are first."""
     folder = os.path.dirname(code.root) if os.path.isfile(code.root) else code.root
     place = place_in_path(folder)
     return -1 if is_named and place == len(sys.path) else place

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the part of a dataset that cannot be pickled, for a message that names it."""
+"""Find the part of a dataset that cannot be pickled, for a message that names it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from penstock.pool.job_pickle import pickle_into
 
-_BYTES_MAX = 256 << 20  # pickled on the search altogether: some seconds
+_BYTES_MAX = 256 << 20  # pickled during the search in total: some seconds
 _TRIES_MAX = 2000
-_ITEMS_MAX = 200  # looked at of a container
+_ITEMS_MAX = 200  # examined per container
 _DEPTH_MAX = 12
 
 
@@ -23,9 +23,9 @@ class Unpicklable(NamedTuple):
 
 
 def find_unpicklable(roots: Mapping[str, Any]) -> Unpicklable | None:
-    """The innermost part, below one of ``roots``, that cannot be pickled.
+    """Return the innermost part, below one of ``roots``, that cannot be pickled.
 
-    None when it was not found within a bounded number of tries, and when only the whole fails.
+    Return None if it was not found within a bounded number of tries.
     """
     search = _Search()
     for name, root in roots.items():
@@ -36,14 +36,14 @@ def find_unpicklable(roots: Mapping[str, Any]) -> Unpicklable | None:
 
 
 class _EnoughError(Exception):
-    """As much was pickled as the search may."""
+    """The search has pickled as much as it may."""
 
 
 class _Search:
     def __init__(self) -> None:
         self._bytes_left = _BYTES_MAX
         self._tries_left = _TRIES_MAX
-        self._seen: dict[int, Any] = {}  # by id, kept alive so that ids stay theirs
+        self._seen: dict[int, Any] = {}  # by id, kept alive so that ids stay unique
         self._failed: set[int] = set()
 
     def write(self, data: Any) -> None:
@@ -52,7 +52,7 @@ class _Search:
             raise _EnoughError
 
     def fails(self, value: Any) -> bool:
-        """Whether it cannot be pickled, and was not looked at before."""
+        """Return whether the value cannot be pickled and was not examined before."""
         if self._bytes_left < 0 or self._tries_left == 0:
             return False
         self._tries_left -= 1
@@ -61,13 +61,14 @@ class _Search:
             pickle_into(self, value)
         except _EnoughError:
             return False
-        except Exception:  # whatever a part's own reduction raises
+        except Exception:  # the reduction of a part may raise anything
             self._failed.add(id(value))
             return True
         return False
 
     def innermost(self, whole: Unpicklable, depth: int = 0) -> Unpicklable | None:
-        """None when it fails only because it leads back to the object that is being looked into."""
+        """Return the innermost failing part; None if it fails only by a reference back to an object
+        that is being examined."""
         if depth == _DEPTH_MAX:
             return whole
         leads_back = False
@@ -83,8 +84,8 @@ class _Search:
 
 
 def _parts(whole: Unpicklable) -> Iterator[Unpicklable]:
-    """The objects that pickle would follow from this one. Nothing of an object that refuses to be
-    looked at.
+    """Yield the objects that pickle would follow from this one; none if the object cannot be
+    examined.
     """
     try:
         yield from _parts_of(whole.path, whole.value)

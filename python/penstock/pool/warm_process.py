@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The warm process of a pool's worker, from which the processes of jobs are forked: it has imported
-what each of them needs, runs nobody's code, and has no key of the pool. Where it cannot be forked
-it spawns them.
+"""The warm process of a pool worker, from which job processes are forked: it has imported all that
+they need, runs no user code, and has no key of the pool. If it cannot be forked, it spawns them.
 
-None of its own code has a second thread, so that a fork has all of it.
+Its own code runs in one thread, so that a fork copies all of it.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from penstock.pool.spawned_job import seconds_since_start, spawn_job
 
 @dataclass(frozen=True, slots=True)
 class WarmSettings:
-    code_root: str  # a folder for the modules of jobs, of which each has one of its own there
-    is_quiet: bool  # whether the processes of jobs log trouble only
+    code_root: str  # a folder for the modules of jobs, with a separate folder for each job
+    is_quiet: bool  # whether job processes log only problems
     isolation: dict[str, Any] = field(default_factory=dict)  # of a JobIsolation
 
 
 def run_warm(settings: dict[str, Any], channel_fd: int) -> int:
-    """Forks a process whenever the server at the other end of the channel asks for one; returns the
-    exit code once the server is gone, and all of these processes with it."""
+    """Fork a process whenever the server at the other end of the channel requests one. Return the
+    exit code when the server has ended, and all of these processes with it."""
     warm_settings = WarmSettings(**settings)
     isolation = JobIsolation(**warm_settings.isolation)
     proxy = ProxyProcess(isolation.fields()) if isolation.hosts else None  # before the channel
@@ -50,12 +49,12 @@ def run_warm(settings: dict[str, Any], channel_fd: int) -> int:
     set_up_process()
     ignore_end_signals()  # the server ends this process
     raise_descriptor_limit()
-    # Python warns where there are threads: numpy's library has some, and sees to them at a fork.
+    # Python warns about forking with threads: numpy's library has some, and handles the fork.
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=re.escape(__name__))
     load_what_is_loaded_late()
     warm.check_fork()
-    # The collector would write to every object that there was at the fork, and the system would
-    # copy its page.
+    # The collector would write to every object that existed at the fork, and the system would copy
+    # its page.
     gc.collect()
     gc.freeze()
     return warm.run()
@@ -77,7 +76,7 @@ class _WarmProcess:
         self._is_forking = True
 
     def check_fork(self) -> None:
-        """Has each job spawned where this process cannot be forked, and says so."""
+        """Spawn each job if this process cannot be forked, and log that."""
         start_s = seconds_since_start()
         fault = fork_fault()
         if fault is not None:
@@ -118,8 +117,8 @@ class _WarmProcess:
         self._channel.started(order.job, pid or 0)
 
     def _try_start(self, order: _C.JobOrder, folder: str, place: JobPlace) -> int | None:
-        """As os.fork(), also where the process is spawned; None where the system refuses, which is
-        said."""
+        """Start a process; return as os.fork() does, also for a spawned process. Log a refusal of
+        the system and return None."""
         try:
             if self._is_forking:
                 return os.fork()

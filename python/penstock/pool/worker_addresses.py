@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the workers of one host listen, and where trainers on other machines reach them."""
+"""The addresses of one host's workers, for listening and for trainers on other machines."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ANY_HOST = ("*", "0.0.0.0", "::")
 
 class WorkerAddress(NamedTuple):
     bind: str
-    advertised: str | None  # None: the bound address. Port 0 is the port that is bound
-    data_bind: str | None  # for the pieces of batches. None: any free port of the bound address
-    data_advertised: str | None  # None: the bound port of the host that is advertised
+    advertised: str | None  # None: the bound address. Port 0: the bound port
+    data_bind: str | None  # for the chunks of batches. None: any free port of the bound address
+    data_advertised: str | None  # None: the bound port on the advertised host
 
 
 def worker_addresses(
@@ -25,9 +25,10 @@ def worker_addresses(
     data_bind: str | None = None,
     data_advertise: str | None = None,
 ) -> list[WorkerAddress]:
-    """The addresses of ``count`` processes. Ports that are given count up; 0 is a free one.
+    """Return the addresses of ``count`` processes. Given ports are incremented per process; 0 is
+    any free port.
 
-    Looks the controller's host up, and can block for that. Raises ValueError and OSError.
+    Look up the controller's host, which can block. Raise ValueError or OSError.
     """
     controller_host, controller_port = _parse(controller)
     host, port = (None, 0) if bind is None else _parse(bind)
@@ -79,7 +80,7 @@ def _parse_shown(option: str, endpoint: str | None) -> tuple[str | None, int]:
 
 
 def _parse(endpoint: str) -> tuple[str, int]:
-    """Host, without brackets, and port."""
+    """Return the host without brackets, and the port."""
     scheme, separator, rest = endpoint.partition("://")
     host, colon, port = rest.rpartition(":")
     if (scheme, separator) != ("tcp", "://") or not host or not colon or not port.isdecimal():
@@ -94,7 +95,7 @@ def _text(host: str, port: int) -> str:
 
 
 def _address_towards(host: str, port: int) -> str:
-    """This machine's address on the way to a host. Nothing is sent."""
+    """Return this machine's address on the route to a host. No packet is sent."""
     try:
         found = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)
     except OSError as error:
@@ -102,7 +103,7 @@ def _address_towards(host: str, port: int) -> str:
             f"the controller's host {host} cannot be looked up ({error}); name it as this machine "
             f"knows it, or say with --bind where this worker listens"
         ) from error
-    # As ZeroMQ chooses: IPv6 for hosts that have nothing else.
+    # The same choice as ZeroMQ's: IPv6 only for hosts without another address.
     found.sort(key=lambda info: info[0] != socket.AF_INET)
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as towards:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of a pool's workers, which cross as text: the name of a type, a place, and a traceback.
+"""Errors of pool workers, which are sent as text: the name of a type, a place, and a traceback.
 
-The worker describes the exception, and the trainer makes one of the description: the exception that
-torch's DataLoader would raise, where that is a type of Python's or torch's own. Nothing is imported
-and nothing unpickled for it.
+The worker describes the exception, and the trainer re-creates it from the description: the
+exception that torch's DataLoader would raise, if its type is built into Python or torch. No module
+is imported and no object unpickled for it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from penstock.errors import PenstockError, SharedMemoryError, UnsentBatchError, 
 from penstock.worker.failed_sample import name_sample, spoken_sample
 
 TEXT_BYTES_MAX = 64 * 1024
-# The name of the type of an error by which a worker refuses to send a batch.
+# The name of the error type with which a worker refuses to send a batch.
 UNSENT_BATCH = f"{UnsentBatchError.__module__}.{UnsentBatchError.__qualname__}"
 
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-_CAUSES_MAX = 8  # of an error that are looked at
+_CAUSES_MAX = 8  # examined per error
 
-# A trainer that raises these from its iterator ends the epoch in silence.
+# If a trainer's iterator raised one of these, the epoch would end silently.
 _ENDS_OF_ITERATION = (StopIteration, StopAsyncIteration)
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """The name of the error's type, and where it was raised, a zero character and its traceback, as
-    torch's workers format it.
+    """Return the name of the error's type, and a text: the place where it was raised, a zero
+    character, and its traceback in the format of torch's workers.
 
-    A name has no module when the type is one of Python's. Of a traceback above the cap the end is
-    kept, which has the message.
+    The name has no module if the type is built into Python. A traceback above the size limit is cut
+    at the start, since the message is at the end.
     """
     cls = type(error)
     name = cls.__qualname__
@@ -50,8 +50,8 @@ def describe_error(error: BaseException) -> tuple[str, str]:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether the system had no memory or no descriptor left, according to ``error`` or to what it
-    was raised from."""
+    """Return whether the system was out of memory or descriptors, according to ``error`` or one of
+    its causes."""
     found: BaseException | None = error
     for _ in range(_CAUSES_MAX):
         if isinstance(found, (MemoryError, SharedMemoryError)):
@@ -63,8 +63,8 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def end_forked_child(worker_pid: int, error: BaseException) -> None:
-    """Ends this process as Python would after ``error``, if it is a child that the user's code has
-    forked: it is no worker, and must not answer for one. In the worker itself it does nothing."""
+    """End this process as Python would after ``error`` if it is a child forked by the user's code:
+    it is not a worker and must not answer for one. Do nothing in the worker itself."""
     if os.getpid() == worker_pid:
         return
     status = 1
@@ -82,7 +82,7 @@ def end_forked_child(worker_pid: int, error: BaseException) -> None:
 
 
 def place_of_process() -> str:
-    """Which process this is, for somebody at another machine who reads of a missing file."""
+    """Describe this process for people at another machine, for example if a file is missing."""
     try:
         folder = os.getcwd()
     except OSError:
@@ -93,10 +93,10 @@ def place_of_process() -> str:
 
 
 def make_error(type_name: str, text: str, where: str) -> Exception:
-    """The exception to raise in the trainer for a worker's :func:`describe_error`.
+    """Return the exception to raise in the trainer for a worker's :func:`describe_error`.
 
-    ``where`` is how torch says it, such as ``in DataLoader worker process 0``. "" is in the trainer
-    itself, which has no traceback to show.
+    ``where`` is in torch's format, such as ``in DataLoader worker process 0``. "" is for an error
+    in the trainer itself, which has no traceback to show.
     """
     cls = _known_type(type_name)
     if not where:
@@ -108,7 +108,7 @@ def make_error(type_name: str, text: str, where: str) -> Exception:
         error = _as_torch_raises(cls, text, where)
         if text in str(error):
             return error
-        # Types that want more than a message may take it for something else.
+        # Types with more parameters than a message may misinterpret it.
     message = f"{type_name} {where}.\nOriginal {text}"
     if type_name != UNSENT_BATCH:
         return WorkerError(message)
@@ -118,7 +118,7 @@ def make_error(type_name: str, text: str, where: str) -> Exception:
 
 
 def _known_type(name: str) -> type[Exception] | None:
-    """The exception of that name in Python's builtins or in torch, where names are kept."""
+    """Return the exception of that name in Python's builtins or in torch; None for other names."""
     module, dot, own_name = name.rpartition(".")
     if dot and module != "torch":
         return None

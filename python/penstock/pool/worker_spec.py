@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The orders of a pool's worker when it starts.
+"""The settings of a pool worker at its start.
 
-The process that starts it has no torch, so this module has none either.
+The process that starts it does not load torch, so this module does not either.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DRAIN_GRACE_S = 30.0  # server::kDrainGrace
 
 @dataclass(frozen=True, slots=True)
 class PoolWorkerSpec:
-    """Where a worker listens, and for whom. Without a controller it serves every holder of the
+    """The addresses and peers of a worker. Without a controller, it serves every holder of the
     key."""
 
     bind: str
@@ -24,23 +24,23 @@ class PoolWorkerSpec:
     controller: str | None
     key_folder: str | None
     patience_s: float
-    parent_pid: int  # of the process that it ends with
-    # A name at which it listens for a trainer of this machine, to hand batches over as slabs.
+    parent_pid: int  # of the process with which it ends
+    # A name under which it listens for a trainer on this machine, to hand over batches as slabs.
     handover: str = ""
-    # What the engine that starts the worker knows it by; "" without an engine.
+    # The engine's name for the worker; "" without an engine.
     name: str = ""
-    # The powercap tree of this machine, which must tell its energy; "" is where Linux has it, if it
-    # can be read.
+    # The powercap tree of this machine, which must report its energy; "" is the default location in
+    # Linux, used if it is readable.
     powercap: str = ""
-    # How long it may take for what it has begun, once it is to leave.
+    # The time for finishing its batches once it is to leave.
     grace_s: float = DRAIN_GRACE_S
 
     @classmethod
     def of_trainer(
         cls, trainer_pid: int, handover: str, key_folder: str | None = None
     ) -> PoolWorkerSpec:
-        """A worker that a trainer starts for itself, on loopback. Without ``key_folder`` it has the
-        keys that this user's processes share, as its own environment says where they lie."""
+        """Return the settings of a worker that a trainer starts for itself, on loopback. Without
+        ``key_folder``, it uses the shared keys of this user, found by its own environment."""
         return cls(
             bind="tcp://127.0.0.1:0",
             advertised=None,

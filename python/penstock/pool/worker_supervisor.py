@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``penstock worker``: starts the workers of one host, and starts them again where they end without
-having been told to.
+"""``penstock worker``: start the workers of one host, and restart them if they end without having
+been stopped.
 
-They are several processes: one server, which has the keys and sockets of all workers and no Python;
-one warm process, from which the server has one process forked for each job; and those. This one
-looks after the server. A server tells over a pipe why it ends, and which of its workers have left
-before (csrc/base/exit_pipe.h); its exit code is only reported.
+They consist of several processes: one server, which has the keys and sockets of all workers and no
+Python; one warm process, from which the server has one process forked for each job; and these job
+processes. The supervisor monitors the server. A server reports over a pipe why it ends, and which
+of its workers have left before (csrc/base/exit_pipe.h); its exit code is only logged.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from penstock.pool.pool_log import PoolLog
 from penstock.pool.server_program import ServerProgram
 from penstock.pool.worker_spec import PoolWorkerSpec
 
-_PAUSE_S = 0.1  # before a process that ended is started again; doubled each time
+_PAUSE_S = 0.1  # before an ended process is restarted; doubled each time
 _PAUSE_S_MAX = 5.0
-_LIVED_LONG_S = 30.0  # then the next pause is a short one again
-# For a server that has told why it ends, or has had its grace; then it is killed. It may have to
-# wait for the processes of jobs.
+_LIVED_LONG_S = 30.0  # after that, the next pause is short again
+# Until a server is killed that has reported its end or has used up its grace period. It may have to
+# wait for job processes.
 _EXIT_S_MAX = 10.0
-_STRAYS_S_MAX = 1.0  # for the end of what a server has left that was killed
+_STRAYS_S_MAX = 1.0  # until the remaining processes of a killed server have ended
 
 
 class Supervisor:
@@ -46,8 +46,8 @@ class Supervisor:
         is_quiet: bool = False,
         isolation: JobIsolation | None = None,
     ) -> None:
-        """``specs`` differ in their addresses alone. A quiet one says only what needs attention,
-        and so do its workers. Raises as `ServerProgram`, which has what no ``isolation`` means."""
+        """``specs`` differ only in their addresses. A quiet supervisor and its workers log only
+        problems. Raises as `ServerProgram`, which documents the default of ``isolation``."""
         self._log = PoolLog("penstock worker", is_quiet=is_quiet)
         program = ServerProgram(is_quiet=is_quiet, isolation=isolation)
         self._server = _Server(specs, program, self._log)
@@ -56,10 +56,11 @@ class Supervisor:
         self._strays: _pool.StrayProcesses | None = None  # once it runs
 
     def run(self, end_fd: int | None = None, grace_s: float = 0.0) -> int:
-        """Blocks until the workers have left. Returns the exit code.
+        """Block until the workers have left. Return the exit code.
 
-        SIGTERM and SIGINT have the workers drain, each within the grace of its spec, and a second
-        one ends them at once. When ``end_fd`` can be read they drain within ``grace_s``.
+        SIGTERM and SIGINT make the workers drain, each within the grace period of its spec; a
+        second signal ends them immediately. When ``end_fd`` is readable, they drain within
+        ``grace_s``.
         """
         self._strays = _pool.StrayProcesses()
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -86,7 +87,7 @@ class Supervisor:
         return int(self._has_failed)
 
     def _wait(self, signal_fd: int, end_fd: int | None) -> bool:
-        """Obeys signals. Returns whether ``end_fd`` can be read."""
+        """Wait, and handle signals. Return whether ``end_fd`` is readable."""
         due_at = self._server.due_at
         timeout_s = None if due_at is None else max(0.0, due_at - time.monotonic())
         waiting = select.poll()  # select() takes no descriptor above 1,023
@@ -123,7 +124,7 @@ class Supervisor:
             self._server.start()
 
     def _end_strays(self) -> None:
-        """Of a server that has ended; one that lives adopts what its own processes leave."""
+        """End the stray processes of an ended server; a running server adopts its orphans."""
         pid = self._server.pid
         if self._strays is not None:
             self._strays.end_all_but([] if pid is None else [pid], _STRAYS_S_MAX)
@@ -143,9 +144,9 @@ class _End:
     """How a server has ended."""
 
     how: str  # for people
-    has_reason: bool  # whether that has what the server itself has told
-    is_as_told: bool  # its workers were told to leave the pool
-    is_final: bool  # another server would fare no better
+    has_reason: bool  # whether ``how`` includes a report by the server
+    is_as_told: bool  # its workers were instructed to leave the pool
+    is_final: bool  # another server would fail in the same way
 
 
 class _Server:
@@ -158,7 +159,7 @@ class _Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: _pool.ExitPipe | None = None  # of the process
         self._is_pipe_open = False
-        self._has_served = False  # one of the processes before it, at least
+        self._has_served = False  # at least one of its earlier processes
         self._started_at = 0.0
         self._pause_s = _PAUSE_S
         self._code: CodeFolder | None = None
@@ -171,27 +172,27 @@ class _Server:
 
     @property
     def is_due(self) -> bool:
-        """Whether it runs, or must be started."""
+        """Whether it is running or must be started."""
         return self._process is not None or self.start_at is not None
 
     @property
     def due_at(self) -> float | None:
-        """When there is something to do."""
+        """The time of the next action; None if there is none."""
         return min((at for at in (self.start_at, self._kill_at) if at is not None), default=None)
 
     @property
     def worker_count(self) -> int:
-        """Of workers that have not left."""
+        """The number of workers that have not left."""
         left = self._pipe.left if self._pipe is not None else ()
         return len(self._specs) - len(left)
 
     @property
     def pipe_fd(self) -> int | None:
-        """Readable when the process has told something."""
+        """A descriptor that is readable when the process has reported something."""
         return self._pipe.read_fd if self._pipe is not None and self._is_pipe_open else None
 
     def start(self) -> None:
-        """Starts the process; where the system refuses, says so and has it tried again."""
+        """Start the process; if the system refuses, log that and schedule another attempt."""
         self.start_at = None
         self._started_at = time.monotonic()
         try:
@@ -208,7 +209,7 @@ class _Server:
         self._pipe = _pool.ExitPipe.open()
         self._is_pipe_open = True
         exit_fd = self._pipe.write_fd
-        # A session of its own: Ctrl-C at a terminal is for the parent, which tells it once.
+        # A separate session: Ctrl-C at a terminal reaches the parent, which signals it once.
         self._process = subprocess.Popen(
             self._program.command(self._specs, self._code.path, exit_fd),
             stdin=subprocess.DEVNULL,
@@ -218,12 +219,12 @@ class _Server:
         self._pipe.close_write()
 
     def poll(self) -> _End | None:
-        """How the process ended, once it has, and once."""
+        """Return how the process ended; only once, after it has ended."""
         if self._process is None or self._pipe is None:
             return None
-        code = self._process.poll()  # what it has told is in the pipe by then
+        code = self._process.poll()  # its report is in the pipe by then
         had_told = self._pipe.end is not None
-        # A process that it has started may live on and keep the pipe open.
+        # A process that it has started may still be alive and keep the pipe open.
         self._is_pipe_open = self._pipe.read()
         if self._pipe.end is not None and not had_told:
             self._kill_within(_EXIT_S_MAX)
@@ -235,14 +236,14 @@ class _Server:
             how=f"a process {_ending(code)}{': ' if text else ''}{text}",
             has_reason=bool(text),
             is_as_told=word == "drained",
-            # Where one has served before, it may be its port that is not free yet.
+            # If a server has served before, the reason may be a port that is not free yet.
             is_final=word == "useless" and (has_served_itself or not self._has_served),
         )
         self._has_served = self._has_served or has_served_itself
         left = self._pipe.left
         staying = [spec for place, spec in enumerate(self._specs) if place not in left]
         self._forget()
-        self._specs = staying or self._specs  # all have left only where it ends as it was told
+        self._specs = staying or self._specs  # all have left only if the server ended as instructed
         return end
 
     def _forget(self) -> None:
@@ -252,7 +253,7 @@ class _Server:
             self._code = None
 
     def schedule(self, how: str) -> None:
-        """Has it started again, after a pause."""
+        """Restart it after a pause."""
         self._start_later(f"{how}; another one starts")
 
     def _start_later(self, what: str) -> None:
@@ -263,8 +264,8 @@ class _Server:
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
 
     def end(self, grace_s: float | None = None) -> None:
-        """Has it leave within ``grace_s``, after which it is killed; None: within the grace of its
-        spec, and some time to end in."""
+        """Drain it within ``grace_s``, after which it is killed; None: within the grace period of
+        its spec, and some time for its exit."""
         self.start_at = None
         if self._process is None:
             return
@@ -274,7 +275,7 @@ class _Server:
         self._kill_within(grace_s)
 
     def _kill_within(self, seconds: float) -> None:
-        """An earlier kill stays."""
+        """Schedule a kill, unless an earlier one is scheduled."""
         self._kill_at = min(time.monotonic() + seconds, self._kill_at or math.inf)
 
     def end_at_once(self) -> None:
@@ -283,7 +284,7 @@ class _Server:
             self._process.kill()
 
     def kill_if_late(self) -> None:
-        """Kills the process if it was to end and has not."""
+        """Kill the process if it should have ended by now."""
         if self._process is None or self._kill_at is None:
             return
         if time.monotonic() >= self._kill_at:
@@ -299,7 +300,7 @@ class _Server:
 
 
 def _ending(code: int) -> str:
-    """How a process ended, from its code as subprocess has it."""
+    """Describe how a process ended, from its exit code as subprocess returns it."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
