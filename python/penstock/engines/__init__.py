@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What starts and stops a pool's workers, and the adapter that has it follow the controller."""
+"""Engines, which start and stop a pool's workers, and the adapter that executes the controller's
+orders with an engine."""

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has an engine run as many workers as the controller wants.
+"""Make an engine run as many workers as the controller wants.
 
-Once a turn the adapter asks the engine which workers there are, tells the controller, and does what
-is missing to what the controller wants. Nothing of it follows from what was done before, but for
-what the journal has: an adapter that is killed at any moment goes on where it was. While the
-journal cannot be written, or the workers' keys, no worker is started; those that run are followed
-and stopped as ever.
+Once per turn, the adapter asks the engine for its workers, reports them to the controller, and
+applies the difference to the controller's orders. Apart from the journal, no step depends on
+earlier ones: an adapter that is killed at any time continues where it was. While the journal or the
+workers' keys cannot be written, no worker is started; running workers are still tracked and
+stopped.
 
-A call of an engine may hang. One that takes too long is left to itself, and the adapter goes on;
-until it returns the engine counts as one that does not answer.
+A call of an engine may hang. The adapter abandons a call that takes too long, and continues; until
+the call returns, the engine counts as one that does not answer.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ TURN_S = 1.0
 _CALL_LIMIT_S = 15.0
 _ASK_LIMIT_S = 3.0
 _SPENT_NOTED_S = 10.0
-_SPAWNED_SHOWN_S = 5.0  # an engine tells of a worker that it was asked for by then
-_YOUNG_S = 10.0  # a worker that ends by itself before that has failed to start
+_SPAWNED_SHOWN_S = 5.0  # an engine must list a requested worker by then
+_YOUNG_S = 10.0  # a worker that ends by itself earlier has failed to start
 _END_PATIENCE_S = 60.0  # with an engine that does not answer while the pool is to end
 
 
 @dataclass(frozen=True)
 class AdapterLimits:
-    """How many workers there may be, and for how long they are kept without use."""
+    """The bounds of the number of workers, and how long they are kept without use."""
 
     worker_count_min: int = 0
     worker_count_max: int = 64
     idle_s: float = 60.0
     start_allowance_s: float = 120.0
-    grace_s: float = DRAIN_GRACE_S  # that a worker has to finish its batches before it is ended
+    grace_s: float = DRAIN_GRACE_S  # for a worker to finish its batches before it is ended
     price_per_hour: float | None = None  # of one worker, in the budget's unit
     budget: float | None = None
 
 
 class Adapter:
-    """Confined to one thread. ``say`` takes sentences for the log. ``worker_keys`` follow
-    ``key_folder``, the operator's."""
+    """Confined to one thread. ``say`` is called with sentences for the log. ``worker_keys`` follow
+    ``key_folder``, which belongs to the operator."""
 
     def __init__(
         self,
@@ -76,25 +76,25 @@ class Adapter:
         self._refusal_count = 0
         self._refusal = ""
         self._granted_at: float | None = None  # since the last refusal
-        self._seen_at: dict[str, float] | None = None  # when the engine first told of a worker
-        self._asked_at: dict[str, float] = {}  # of names that the engine does not tell of yet
-        self._end_at: dict[str, float] = {}  # when a worker that was stopped has had its grace
+        self._seen_at: dict[str, float] | None = None  # when the engine first listed a worker
+        self._asked_at: dict[str, float] = {}  # of names that the engine does not list yet
+        self._end_at: dict[str, float] = {}  # the end of a stopped worker's grace period
         self._told = ""
-        # What has to be on the disk before a worker is started.
+        # State that must be on disk before a worker is started.
         self._kept: list[Journal | WorkerKeys] = [journal]
         if worker_keys is not None:
             self._kept.append(worker_keys)
-        self._is_kept = True  # as it was told last
-        self._end_mute_since: float | None = None  # the engine, once the pool was to end
+        self._is_kept = True  # as last reported
+        self._end_mute_since: float | None = None  # the engine, while the pool is to end
         self._counted_at: float | None = None
         self._running_count = 0
         self._noted_at = time.monotonic()
         self._spent_ms = float(journal.spent_worker_ms)
 
     def turn(self, *, is_to_end: bool = False) -> bool:
-        """One turn. False once the pool has ended: no worker is left. With ``is_to_end`` it ends
-        whatever the controller says. Raises PenstockError if the pool is to end and the engine has
-        not answered for _END_PATIENCE_S."""
+        """Run one turn. Return False when the pool has ended: no worker is left. With
+        ``is_to_end``, it ends regardless of the controller. Raise PenstockError if the pool is to
+        end and the engine has not answered for _END_PATIENCE_S."""
         for one in self._kept:
             one.catch_up()
         has_more = self._turn(is_to_end)
@@ -163,8 +163,9 @@ class Adapter:
         return workers
 
     def _note_failed_starts(self, workers: dict[str, WorkerState], now: float) -> None:
-        """A worker that ends at once would end at once again: the controller waits for longer and
-        longer before it wants another, as where an engine refuses."""
+        """Record workers that ended soon after their start. Such a worker would probably fail
+        again, so the controller waits longer and longer before it requests another one, as after an
+        engine's refusals."""
         before = self._seen_at
         self._seen_at = {
             name: -math.inf if before is None else before.get(name, now) for name in workers
@@ -184,7 +185,7 @@ class Adapter:
         self._tell(self._refusal)
 
     def _ask(self, workers: dict[str, WorkerState], trouble: str) -> Any:
-        """The controller's orders; None where it does not answer, so that all stays as it is."""
+        """Return the controller's orders; None, for no change, if it does not answer."""
         limits = self._limits
         report = _pool.ScaleReport()
         report.adapter_id = self._adapter_id
@@ -224,8 +225,9 @@ class Adapter:
                 self._call(f"end {name}", partial(self._engine.stop, name, at_once=True))
 
     def _end_of_grace(self, name: str) -> float:
-        """By a clock that is never set. Of a worker that a process before this one has stopped the
-        journal has the system's time, which is asked once and believed as far as it can be true."""
+        """Return the end of a worker's grace period by the monotonic clock. For a worker stopped by
+        an earlier process, the journal has the system time, which is read once and clamped to
+        plausible values."""
         if name not in self._end_at:
             age_s = time.time() - self._journal.stopped_at[name]
             left_s = self._limits.grace_s - min(max(age_s, 0.0), self._limits.grace_s)
@@ -249,7 +251,7 @@ class Adapter:
             self._tell(
                 f"the engine {self._engine.title} starts {error.granted_count} of {count}: {error}"
             )
-        except EngineTrouble as error:  # which of them were started, the engine tells next time
+        except EngineTrouble as error:  # the engine's next list shows which ones were started
             self._note_refusal(str(error))
             self._tell(str(error))
         else:
@@ -282,7 +284,7 @@ class Adapter:
 
 
 class BoundedCalls:
-    """For one thread. Calls run on a thread of their own, one after the other."""
+    """For one thread. Calls run on a separate thread, one after the other."""
 
     def __init__(self, title: str, limit_s: float) -> None:
         self._title = title
@@ -301,10 +303,10 @@ class BoundedCalls:
                 self._results.put((False, error))
 
     def __call__(self, what: str, call: Callable[[], Any]) -> Any:
-        """The result of ``call``, or its EngineRefusal. Raises EngineTrouble for any other
-        exception, and after the limit."""
+        """Return the result of ``call``, or raise its EngineRefusal. Raise EngineTrouble for any
+        other exception, and after the time limit."""
         if self._hanging is not None:
-            try:  # the outcome of a call that nobody waited for
+            try:  # the outcome of an abandoned call
                 self._results.get_nowait()
             except queue.Empty:
                 raise self._trouble(self._hanging) from None

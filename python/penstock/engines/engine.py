@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine can do: start workers, stop them, and say which there are.
+"""The interface of an engine: start workers, stop them, and list them.
 
-An engine keeps no state of its own: what `workers` says follows from what really runs, so that an
-adapter that was killed finds every worker again. Names are made by the adapter, and no name is
-used twice.
+An engine has no separate state: the result of `workers` depends only on the workers that really
+run, so that an adapter that was killed finds every worker again. The adapter chooses the names, and
+uses each name only once.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Protocol
 
 from penstock.pool.worker_spec import DRAIN_GRACE_S
 
-NAME_VARIABLE = "PENSTOCK_WORKER_NAME"  # tells a worker the name that its engine knows it by
+NAME_VARIABLE = "PENSTOCK_WORKER_NAME"  # passes to a worker the name that its engine uses
 WORKER_NAME = re.compile(r"pk-[0-9a-f]+-[0-9]+")  # of the pool and the worker's number
 
 
 class WorkerState(enum.IntEnum):
-    """The numbers are those of the wire's `EngineWorker`."""
+    """The numbers are the values of the wire's `EngineWorker`."""
 
     STARTING = 0
     RUNNING = 1
@@ -32,7 +32,7 @@ class WorkerState(enum.IntEnum):
 
 
 class EngineRefusal(Exception):
-    """The engine grants no more workers now. Says why, and how many it has granted."""
+    """The engine grants no more workers now. Has the reason, and how many it has granted."""
 
     def __init__(self, reason: str, granted_count: int = 0) -> None:
         super().__init__(reason)
@@ -40,22 +40,22 @@ class EngineRefusal(Exception):
 
 
 class EngineTrouble(Exception):
-    """The engine cannot be asked: it does not answer, or what it answers makes no sense."""
+    """The engine cannot be queried: it does not answer, or its answer is not understood."""
 
 
 @dataclass(frozen=True)
 class WorkerCommand:
-    """How a worker of the pool is started."""
+    """The command that starts a pool worker."""
 
     controller: str
     key_folder: str | None
     patience_s: float
-    grace_s: float = DRAIN_GRACE_S  # to finish its batches in, once it is to leave
-    isolation: Sequence[str] = ()  # arguments that say what its jobs are kept from
+    grace_s: float = DRAIN_GRACE_S  # for finishing its batches, once it is to leave
+    isolation: Sequence[str] = ()  # arguments for the isolation of its jobs
 
     def arguments(self) -> list[str]:
         keys = [] if self.key_folder is None else ["--keys", self.key_folder]
-        grace_s = max(1.0, self.grace_s)  # the engine ends it, where it is to have none
+        grace_s = max(1.0, self.grace_s)  # with a grace of 0, the engine ends it
         return [
             sys.executable, "-m", "penstock", "worker", "--controller", self.controller,
             "--patience", f"{self.patience_s:g}", "--grace", f"{grace_s:g}", *keys,
@@ -64,35 +64,34 @@ class WorkerCommand:
 
 
 class Engine(Protocol):
-    """Confined to one thread at a time. Each call may block, for a bounded time at best."""
+    """Used by one thread at a time. Each call may block, at best for a bounded time."""
 
     title: str  # its name, for people
 
     def spawn(self, names: Sequence[str]) -> None:
-        """Starts a worker of each name, in this order. Raises EngineRefusal where it does not start
-        all of them, and EngineTrouble."""
+        """Start a worker for each name, in this order. Raise EngineRefusal if not all of them are
+        started, or EngineTrouble."""
 
     def stop(self, name: str, *, at_once: bool) -> None:
-        """Has the worker finish its batches and leave, or ends it at once. Does nothing for one
-        that has ended. Raises EngineTrouble."""
+        """Have the worker finish its batches and leave, or end it immediately. A worker that has
+        ended is ignored. Raise EngineTrouble."""
 
     def workers(self) -> dict[str, WorkerState]:
-        """The workers of this pool that have not ended, by name. Raises EngineTrouble."""
+        """Return this pool's workers that have not ended, by name. Raise EngineTrouble."""
         ...
 
     def last_words(self, name: str) -> str:
-        """The last line that the worker wrote to its log; empty where the engine has none. Raises
-        nothing."""
+        """Return the last line of the worker's log; "" if the engine has none. Never raise."""
         ...
 
 
 def private_file(path: str, flags: int) -> int:
-    """An opener, of a file that no other user reads."""
+    """Open a file that other users cannot read. For use as an opener."""
     return os.open(path, flags, 0o600)
 
 
 def make_log_folder(folder: Path) -> None:
-    """No other user reads what datasets print."""
+    """Create the log folder; other users cannot read it, since it has the output of datasets."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
 
@@ -101,7 +100,7 @@ _LAST_BYTES = 4096
 
 
 def last_line(path: Path) -> str:
-    """The last line of a text file that is not empty; empty where there is none."""
+    """Return the last line of a text file that is not empty; "" if there is none."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an adapter has to know after it was killed: the number of the next name, what the workers'
-time has come to, which workers were told to stop, and when, and where the controller listened.
+"""The facts that an adapter needs after it was killed: the number of the next name, the total time
+of the workers, which workers were stopped and when, and the controller's last address.
 
-A journal is a file of JSON lines. A line is on the disk before what it announces is done. The last
-line may be cut off, as of a process that was killed while it wrote, or of a disk that was full: the
-next write then puts a new file in the place of the old one. Which workers there are is not in it:
-the engine is asked.
+A journal is a file of JSON lines. A line is on disk before the action that it announces. The last
+line may be cut off if the process was killed while writing, or if the disk was full: the next write
+then replaces the file by a new one. The journal does not list the existing workers: the engine
+does.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from typing import Any
 from penstock.engines.engine import WORKER_NAME, private_file
 from penstock.errors import PenstockError
 
-_LINES_MAX = 4096  # then the file is written anew
+_LINES_MAX = 4096  # then the file is rewritten
 
 
 class Journal:
-    """The only one on its file. Thread-compatible.
+    """The only journal object of its file. Thread-compatible.
 
-    ``trouble`` says why the file lacks what this object knows; it is empty if the file has all. No
-    name is given out meanwhile. Everything else goes on, and catch_up() writes it down later.
+    ``trouble`` is the reason if the file lacks facts that this object has; it is empty if the file
+    is complete. While it is set, no name is given out. All other operations continue, and
+    catch_up() writes them later.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.trouble = ""
-        self.pool = ""  # begins the names of its workers
-        self.endpoint = ""  # where the controller listened last
+        self.pool = ""  # the prefix of its workers' names
+        self.endpoint = ""  # the controller's last address
         self.next_number = 1
         self.spent_worker_ms = 0
         self.stopped_at: dict[str, float] = {}  # seconds of the system's clock, by name
@@ -47,7 +48,7 @@ class Journal:
         if not self._path.exists():
             return
         lines = self._path.read_bytes().split(b"\n")
-        del lines[-1]  # what is behind the last line end was cut off
+        del lines[-1]  # text after the last line end was cut off
         for number, line in enumerate(lines, 1):
             try:
                 self._apply(json.loads(line))
@@ -76,8 +77,8 @@ class Journal:
             self.stopped_at.pop(str(entry["gone"]), None)
 
     def take_names(self, count: int) -> list[str]:
-        """Names that no worker of the pool ever had. None where they cannot be written down: a
-        worker whose name is not in the journal would be lost."""
+        """Return new names that no worker of the pool has had. Return an empty list if they
+        cannot be written: a worker whose name is not in the journal would be lost."""
         first = self.next_number
         self.next_number += count
         self._write({"next": self.next_number})
@@ -102,12 +103,12 @@ class Journal:
         self._write({"spent_ms": spent_worker_ms})
 
     def catch_up(self) -> None:
-        """Writes what could not be written before, if it can be now."""
+        """Write changes that could not be written before, if that is possible now."""
         if self.trouble:
             self._replace()
 
     def _write(self, entry: dict[str, Any]) -> None:
-        # After a write that failed, half a line may be at the end of the file.
+        # After a failed write, the file may end with half a line.
         if self.trouble or self._line_count >= _LINES_MAX:
             return self._replace()
         try:
@@ -117,7 +118,7 @@ class Journal:
         self._line_count += 1
 
     def _replace(self) -> None:
-        """Writes a file of what counts beside the old one, and puts it in its place."""
+        """Write a new file with only the current facts, and replace the old one by it."""
         entries: list[dict[str, Any]] = [
             {"pool": self.pool, "next": self.next_number, "spent_ms": self.spent_worker_ms},
             *([{"endpoint": self.endpoint}] if self.endpoint else []),
@@ -139,7 +140,7 @@ class Journal:
             self._line_count = len(entries)
 
     def _note_trouble(self, error: OSError) -> None:
-        # The path comes last: a status shows the beginning of a long text.
+        # The path is last, because a status shows only the start of a long text.
         self.trouble = f"the journal cannot be written ({error.strerror}): {self._path}"
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers as processes of this machine.
 
-A worker's process is known by a variable of its environment, so that it is found again by whoever
-looks for it, whatever became of the process that started it.
+A worker's process is identified by an environment variable, so that any process can find it again,
+even if the process that started it has ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VARIABLE = NAME_VARIABLE.encode() + b"="
 
 
 class LocalEngine:
-    """An `Engine`. ``prefix`` begins the names of this pool's workers, and of no other's."""
+    """An `Engine`. ``prefix`` starts the names of this pool's workers, and no other pool's."""
 
     title = "local"
 
@@ -40,12 +40,12 @@ class LocalEngine:
 
     def spawn(self, names: Sequence[str]) -> None:
         variables = {**os.environ}
-        variables.pop("PENSTOCK_KEYS", None)  # the operator's folder; workers are given theirs
+        variables.pop("PENSTOCK_KEYS", None)  # the operator's folder; workers get another one
         for granted_count, name in enumerate(names):
             try:
                 make_log_folder(self._log_folder)
                 with open(self._log_folder / f"{name}.log", "ab", opener=private_file) as log:
-                    # A session of its own: Ctrl-C at the terminal is for the adapter alone.
+                    # A separate session: Ctrl-C at the terminal reaches only the adapter.
                     child = subprocess.Popen(
                         self._command,
                         env={**variables, NAME_VARIABLE: name},
@@ -73,7 +73,7 @@ class LocalEngine:
         self._children = {
             name: child for name, child in self._children.items() if child.poll() is None
         }
-        # The environment of a process that has just been started cannot be read yet.
+        # The environment of a process that has just started cannot be read yet.
         names = self._processes().keys() | self._children.keys()
         self._stopped &= names
         return {
@@ -85,7 +85,7 @@ class LocalEngine:
         return last_line(self._log_folder / f"{name}.log")
 
     def _processes(self) -> dict[str, list[int]]:
-        """By name, the processes that no other process of the name has started."""
+        """Return, by name, the processes that were not started by another process of the name."""
         found: dict[int, tuple[str, int]] = {}
         for entry in os.scandir("/proc"):
             if entry.name.isdecimal() and (name := _name_of(entry.path, self._prefix)):
@@ -94,7 +94,7 @@ class LocalEngine:
                     found[int(entry.name)] = (name, parent)
         result: dict[str, list[int]] = {}
         for pid, (name, parent) in found.items():
-            # A worker's server, which has its keys, lets nobody but root read its environment.
+            # A worker's server, which has its keys, lets only root read its environment.
             above = parent if parent in found else _parent_of(f"/proc/{parent}")
             if found.get(above or 0, ("", 0))[0] != name:
                 result.setdefault(name, []).append(pid)
@@ -105,7 +105,7 @@ def _name_of(folder: str, prefix: str) -> str | None:
     try:
         with open(f"{folder}/environ", "rb") as file:
             variables = file.read().split(b"\0")
-    except OSError:  # another user's, or it has ended
+    except OSError:  # it belongs to another user, or has ended
         return None
     for variable in variables:
         if variable.startswith(_VARIABLE):
@@ -115,8 +115,8 @@ def _name_of(folder: str, prefix: str) -> str | None:
 
 
 def _parent_of(folder: str) -> int | None:
-    """The process that started it; none where it has ended, as a process whose parent has not
-    asked for its exit code yet."""
+    """Return the parent process id; None if the process has ended, even as a zombie whose parent
+    has not read its exit code yet."""
     try:
         with open(f"{folder}/stat", "rb") as file:
             state, parent = file.read().rpartition(b")")[2].split()[:2]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers as actors of a Ray cluster: one detached actor for each, which starts the worker's
-process beside it.
+"""Workers as actors of a Ray cluster: one detached actor per worker, which starts the worker's
+process on its node.
 
-Ray places workers and starts nodes for them; batches cross on penstock's own connections. No actor
-is restarted by Ray (``max_restarts=0``), since the adapter alone decides what runs. Where Ray
+Ray places workers and starts nodes for them; batches are sent over penstock's connections. Ray
+does not restart actors (``max_restarts=0``), since only the adapter decides what runs. If Ray
 drains a node, as before a preemption, its workers finish their batches and are replaced elsewhere.
 """
 
@@ -25,16 +25,16 @@ from penstock.engines.engine import (
 
 _NAMESPACE = "penstock"
 _SHARED_VARIABLES = ("XDG_RUNTIME_DIR", "TMPDIR")
-_ANSWER_S = 2.0  # for what an actor says of its process
-_CONCURRENCY = 4  # a call that waits for the process holds up no other
+_ANSWER_S = 2.0  # for an actor's report on its process
+_CONCURRENCY = 4  # so that a call that waits for the process does not delay others
 
 
 class RayEngine:
-    """An `Engine`. ``prefix`` begins the names of this pool's actors, and of no other's.
+    """An `Engine`. ``prefix`` starts the names of this pool's actors, and no other pool's.
 
-    ``address`` is that of a cluster that runs; "auto" finds the one of this machine. An actor takes
-    ``cpus`` and the custom ``resources``. The nodes have Python and penstock where this machine has
-    them. Connects on the first call, and again where the connection is lost.
+    ``address`` is the address of a running cluster; "auto" finds the one of this machine. An actor
+    takes ``cpus`` and the custom ``resources``. The nodes must have Python and penstock at the same
+    paths as this machine. Connects on the first call, and again if the connection is lost.
     """
 
     title = "ray"
@@ -53,14 +53,14 @@ class RayEngine:
         self._address = address
         self._cpus = cpus
         self._resources = dict(resources or {})
-        # Where this user's processes share keys, which a node's own environment may not say.
+        # The location of this user's shared keys, which a node's environment may lack.
         self._variables = {
             name: os.environ[name] for name in _SHARED_VARIABLES if name in os.environ
         }
         self._requested_count: int | None = None
-        self._asked: dict[str, Any] = {}  # actors and what they were asked and have not answered
+        self._asked: dict[str, Any] = {}  # actors and their pending requests
         self._states: dict[str, WorkerState] = {}
-        self._nodes: dict[str, str] = {}  # where they run, as far as it is known
+        self._nodes: dict[str, str] = {}  # the nodes on which they run, as far as known
         self._leaving: set[str] = set()
 
     def spawn(self, names: Sequence[str]) -> None:
@@ -123,7 +123,7 @@ class RayEngine:
         }
 
     def last_words(self, name: str) -> str:
-        return ""  # Ray keeps what actors print in a folder of the node's
+        return ""  # Ray keeps the output of actors in a folder of the node
 
     def _connect(self) -> Any:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -150,7 +150,7 @@ class RayEngine:
         return ray
 
     def _request(self, ray: Any, count: int) -> None:
-        """Tells Ray's autoscaler, where there is one, what the workers need all together."""
+        """Report to Ray's autoscaler, if there is one, the total resources of the workers."""
         from ray.autoscaler.sdk import request_resources
 
         if count != self._requested_count:
@@ -158,7 +158,7 @@ class RayEngine:
             self._requested_count = count
 
     def _hear(self, ray: Any) -> None:
-        """Asks each actor how its process is. Those that do not answer are as they were."""
+        """Query the state of each actor's process. Without an answer, the last state is kept."""
         for name in self._states.keys() - self._asked.keys():
             try:
                 actor = ray.get_actor(name, namespace=_NAMESPACE)
@@ -196,8 +196,8 @@ class RayEngine:
 
 
 def _draining_nodes() -> Mapping[str, int]:
-    """Ids of the nodes that Ray is about to take away. Ray has no public call for it; its own
-    libraries use this one. Nothing where a version of Ray has none."""
+    """Return the ids of nodes that Ray is about to remove. Ray has no public call for it; its
+    libraries use this one. Return an empty mapping if a version of Ray has none."""
     from ray._private.state import state
 
     ask = getattr(state, "get_draining_nodes", None)
@@ -206,8 +206,8 @@ def _draining_nodes() -> Mapping[str, int]:
 
 
 def _actor_class() -> type:
-    """A class that pickles by value, so that the cluster's own processes need no penstock; the
-    worker that they start does."""
+    """Return a class that is pickled by value, so that the cluster's processes do not need
+    penstock; only the worker that they start does."""
 
     class PenstockWorker:
         def __init__(self, arguments: list[str], variables: dict[str, str]) -> None:
@@ -230,7 +230,7 @@ def _actor_class() -> type:
             )
 
         def node(self) -> str | None:
-            """The id of its node; none once the process has ended."""
+            """Return the id of its node; None after the process has ended."""
             import ray
 
             if self._process.poll() is not None:

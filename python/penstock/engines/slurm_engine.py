@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers as jobs of Slurm, one job a worker. Many that are asked for at once are an array of jobs.
+"""Workers as Slurm jobs, one job per worker. A large request is submitted as an array of jobs.
 
-Slurm does not start a job again by itself (``--no-requeue``): the adapter asks for another. A job
-is known by its name. One that is preempted gets SIGTERM, with which a worker finishes its batches.
+Slurm does not restart a job by itself (``--no-requeue``): the adapter requests another one. A job
+is identified by its name. A preempted job gets SIGTERM, upon which a worker finishes its batches.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from penstock.pool.worker_spec import DRAIN_GRACE_S
 from penstock.secret_names import looks_secret
 
 _CALL_LIMIT_S = 10.0
-_ARRAY_COUNT_MIN = 8  # workers that are asked for at once, in one call
+_ARRAY_COUNT_MIN = 8  # workers that are requested at the same time, in one call
 _ARRAY = "array-"
-# What workers have of the environment in which they are asked for: where programs and libraries
-# are, how they speak, and how many threads they have. They run code of others, on other machines.
+# The part of the submission environment that workers get: locations of programs and libraries,
+# language, and numbers of threads. Workers run other people's code on other machines.
 _OF_WORKERS = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|XDG_(RUNTIME_DIR|CACHE_HOME)"
     r"|LD_(LIBRARY_PATH|PRELOAD)|VIRTUAL_ENV|CONDA_\w+|PYTHON\w+|PENSTOCK_\w+"
@@ -51,9 +51,8 @@ _STATES = {
 
 
 class SlurmEngine:
-    """An `Engine`. ``prefix`` begins the names of this pool's jobs, and of no other's.
-    ``variables`` are names of further environment variables that workers have as this process has
-    them."""
+    """An `Engine`. ``prefix`` starts the names of this pool's jobs, and no other pool's.
+    ``variables`` are names of further environment variables of this process that workers get."""
 
     title = "slurm"
 
@@ -80,7 +79,7 @@ class SlurmEngine:
             "--ntasks=1",
             f"--cpus-per-task={cpus}",
             f"--signal=B:TERM@{max(1, round(grace_s))}",
-            "--export=ALL",  # that sbatch has
+            "--export=ALL",  # all that sbatch has
         ]
         if partition is not None:
             self._options.append(f"--partition={partition}")
@@ -99,7 +98,7 @@ class SlurmEngine:
         make_log_folder(self._log_folder)
         first = self._first_of_row(names)
         if len(names) >= _ARRAY_COUNT_MIN and first is not None:
-            # Tasks count from 0, since Slurm bounds their numbers.
+            # Tasks are numbered from 0, since Slurm limits their numbers.
             array = [f"--array=0-{len(names) - 1}", f"--job-name={self._prefix}{_ARRAY}{first}"]
             log = f"{self._prefix}{first}+%a"  # found again by _log_of
             self._submit(array, log, f"{self._prefix}$(({first} + SLURM_ARRAY_TASK_ID))", 0)
@@ -108,7 +107,7 @@ class SlurmEngine:
             self._submit([f"--job-name={name}"], name, name, granted_count)
 
     def _first_of_row(self, names: Sequence[str]) -> int | None:
-        """The number of the first name, where those of the others follow it."""
+        """Return the number of the first name if the numbers of the others follow it."""
         ends = [name.removeprefix(self._prefix) for name in names]
         if not all(end.isdecimal() for end in ends):
             return None
@@ -137,7 +136,7 @@ class SlurmEngine:
         if job is None:
             return
         job_id, state = job
-        # A job that waits has nothing to finish.
+        # A job that is pending has no batches to finish.
         is_to_drain = state == WorkerState.RUNNING and not at_once
         _run(["scancel", *(["--signal=TERM", "--batch"] if is_to_drain else []), job_id])
 
@@ -148,8 +147,8 @@ class SlurmEngine:
         return last_line(self._log_of(name))
 
     def _log_of(self, name: str) -> Path:
-        """The log of a job, or of a task of an array: those have the first worker's number and the
-        task's in their names, since Slurm cannot add the two."""
+        """Return the log of a job or of an array task. A task's log has the number of the first
+        worker and of the task in its name, since Slurm cannot add the two."""
         number = name.removeprefix(self._prefix)
         if number.isdecimal():
             for path in self._log_folder.glob(f"{self._prefix}*+*.log"):
@@ -159,7 +158,7 @@ class SlurmEngine:
         return self._log_folder / f"{name}.log"
 
     def _jobs(self) -> dict[str, tuple[str, WorkerState]]:
-        """By the worker's name, the job's number and its state."""
+        """Return the number and the state of each job, by the worker's name."""
         form = "--format=%j|%i|%T"
         lines = _run(["squeue", "--noheader", "--array", form, f"--user={_user()}"]).splitlines()
         found: dict[str, tuple[str, WorkerState]] = {}
@@ -179,8 +178,8 @@ class SlurmEngine:
 
 
 def worker_environment(environ: Mapping[str, str], named: Collection[str]) -> dict[str, str]:
-    """What of an environment sbatch has, and gives to the job. What looks like a secret is left out
-    unless it is ``named``."""
+    """Return the part of an environment that sbatch gets and passes to the job. Variables that look
+    like secrets are left out unless they are ``named``."""
     return {
         name: value
         for name, value in environ.items()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of an elastic pool's workers: a folder with ``worker.secret`` and the public keys, and
-nothing else of the operator's. Workers run the code of training programs.
+"""The keys of an elastic pool's workers: a folder with only ``worker.secret`` and the public keys
+of the operator's folder, because workers run the code of training programs.
 
-It is a copy, modes included, so that a worker refuses what it would refuse in the operator's
-folder. It follows that folder: users are let in and put out there.
+It is a copy, including file modes, so that a worker rejects the same files as in the operator's
+folder. It follows that folder, in which users are added and removed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from penstock.errors import PenstockError
 _SECRET = "worker.secret"
 _PUBLIC_END = ".public"
 _FORMER_END = ".former.public"
-_KEY_BYTES_MAX = 4096  # that are copied; a key has 41
-_Mark = tuple[int, int, int]  # another one is another file, or other content
+_KEY_BYTES_MAX = 4096  # copied at most; a key has 41
+_Mark = tuple[int, int, int]  # differs for another file or other content
 
 
 class WorkerKeys:
-    """Confined to one thread. ``trouble`` says why the folder is not as the operator's wants it."""
+    """Confined to one thread. ``trouble`` is the reason if the folder is not up to date."""
 
     def __init__(self, source: Path, folder: Path) -> None:
-        """Raises PenstockError where ``source`` has no key for workers."""
+        """Raises PenstockError if ``source`` has no key for workers."""
         self._source = source
         self.folder = folder
         self.trouble = ""
@@ -41,7 +41,7 @@ class WorkerKeys:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Copies what has changed in the operator's folder, and takes away what is gone there."""
+        """Copy changed files of the operator's folder, and remove files that are gone there."""
         try:
             self._follow()
         except OSError as error:
@@ -57,7 +57,7 @@ class WorkerKeys:
             if entry.name == _SECRET
             or (entry.name.endswith(_PUBLIC_END) and not entry.name.startswith("."))
         }
-        if _SECRET not in marks:  # workers go on with the one that they have
+        if _SECRET not in marks:  # workers continue with the one that they have
             path = str(self._source / _SECRET)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if marks == self._marks:
@@ -73,7 +73,7 @@ class WorkerKeys:
         self._marks = marks
 
     def _copy(self, name: str) -> None:
-        """The file appears whole, or not at all."""
+        """Copy a file atomically."""
         new = self.folder / f".{name}.new"
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(self._source / name, flags)
@@ -91,13 +91,13 @@ class WorkerKeys:
         new.replace(self.folder / name)
 
     def remove(self) -> None:
-        """Once no worker is left."""
+        """Remove the folder. Call it when no worker is left."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _copy_order(name: str) -> int:
-    """While keys are rotated, whoever has a former one stays known, and a secret always belongs to
-    a key that is there."""
+    """Return a sort key. During key rotation, holders of a former key remain known, and a secret
+    always belongs to an existing key."""
     return 0 if name.endswith(_FORMER_END) else 2 if name == _SECRET else 1
 
 

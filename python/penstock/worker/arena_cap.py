@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory one worker may take: for its batches, and for the job that makes them."""
+"""Memory limits of one worker: for its batches, and for the job that makes them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _DEFAULT_JOB_BYTES = 64 << 30
 
 
 def arena_bytes() -> int:
-    """The cap of one worker's arena, from PENSTOCK_ARENA_BYTES.
+    """Return the limit of one worker's arena, from PENSTOCK_ARENA_BYTES.
 
-    Raises ValueError when that is not a positive integer.
+    Raise ValueError if it is not a positive integer.
     """
     return _bytes_of("PENSTOCK_ARENA_BYTES", _DEFAULT_ARENA_BYTES)
 
 
 def job_bytes() -> int:
-    """The cap of a single object that a pool's worker takes from a trainer: a dataset, or a folder
-    of modules; from PENSTOCK_JOB_BYTES.
+    """Return the limit of a single object that a pool worker accepts from a trainer, such as a
+    dataset or a folder of modules, from PENSTOCK_JOB_BYTES.
 
-    Raises ValueError when that is not a positive integer.
+    Raise ValueError if it is not a positive integer.
     """
     return _bytes_of("PENSTOCK_JOB_BYTES", _DEFAULT_JOB_BYTES)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has pyarrow take its memory from the allocator that a worker has tuned."""
+"""Make pyarrow allocate from the allocator that a worker has tuned."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _USUAL_POOL = "mimalloc"
 
 
 def tune_arrow_memory() -> None:
-    """Has pyarrow allocate by malloc, unless the program has chosen a pool of Arrow's.
+    """Make pyarrow allocate by malloc, unless the program has chosen one of Arrow's pools.
 
-    Arrow's usual pool gives freed pages back to the system after some milliseconds, so that every
-    batch that is read from Parquet pays page faults for them. Called where ``tune_malloc`` is; a
-    pyarrow that is imported later learns of it by the environment.
+    Arrow's default pool returns freed pages to the system after some milliseconds, so that every
+    batch read from Parquet incurs page faults for them. Call this together with ``tune_malloc``; a
+    pyarrow that is imported later reads the environment variable.
     """
     if _POOL_VARIABLE in os.environ:
         return

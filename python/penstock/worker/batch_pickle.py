@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pickles objects that have no form in a batch's nest: custom classes, sparse tensors, numpy
-arrays, deep or shared structures.
+"""Pickle objects that the nested structure of a batch cannot represent: custom classes, sparse
+tensors, numpy arrays, deep or shared structures.
 
-Plain tensors and the buffers of numpy arrays stay out of the pickle; they travel in the tensor
-table, so they cross in shared memory like those of any batch. Only batches from local workers, the
-trainer's own children, are unpickled, and those of a pool's workers with ``trust_workers``. These
-have the program's own classes by value, so they name them for the trainer to find.
+Plain tensors and the buffers of numpy arrays are not in the pickle but in the tensor table, so they
+are sent through shared memory as for any batch. Only batches from local workers, which are child
+processes of the trainer, are unpickled, and batches from pool workers with ``trust_workers``. Pool
+workers have the program's classes by value, so they pickle these by name for the trainer.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from penstock import _C
 
 
 def dumps(batch: object) -> tuple[bytes, list[torch.Tensor]]:
-    """Returns the pickle of ``batch`` and the tensors that it refers to by their place in the list.
+    """Return the pickle of ``batch``, and the tensors that it refers to by list index.
 
-    Raises pickle's exceptions when a part of the batch cannot be pickled.
+    Raise pickle's exceptions if a part of the batch cannot be pickled.
     """
     body = io.BytesIO()
     pickler = _BatchPickler(body)
@@ -37,7 +37,7 @@ def dumps(batch: object) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def loads(data: bytes, tensors: list[torch.Tensor]) -> Any:
-    """Rebuilds a batch from a result of :func:`dumps`.
+    """Rebuild a batch from a result of :func:`dumps`.
 
     Arrays view the memory of ``tensors`` and keep it alive.
     """
@@ -48,12 +48,12 @@ def loads(data: bytes, tensors: list[torch.Tensor]) -> Any:
 
 
 def dumps_index(index: object) -> bytes:
-    """Pickles an object of the sampler's, for the worker that will fetch it."""
+    """Pickle an index that the sampler has drawn, for the worker that will fetch it."""
     return bytes(ForkingPickler.dumps(index))
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    """How a tensor that is not plain is taken apart. Its plain parts go into the table in turn."""
+    """Reduce a tensor that is not plain to parts; plain ones among them are in the table again."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return tensor.__reduce_ex__(5)
     if tensor.device.type != "cpu" or not tensor.is_leaf:
@@ -80,7 +80,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     is_lazy = tensor.is_conj() or tensor.is_neg()
     has_names = hasattr(tensor, "has_names") and tensor.has_names()  # gone from torch 2.15 on
     if tensor.device.type == "cpu" and not is_lazy and not has_names:
-        # A dtype that the table does not know: the storage travels as bytes.
+        # A dtype that the table does not support: the storage is sent as bytes.
         block = _bytes_of(tensor.untyped_storage())
         place = (tensor.storage_offset(), tensor.size(), tensor.stride())
         return _rebuild_from_bytes, (block, tensor.dtype, *place)
@@ -133,7 +133,7 @@ _PROGRAM = ("__main__", "__mp_main__")
 
 
 def _is_of_another_process(obj: Any) -> bool:
-    """Whether a class or a function has no name here, and one in the trainer: it came by value."""
+    """Return whether a class or function was pickled by value: only the trainer has its name."""
     module, name = obj.__module__, obj.__qualname__
     is_of_program = module in _PROGRAM or module not in sys.modules
     if not isinstance(module, str) or not is_of_program or "<" in name:  # in a function
@@ -149,7 +149,7 @@ def _named(module: str, name: str) -> Any:
 
 
 class _BatchPickler(pickle.Pickler):
-    """Keeps tensors and buffers aside, in the order in which they are met."""
+    """Stores tensors and buffers separately, in the order in which it encounters them."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, protocol=5, buffer_callback=self._keep_buffer)
@@ -172,7 +172,7 @@ class _BatchPickler(pickle.Pickler):
             return _reduce_tensor(obj)
         if isinstance(obj, (type, types.FunctionType)) and _is_of_another_process(obj):
             return _named, (obj.__module__, obj.__qualname__)
-        # Storages go as tensors of their bytes: torch's reducer would open a descriptor for each.
+        # Storages are sent as tensors of bytes: torch's reducer would open a descriptor for each.
         if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
             return _rebuild_storage, (_bytes_of(obj),)
         if isinstance(obj, torch.storage.TypedStorage) and obj.device.type == "cpu":

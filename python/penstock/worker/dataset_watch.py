@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a worker's dataset changes while samples are fetched, and how much looking is worth."""
+"""Detect whether a worker's dataset changes while samples are fetched, at limited cost."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import torch
 from penstock import _C
 from penstock.errors import PoolWarning
 
-# An early epoch saves a trainer about one batch's time, so a look takes no longer than that.
-_LOOK_S_MIN = 0.005  # as long as that may be, also before the first batch
+# An early epoch saves a trainer about one batch's time, so an inspection must not take longer.
+_LOOK_S_MIN = 0.005  # always allowed, also before the first batch
 _LOOK_S_MAX = 0.25
-# A dataset that was found changed so often in a row is one that changes.
+# After so many changes in a row, the dataset is assumed to change always.
 _CHANGES_MAX = 3
-# After this many batches a worker is asked for the first time whether they have changed its
-# dataset.
+# The number of batches after which a worker first checks whether they have changed its dataset.
 _FIRST_LOOK = 4
 
 _CHANGED_BY_EARLY_SAMPLES = (
@@ -32,23 +31,23 @@ _CHANGED_BY_EARLY_SAMPLES = (
 
 class Watch(Protocol):
     def has_stayed(self, batch_s: float) -> bool:
-        """Whether the dataset is known to be as it was before the epoch that ends.
+        """Return whether the dataset is known to be unchanged since before the ending epoch.
 
         ``batch_s`` is this worker's time for a batch.
         """
         ...
 
     def note_dropped(self, batch_count: int) -> None:
-        """So many batches were made of an epoch that does not begin, after :meth:`has_stayed`."""
+        """Record that so many batches of an epoch that never starts followed `has_stayed`."""
         ...
 
 
 class RowsWatch:
-    """Watches tensors whose rows are gathered natively, which changes nothing."""
+    """Watches tensors whose rows are gathered natively, which changes no state."""
 
     def __init__(self, rows: list[torch.Tensor]) -> None:
         self._rows = rows
-        self._are_own: bool | None = None  # which they stay, once it is known
+        self._are_own: bool | None = None  # constant once it is known
 
     def has_stayed(self, batch_s: float) -> bool:
         if self._are_own is None:
@@ -60,11 +59,11 @@ class RowsWatch:
 
 
 class FetchWatch:
-    """Whether the batches that a worker made have left its dataset as it was.
+    """Detects whether the batches that a worker made have left its dataset unchanged.
 
-    Then another worker may make a batch of this one's once more, and nobody will see it. ``watch``
-    is asked after some batches, and each time when there were twice as many. Confined to one
-    thread.
+    If so, another worker may make one of its batches again without an observable difference.
+    ``watch`` is queried after some batches, and then whenever their number has doubled. Confined to
+    one thread.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -72,11 +71,11 @@ class FetchWatch:
         self._batch_count = 0
         self._next_look = _FIRST_LOOK
         self._fetching_s = 0.0
-        self._dataset_stays = False  # not before the first look
+        self._dataset_stays = False  # until the first inspection
 
     def note_batch(self, fetching_s: float) -> bool:
-        """To be called after each batch, with the time that it took; returns whether the dataset
-        stays as it is, as far as the last look could tell."""
+        """Call after each batch, with the time that it took. Return whether the dataset is
+        unchanged, as far as the last inspection could detect."""
         self._batch_count += 1
         self._fetching_s += fetching_s
         if self._batch_count == self._next_look:
@@ -86,10 +85,10 @@ class FetchWatch:
 
 
 class DatasetWatch:
-    """Compares a dataset with its state at the look before.
+    """Compares a dataset with its state at the previous inspection.
 
-    ``look`` is given how many seconds it may take. Its result equals the one before if nothing has
-    changed; None when it cannot tell. Confined to one thread.
+    ``look`` receives the seconds that it may take. Its result equals the previous one if the
+    dataset is unchanged; None if that is unknown. Confined to one thread.
     """
 
     def __init__(self, look: Callable[[float], Any]) -> None:
@@ -100,8 +99,8 @@ class DatasetWatch:
         self._look_again(_LOOK_S_MIN)
 
     def has_stayed(self, batch_s: float) -> bool:
-        """Compares with the look before, which may be epochs ago. A look that failed is tried
-        again when twice the time is allowed.
+        """Compare with the previous inspection, which may be epochs ago. A failed inspection is
+        repeated when twice the time is allowed.
         """
         allowed_s = min(_LOOK_S_MAX, max(_LOOK_S_MIN, batch_s))
         if self._change_count == _CHANGES_MAX or allowed_s < 2 * self._failed_s:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sample of a map-style dataset an exception came out of.
+"""Find the sample of a map-style dataset that raised an exception.
 
-The traceback says in which line the dataset failed, and not for which index. The index is a
-variable of a frame that the exception went through: the exception itself is the user's and is not
-written to, since its class may refuse that.
+The traceback shows the failing line of the dataset, but not the index. The index is in a variable
+of a frame that the exception has passed through: the exception itself is not modified, since it
+belongs to the user and its class may not permit that.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 from penstock.compat.iterators import MapDatasetFetcher
 
 _FIRST_LINE = "Traceback (most recent call last):\n"
-_INDEX = "failed_index"  # the variable of a frame of this package that has the index
+_INDEX = "failed_index"  # the variable with the index, in a frame of this package
 _PACKAGE = "penstock."
 
 
 class NamingMapFetcher(MapDatasetFetcher):
-    """Torch's fetcher of map-style datasets, whose exceptions know their sample.
+    """Torch's fetcher of map-style datasets, which also records the sample that raised.
 
-    A batch of indices that is no list has no names. Confined to one thread.
+    Batches whose indices are not a list are not recorded. Confined to one thread.
     """
 
     def fetch(self, possibly_batched_index: Any) -> Any:
         if not self.auto_collation or type(possibly_batched_index) is not list:
             return super().fetch(possibly_batched_index)  # type: ignore[no-untyped-call]
-        # Torch walks through it alone, unless the dataset is given whole lists, as a Subset is.
+        # Torch iterates over it itself, unless the dataset takes whole lists, as a Subset does.
         is_given_on = hasattr(self.dataset, "__getitems__")
         indices: Any = possibly_batched_index
         walked: Any = _WalkedList(indices) if is_given_on else iter(indices)
@@ -41,7 +41,7 @@ class NamingMapFetcher(MapDatasetFetcher):
 
 
 class _WalkedList(list[Any]):
-    """Has the iterator that it was walked through by last."""
+    """A list that keeps the last iterator over it."""
 
     walk: Iterator[Any] | None = None
 
@@ -51,25 +51,25 @@ class _WalkedList(list[Any]):
 
 
 def _next_place(walk: Iterator[Any] | None) -> int:
-    """The place of the item that a list's iterator gives next; 0 before the first, and once the end
-    was met."""
-    # As copy.copy() asks it: (iter, (list,), place), without a place once the end was met.
+    """Return the index of the next item of a list's iterator; 0 before the first item and after the
+    end."""
+    # As for copy.copy(): (iter, (list,), index), without an index after the end.
     parts: Any = () if walk is None else walk.__reduce__()
     return parts[2] if len(parts) == 3 else 0
 
 
 def spoken_sample(error: BaseException) -> str:
-    """ "sample 12 of the dataset" for the index that the dataset was asked for.
+    """Return a text such as "sample 12 of the dataset" for the index passed to the dataset.
 
-    "" where the batch as a whole failed, in ``__getitems__`` or ``collate_fn``.
+    Return "" if the batch failed as a whole, in ``__getitems__`` or ``collate_fn``.
     """
     variables = _variables_with_index(error.__traceback__)
     return f"sample {variables[_INDEX]!r} of the dataset" if _INDEX in variables else ""
 
 
 def _variables_with_index(traceback: TracebackType | None) -> dict[str, Any]:
-    """Of the outermost frame that may have the index: an exception that is raised again has the
-    frames of before below those of now."""
+    """Return the variables of the outermost frame with the index: in an exception that is raised
+    again, the earlier frames are below the current ones."""
     while traceback is not None:
         frame = traceback.tb_frame
         is_own = str(frame.f_globals.get("__name__", "")).startswith(_PACKAGE)
@@ -80,7 +80,7 @@ def _variables_with_index(traceback: TracebackType | None) -> dict[str, Any]:
 
 
 def name_sample(text: str, sample: str) -> str:
-    """The text of a traceback with the sample below its first line; its last lines are torch's."""
+    """Insert the sample below the first line of a traceback; its last lines stay as in torch."""
     if not sample or not text.startswith(_FIRST_LINE):
         return text
     return f"{_FIRST_LINE}  ({sample})\n{text[len(_FIRST_LINE) :]}"

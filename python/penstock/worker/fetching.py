@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How samples become batches: torch's own fetchers as they are, or seeded batch by batch."""
+"""Make batches from samples: by torch's fetchers unchanged, or with a seed for each batch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from penstock.worker.threaded_fetch import (
 
 @dataclass(frozen=True, slots=True)
 class FetchSpec:
-    """How samples become a batch, in torch's words. Picklable when its parts are."""
+    """The parts that make a batch from samples, in torch's terms. Picklable if its parts are."""
 
     dataset_kind: int
     dataset: Any
@@ -61,8 +61,8 @@ class FetchSpec:
     collate_fn: Callable[[Any], Any]
     drop_last: bool
     fetch_threads: int
-    rows: SampleRows | None = None  # of the worker's batches, where default_collate makes them
-    shards: RankShards | None = None  # of an iterable dataset, where ranks share them out
+    rows: SampleRows | None = None  # of the worker's batches, if default_collate makes them
+    shards: RankShards | None = None  # of an iterable dataset that ranks share
     clock: _C.FetchClock | None = None  # in the process that makes the batches
 
     @staticmethod
@@ -80,8 +80,8 @@ class FetchSpec:
         )
 
     def make_fetcher(self, dataset: Any, pool: FetchPool | None) -> Any:
-        """Torch's fetcher over ``dataset``, with samples fetched on ``pool`` if there is one;
-        begins to iterate an iterable dataset.
+        """Return torch's fetcher over ``dataset``, which fetches samples on ``pool`` if there is
+        one; start the iteration of an iterable dataset.
         """
         clock, collate_fn = self.clock, self.collate_fn
         if clock is not None:
@@ -105,7 +105,7 @@ class FetchSpec:
 
 
 class BatchPlace(NamedTuple):
-    """Where a batch belongs in its epoch."""
+    """The position of a batch in its epoch."""
 
     sequence: int  # its number
     shard_id: int  # of an iterable dataset
@@ -113,11 +113,11 @@ class BatchPlace(NamedTuple):
 
 
 class Fetcher(Protocol):
-    """The parts of a worker that make the batches of one epoch.
+    """The part of a worker that makes the batches of one epoch.
 
-    Raises StopIteration at the end of a shard, and the exceptions of the dataset and its
-    collate_fn. ``threads_drew`` becomes True when samples that were fetched on several threads drew
-    numbers from generators that should make them reproducible and cannot.
+    It raises StopIteration at the end of a shard, and the exceptions of the dataset and its
+    collate_fn. ``threads_drew`` becomes True if samples that were fetched on several threads drew
+    numbers from generators that cannot make them reproducible in this case.
     """
 
     threads_drew: bool
@@ -125,16 +125,16 @@ class Fetcher(Protocol):
     def fetch(self, indices: Any, place: BatchPlace) -> Any: ...
 
     def state(self, shard_id: int) -> dict[str, Any] | StateFailure | None:
-        """The state to resume a shard with after its last batch, if anything of it has one."""
+        """Return the state for resuming a shard after its last batch, if any part has one."""
         ...
 
 
 class TorchFetcher:
-    """Torch's fetcher as it is.
+    """Torch's fetcher, unchanged.
 
-    A shard of ``starts`` goes on where it was left. ``before_dropped`` is called before each batch
-    that is made for nothing then. ``resumed`` has the datasets that were given a state in this
-    epoch, or in an earlier one.
+    A shard of ``starts`` continues where it was left. ``before_dropped`` is called before each
+    batch that is then made and discarded. ``resumed`` has the datasets that were given a state in
+    this epoch or an earlier one.
     """
 
     threads_drew = False
@@ -174,12 +174,12 @@ class TorchFetcher:
 
 
 class SeededFetcher:
-    """Batches whose random numbers follow from their place in the epoch alone, or those of their
-    samples from the places of these in its order.
+    """Makes batches whose random numbers depend only on the batch's position in the epoch, or, for
+    each sample, only on the sample's position in the epoch's order.
 
-    An iterable dataset is read in ``shard_count`` shards, of which this process serves those of
-    ``datasets``, from :func:`datasets_of_shards`. Each is read as by a worker of its own, with its
-    own ``get_worker_info()``. ``starts``, ``before_dropped`` and ``resumed`` are as for
+    An iterable dataset is read in ``shard_count`` shards; this process serves the shards of
+    ``datasets``, from :func:`datasets_of_shards`. Each is read as by a separate worker, with a
+    separate ``get_worker_info()``. ``starts``, ``before_dropped`` and ``resumed`` are as for
     :class:`TorchFetcher`.
     """
 
@@ -206,7 +206,7 @@ class SeededFetcher:
         self._is_map = spec.dataset_kind == DatasetKind.Map
         self._placed: PlacedSamples | None = None
         self._has_threads = pool is not None
-        self.threads_drew = False  # from the global generators, so not reproducibly
+        self.threads_drew = False  # from the global generators, and so not reproducibly
         if self._is_map:
             dataset = spec.dataset
             seeds_globals = seeds.by_sample and not self._has_threads
@@ -259,7 +259,7 @@ class SeededFetcher:
         return self._spec.collate_fn(samples)
 
     def _collate_after_threads(self, samples: Any) -> Any:
-        """collate_fn, whose own draws are as reproducible as without threads."""
+        """Call collate_fn; its draws are as reproducible as without threads."""
         if have_moved(self._seeded_states):
             self.threads_drew = True
             if not self._seeds.by_sample:
@@ -306,7 +306,7 @@ class SeededFetcher:
         return fetcher
 
     def forget(self, shard_id: int) -> None:
-        """Has a shard begin again, with the dataset and the start that it then has."""
+        """Restart a shard, with its dataset and start at that time."""
         self._fetchers.pop(shard_id, None)
         self._places.pop(shard_id, None)
 
@@ -330,10 +330,10 @@ def _note_resumed(
 
 
 def datasets_of_shards(spec: FetchSpec, shards: Sequence[int]) -> dict[int, Any]:
-    """A dataset for each shard that a process serves: to the first the dataset itself, to the
-    others copies, as workers of their own would have them.
+    """Return a dataset for each shard that a process serves: the dataset itself for the first, and
+    copies for the others, as separate workers would have.
 
-    A copy that cannot be made is represented by the UnsupportedError to raise for its batches.
+    If a copy fails, its place has the UnsupportedError to raise for its batches.
     """
     datasets: dict[int, Any] = {}
     if spec.dataset_kind == DatasetKind.Map:
@@ -344,7 +344,7 @@ def datasets_of_shards(spec: FetchSpec, shards: Sequence[int]) -> dict[int, Any]
 
 
 def copy_for_shard(spec: FetchSpec, shard_id: int) -> Any:
-    """A copy of the dataset for one shard, or the UnsupportedError to raise for its batches."""
+    """Return a copy of the dataset for one shard, or the UnsupportedError to raise for it."""
     try:
         return copy.deepcopy(spec.dataset)
     except Exception as error:
@@ -357,9 +357,10 @@ def copy_for_shard(spec: FetchSpec, shard_id: int) -> Any:
 
 
 class InProcessFetcher:
-    """Batches seeded one by one, made in the trainer's process, which sees nothing of the seeds.
+    """Makes batches in the trainer's process with a seed for each batch, without effect on the
+    trainer's generators.
 
-    In the place of torch's fetcher: shards take turns in :meth:`fetch`, as the workers' batches do.
+    It replaces torch's fetcher: shards take turns in :meth:`fetch`, as the workers' batches do.
     """
 
     def __init__(
@@ -371,12 +372,12 @@ class InProcessFetcher:
         place_of_pulled: Callable[[], int],
         resumed: dict[int, ResumedDataset],
     ) -> None:
-        """``place_of_pulled`` says where the indices that were pulled last begin in the order.
-        ``resumed`` is that of the epoch before; only the first shard is read of one dataset in all
-        epochs."""
+        """``place_of_pulled`` returns the place in the order of the first of the indices pulled
+        last. ``resumed`` is from the previous epoch; only the first shard uses the same dataset
+        object in all epochs."""
         datasets = datasets_of_shards(spec, range(shard_count))
         if spec.shards is not None and shard_count > 0:
-            # Else the dataset would go through the epochs with the first shard of each rank.
+            # Otherwise, each rank's first shard would use the same dataset object in all epochs.
             datasets[0] = copy_for_shard(spec, 0)
         self._datasets = datasets
         pool = make_pool(spec.fetch_threads)
@@ -427,17 +428,17 @@ class InProcessFetcher:
         raise StopIteration
 
     def has_state(self) -> bool:
-        """Whether a dataset or one of their iterators has a state."""
+        """Return whether a dataset or one of the iterators has a state."""
         return is_stateful(self._dataset) or self._fetcher.has_stateful_iterator()
 
     def states_reader(self) -> Callable[[], list[dict[str, Any] | StateFailure | None]]:
-        """Reads the states of all shards, as they are when it is called. Holds no threads."""
+        """Return a function that reads the current states of all shards, without any threads."""
         if self._is_map:
             return functools.partial(_states_of_map, self._dataset, self._shard_count)
         return self._states
 
     def make_again(self, indices: Any, number: int, first_place: int) -> None:
-        """Makes a batch of a map-style dataset for nothing."""
+        """Make a batch of a map-style dataset and discard it."""
         with GeneratorsKept():
             self._fetcher.fetch(indices, BatchPlace(number, 0, first_place))
 
@@ -450,7 +451,7 @@ class InProcessFetcher:
         if state is None and start is not None:
             return start.state  # the shard has not been read since it was resumed
         dataset: Any = self._datasets.get(shard_id)
-        if state is None and dataset is not None:  # the shard has not begun in this epoch
+        if state is None and dataset is not None:  # the shard has not started in this epoch
             return shard_state(None, dataset)
         return state
 

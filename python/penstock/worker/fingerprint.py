@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fingerprint of a dataset's state, which tells whether fetching samples changes it.
+"""A fingerprint of a dataset's state, which detects whether fetching samples changes it.
 
-Batches of the next epoch may be made before it begins, and be dropped when it begins otherwise than
-expected. Nobody can tell only where fetching changes nothing that later samples read, and where
-nobody but the worker can change the data that they read.
+Batches of the next epoch may be made before it starts, and be dropped if it starts differently than
+expected. That is unobservable only if fetching changes no data that later samples read, and if only
+the worker can change the data that they read.
 
-Data is read whole, however large, since every cheaper sign of a write can be bypassed: a tensor
-does not count writes through numpy's view of it, a read-only array may have a view that is not, and
-only some kernels tell which pages a process has written to. So a look at a dataset takes time in
-proportion to it, and is given up beyond a time that the caller sets.
+All data is read, at any size, since every cheaper sign of a write can be bypassed: a tensor does
+not count writes through numpy's view of it, a read-only array may have a writable view, and only
+some kernels report which pages a process has written to. Inspecting a dataset therefore takes time
+proportional to its size, and is aborted beyond a limit that the caller sets.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ import torch
 
 from penstock import _C
 
-_OBJECT_S = 2e-6  # the approximate time to look at an object here
+_OBJECT_S = 2e-6  # the approximate time for inspecting one object here
 
-_COMPARED = (  # by value, where it has no digest
+_COMPARED = (  # by value, if it has no digest
     type(None), bool, int, float, complex, str, bytes, range, slice, type, type(Ellipsis),
     np.generic, np.dtype, torch.dtype, torch.device, torch.Size, enum.Enum, pathlib.PurePath,
     re.Pattern, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal,
@@ -48,20 +48,20 @@ _COMPARED = (  # by value, where it has no digest
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 _DIGESTED = (list, tuple, set, frozenset, dict, bytearray, torch.Tensor, np.ndarray)
 _CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque)
-_IMMUTABLE_MODULES = ("pyarrow.", "penstock.worker.shared_list.")  # whose objects cannot be changed
-_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # Py_TPFLAGS_...; classes of Python are not immutable
+_IMMUTABLE_MODULES = ("pyarrow.", "penstock.worker.shared_list.")  # with only immutable objects
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # Py_TPFLAGS_...; Python classes are not immutable
 _MUTABLE_HEAP_TYPE = _HEAP_TYPE | _IMMUTABLE_TYPE
 _POINTER_BYTES = 8
 _PYTHONS_FOLDERS = (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")), "<frozen ")
-# Packages whose modules hold nothing that samples follow from, but for the global generators of
-# torch and numpy, which are put back.
+# Packages whose modules hold no state that affects samples, except the global generators of torch
+# and numpy, which are restored.
 _STATELESS_PACKAGES = frozenset(
     {
         "penstock", "torch", "torchvision", "torchaudio", "torchtext", "numpy", "PIL", "pandas",
         "scipy", "pyarrow", "datasets", "fsspec", "cloudpickle", "pytest", "_pytest",
     }
 )  # fmt: skip
-# Objects of these modules of Python's, in a library's module, are no state of its samples.
+# Objects of these standard modules, in a library's module, are not state that affects samples.
 _STATELESS_MODULES = frozenset(
     {"typing", "types", "abc", "functools", "logging", "enum", "dataclasses", "builtins", "weakref",
      "string", "importlib.metadata", "_abc", "inspect", "operator", "warnings", "contextlib"}
@@ -71,42 +71,42 @@ _PACKAGES_FOLDER = re.compile(r"/(site|dist)-packages/")
 
 
 class _OpaqueError(Exception):
-    """Something is met whose changes cannot be seen from here."""
+    """The objects include one whose changes cannot be detected here."""
 
 
 class Fingerprint:
-    """Equal to a later one of the same objects if nothing was changed that they lead to."""
+    """Equal to a later fingerprint of the same objects if no reachable object has changed."""
 
     def __init__(self, parts: list[Any], seen: dict[Any, Any]) -> None:
         self._parts = parts
-        self._seen = seen  # kept alive, so that the ids among the parts stay theirs
+        self._seen = seen  # kept alive, so that the ids among the parts stay unique
 
     def __eq__(self, other: object) -> bool:
         try:
             return isinstance(other, Fingerprint) and self._parts == other._parts
-        except Exception:  # a value may refuse to be compared, which says as little
+        except Exception:  # a value may not permit comparison, so equality is unknown
             return False
 
     __hash__ = None  # type: ignore[assignment]
 
 
 def fingerprint(*roots: Any, cost_s_max: float) -> Fingerprint | None:
-    """The present state of everything that these objects lead to.
+    """Return the current state of everything that is reachable from these objects.
 
-    Code is followed into the program's own functions and classes and the globals that they name. Of
-    an installed package that it leads to all modules are looked at for generators, counters and
-    containers, also of the packages that those import; a package with compiled modules could keep
-    anything, unless it is one of those that are known. None when something could change unseen:
-    memory shared with other processes, open files and other foreign handles, or more than can be
-    looked at in ``cost_s_max`` seconds, by an estimate that is the same each time. Reads the items
-    of containers of plain data without a count of references, so that a worker goes on sharing
-    their pages with the trainer.
+    Code is followed into the program's functions and classes, and the globals that they name. Of an
+    installed package that is reached, all modules are inspected for generators, counters and
+    containers, and also the packages that these modules import; a package with compiled modules may
+    hold any state, unless it is a known one. Return None if undetected changes are possible (memory
+    shared with other processes, open files and other foreign handles) or if the inspection would
+    exceed ``cost_s_max`` seconds, by an estimate that is the same each time. Items of containers of
+    plain data are read without changing reference counts, so that a worker keeps sharing their
+    pages with the trainer.
     """
     walk = _Walk(cost_s_max)
     try:
         for root in roots:
             walk.visit(root)
-    except Exception:  # not ours alone: an object may refuse to be looked at, which says as little
+    except Exception:  # not only _OpaqueError: an object may raise anything on inspection
         return None
     return Fingerprint(walk.parts, walk.seen)
 
@@ -115,14 +115,14 @@ class _Walk:
     def __init__(self, cost_s_max: float) -> None:
         self.parts: list[Any] = []
         self.seen: dict[Any, Any] = {}  # mostly by id
-        self._packages: set[str] = set()  # installed ones that were looked at
+        self._packages: set[str] = set()  # installed packages that were inspected
         self._content = _C.PlainContent(cost_s_max)
 
     def visit(self, value: Any) -> None:
         self._content.spend(_OBJECT_S)
         if self._content.is_opaque:
             raise _OpaqueError
-        if type(value) in _PLAIN:  # zeros of different types and signs are equal and not the same
+        if type(value) in _PLAIN:  # zeros of different types and signs are equal, but not the same
             self.parts.append(self._content.digest(value) or value)
             return
         is_value = isinstance(value, _COMPARED)
@@ -194,7 +194,7 @@ class _Walk:
 
     def _look_into_items(self, value: Any) -> None:
         base: Any = next(base for base in _CONTAINERS if isinstance(value, base))
-        self.parts.append(base.__len__(value))  # a subclass may do anything in its own
+        self.parts.append(base.__len__(value))  # a subclass may override it arbitrarily
         if isinstance(value, collections.OrderedDict):
             self._visit_all(collections.OrderedDict.__iter__(value))
         else:
@@ -257,7 +257,7 @@ class _Walk:
                 self.visit(place[name])
 
     def _look_into_module(self, module: types.ModuleType, names: tuple[str, ...]) -> None:
-        """Looks into the attributes of a module that are named where it is used."""
+        """Inspect the attributes of a module that are named in the code that uses it."""
         self.parts.append(module.__name__)
         if _is_of_library(module):
             self._look_into_package(module.__name__)
@@ -266,7 +266,7 @@ class _Walk:
             self._look_into_names(vars(module), names)
 
     def _look_into_package(self, module_name: str | None) -> None:
-        """Looks at what the modules of an installed package hold, and of those that they import."""
+        """Inspect the state in modules of an installed package and of packages they import."""
         wanted = [(module_name or "").partition(".")[0]]
         while wanted:
             package = wanted.pop()
@@ -281,7 +281,7 @@ class _Walk:
                     wanted += self._look_at_globals(package, module)
 
     def _look_at_globals(self, package: str, module: types.ModuleType) -> set[str]:
-        """Looks at the values of a library's module; returns the packages that it names."""
+        """Inspect the values of a library's module; return the packages that it refers to."""
         others = set()
         for name, value in list(vars(module).items()):
             if isinstance(value, types.ModuleType):
@@ -352,13 +352,13 @@ def _is_stateless(package: str) -> bool:
 
 
 def _is_of_source(module: types.ModuleType) -> bool:
-    """Whether all that a module holds is in its globals, as of one that was written in Python."""
+    """Return whether all state of a module is in its globals, as for a Python module."""
     file = getattr(module, "__file__", None)
     return file is None or file.endswith((".py", ".pyc"))
 
 
 def _is_of_library(thing: types.FunctionType | type | types.ModuleType) -> bool:
-    """Whether it comes from an installed package or from Python itself."""
+    """Return whether it belongs to an installed package or to Python itself."""
     if isinstance(thing, types.FunctionType):
         return _is_library_file(thing.__code__.co_filename)
     if isinstance(thing, type):
@@ -379,7 +379,7 @@ def _is_library_file(path: str) -> bool:
 
 @functools.cache
 def _is_of_python(kind: Any) -> bool:
-    """Whether all that an object of this kind holds is in its attributes."""
+    """Return whether all state of an object of this type is in its attributes."""
     return all(
         base in (object, types.SimpleNamespace)
         or ((base.__flags__ & _MUTABLE_HEAP_TYPE) == _HEAP_TYPE and _has_no_room(base))
@@ -388,7 +388,7 @@ def _is_of_python(kind: Any) -> bool:
 
 
 def _has_no_room(kind: type) -> bool:
-    """Whether its objects are no larger than its attributes need."""
+    """Return whether its objects are no larger than their attributes need."""
     room = kind.__basicsize__ - (kind.__base__.__basicsize__ if kind.__base__ else 0)
     own = [*_slots_of(kind), *({"__dict__", "__weakref__"} & vars(kind).keys())]
     return room <= _POINTER_BYTES * len(own)
@@ -417,7 +417,7 @@ def _slots_of_all(kind: Any) -> list[str]:
 
 @functools.cache
 def _names_in(code: types.CodeType) -> tuple[str, ...]:
-    """All that it could look up: globals, attributes, modules that it imports."""
+    """Return all names that the code may look up: globals, attributes, modules it imports."""
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return (*code.co_names, *(name for part in inner for name in _names_in(part)))
 

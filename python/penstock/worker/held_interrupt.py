@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C while a worker is forked waits until the fork is over, on both sides.
+"""Delay Ctrl-C while a worker is being forked, in both processes.
 
-Python runs hooks around a fork and drops their exceptions. An interrupt that falls into one is
-lost: by a child, which serves a trainer that has given up, or by the trainer, which trains on. One
-that falls between the fork and the moment in which the trainer knows the child leaves a child that
-nobody ends. ``spawn`` and a fork server have no such hooks, and their children end by themselves
-when nobody sends them their work.
+Python runs hooks around a fork and discards their exceptions. An interrupt during a hook is lost:
+by a child, which then serves a trainer that has given up, or by the trainer, which continues
+training. An interrupt between the fork and the registration of the child at the trainer leaves a
+child that is never ended. ``spawn`` and a fork server have no such hooks, and their children end by
+themselves if they are not sent their work.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-_held: list[HeldInterrupt] = []  # at most the one within which this process was forked
+_held: list[HeldInterrupt] = []  # at most the context in which this process was forked
 
 
 class HeldInterrupt:
-    """While in the context, SIGINT is noted; at its end the signal takes its effect.
+    """A context that records SIGINT; the signal takes effect at the end of the context.
 
-    A child that is forked within it calls `release_in_child`. Only the main thread is interrupted,
-    so elsewhere this does nothing, nor where SIGINT is ignored or the system's to handle.
+    A child that is forked in the context calls `release_in_child`. Only the main thread is
+    interrupted, so in other threads this has no effect; nor if SIGINT is ignored or has the
+    system's default action.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class HeldInterrupt:
         self.release()
 
     def release(self) -> None:
-        """Raises the exception of SIGINT's handler, if there was one."""
+        """Restore SIGINT's handler, and call it if the signal was recorded, which may raise."""
         if self._handler is None:
             return
         handler, self._handler = self._handler, None
@@ -60,6 +61,6 @@ class HeldInterrupt:
 
 
 def release_in_child() -> None:
-    """Ends the context that this process was forked in; raises as its end does."""
+    """End the context in which this process was forked; raise as its end does."""
     while _held:
         _held[-1].release()

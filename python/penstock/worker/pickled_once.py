@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of several fresh processes, pickled for the first of them and read by all.
+"""Arguments of several new processes, pickled for the first of them and read by all.
 
-``Process.start()`` pickles its arguments into the new process's pipe and waits there until that
-process has imported the modules that it needs to read them, one worker after the other. Here the
-pipe carries a few descriptors, and the pickle lies in memory that every process maps.
+``Process.start()`` pickles its arguments into the new process's pipe, and waits there until that
+process has imported the modules that it needs to read them, one worker after the other. Here, the
+pipe carries a few descriptors, and the pickle is in memory that every process maps.
 
-Reductions that need the process being started (locks, queues, connections, shared tensors) hand
-over descriptors through it. They are noted while the pickle is made, and handed to every process in
-the same order. Objects that may be consumed only once, or that count their holders, are pickled for
-each process as ever: CUDA tensors, and storages under the sharing strategy ``file_system``.
+Reductions that need the process being started (locks, queues, connections, shared tensors) pass
+descriptors through it. These are recorded while the pickle is made, and passed to every process in
+the same order. Objects that may be consumed only once, or that count their holders, are still
+pickled for each process: CUDA tensors, and storages under the sharing strategy ``file_system``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 class PickledOnce:
-    """An argument for several processes; ``value`` is it, here and in each of them.
+    """An argument for several processes, available as ``value`` here and in each of them.
 
-    A process that is forked sees the trainer's own. The others get one that was pickled when the
-    first of them started, and start() raises pickle's exceptions. Large arrays are mapped: a
-    process has its own copy of the pages that it writes to, and shares the others. Call
-    :meth:`close` when the last process has been started. Confined to the thread that starts them.
+    A forked process sees the trainer's object. Others get a copy that was pickled when the first of
+    them started; start() then raises pickle's exceptions. Large arrays are mapped: a process has
+    its own copy of the pages that it writes to, and shares the others. Call :meth:`close` when the
+    last process has been started. Confined to the thread that starts them.
     """
 
     def __init__(self, value: Any) -> None:
@@ -54,14 +54,14 @@ class PickledOnce:
         return _load, self._pickle.parts()
 
     def close(self) -> None:
-        """Frees the pickle, as far as no process maps it."""
+        """Free the pickle, except memory that a process still maps."""
         if self._pickle is not None:
             self._pickle.close()
             self._pickle = None
 
 
 def _pickles_as_shipped(popen: Any) -> bool:
-    """Whether Python's own start methods run with their own pickler, which ours extends."""
+    """Return whether Python's start methods use their original pickler, which ours extends."""
     if type(popen) not in (popen_spawn_posix.Popen, popen_forkserver.Popen):
         return False
     own = (reduction.dump, reduction.ForkingPickler)
@@ -71,12 +71,12 @@ def _pickles_as_shipped(popen: Any) -> bool:
 
 
 class _Memory:
-    """A memfd that is written from its beginning to its end, and then sealed."""
+    """A memfd that is written sequentially and then sealed."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("worker-start", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.byte_count = 0
-        self.error: OSError | None = None  # so that it is told from one of the user's reducers
+        self.error: OSError | None = None  # to distinguish it from errors of the user's reducers
 
     def write(self, data: Any) -> int:
         left = memoryview(data).cast("B")
@@ -103,7 +103,7 @@ class _Memory:
 
 
 class _Pickle:
-    """The pickle, and the handles that go to each process beside it."""
+    """The pickle, and the handles that each process gets in addition to it."""
 
     def __init__(self) -> None:
         self.stream = _Memory()
@@ -113,7 +113,7 @@ class _Pickle:
         self.pickler: _Pickler | None = None  # while its memo keeps the descriptors' owners alive
 
     def parts(self) -> tuple[Any, ...]:
-        """The arguments of :func:`_load` in the process that is being started."""
+        """Return the arguments of :func:`_load` for the process that is being started."""
         return (
             reduction.DupFd(self.stream.fd),
             reduction.DupFd(self.arrays.fd),
@@ -123,7 +123,7 @@ class _Pickle:
 
     def forget_objects(self) -> None:
         if self.pickler is not None:
-            self.pickler.clear_memo()  # it is part of a cycle
+            self.pickler.clear_memo()  # the pickler is part of a cycle
             self.pickler = None
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class _Pickle:
 
 
 def _make_pickle(value: Any, popen: Any) -> _Pickle | None:
-    """Pickles for ``popen`` and those after it. None when there is no memory for that."""
+    """Pickle for ``popen`` and later processes. Return None if there is no memory for that."""
     made = _Pickle()
     context.set_spawning_popen(made.recorder)  # type: ignore[arg-type]  # all that reductions use
     try:
@@ -155,16 +155,14 @@ def _make_pickle(value: Any, popen: Any) -> _Pickle | None:
 
 
 class _Recorder:
-    """Takes the place of the process being started, and notes the descriptors that reductions
-    hand over.
-    """
+    """Replaces the process being started, and records the descriptors that reductions pass."""
 
     def __init__(self) -> None:
-        self.descriptors: dict[int, int] = {}  # and the place of each among them
+        self.descriptors: dict[int, int] = {}  # with the index of each among them
         self._own: list[int] = []
 
     def duplicate_for_child(self, fd: int) -> int:
-        if fd in self.descriptors:  # each is closed by its taker
+        if fd in self.descriptors:  # each recipient closes its descriptor
             fd = os.dup(fd)
             self._own.append(fd)
         self.descriptors[fd] = len(self.descriptors)
@@ -179,7 +177,7 @@ class _Recorder:
 
 
 class _Descriptor:
-    """Stands in a pickle for a descriptor, by its place among those of each process."""
+    """Represents a descriptor in a pickle, by its index among the descriptors of each process."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -189,7 +187,7 @@ class _Descriptor:
 
 
 class _Pickler(reduction.ForkingPickler):
-    """Writes large arrays next to the pickle. Reducers are by type, so other objects cost none."""
+    """Writes large arrays next to the pickle. Reducers are by type: other objects cost no time."""
 
     def __init__(self, made: _Pickle) -> None:
         super().__init__(made.stream)
@@ -209,7 +207,7 @@ class _Pickler(reduction.ForkingPickler):
         order = "C" if array.flags.c_contiguous else "F"
         offset = self._made.arrays.align()
         self._made.arrays.write(array.ravel(order="K").view(np.uint8))
-        # As a pickle has it: protocol 5, Python 3.14's default, keeps an array read-only.
+        # As in a plain pickle: protocol 5, Python 3.14's default, keeps an array read-only.
         is_writable = array.flags.writeable or pickle.DEFAULT_PROTOCOL < 5
         return _array, (array.shape, array.dtype, offset, order, is_writable)
 
@@ -254,7 +252,7 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
     def forget(self) -> None:
-        """Takes it out of its cycle, so that its memo goes with it."""
+        """Remove this object from its cycle, so that its memo is freed, too."""
         self._own.clear()
 
     def _map_array(
@@ -266,7 +264,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load(stream: Any, arrays: Any, descriptors: list[Any], singles: list[Any]) -> PickledOnce:
-    """In the new process: reads the result of :func:`_make_pickle`."""
+    """Read the result of :func:`_make_pickle` in the new process."""
     with _map(stream, mmap.mmap, mmap.ACCESS_READ) as mapped, _NoCollections():
         private = _map(arrays, PrivateMap, mmap.ACCESS_COPY)
         unpickler = _Unpickler(mapped, private, descriptors, singles)
@@ -276,7 +274,7 @@ def _load(stream: Any, arrays: Any, descriptors: list[Any], singles: list[Any]) 
 
 
 class _NoCollections:
-    """Millions of new objects are no reason to look for garbage among them again and again."""
+    """Disables the collector: millions of new objects would trigger it again and again."""
 
     def __enter__(self) -> None:
         self._was_enabled = gc.isenabled()
@@ -294,7 +292,7 @@ class PrivateMap(mmap.mmap):
 def _map(descriptor: Any, kind: type[mmap.mmap], access: int) -> Any:
     fd = descriptor.detach()
     try:
-        # Python refuses to map nothing.
+        # Python refuses to map an empty file.
         return kind(fd, 0, access=access) if os.fstat(fd).st_size > 0 else None
     finally:
         os.close(fd)

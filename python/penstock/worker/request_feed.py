@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests of a worker in the order in which it carries them out.
+"""Order the requests of a worker for execution.
 
-While an epoch comes to its end the trainer may ask for batches of the next one, which will perhaps
-never begin. They are made at once where nobody can tell, that is, where the dataset has not changed
-and the random numbers can be taken back; else they wait for their epoch.
+At the end of an epoch, the trainer may request batches of the next one, which may never start. They
+are made immediately if that is unobservable, that is, if the dataset has not changed and the random
+number generators can be restored; otherwise they wait for their epoch.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from penstock.stream.batch_seeds import generator_states, put_back
 from penstock.worker.dataset_watch import Watch
 
 _IDLE_S = (
-    3600.0  # one wait for a request; the native side notices a dead trainer and signals by itself
+    3600.0  # one wait for a request; the native side detects a dead trainer and signals by itself
 )
 
 
 class RequestFeed:
-    """Gives out fetches, epochs, early epochs, which are treated as epochs, and questions about
-    states.
+    """Returns fetches, epochs, early epochs (handled as epochs) and questions about states.
 
-    ``rows`` are those of a plain TensorDataset, whose fetches are carried out natively on the way.
-    ``watch`` is None where no epoch begins early. Raises ClosedError when the trainer has hung up.
+    ``rows`` has the tensors of a plain TensorDataset, whose fetches are executed natively here.
+    ``watch`` is None if epochs never start early. Raises ClosedError when the trainer has hung up.
     """
 
     def __init__(
@@ -41,9 +40,9 @@ class RequestFeed:
         self._rows = rows
         self._watch = watch
         self._received: deque[_C.WorkerRequest] = deque()
-        self._early_epoch: int | None = None  # while its fetches are carried out before it begins
-        self._generators: tuple[Any, ...] = ()  # as they were before
-        self._awaited_epoch: int | None = None  # whose fetches wait until it begins
+        self._early_epoch: int | None = None  # while its fetches are executed before it starts
+        self._generators: tuple[Any, ...] = ()  # their states before that
+        self._awaited_epoch: int | None = None  # whose fetches wait until it starts
         self._held: list[_C.WorkerRequest] = []
         self._note_epoch()
 
@@ -84,9 +83,8 @@ class RequestFeed:
                 return request
 
     def _look_for_epoch(self) -> None:
-        """Takes in the messages that have come, up to an epoch: the early one, which is now one
-        like any other, or another, before which fetches are not carried out that are dropped
-        anyway.
+        """Read the messages received so far, up to an epoch: either the early epoch, which is now a
+        regular one, or another one, before which fetches that will be dropped are not executed.
         """
         while (request := self._server.next(0.0)) is not None:
             if request.is_epoch and request.epoch == self._early_epoch:
@@ -99,7 +97,7 @@ class RequestFeed:
                 return
 
     def _try_begin_early(self, request: _C.WorkerRequest) -> bool:
-        """Whether fetches of the early epoch are carried out before it begins; else they wait."""
+        """Return whether fetches of the early epoch are executed now; otherwise they wait."""
         batch_s = (time.monotonic() - self._began_at) / max(1, self._fetch_count)
         if self._watch is None or not self._watch.has_stayed(batch_s):
             self._awaited_epoch = request.epoch
@@ -110,7 +108,7 @@ class RequestFeed:
         return True
 
     def _begin(self, request: _C.WorkerRequest) -> None:
-        """An epoch begins that was not begun early; its fetches may have waited for it."""
+        """Start an epoch that was not started early; its fetches may have waited for it."""
         if self._early_epoch is not None:
             self._drop_early()
         if request.epoch == self._awaited_epoch:
@@ -121,7 +119,7 @@ class RequestFeed:
 
     def _adopt_early(self) -> None:
         self._early_epoch = None
-        self._began_at = time.monotonic()  # the trainer may have done something else meanwhile
+        self._began_at = time.monotonic()  # the trainer may have done other work meanwhile
 
     def _drop_early(self) -> None:
         self._early_epoch = None

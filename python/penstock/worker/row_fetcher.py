@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches the samples of a batch and copies each into its row of the batch at once.
+"""Fetch the samples of a batch, and copy each into its row of the batch immediately.
 
-Torch's default_collate needs all samples of a batch together, so a worker holds them twice: as they
-were fetched, and stacked. Here a sample's large tensors are dropped before the next sample is made,
-which then finds their memory in the processor's caches. A tensor that the dataset or anybody else
-still holds stays as it is.
+Torch's default_collate needs all samples of a batch together, so a worker holds them twice: as
+fetched, and stacked. Here, a sample's large tensors are dropped before the next sample is made,
+which then finds their memory in the processor's caches. A tensor to which the dataset or any other
+object still refers is kept unchanged.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from penstock.worker.failed_sample import NamingMapFetcher
 
 
 class SampleRows(Protocol):
-    """The part of the slab that the samples of the batch being made are moved into."""
+    """The part of the slab into which the samples of the current batch are moved."""
 
     def begin(self, sample_count: int) -> None: ...
 
     def fetch(self, dataset: Any, index: Any) -> Any: ...
 
     def end(self) -> bool:
-        """Whether any sample had a tensor that can be moved."""
+        """Return whether any sample had a tensor that can be moved."""
         ...
 
 
-# Of batches whose samples have nothing to move, the next is looked at after so many.
+# After a batch whose samples have no tensors to move, so many batches are fetched without a check.
 _UNMOVED_BATCHES = 31
 
 
 class RowFetcher(MapDatasetFetcher):
-    """Torch's fetcher of map-style datasets without ``__getitems__`` of their own, whose
-    ``collate_fn`` is default_collate. Confined to one thread.
+    """Torch's fetcher of map-style datasets that do not define ``__getitems__`` themselves, and
+    whose ``collate_fn`` is default_collate. Confined to one thread.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RowFetcher(MapDatasetFetcher):
         rows: SampleRows,
         plain: MapDatasetFetcher,
     ) -> None:
-        """``plain`` fetches batches whose samples have nothing to move."""
+        """``plain`` fetches batches whose samples have no tensors to move."""
         super().__init__(dataset, True, collate_fn, drop_last)
         self._plain = plain
         self._rows = rows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times what a batch is made of: its samples, and the making of a batch of them."""
+"""Measure the parts of a batch's time: each sample, and collation."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from penstock import _C
 from penstock.stream.shard_state import draws_nothing
 from penstock.worker.failed_sample import NamingMapFetcher
 
-# Samples that take less are not timed one by one: that would cost them more than a hundredth.
+# Faster samples are not timed one by one: that would add more than a hundredth to their time.
 _TIMED_SAMPLE_S = 20e-6
 
 
 def timed_collate(clock: _C.FetchClock, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``collate_fn``, which tells ``clock`` when it begins."""
+    """Return ``collate_fn`` with a call that reports its start to ``clock``."""
     return _C.TimedCollate(collate_fn, clock, draws_nothing(collate_fn))
 
 
 class TimedMapFetcher(NamingMapFetcher):
-    """Torch's fetcher of map-style datasets without ``__getitems__`` of their own, that tells a
-    clock what each sample took, unless those of the batch before were too quick for that. Confined
-    to one thread."""
+    """Torch's fetcher of map-style datasets that do not define ``__getitems__`` themselves. It
+    reports the time of each sample to a clock, unless the samples of the previous batch were too
+    fast for that. Confined to one thread."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class TimedMapFetcher(NamingMapFetcher):
             batch = super().fetch(possibly_batched_index)
         finally:
             self.dataset = self._dataset
-        if type(possibly_batched_index) is list:  # whatever else is iterated once
+        if type(possibly_batched_index) is list:  # any other value is iterated once
             spent_s = time.perf_counter() - began_at
             self._is_slow = spent_s > len(possibly_batched_index) * _TIMED_SAMPLE_S
         return batch

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A list that workers read without copying it: items pickled one after the other, and offsets.
+"""A list that workers read without copying it: consecutive pickled items, and their offsets.
 
 Python counts references inside every object. A forked worker that reads an item of a list writes to
-that count, and the system copies the page for it, until each worker has its own copy of the list.
-Bytes in one block have no counts.
+that count, and the system copies the page for it, until each worker has a copy of the list. Bytes
+in one block have no counts.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ def _view(memory: _Memory, places: range) -> SharedList[Any]:
 
 
 class _Memory:
-    """The block, mapped. The slices of a list have one, also in the processes it is sent to."""
+    """The mapped block. All slices of a list share it, also in processes that they are sent to."""
 
     def __init__(self, fd: int, item_count: int) -> None:
-        """Takes the descriptor over."""
+        """Takes ownership of the descriptor."""
         self._fd = fd
         weakref.finalize(self, os.close, fd)
         self.bytes = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
@@ -122,7 +122,7 @@ def _memory_of(items: Iterable[Any]) -> _Memory:
 
 
 def _write(fd: int, items: Iterable[Any]) -> int:
-    """Writes the items, and then where each begins and the last ends. Returns their number."""
+    """Write the items, then the start of each and the end of the last. Return their number."""
     offsets = array("q", [0])
     end = 0
     with open(fd, "wb", buffering=1 << 20, closefd=False) as file:

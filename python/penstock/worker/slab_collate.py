@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has torch's collate functions write a worker's batches where they leave from: into the slab."""
+"""Make torch's collate functions write batches directly into the slab that is sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.worker.row_fetcher import SampleRows
 
 
 class SlabServer(Protocol):
-    """The part of a worker's native server that has the slab of the batch being made."""
+    """The part of a worker's native server that has the slab of the current batch."""
 
     def collate(self, samples: list[Any], default_collate: Any) -> Any: ...
 
@@ -30,8 +30,8 @@ class SlabServer(Protocol):
 
 
 def collating_into(server: SlabServer, fetch: FetchSpec) -> FetchSpec:
-    """``fetch`` with the native default_collate in the place of torch's, and with samples that are
-    copied into the batch one by one.
+    """Return ``fetch`` with the native default_collate in place of torch's, and with samples that
+    are copied into the batch one by one.
     """
     fetch = replace(fetch, clock=server.fetch_clock())
     if fetch.auto_collation and fetch.collate_fn is torch_collate.default_collate:
@@ -40,8 +40,8 @@ def collating_into(server: SlabServer, fetch: FetchSpec) -> FetchSpec:
 
 
 class _SlabCollate:
-    """default_collate into the slab; torch's own where the user has changed torch's registry, or
-    has torch make tensors on another device.
+    """Collates into the slab; uses torch's default_collate if the user has changed torch's registry
+    or has torch create tensors on another device.
     """
 
     draws_nothing = True
@@ -60,12 +60,12 @@ class _SlabCollate:
 
 
 def lend_slabs_to_torch(server: SlabServer) -> None:
-    """Makes torch's collate functions write into the slab.
+    """Make torch's collate functions write into the slab.
 
-    Inside a worker, torch's default_collate asks for a fresh shared storage for each tensor, whose
-    pages the kernel must first clear: most of the cost of a large batch. Here the storage lies in
-    the slab of the batch being made, so a collate_fn that calls default_collate gains as the plain
-    one does. Other uses of shared storages are untouched.
+    Inside a worker, torch's default_collate requests a new shared storage for each tensor, whose
+    pages the kernel must clear first: most of the cost of a large batch. Here, the storage is in
+    the slab of the current batch, so a collate_fn that calls default_collate is as fast as the
+    plain one. Other uses of shared storages are unaffected.
     """
     owner_pid = os.getpid()
     shared_by_torch = new_shared()
@@ -73,9 +73,9 @@ def lend_slabs_to_torch(server: SlabServer) -> None:
     def _in_the_slab(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         if torch.device(device).type == "cpu" and os.getpid() == owner_pid:
             block = server.new_bytes(size)
-            # Without room in the slab, private memory: it is copied into a larger slab with what
-            # else the batch has. Shared memory would be handed over as it is, and the kernel would
-            # clear its pages for every batch anew.
+            # Without room in the slab, use private memory: it is copied into a larger slab with the
+            # rest of the batch. Shared memory would be sent as it is, and the kernel would clear
+            # its pages again for every batch.
             return torch.UntypedStorage(size) if block is None else block.untyped_storage()
         return shared_by_torch(size, device=device)
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets workers in fresh interpreters make their imports one per core at a time.
+"""Make workers in new interpreters take turns with their imports, one per core at a time.
 
-Importing torch keeps a core busy for more than a second. When all workers do so at once, all are
-ready at the same late time; when they take turns, the first ones make batches while the others
-come up, and the last is ready no later.
+Importing torch keeps a core busy for more than a second. If all workers import it at the same time,
+all are ready at the same late time; if they take turns, the first ones make batches while the
+others start, and the last one is ready no later.
 
-Worker k waits for worker k - core_count: for the end of file of a pipe whose other end that one
-alone holds, and drops when its imports are done or when it dies. The trainer has no part in it.
+Worker k waits for worker k - core_count: for the end of file of a pipe whose other end only that
+worker holds, and closes when its imports are done or when it dies. The trainer is not involved.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from multiprocessing import connection, reduction
 from operator import itemgetter, methodcaller
 from typing import Any
 
-# A worker's main module may do anything when it is imported, even wait for another worker.
+# Importing a worker's main module may run any code, which may even wait for another worker.
 _TURN_S_MAX = 10.0
 
 
 class StartTurns:
     """The pipes between the workers of one pool. Confined to the thread that starts them.
 
-    Call :meth:`close` when all are started, or when one could not be.
+    Call :meth:`close` when all workers are started, or when one could not be.
     """
 
     def __init__(self, worker_count: int, core_count: int) -> None:
         self._worker_count = worker_count
         self._core_count = core_count
-        self._awaited: dict[int, int] = {}  # by the worker that waits
+        self._awaited: dict[int, int] = {}  # by the waiting worker
         self._held: int | None = None  # by the worker that is being started
         self._next_worker = 0
 
     def next_turn(self) -> StartTurn:
-        """That of the next worker. The one before it has been started."""
+        """Return the turn of the next worker. The previous worker must have been started."""
         self._drop_held()
         worker_id, self._next_worker = self._next_worker, self._next_worker + 1
         if worker_id + self._core_count < self._worker_count:
@@ -53,7 +53,7 @@ class StartTurns:
 
 
 class StartTurn:
-    """One worker's turn, to be the first of its arguments.
+    """One worker's turn, which must be the first of its arguments.
 
     It ends when it is unpickled: the worker's imports are done by then.
     """
@@ -63,7 +63,7 @@ class StartTurn:
         self._held = held
 
     def begin_with_name(self, process: Any) -> None:
-        """Makes ``process``, which is not started yet, wait for its turn."""
+        """Make ``process``, which is not started yet, wait for its turn."""
         if self._awaited is not None:
             process.name = _AwaitedName.make(process.name, self._awaited)
 
@@ -78,11 +78,11 @@ def _end_turn(held: Any) -> StartTurn:
 
 
 class _AwaitedName(str):
-    """The name of a process, which is the first thing that it reads: before its main module.
+    """The name of a process, which the process reads first, before its main module.
 
-    Its pickle is that of calls that wait for the turn, and then of the name. They are calls of
-    Python's own functions, since ours cannot be had without importing torch. A second pickle, in
-    the process object, does not wait.
+    It is pickled as calls that wait for the turn and then return the name. They call only functions
+    of Python's standard library, since ours are not available without importing torch. A second
+    pickle, in the process object, does not wait.
     """
 
     awaited: int | None
@@ -103,7 +103,7 @@ class _AwaitedName(str):
 
 
 class _Call:
-    """The result of a function, called where it is unpickled."""
+    """The result of a function that is called on unpickling."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self._call = (function, arguments)

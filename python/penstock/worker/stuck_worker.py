@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells where a worker is that does not answer.
+"""Show the stack of a worker that does not answer.
 
-Every worker has faulthandler write the Python stacks of its threads to a file in memory when it is
-sent a signal, which works while native code holds the interpreter lock too. The trainer sends it
-when its patience ends, and reads the file through /proc.
+In every worker, faulthandler writes the Python stacks of all threads to a file in memory on a
+signal, which works even while native code holds the interpreter lock. The trainer sends the signal
+when a timeout expires, and reads the file through /proc.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ _STATES = {
 
 
 def offer_stack() -> None:
-    """Called once in a worker: from now on the trainer can ask where it is."""
-    # The file must outlive the call; faulthandler keeps its number and not the file.
+    """Call once in a worker: from then on, the trainer can request its stack."""
+    # The file must outlive the call; faulthandler keeps its descriptor number, but not the file.
     faulthandler.register(_SIGNAL, os.memfd_create(_FILE_NAME), all_threads=True)
 
 
 def spoken_debt(worker_id: int, pid: int | None, sequence: int, samples: str) -> str:
-    """Which batch a worker owes, of which samples where they have indices, and where it is. Waits
-    as `where_it_is` does."""
+    """Describe the batch that a worker has not delivered, its samples if they have indices, and the
+    worker's stack. Wait as `where_it_is` does."""
     shown = samples if len(samples) <= SAMPLES_SHOWN_MAX else samples[:SAMPLES_SHOWN_MAX] + "..."
     what = f"batch {sequence}, samples {shown}" if shown else f"batch {sequence}"
     return f"Worker {worker_id} (pid {pid}) owes {what}; {where_it_is(pid)}".rstrip()
 
 
 def where_it_is(pid: int | None) -> str:
-    """The stacks of a worker, most recent call first, or why there are none; ends with a newline.
+    """Return the stacks of a worker, most recent call first, or the reason for their absence; end
+    with a newline.
 
-    Waits up to a second for them.
+    Wait for them for up to a second.
     """
     if pid is None:
         return "where it is cannot be told: it has no process id\n"
@@ -81,7 +82,7 @@ def _ask(pid: int, file: Path) -> str:
 
 
 def _without_own_frames(lines: list[str]) -> list[str]:
-    """The stacks down to where penstock called the dataset."""
+    """Return the stacks down to the frame in which penstock called the dataset."""
     kept = []
     is_ours = False
     for line in lines:
@@ -104,7 +105,7 @@ def _stack_file(pid: int) -> Path | None:
 
 
 def _handles_signal(pid: int) -> bool:
-    """Without a handler the signal would end the process."""
+    """Return whether it has a handler; without one, the signal would end the process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (_SIGNAL - 1) & 1)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches the samples of one batch on several threads, for storage that is slow to answer.
+"""Fetch the samples of one batch on several threads, for storage with high latency.
 
-The batch is the one that torch's serial fetch makes: samples in the order of their indices, the
-error of the first sample that fails, collate_fn on the thread that asks for the batch. Between two
-batches nothing runs. A sample sees the thread that asks for it: its grad and inference modes, CPU
-autocast, default device, CUDA stream, context variables and number of torch's threads.
+The batch is the same as from torch's serial fetch: samples in the order of their indices, the error
+of the first failing sample, collate_fn on the thread that requests the batch. Between two batches,
+no thread is active. A sample sees the state of the requesting thread: its grad and inference modes,
+CPU autocast, default device, CUDA stream, context variables and number of torch's threads.
 
-concurrent.futures is not used because it joins its threads when the interpreter exits, for ever
-when a dataset blocks. These are daemons, and are waited for no longer than ``_END_SECONDS_MAX``.
+concurrent.futures is not used because it joins its threads at interpreter exit, forever if a
+dataset blocks. These threads are daemons, and are joined for at most ``_END_SECONDS_MAX``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import torch
 from penstock.compat.iterators import MapDatasetFetcher, set_thread_name
 from penstock.stream.batch_seeds import below_subsets
 
-# For threads that are in the user's code when they should end: long enough for most answers of a
-# storage, since a thread that comes back from native code while the interpreter goes down can abort
-# the process; short enough not to be taken for a hang.
+# For threads that are in the user's code when they should end: long enough for most storage
+# requests, since a thread that returns from native code during interpreter shutdown can abort the
+# process; short enough not to look like a hang.
 _END_SECONDS_MAX = 1.0
-# A signal that arrives in the moment before a thread goes to sleep does not wake it; without a look
-# now and then one Ctrl-C in ten, sent as the last sample began, was lost.
+# A signal that arrives just before a thread starts to sleep does not wake it; without a periodic
+# check, one in ten Ctrl-C was lost if sent when the last sample started.
 _INTERRUPT_CHECK_S = 0.5
 
 
@@ -62,22 +62,22 @@ class ThreadedMapFetcher(MapDatasetFetcher):
 
 
 def fetches_whole_batches(dataset: Any) -> bool:
-    """Whether the dataset has a ``__getitems__`` of its own, which is called once for a batch.
+    """Return whether the dataset itself has a ``__getitems__``, which is called once per batch.
 
-    Torch's Subset has one that only asks the dataset below for one sample after the other.
+    Torch's Subset has one that only fetches from the underlying dataset sample by sample.
     """
     return bool(getattr(below_subsets(dataset), "__getitems__", None))
 
 
 def make_pool(fetch_threads: int) -> FetchPool | None:
-    """The threads of ``fetch_threads``; None where samples are fetched one after the other."""
+    """Return a pool of ``fetch_threads`` threads; None if samples are fetched serially."""
     return FetchPool(fetch_threads) if fetch_threads > 1 else None
 
 
 class FetchPool:
     """Up to ``thread_count`` threads named pk_fetch_N, started when a batch first needs them.
 
-    Confined to one thread; a process forked from this one makes threads of its own. The threads end
+    Confined to one thread; a process forked from this one creates separate threads. The threads end
     with :meth:`close`, with this object, or with the interpreter.
     """
 
@@ -93,11 +93,11 @@ class FetchPool:
         self._end = weakref.finalize(self, _end_threads, self._pid, self._batches, self._threads)
 
     def fetch(self, dataset: Any, indices: list[Any]) -> list[Any]:
-        """The samples at ``indices``, in that order. Blocks until nothing of the batch runs.
+        """Return the samples at ``indices``, in that order. Block until the batch is complete.
 
-        Raises the exception of the first failing sample in that order; samples that were not
-        started by then are left out. An interrupt is raised at once; the next call waits for the
-        samples that it leaves running.
+        Raise the exception of the first failing sample in that order; samples that were not started
+        by then are skipped. An interrupt is raised immediately; the next call then waits for the
+        samples that are still being fetched.
         """
         if self._pid != os.getpid():
             self._make_empty()
@@ -124,7 +124,7 @@ class FetchPool:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """Ends the threads; those in the user's code are waited for up to ``_END_SECONDS_MAX``."""
+        """End the threads; wait up to ``_END_SECONDS_MAX`` for threads in the user's code."""
         self._end()
 
 
@@ -132,7 +132,7 @@ def _serve(batches: SimpleQueue[_BatchFetch | None]) -> None:
     set_thread_name(threading.current_thread().name)
     while (batch := batches.get()) is not None:
         batch.state.copy_context().run(batch.work)
-        del batch  # an idle thread keeps no samples
+        del batch  # an idle thread must not keep samples alive
     batches.put(None)  # for the next thread
 
 
@@ -151,8 +151,8 @@ def _end_threads(
 class _BatchFetch:
     """The samples of one batch while they are fetched.
 
-    Samples are claimed in the order of the batch. So every sample before a failing one was started
-    too, all of those are waited for, and which error is the first does not depend on timing.
+    Samples are claimed in the order of the batch. So every sample before a failing one was started,
+    too, all of them are waited for, and the choice of the first error does not depend on timing.
 
     Thread-safe.
     """
@@ -172,7 +172,7 @@ class _BatchFetch:
             self._is_over.set()
 
     def work(self) -> None:
-        """Fetches samples until there is none left to claim."""
+        """Fetch samples until none is left to claim."""
         if not self._try_join():
             return
         try:
@@ -186,18 +186,18 @@ class _BatchFetch:
             self._leave()
 
     def wait(self) -> None:
-        """Blocks until nothing runs and nothing will be started."""
+        """Block until no sample is being fetched and no further one will be started."""
         while not self._is_over.wait(_INTERRUPT_CHECK_S):
             pass
 
     def cancel(self) -> None:
-        """Starts no further sample."""
+        """Start no further samples."""
         with self._lock:
             self._claims_end = self._claimed_count
             self._settle()
 
     def take_samples(self) -> list[Any]:
-        """The samples, or raises for the first that failed. To be called once, when it is over."""
+        """Return the samples, or raise for the first that failed. Call it once, when complete."""
         samples, failures = self._samples, self._failures
         # A traceback holds the frame of _fetch(), and this object with it.
         self._samples, self._failures = [], {}
@@ -249,7 +249,7 @@ class _BatchFetch:
 
 @dataclass(frozen=True, slots=True)
 class _ThreadState:
-    """The settings of a thread, in torch and in Python, that a sample's code can tell."""
+    """The settings of a thread, in torch and in Python, that a sample's code can observe."""
 
     context: contextvars.Context
     torch_thread_count: int
@@ -274,13 +274,13 @@ class _ThreadState:
         )
 
     def copy_context(self) -> contextvars.Context:
-        """A copy, because only one thread at a time can be in a context."""
+        """Return a copy, because only one thread at a time can be in a context."""
         return self.context.copy()
 
     def enter(self, stack: contextlib.ExitStack) -> None:
-        """Puts the calling thread into this state until ``stack`` is closed."""
-        # Setting the number is for this thread and for those that start later, so it is not set
-        # where it is right already.
+        """Put the calling thread into this state until ``stack`` is closed."""
+        # Setting the number affects this thread and threads that start later, so it is set only if
+        # it differs.
         if torch.get_num_threads() != self.torch_thread_count:
             torch.set_num_threads(self.torch_thread_count)
         if self.is_inference:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a local worker process: torch's worker loop with penstock's transport under it.
+"""The program of a local worker process: torch's worker loop on penstock's transport.
 
-Seeds, worker info, ``worker_init_fn``, fetchers, exceptions and their texts are torch's own. Two
-things differ: where requests come from, and that the batch is built in shared memory that the
+Seeds, worker info, ``worker_init_fn``, fetchers, exceptions and their texts are as in torch. There
+are two differences: the source of requests, and that the batch is built in shared memory that the
 trainer maps once.
 """
 
@@ -70,8 +70,8 @@ from penstock.worker.threaded_fetch import FetchPool, make_pool
 class WorkerChannel:
     """A worker's end of its channel to the trainer, as an argument of its process.
 
-    A forked process has the trainer's ends of the channels that there were, too. It closes them:
-    while any process holds one, the worker at its other end does not see the trainer die.
+    A forked process also has the trainer's ends of all channels that existed. It closes them: while
+    any process holds one, the worker at its other end does not notice the trainer's death.
     """
 
     def __init__(self, fd: int, trainer_fds: Iterable[int] = ()) -> None:
@@ -79,7 +79,7 @@ class WorkerChannel:
         self._trainer_fds = tuple(trainer_fds)
 
     def take(self) -> int:
-        """In the worker, once: the descriptor, which is the caller's to close."""
+        """Return the descriptor, which the caller must close. Call it once, in the worker."""
         for fd in self._trainer_fds:
             os.close(fd)
         return self._fd
@@ -94,18 +94,18 @@ def _received_channel(fd: Any) -> WorkerChannel:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The arguments of all workers beside torch's own. Picklable."""
+    """The arguments of all workers in addition to torch's. Picklable."""
 
-    slab_count: int  # that it has to answer with
+    slab_count: int  # slabs for its answers
     arena_bytes: int
-    any_worker: bool  # any worker may be asked for any batch
+    any_worker: bool  # whether any worker may be asked for any batch
     trainer_pid: int
     shard_count: int
     is_seeded_by_batch: bool
     starts: ShardStarts  # of a resumed epoch; for a map-style dataset by worker
-    states_before: dict[int, Any]  # of the shards' datasets when the epoch began, or None
-    may_begin_early: bool  # whether the next epoch may be asked for before it begins
-    state_interval: int | None  # steps between states of the dataset; None: nobody wants them
+    states_before: dict[int, Any]  # of the shards' datasets when the epoch started, or None
+    may_begin_early: bool  # whether the next epoch may be requested before it starts
+    state_interval: int | None  # steps between states of the dataset; None: states are not needed
 
 
 def worker_loop(
@@ -116,7 +116,7 @@ def worker_loop(
     worker_id: int,
     num_workers: int,
 ) -> None:
-    """Serves one trainer, at the other end of ``channel``, until it hangs up or dies.
+    """Serve one trainer, at the other end of ``channel``, until it hangs up or dies.
 
     ``parts`` go to all workers: a FetchSpec, the worker_init_fn, and a WorkerSpec.
     """
@@ -127,13 +127,13 @@ def worker_loop(
             del turn, parts
             _work(fetch, init_fn, spec, channel, base_seed, worker_id, num_workers)
         finally:
-            # An interrupt that is pending is raised here, where it is caught, and a later one
-            # nowhere: this process ends.
+            # A pending interrupt is raised here, where it is caught; a later one is ignored, since
+            # this process ends.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            # A fresh interpreter collects its cycles at its end; frozen ones would be left over.
+            # A new interpreter collects its cycles at exit; frozen ones would remain.
             gc.unfreeze()
     except KeyboardInterrupt:
-        pass  # the trainer raises it anyway
+        pass  # the trainer raises it, too
 
 
 def _work(
@@ -160,7 +160,7 @@ def _work(
             trainer_pid=spec.trainer_pid,
         )
     except ClosedError:
-        return  # the trainer went away while this process started
+        return  # the trainer has ended while this process started
     lend_slabs_to_torch(server)
     shards = range(worker_id, spec.shard_count, num_workers)
     pool = make_pool(fetch.fetch_threads)
@@ -173,7 +173,7 @@ def _work(
 
 def _set_up_process(base_seed: int, worker_id: int) -> None:
     # The collector would write to every container that the trainer had at the fork, and the system
-    # would copy its page. Objects that are there now stay for as long as the worker does.
+    # would copy its page. Objects that exist now live as long as the worker.
     gc.freeze()
     set_worker_signal_handlers()
     set_thread_name("pt_data_worker")
@@ -199,7 +199,7 @@ def _serve(
     init_error: ExceptionWrapper | None = None
     into_slab = collating_into(server, fetch)
     fetcher: Fetcher
-    last: Fetcher | None = None  # that a batch was asked of
+    last: Fetcher | None = None  # that was last asked for a batch
     datasets: dict[int, Any] = {}
     starts = spec.starts
     resumed: dict[int, ResumedDataset] = {}
@@ -246,10 +246,10 @@ def _serve(
                     server.begin,
                     resumed,
                 )
-                # A batch of this epoch may be asked for after the next one was begun early.
+                # A batch of this epoch may be requested after an early start of the next one.
                 of_epochs = {epoch: of_epochs[epoch] for epoch in list(of_epochs)[-1:]}
                 of_epochs[request.epoch] = fetcher
-                starts = {}  # later epochs of persistent workers begin at their beginning
+                starts = {}  # later epochs of persistent workers start at their first batch
             else:
                 fetcher = TorchFetcher(into_slab, pool, {}, server.begin, resumed)
             continue
@@ -315,11 +315,11 @@ def _look(fetch: FetchSpec, allowed_s: float) -> Fingerprint | None:
 
 
 class AnswerMarks(NamedTuple):
-    """The notes about a batch beside its content."""
+    """Properties of a batch that are sent with its content."""
 
     raises: bool
     threads_drew: bool
-    dataset_stays: bool  # as far as can be seen, the batches made so far have not changed it
+    dataset_stays: bool  # the batches made so far have not changed it, as far as can be detected
     state: bytes | None  # pickled: of the dataset and its iterator after the batch
 
 
@@ -327,7 +327,7 @@ def _state_after(fetcher: Fetcher | None, shard_id: int) -> bytes | None:
     state = None if fetcher is None else fetcher.state(shard_id)
     try:
         return None if state is None else pickle.dumps(state)
-    except Exception as error:  # the batch is as good as ever
+    except Exception as error:  # the batch itself is valid
         failure = f"the state of a shard was refused by pickle: {type(error).__name__}: {error}"
         return pickle.dumps(StateFailure(failure))
 
