@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for the native module `penstock._C`: there may be one for each minor version of torch.
+"""Placeholder for the native module `penstock._C`. There may be one per minor version of torch.
 
-The one for the torch that is installed takes this module's place while it is imported.
+The module for the installed torch replaces this one during its import.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native part of penstock that works on tensors, as Python sees it. Compared with the module by
-a test. _pool.pyi is the part that needs no torch."""
+"""The Python interface of penstock's native part that works on tensors. A test compares it with the
+module. _pool.pyi is the interface of the part that does not need torch."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, ClassVar, Literal
@@ -31,7 +31,7 @@ def encode_prefix(
 def encode_value(value: object, name: str = "value") -> bytes: ...
 def decode_value(data: bytes) -> Any: ...
 def has_only_atoms(values: list[Any]) -> bool:
-    """Whether each is a number, a text, bytes or None, of exactly these types."""
+    """Return whether each value is a number, a str, bytes or None, of exactly these types."""
 
 class WorkerRequest:
     @property
@@ -56,7 +56,7 @@ class FetchClock:
     def __init__(self) -> None: ...
     def begin(self) -> None: ...
     def times(self) -> tuple[float, float, int]:
-        """Since begin(): seconds on samples, seconds of the slowest, and its place."""
+        """Return the seconds on samples since begin(), and the seconds and index of the slowest."""
 
 class TimedSamples:
     def __init__(self, dataset: Any, clock: FetchClock) -> None: ...
@@ -70,7 +70,7 @@ class TimedCollate:
     def __call__(self, samples: Any) -> Any: ...
 
 class SampleRows:
-    """Moves the tensors of samples into their rows of the batch as they are fetched."""
+    """Moves tensors of samples into their rows of the batch as the samples are fetched."""
     def begin(self, sample_count: int) -> None: ...
     def fetch(self, dataset: Any, index: Any) -> Any: ...
     def end(self) -> bool: ...
@@ -85,7 +85,7 @@ class WorkerServer:
         waits_for_slabs: bool,
         trainer_pid: int,
     ) -> WorkerServer:
-        """Takes ``channel_fd`` over."""
+        """Open the worker's end, taking ownership of ``channel_fd``."""
     def next(self, timeout_s: float) -> WorkerRequest | None: ...
     def begin(self) -> None: ...
     def fetch_clock(self) -> FetchClock: ...
@@ -163,13 +163,13 @@ class BatchServer:
         sample_count: int,
         dataset_size: int | None,
     ) -> None:
-        """``dataset_size`` is told to a trainer in C++: -1 of an iterable dataset."""
+        """Send a batch. ``dataset_size`` is for C++ trainers: -1 for an iterable dataset."""
 
     def answer_rows(
         self, work: PoolWork, sources: Sequence[torch.Tensor], dataset_size: int | None
     ) -> bool: ...
     def answer_kept(self, work: PoolWork) -> bool:
-        """Whether the batch that is recalled was still here."""
+        """Answer a recall if the batch is still available; return whether it was."""
     def answer_end(self, work: PoolWork) -> None: ...
     def answer_error(
         self, work: PoolWork, type_name: str, text: str, state: bytes | None
@@ -220,14 +220,14 @@ class PoolServer(BatchServer):
 class JobServer(BatchServer):
     @staticmethod
     def open(fd: int, arena_bytes: int) -> JobServer:
-        """Takes ``fd`` over."""
+        """Open the server, taking ownership of ``fd``."""
 
 class JobOrder:
     @property
     def job(self) -> int: ...
     @property
     def fd(self) -> int:
-        """Of the job's process; this one is to close it after the fork."""
+        """A descriptor for the job's process; this process must close it after the fork."""
     @property
     def error_fd(self) -> int:
         """The same, for its standard error."""
@@ -241,12 +241,12 @@ class JobEnd:
 class WarmChannel:
     @staticmethod
     def open(fd: int) -> WarmChannel:
-        """Takes ``fd`` over."""
+        """Open the channel, taking ownership of ``fd``."""
     def ready(self, about: str) -> None: ...
     def next(self) -> JobOrder | JobEnd | None:
-        """None once the server is gone, and all processes of jobs with it."""
+        """Return the next event; None when the server and all job processes have ended."""
     def started(self, job: int, pid: int) -> None:
-        """``pid`` is 0 where there was no fork."""
+        """Report that a job was started; ``pid`` is 0 if the fork failed."""
     def close_in_child(self) -> None: ...
 
 # loader
@@ -256,7 +256,7 @@ def is_profiled() -> bool: ...
 def in_profiler_range(name: str, call: Callable[[], Any]) -> Any: ...
 
 class MeasuredWork:
-    """Means over a stretch of an epoch in which ``workers`` workers were at work: seconds of a
+    """Means over a part of an epoch during which ``workers`` workers were running: seconds per
     batch, and how many CPUs were in use."""
 
     workers: int
@@ -278,7 +278,7 @@ class MeasuredWork:
     ) -> None: ...
 
 class WorkerLimits:
-    """The bounds that the machine and the loader set."""
+    """Bounds set by the machine and the loader."""
 
     cpus: int
     waiting_workers: int
@@ -299,7 +299,7 @@ class Remainder:
     def value(self) -> int: ...
 
 class RankShareOptions:
-    """The part of a rank in an epoch: csrc/sampling/rank_share.h."""
+    """The share of a rank in an epoch: csrc/sampling/rank_share.h."""
 
     def __init__(
         self,
@@ -321,7 +321,7 @@ class RankShare:
     def samples_before(self, step: int) -> int: ...
 
 class MixtureSchedule:
-    """Which source of a mixture gives the next sample: csrc/sampling/mixture_schedule.h."""
+    """The order in which the sources of a mixture are drawn: csrc/sampling/mixture_schedule.h."""
 
     WHOLE: ClassVar[int]
     @staticmethod
@@ -341,7 +341,7 @@ class CostStep:
     def batch_sizes(self) -> list[int]: ...
 
 class CostPacker:
-    """Batches of samples whose costs differ: csrc/sampling/cost_packer.h."""
+    """Packs samples with different costs into batches: csrc/sampling/cost_packer.h."""
 
     def __init__(self, costs: np.ndarray[Any, Any], order: np.ndarray[Any, Any]) -> None: ...
     def next(self, budget: float, rank_count: int, batch_size_max: int) -> CostStep | None: ...
@@ -349,8 +349,8 @@ class CostPacker:
     def left_count(self) -> int: ...
 
 class WorkerChoice:
-    """A number of workers, and the measurements it was chosen by. ``str()`` says it in a
-    sentence."""
+    """A number of workers, and the measurements on which the choice is based. ``str()`` formats it
+    as a sentence."""
 
     workers: int
     reason: Literal[
@@ -370,7 +370,7 @@ def choose_workers(
 ) -> tuple[WorkerChoice, WorkerLessons]: ...
 
 class StallMeter:
-    """Adds up stretches of epochs for one number of workers. Times are in seconds."""
+    """Accumulates parts of epochs for one number of workers. Times are in seconds."""
 
     def begin(
         self,
@@ -398,10 +398,10 @@ class WorkerTuner:
     def give_up(self, workers_before: int) -> None: ...
 
 class BatchOrigin:
-    """From where the leaves are to be had that a batch came without."""
+    """The source of leaves that were not sent with a batch."""
 
 class AheadWishes:
-    """The tensors of batches that are copied to a device when a batch comes. Thread-safe."""
+    """The batch tensors to copy to a device as soon as a batch arrives. Thread-safe."""
 
     def __init__(self) -> None: ...
     def set(self, device: str, leaves: list[int], keys: list[str]) -> None: ...
@@ -413,8 +413,8 @@ class AheadCopies:
     @property
     def device(self) -> str: ...
     def take(self, place: int) -> torch.Tensor | None:
-        """The copy of the tensor at a place in the batch, once; None where there is none. Blocks
-        until its source is read."""
+        """Return the copy of the tensor at a place in the batch, only once; None if there is none.
+        Block until its source has been read."""
 
 class Client:
     class Event:
@@ -449,10 +449,10 @@ class Client:
         ahead: AheadWishes | None,
     ) -> None: ...
     def open_channel(self, worker_id: int) -> tuple[int, int]:
-        """The descriptors of the trainer's and of the worker's end. They stay the client's."""
+        """Return the descriptors of the trainer's and the worker's end, which the client owns."""
 
     def note_started(self, worker_id: int, pid: int) -> None:
-        """The worker has its end, which is closed here."""
+        """Record that the worker has its end, and close that end here."""
 
     def start(self) -> None: ...
     def drop_epoch(self) -> None: ...
@@ -588,7 +588,7 @@ class Relay:
 class ShipmentOrder:
     @property
     def message(self) -> bytes | None:
-        """The shipment that workers are to be told; None to send whole batches."""
+        """The shipment to announce to workers; None to send whole batches."""
 
 class LeafWithholding:
     def __init__(self) -> None: ...
@@ -643,8 +643,8 @@ class PoolClient(Client):
     def open_worker_count(self) -> int: ...
     @property
     def workers_apart(self) -> dict[str, str]:
-        """Workers whose kernels give other bits than this process's, by their places, and for which
-        families, for people."""
+        """Workers whose kernels compute other bits than this process's, by their places, with the
+        affected families for people."""
     def describe_pool(self) -> str: ...
     @property
     def controller_silence_s(self) -> float | None: ...
@@ -680,10 +680,10 @@ class Graph:
         """The names of the constant inputs, in order."""
     @property
     def held_names(self) -> list[str]:
-        """The same, and those of the state inputs in their places."""
+        """The names of the constant and state inputs, in order."""
     @property
     def made_names(self) -> set[str]:
-        """The names of the values that nodes make."""
+        """The names of the values that nodes compute."""
     @property
     def operators(self) -> set[str]: ...
     @property
@@ -692,15 +692,15 @@ class Graph:
     def flow(
         self, extents: Mapping[str, tuple[int, int]]
     ) -> tuple[dict[int, int], list[tuple[int | None, int | None, int | None, int]]]:
-        """Which call hands how many bytes to which, see csrc/graph/call_flow.h: the bytes that each
-        call allocates, and edges as (source, target, leaf, bytes). Extents are (bytes, number of
-        the memory) by name."""
+        """Return how many bytes calls pass to each other, see csrc/graph/call_flow.h: the bytes
+        that each call allocates, and edges as (source, target, leaf, bytes). Extents are (bytes,
+        memory number) by name."""
     @property
     def bits_forms(self) -> list[str]:
-        """Of each node on a device, as a table of a device's bits has it."""
+        """The form of each node on a device, as in a table of device bits."""
 
     def put_equal_twins(self) -> None:
-        """Has nodes on a device that a CPU would round otherwise be computed as there."""
+        """Have nodes on a device that a CPU would round differently computed as on the device."""
 
     def annotate(self) -> None: ...
 
@@ -711,10 +711,10 @@ class Verdict:
     def movable(self) -> bool: ...
     @property
     def has_other_bits(self) -> bool:
-        """Whether it may move although a CPU may give other bits than the device."""
+        """Whether it may be moved although a CPU may compute other bits than the device."""
     @property
     def is_inexact(self) -> bool:
-        """Whether it has other bits, or follows from what has."""
+        """Whether it has other bits, or depends on a value that has."""
     @property
     def reason(self) -> str: ...
 
@@ -731,7 +731,7 @@ class Calibration:
     def trainer_node_s(self) -> list[float]: ...
     @property
     def copy_bytes_per_s(self) -> float:
-        """From pinned memory to the program's device; 0 where there is none."""
+        """The rate from pinned memory to the program's device; 0 without a device."""
     @property
     def values(self) -> list[ValueSize]: ...
 
@@ -800,10 +800,10 @@ class Plan:
     @property
     def step_s(self) -> float | None: ...
     def moved_labels(self, graph: Graph) -> dict[str, str]:
-        """By value that moves: the label of the call that makes it."""
+        """Return, by name of each moved value, the label of the call that computes it."""
 
 class Prices:
-    """The facts about a loader that a plan is priced by; see csrc/graph/price.h."""
+    """The properties of a loader on which the prices of a plan depend; see csrc/graph/price.h."""
 
     worker_count: float
     link_bytes_per_s: float
@@ -830,14 +830,14 @@ class Prices:
     ) -> Prices: ...
     @staticmethod
     def of_pool(worker_count: float, *, link_bytes_per_s: float, sends_whole: bool) -> Prices:
-        """`link_bytes_per_s` of all workers together; 0 while it is not known."""
+        """`link_bytes_per_s` is the total of all workers; 0 while it is unknown."""
 
 def parse_graph(text: str) -> Graph: ...
 def device_bits_tables() -> list[str]:
-    """What was measured of types of devices, as penstock comes with it."""
+    """Return the tables of measured device types that penstock includes."""
 
 def add_device_bits(table: str) -> None:
-    """Adds what was measured of a type of device. ValueError where it is no such table."""
+    """Add a table of a measured device type. Raise ValueError if it is malformed."""
 
 def analyse_effects(
     graph: Graph,
@@ -856,7 +856,7 @@ def make_plan(
 ) -> Plan: ...
 
 class PricedPlans:
-    """One graph, and the plans that were made of it; see csrc/graph/priced_plans.h."""
+    """A graph and the plans made from it; see csrc/graph/priced_plans.h."""
 
     graph: Graph
     verdicts: list[Verdict]  # by node
@@ -886,7 +886,7 @@ class ShownPrice:
     is_held: bool
 
 class PricedCut:
-    """A cut in use with the measurements of its graph, which go on to the cut after it."""
+    """A cut in use, with the measurements of its graph, which the next cut inherits."""
 
     shown: ShownPrice | None
     wants_timed_calls: bool
@@ -894,7 +894,7 @@ class PricedCut:
         self, plans: PricedPlans, has_suffix: bool, like: PricedCut | None = None
     ) -> None: ...
     def next_timed_call(self) -> str | None:
-        """The part that is to be timed in this call: "whole", "suffix" or nothing."""
+        """Return the part to time in this call: "whole", "suffix" or None."""
     def note_timed_call(self, call: str, seconds: float) -> None: ...
 
 class MeasuredLoads:
@@ -907,7 +907,7 @@ class MeasuredLoads:
     step_s: float
 
 class LoadMeter:
-    """The costs of a batch while a loader runs; see csrc/graph/load_meter.h."""
+    """The costs of a batch while a loader is running; see csrc/graph/load_meter.h."""
 
     step_count: int
     def __init__(self) -> None: ...
@@ -925,7 +925,7 @@ class LoadMeter:
     def forget(self) -> None: ...
 
 class Repricer:
-    """When the plan of a model changes; see csrc/graph/repricer.h."""
+    """Decides when the plan of a model changes; see csrc/graph/repricer.h."""
 
     is_window_due: bool
     measured: MeasuredLoads
@@ -935,9 +935,9 @@ class Repricer:
     def note_call(self, cut: PricedCut, weight: int) -> None: ...
     def take_window(self, cpus: int) -> bool: ...
     def change_of(self, cut: PricedCut) -> Literal[True] | Prices | None:
-        """True: back to the plan that was left last; prices: another one is to be planned."""
+        """Return True to restore the plan that was replaced last, or prices for a new plan."""
     def changed(self, old: PricedCut, new: PricedCut) -> bool:
-        """Whether the new one is the one that was left."""
+        """Record the replacement; return whether the new one is the plan that was replaced last."""
     def give_up(self, cut: PricedCut) -> None: ...
 
 def extract_prefix(graph: Graph, plan: Plan, draws_of: str = "", settings: str = "") -> Graph: ...
@@ -947,14 +947,15 @@ def capture_torchscript(
     module: Any, leaves: Sequence[torch.Tensor]
 ) -> tuple[Graph, list[torch.Tensor]]: ...
 def written_arguments(operator: str) -> list[tuple[int, int | None]]:
-    """Positions of the arguments that an operator writes, each with the position of the flag that
-    turns the write on."""
+    """Return the positions of the arguments that an operator writes, each with the position of the
+    flag that enables the write."""
 
 def functional_twin(operator: str) -> tuple[str, bool] | None:
-    """The operator that computes the values that another writes, and whether it is a view alone."""
+    """Return the operator that computes the values that another writes, and whether it
+    is just a view."""
 
 def overload_with_numbers(operator: str, positions: Set[int]) -> str | None:
-    """The overload that takes numbers where the operator takes tensors."""
+    """Return the overload that takes numbers in place of the operator's tensors."""
 
 class CapturedCall:
     def __init__(
@@ -962,17 +963,18 @@ class CapturedCall:
     ) -> None: ...
 
 class NeededCalls:
-    """The calls that a part of a captured program is put together from; see
+    """The calls needed to reassemble a part of a captured program; see
     csrc/graph/needed_calls.h."""
 
     calls: set[int]
     def __init__(self, calls: Sequence[CapturedCall], forbidden_units: Set[int]) -> None: ...
     def need(self, call: int) -> tuple[bool, int, int | None] | None:
-        """Why it cannot be had: whether it reads an intermediate, the call, and its reader."""
+        """Add a call and all calls that it needs. If it cannot run, return why: whether it reads an
+        intermediate value, the call, and its reader."""
     def need_region(self, first: int, last: int) -> None: ...
 
 class InputConditions:
-    """Whether a lowering is for inputs of these sizes; see csrc/graph/size_conditions.h."""
+    """The input sizes for which a lowering is valid; see csrc/graph/size_conditions.h."""
 
     def __init__(
         self,
@@ -1036,30 +1038,30 @@ class Executor:
     def saved_node_count(self) -> int: ...
 
 class PrefixRest:
-    """The trainer's part of a prefix of which a worker has run what is exact on every CPU."""
+    """The trainer's part of a prefix whose nodes that are exact on every CPU ran in a worker."""
 
     def __init__(self, text: str, constants: Sequence[torch.Tensor]) -> None: ...
     @property
     def keys(self) -> list[str]:
-        """Of the values that such a worker sends."""
+        """The keys of the values that such a worker sends."""
     def run(
         self, leaves: Sequence[torch.Tensor], given: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """The outputs of the prefix. ``given`` are the values of those keys."""
+        """Return the outputs of the prefix. ``given`` are the values of those keys."""
 
 def numeric_fingerprint() -> list[int]:
-    """What this process's kernels compute, by family; the last is of all families."""
+    """Return fingerprints of this process's kernel results by family; the last is of all."""
 
 def spoken_families(families: int) -> str: ...
 def kernel_settings() -> str:
-    """The settings of torch that results follow from, where they are not its defaults."""
+    """Return the settings of torch that affect results and differ from its defaults."""
 
 def seed_of_batch(prefix_seed: int, epoch_seed: int, sequence: int) -> int: ...
 def place_on_devices(
     graph: Graph, leaves: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]
 ) -> tuple[Graph, dict[str, str]]:
-    """The graph with its nodes on the devices of its inputs, and the devices of its values by name;
-    those on the CPU are left out."""
+    """Return the graph with its nodes on the devices of its inputs, and the devices of its values
+    by name; values on the CPU are left out."""
 
 def calibrate(
     graph: Graph,

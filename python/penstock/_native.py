@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the native module for the torch that is installed, and refuses to load one that does not
-fit.
+"""Find the native module for the installed torch, and refuse to load an incompatible one.
 
-`lib/torch_2_11` beside this file has what was built for torch 2.11: the module `_C`, the library
-for programs in C++, and what CMake wrote about the build. Torch's C++ interface is not stable: a
-module beside another torch would show an undefined symbol or crash.
+`lib/torch_2_11` next to this file has the parts built for torch 2.11: the module `_C`, the library
+for C++ programs, and CMake's record of the build. Torch's C++ interface is not stable: with another
+torch, a module would report an undefined symbol or crash.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ _BUILD = "pip install --no-build-isolation --force-reinstall ."
 
 
 class NativePart(NamedTuple):
-    """What a package has for one minor version of torch."""
+    """The files of a package for one minor version of torch."""
 
     folder: Path
     torch_minor: str
-    penstock: str  # the version that it was built of
-    torch: str  # the version that it was built beside
-    cuda: str | None  # that of torch; None where the part for CUDA was not built
-    module: Path | None  # None where there is one for other Pythons alone
+    penstock: str  # the version that it was built from
+    torch: str  # the version that it was built with
+    cuda: str | None  # torch's version of CUDA; None if the CUDA part was not built
+    module: Path | None  # None if there are only modules for other Pythons
 
 
 def native_parts(package: Path = PACKAGE) -> list[NativePart]:
-    """Those of a package, by the version of torch; empty for a source tree that was not built."""
+    """Return a package's native parts, by torch version; none for a source tree without build."""
     found = []
     for folder in package.glob("lib/torch_*"):
         about = folder / "build_info.json"
@@ -59,7 +58,7 @@ def native_parts(package: Path = PACKAGE) -> list[NativePart]:
 
 
 def c_library() -> str | None:
-    """The GNU C library of this process, "glibc 2.36"; None for any other one."""
+    """Return the GNU C library of this process, such as "glibc 2.36"; None for any other one."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION")
     except (ValueError, OSError):
@@ -76,9 +75,9 @@ def refusal(
     packages: Sequence[FoundPackage],
     package: Path = PACKAGE,
 ) -> str | None:
-    """Why none of ``parts`` can be loaded beside a torch, and what to do; None where one can.
+    """Return why none of ``parts`` can be loaded with a torch, and the remedy; None if one can.
 
-    ``packages`` are those on Python's path, ``package`` the one that was imported.
+    ``packages`` are the packages on Python's path, ``package`` the imported one.
     """
     minor = minor_of(torch_version)
     if not parts:
@@ -116,7 +115,7 @@ def refusal(
 def refusal_without_parts(
     packages: Sequence[FoundPackage] | None = None, package: Path = PACKAGE
 ) -> str:
-    """What to do about a penstock that was not built."""
+    """Return the remedy for a penstock that was not built."""
     found = packages_on_path() if packages is None else packages
     others = [str(one.folder) for one in found if one.is_built]
     remedy = (
@@ -129,7 +128,7 @@ def refusal_without_parts(
 
 
 def import_torch() -> ModuleType:
-    """Torch, which the native part links to, after a look at what both need."""
+    """Import torch, to which the native part links, after a check of their common requirement."""
     if c_library() is None:
         raise ImportError(
             "penstock's native parts, and torch, are for the GNU C library, and this Python runs "
@@ -140,10 +139,10 @@ def import_torch() -> ModuleType:
 
 
 def load(name: str) -> ModuleType:
-    """The native module for the torch that is installed, under ``name``.
+    """Return the native module for the installed torch, under ``name``.
 
     Raises:
-        ImportError: there is none, or it does not fit.
+        ImportError: there is none, or it is incompatible.
     """
     torch = import_torch()
     parts = native_parts()
@@ -167,7 +166,7 @@ def load(name: str) -> ModuleType:
 
 
 def warn_of_others(packages: Sequence[FoundPackage]) -> None:
-    """Two versions of penstock on the path: a data worker may find the other one."""
+    """Warn of two versions of penstock on the path: a data worker may find the other one."""
     other = [found for found in packages if found.is_built and found.version != __version__]
     if other:
         warnings.warn(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages named penstock that Python's path leads to. It imports the first and ignores the
-others, which is seldom meant when there are several."""
+"""Find the packages named penstock on Python's path. Python imports the first and ignores the
+others, which is seldom intended if there are several."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 class FoundPackage(NamedTuple):
     folder: Path
-    version: str  # "unknown" where the package does not say
-    is_built: bool  # else it is a source tree, which has no native parts
+    version: str  # "unknown" if the package does not define it
+    is_built: bool  # otherwise it is a source tree, which has no native parts
 
 
 def packages_on_path(path: Sequence[str] | None = None) -> list[FoundPackage]:
-    """In the order of the path (``sys.path``); one that several entries lead to is named once."""
+    """Return the packages in the order of the path (``sys.path``), without duplicates."""
     found: dict[Path, FoundPackage] = {}
     for entry in sys.path if path is None else path:
         folder = Path(entry or ".") / "penstock"

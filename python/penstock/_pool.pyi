@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native part of penstock that needs no torch, as Python sees it. Compared with the module by a
-test."""
+"""The Python interface of penstock's native part that does not need torch. A test compares it with
+the module."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -14,16 +14,16 @@ def make_machine_keys(folder: str, machine: str, machine_folder: str) -> None: .
 def rotate_keys(folder: str) -> None: ...
 def finish_rotation(folder: str) -> None: ...
 def warning_of_workers_keys(folder: str) -> str:
-    """Secrets of other roles in a worker's folder, and what to do; empty if there are none."""
+    """Return a warning about secrets of other roles in a worker's folder; "" without any."""
 
 def shared_key_folder() -> str: ...
 
-# What a process that serves should be able to have open.
+# The least number of files that a serving process should be able to have open.
 DESCRIPTOR_LIMIT_LEAST: int
 
 def raise_descriptor_limit() -> list[str]: ...
 def close_memory() -> None:
-    """Only root reads or traces this process from now on, and it leaves no core dump."""
+    """Let only root read or trace this process from now on; it leaves no core dump."""
 
 # controller
 
@@ -79,13 +79,13 @@ class ExitPipe:
     @property
     def text(self) -> str: ...
 
-# what keeps jobs apart
+# isolation of jobs
 
 def landlock_version() -> int:
-    """0 without."""
+    """Return the kernel's Landlock version; 0 without Landlock."""
 
 class JobSeparation:
-    """What a process of a job is not to reach; csrc/base/job_separation.h has what each means."""
+    """Restrictions of a job process; csrc/base/job_separation.h describes each of them."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class JobSeparation:
         process_count: int | None = None,
     ) -> None: ...
     def separate(self) -> None:
-        """Separates this process, which has one thread, for good. Raises UnsupportedError."""
+        """Separate this process, which has one thread, permanently. Raise UnsupportedError."""
     def refusal(self, needed: Sequence[str] = ()) -> str:
-        """Why that cannot be had here, or not with the folders ``needed``; "" where it can."""
+        """Return why it is impossible here, or with the folders ``needed``; "" if possible."""
 
 _Hiding = Literal["mounts", "rules", ""]
 
@@ -118,14 +118,14 @@ def choose_key_hiding(
     way_to_demand: str,
     refusal: Callable[[_Hiding], str],
 ) -> tuple[_Hiding, str, str]:
-    """How keys are hidden from jobs, a notice of what that costs them, and why keys are not."""
+    """Choose how keys are hidden from jobs. Return the method, a notice of its cost for jobs, and
+    the reason if keys are not hidden."""
 
 class StrayProcesses:
     def __init__(self) -> None:
-        """From now on this process is the parent of its descendants whose own parents have
-        ended."""
+        """Make this process the parent of descendants whose own parents have ended."""
     def end_all_but(self, own: Sequence[int], timeout_s: float) -> bool:
-        """Kills the children that it has not started. False where some live on."""
+        """Kill and await all children except ``own``. Return False if some are still alive."""
 
 # engines
 
@@ -172,7 +172,7 @@ def draw_identity() -> int: ...
 # simulator
 
 CPU_POLICIES: list[str]
-# What a pool's policy lays down: part of an even share, and seconds.
+# The policy constants of a pool: a fraction of an even share, and seconds.
 POOL_FLOOR_SHARE: float
 POOL_MOVE_COST_S: float
 POOL_HORIZON_S: float

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives penstock's loader to code that imports torch's, or torchdata's: frameworks, and programs
-left as they are. torchdata need not be installed.
+"""Make code that imports torch's or torchdata's loader use penstock's: frameworks, and unmodified
+programs. torchdata need not be installed.
 
-A name is rebound where it is looked up: in the globals of every module. An object that holds the
-class elsewhere, such as a class that already subclassed it, keeps it and goes on as before.
+A name is rebound where it is looked up: in the globals of every module. An object with another
+reference to the class, such as an existing subclass, keeps it and works as before.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from penstock.loader import dataloader
 
 _T_co = TypeVar("_T_co", covariant=True)
 
-# Torch's class, whatever its name is bound to. While installed, this is also the name by which
-# pickle finds it.
+# Torch's class, even if its name is bound to another one. While installed, this is also the name by
+# which pickle finds it.
 TorchDataLoader: type[Any] = dataloader.DataLoader.__mro__[1]
 _TORCH_MODULE = "torch.utils.data.dataloader"
 _TORCHDATA_NAME = "TorchdataLoader"  # while installed
@@ -33,10 +33,10 @@ _spawn: Any = multiprocessing.spawn
 
 
 class _StandIn(ABCMeta):
-    """Makes a stand-in answer for the class whose name it has: an instance of that counts as one of
-    its own.
+    """Makes a stand-in answer for the class whose name it has: an instance of that class counts as
+    an instance of the stand-in.
 
-    Derived from ABCMeta so that a user's class may be a loader and an abstract class at once.
+    Derived from ABCMeta so that a user's class may be both a loader and an abstract class.
     """
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -50,8 +50,8 @@ class _StandIn(ABCMeta):
         return is_theirs or super().__subclasscheck__(subclass)
 
     def __subclasses__(cls) -> list[Any]:
-        """Also torch's class, ours, and all of theirs: Lightning patches the classes that it finds
-        this way."""
+        """Also return torch's class, ours, and all of their subclasses: Lightning patches the
+        classes that it finds in this way."""
         found: list[Any] = type.__subclasses__(cls)
         if cls is DataLoader:
             for parent in (TorchDataLoader, dataloader.DataLoader):
@@ -61,10 +61,10 @@ class _StandIn(ABCMeta):
 
 
 class _Alone:
-    """A class for those who walk from the stand-in down through subclasses.
+    """A class as seen by code that walks from the stand-in down through subclasses.
 
-    It shows none of its own there: they are listed beside it, and a way on from a parent of the
-    stand-in would lead back to the stand-in, and round for ever. In a set it is its class.
+    It shows no subclasses: they are listed next to it, and following them from a parent of the
+    stand-in would lead back to the stand-in, in an endless loop. In a set, it equals its class.
     """
 
     def __init__(self, kind: type) -> None:
@@ -93,11 +93,11 @@ _PARENTS_ALONE = (_Alone(TorchDataLoader), _Alone(dataloader.DataLoader))
 class DataLoader(dataloader.DataLoader[_T_co], metaclass=_StandIn):
     """penstock's loader under torch's name.
 
-    Every loader of torch's is an instance of it, and every class of loaders a subclass, as they are
-    of torch's own class. To tell penstock's loaders, ask for ``penstock.DataLoader``.
+    Every torch loader is an instance of it, and every loader class a subclass, as with torch's
+    class. To recognise penstock's loaders, use ``penstock.DataLoader``.
     """
 
-    # A class made from torch's before may still call these by the name that is rebound now.
+    # A class derived from torch's earlier may still call these by the name that is now rebound.
 
     @functools.wraps(dataloader.DataLoader.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -109,30 +109,30 @@ class DataLoader(dataloader.DataLoader[_T_co], metaclass=_StandIn):
     def _get_iterator(self) -> BaseIterator:
         return _own_class(self)._get_iterator(self)  # type: ignore[no-any-return]
 
-    # Lightning patches this on the class that it starts from, found there or not, and puts the
-    # former value back. An inherited one could be a patch of its own.
+    # Lightning patches this on the class from which it starts, whether defined there or not, and
+    # restores the former value. An inherited one could be one of Lightning's patches.
     __setattr__ = TorchDataLoader.__setattr__  # type: ignore[misc, assignment]
 
 
 class StatefulDataLoader(DataLoader[_T_co]):
-    """penstock's loader under torchdata's name. Every loader of torchdata's is an instance.
+    """penstock's loader under torchdata's name. Every torchdata loader is an instance of it.
 
-    A program that names it means to take states: snapshots are kept from the beginning, as
-    torchdata does.
+    A program that uses this name intends to take states: snapshots are kept from the start, as in
+    torchdata.
     """
 
     _takes_states_at_once = True
 
 
 def _original(stand_in: type) -> type[Any] | None:
-    """The class that a stand-in stands for; None for a class made from one."""
+    """Return the class that a stand-in replaces; None for a class derived from one."""
     if stand_in is DataLoader:
         return TorchDataLoader
     return torchdata_class() if stand_in is StatefulDataLoader else None
 
 
 def __getattr__(name: str) -> Any:
-    """Where pickle finds torchdata's class while its own name leads to the stand-in."""
+    """Return torchdata's class for pickle while its own name leads to the stand-in."""
     if name == _TORCHDATA_NAME and (original := torchdata_class()) is not None:
         return original
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -162,7 +162,7 @@ def install() -> None:
     """
     of_torchdata = torchdata_class()
     _rebind(TorchDataLoader, DataLoader)
-    # pickle looks a class up by its name, which now leads elsewhere.
+    # pickle looks a class up by its name, which now refers to another class.
     TorchDataLoader.__module__, TorchDataLoader.__qualname__ = __name__, "TorchDataLoader"
     if of_torchdata is not None:
         _rebind(of_torchdata, StatefulDataLoader)
@@ -193,10 +193,10 @@ def _rebind(old: type, new: type) -> None:
 
 
 class _PreparationData:
-    """The data that multiprocessing sends ahead to a spawned process, with a request to install.
+    """The data that multiprocessing sends to a spawned process first, with a request to install.
 
-    It is the first that a process unpickles, so that the main program, which it imports again
-    next, finds the names rebound. A fork server's children get it in the same way.
+    The process unpickles it first, so that the main program, which it imports next, finds the names
+    rebound. Children of a fork server get it in the same way.
     """
 
     def __init__(self, original: Callable[[str], dict[str, Any]]) -> None:
@@ -207,7 +207,7 @@ class _PreparationData:
 
 
 class _InstallRequest:
-    """Unpickling it installs."""
+    """Calls `install` when it is unpickled."""
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return (install, ())
@@ -215,10 +215,10 @@ class _InstallRequest:
 
 @functools.cache
 def torchdata_class() -> type[Any] | None:
-    """The class of torchdata itself, None without torchdata. It is imported here, in 4 ms.
+    """Return the class of torchdata itself; None without torchdata. The import takes 4 ms.
 
-    To be called for the first time before the names of torch and torchdata are rebound: the class
-    is derived from what torch's name means then.
+    The first call must be before the names of torch and torchdata are rebound: the class is derived
+    from the class to which torch's name refers at that time.
     """
     try:
         found = getattr(importlib.import_module(_TORCHDATA_MODULE), _TORCHDATA_CLASS, None)

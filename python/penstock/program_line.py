@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line of the user's program that a message is about.
+"""Find the line of the user's program that a message is about.
 
-A warning that names a line of penstock's or of torch's tells the user nothing: the line that counts
-is the one where the program called them.
+A warning with a line of penstock or torch does not help the user: the relevant line is the one
+where the program called them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _LIBRARIES = ("penstock", "torch")
 
 
 def warn(message: str, category: type[Warning] = PoolWarning) -> None:
-    """Warns of `message` at the line of the program by which penstock or torch was called."""
+    """Warn with `message` at the line of the program that called penstock or torch."""
     depth, _ = _program_frame()
     warnings.warn(message, category, stacklevel=depth)
 
 
 def program_line() -> str:
-    """That line as `train.py:31`; empty where no program has called, as in a worker's thread."""
+    """Return that line as `train.py:31`; "" if no program has called, as in a worker's thread."""
     _, frame = _program_frame()
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _program_frame() -> tuple[int, FrameType | None]:
-    """The innermost frame outside of the libraries, and its stack level for a call of
+    """Return the innermost frame outside the libraries, and its stack level for a call of
     ``warnings.warn`` in the caller."""
     frame: FrameType | None = sys._getframe(2)
     depth = 2

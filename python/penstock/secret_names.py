@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which environment variables look like secrets by their names. Their values stand in no report,
-and go to no other machine by themselves."""
+"""Recognise environment variables that look like secrets by their names. Their values are not in
+reports, and are not sent to other machines automatically."""
 
 from __future__ import annotations
 
