@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The iterator of ``num_workers="auto"``: its pool is replaced when another number is chosen."""
+"""Iterator of ``num_workers="auto"``: replaces its pool when another worker count is chosen."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from penstock.tuning.worker_tuner import AutomaticCount
 
 
 class AutomaticPoolIter(LocalPoolIter):
-    """Measures while it delivers, and has the loader's tuner choose the number of workers.
+    """Iterator that measures its deliveries; the loader's tuner chooses the number of workers.
 
-    Another number is heeded at once in the middle of an epoch of a map-style dataset: batches that
-    were asked for and not delivered are asked for again from the new workers, which make the same
-    of them. An iterable dataset would have to be read again up to there, and batches in free order
-    are not counted in a row: for those the next epoch heeds it.
+    With a map-style dataset, a new number takes effect immediately, in the middle of an epoch: the
+    batches that were requested and not yet delivered are requested again from the new workers,
+    which make the same batches. An iterable dataset would have to be read again up to that place,
+    and batches in free order are not counted in sequence: there, the next epoch uses the new
+    number.
 
-    The trainer's draws do not depend on when a pool is replaced: a sampler goes on where it is, and
-    a native index stream is begun anew with the generators as they were before.
+    The trainer's draws do not depend on when a pool is replaced: a sampler continues from its
+    place, and a native index stream is restarted with the generators as they were before.
     """
 
     def __init__(self, loader: LoaderFace) -> None:
         self._loader = weakref.ref(loader)
-        self._stretch = object()  # by which the meter knows the measurements of this pool
+        self._stretch = object()  # key of this pool's measurements in the meter
         self._is_replaceable = loader._dataset_kind == DatasetKind.Map and bool(loader.in_order)
-        # The number of batches that the new workers will be asked for.
+        # The number of batches to request from the new workers.
         self._asked_again: deque[Any] = deque()
-        self._ahead_s = 0.0  # of waiting while looking ahead, since the last batch
+        self._ahead_s = 0.0  # waited while looking ahead, since the last batch
         super().__init__(loader)
 
     def _open_source(self, loader: LoaderFace) -> None:
-        self._num_workers = int(self._num_workers)  # datasets are told a plain number
+        self._num_workers = int(self._num_workers)  # datasets get a plain int
         super()._open_source(loader)
 
     def _reset(self, loader: LoaderFace, first_iter: bool = False) -> None:
@@ -46,12 +47,12 @@ class AutomaticPoolIter(LocalPoolIter):
         self._asked_again.clear()
         count = loader.num_workers
         if isinstance(count, AutomaticCount) and count != self._num_workers:
-            self._progress.point = None  # of an epoch that is over
+            self._progress.point = None  # of a finished epoch
             self._replace_pool(loader)
         super()._reset(loader, first_iter)
 
     def _begin_requests(self) -> None:
-        self._answers_until_measured = self._num_workers  # each has begun by then
+        self._answers_until_measured = self._num_workers  # each has started by then
         loader = self._loader()
         if self._recipe is not None and loader is not None:
             self._before_pulls = GeneratorSnapshot.take(loader)
@@ -64,7 +65,7 @@ class AutomaticPoolIter(LocalPoolIter):
         loader = self._measured_loader()
         if loader is not None and loader.num_workers != self._num_workers and self._can_replace():
             self._go_on_with_another_pool(loader)
-        # Waiting for batches that are looked at ahead is waiting for batches, only called for
+        # Waiting for batches that are looked at ahead is waiting for batches, only called
         # elsewhere.
         called_at = time.monotonic() - self._ahead_s
         self._ahead_s = 0.0
@@ -114,7 +115,7 @@ class AutomaticPoolIter(LocalPoolIter):
             loader.num_workers = AutomaticCount(count)
 
     def _measured_loader(self) -> LoaderFace | None:
-        """The loader, if this is its newest iterator, and the number of workers its own choice."""
+        """Return the loader if this is its newest iterator and chooses its number of workers."""
         loader = self._loader()
         if loader is None or loader._progress is not self._progress:
             return None
@@ -125,7 +126,7 @@ class AutomaticPoolIter(LocalPoolIter):
             return False
         if self._recipe is None:
             return True
-        # At its end a native stream draws once more. It may not have come to that.
+        # A native stream draws once more at its end, which it may not have reached.
         left_count = len(self._index_sampler) - self._progress.answered_count
         return left_count > self._prefetch_depth * self._num_workers + 1
 
@@ -142,7 +143,7 @@ class AutomaticPoolIter(LocalPoolIter):
     def _replace_pool(self, loader: LoaderFace) -> None:
         count_before = self._num_workers
         self._workers_are_used = False
-        self._close_source()  # first, since workers are forked with no native thread about
+        self._close_source()  # first: workers must be forked while no native thread runs
         try:
             self._open_source_of(loader.num_workers, loader)
         except OSError as error:

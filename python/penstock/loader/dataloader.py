@@ -346,13 +346,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         else:
             use_variable(self, pool)
         if sharding is not None and not sharding.is_stream:
-            # Torch's own constructor gave the sampler; it lets nobody assign what follows from it.
+            # Torch's constructor made the sampler, and torch forbids assigning batch_sampler later.
             vars(self)["batch_sampler"] = sharding.batch_sampler(self.sampler)
         check_options(self)
 
     def _options_of_workers(self, **options: Any) -> dict[str, Any]:
-        """The part of them that torch's constructor gets: with a pool none, since it would refuse
-        them without workers of its own.
+        """Return the worker options for torch's constructor: none with a pool, since it would
+        reject them without local workers.
         """
         return {} if has_pool(self) else options
 
@@ -371,9 +371,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ValueError(f"prefetch_factor is {prefetch_factor!r}; 1 or more is expected")
         self.timeout = timeout
         self.prefetch_factor = prefetch_factor
-        vars(self)["persistent_workers"] = persistent_workers  # which torch lets nobody assign
+        vars(self)["persistent_workers"] = persistent_workers  # torch forbids assignment
         if self.num_workers > 0 or multiprocessing_context is not None:
-            self.multiprocessing_context = multiprocessing_context  # torch refuses it without any
+            self.multiprocessing_context = multiprocessing_context  # torch needs workers for it
 
     def __iter__(self) -> BaseIterator:
         began_at = time.perf_counter()
@@ -428,7 +428,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._are_ranks_compared = True
 
     def _place_to_begin(self) -> dict[str, Any]:
-        """Where the next epoch begins, for a comparison with other ranks."""
+        """Return the start of the next epoch, for a comparison with other ranks."""
         state = self._loaded_state or {}
         return {
             "epoch": state.get("epoch", self._epoch_count),
@@ -442,7 +442,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._replicas = ReplicaGroup(ranks, facts, arena_bytes())
 
     def _iterate_pool(self) -> BaseIterator:
-        """Torch's ``__iter__``, which has no persistent iterator without workers of its own."""
+        """Iterate as torch's ``__iter__``, whose iterator persists only with local workers."""
         if not self.persistent_workers:
             return self._get_iterator()
         if self._iterator is None:
@@ -458,7 +458,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._plan_changes = 0  # how often other calls moved than before
         self._load_meter: LoadMeter | None = None  # while a plan is priced by its measurements
         self._prefixes: dict[str, bytes] = {}  # messages to the workers, by the prefix's text
-        self._shipment: bytes | None = None  # the message that says which leaves stay with them
+        self._shipment: bytes | None = None  # the message that sets which leaves stay with them
         self._fallback_reason: str | None = None
         self._iterator_kind: str | None = None
         self._past_counters: Counter[str] = Counter()
@@ -481,11 +481,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._are_ranks_compared = False  # since a state was loaded
         self._resuming: Progress | None = None  # while that makes an iterator
         self._resumed_datasets: dict[int, ResumedDataset] = {}  # in this process
-        # Since somebody has asked for a state, or loaded one.
+        # Since a state was requested, or loaded.
         self._wants_states = self._takes_states_at_once
         self._is_known_sendable = False  # of a dataset that the variable's pool may serve
         self._are_batches_sent = False  # by the workers of that pool
-        self._begun_order: Iterator[Any] | None = None  # which the next iterator goes on with
+        self._begun_order: Iterator[Any] | None = None  # the next iterator continues it
         self._tuner = WorkerTuner()  # idle unless num_workers is "auto"
 
     @property
@@ -700,7 +700,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return make_state(self, self._progress, asks_workers)
 
     def _want_states(self) -> None:
-        """From now on what a state needs is kept and sent. Before, nothing is."""
+        """Keep and send the data of states from now on, not before."""
         self._wants_states = True
         if self._progress is not None:
             self._progress.want_states(state_interval(self))
@@ -709,7 +709,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 iterator.source.want_states(state_interval(self))
 
     def _begin_progress(self) -> Progress:
-        """To be called by an iterator before it draws anything for an epoch."""
+        """Start an epoch's account. An iterator calls it before any draws for the epoch."""
         progress, self._resuming = self._resuming, None
         if progress is None:
             snapshot = GeneratorSnapshot.take(self)
@@ -717,7 +717,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._wants_states:
             progress.samplers_before = sampler_states(self)
         if self._wants_states or self.shard_by_rank:
-            # The state of a rank is that of its job, which no rank's place with its workers is.
+            # A rank's state is its job's state, which a rank's place with its workers is not.
             progress.want_states(state_interval(self))
         progress.number = self._begun_count
         self._begun_count += 1
@@ -729,7 +729,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if reason is not None:
             return self._fall_back(reason)
         if has_pool(self):
-            # Here, since only those who have a pool need the code that packs and ships jobs.
+            # Here, since only pools need the code that packs and ships jobs.
             from penstock.loader.pool_iterator import PoolIter
 
             self._iterator_kind = "pool"
@@ -739,7 +739,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             staged_device(self.device)
             return SingleProcessIter(self)
         iterator: LocalPoolIter
-        if isinstance(self.num_workers, AutomaticCount):  # which was measured to be rational
+        if isinstance(self.num_workers, AutomaticCount):  # measured to be rational
             iterator = AutomaticPoolIter(self)
         else:
             self.check_worker_number_rationality()
@@ -763,12 +763,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return super()._get_iterator()
 
     def _next_epoch(self) -> int:
-        """The number of the epoch that begins, from 0."""
+        """Return the number of the epoch that starts, from 0."""
         self._epoch_count += 1
         return self._epoch_count - 1
 
     def _follow_copies(self, is_wanted: bool) -> None:
-        """Has tensors of the batches followed until the program copies them to a device, or not."""
+        """Track the batches' tensors until the program copies them to a device, or stop that."""
         if is_wanted and self._provenance is None:
             self._provenance = ProvenanceTable()
         if self._provenance is not None:
@@ -777,9 +777,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _install_prefix(
         self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
     ) -> None:
-        """Makes every batch that is fetched from now on carry the results of ``prefix`` (IR text).
-        Its random draws follow from ``seed`` and the batch's place in the stream. ``library`` is
-        its compiled form, empty if there is none.
+        """Have batches fetched from now on carry the results of ``prefix`` (IR text). Its random
+        draws follow from ``seed`` and the batch's place in the stream. ``library`` is its compiled
+        form, empty if there is none.
         """
         message = _C.encode_prefix(prefix, constants, seed, library.code, library.leaves)
         self._prefixes[prefix] = message
@@ -787,7 +787,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator.source.install_prefix(message)
 
     def _remove_prefixes(self, prefixes: set[str]) -> None:
-        """Makes later batches come without the results of these prefixes; others stay in force."""
+        """Remove the results of these prefixes from later batches; others stay in force."""
         for prefix in prefixes:
             self._prefixes.pop(prefix, None)
         for iterator in list(self._live_iterators):
@@ -804,14 +804,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator.source.show_plan(plan, self._plan_changes)
 
     def _set_shipment(self, message: bytes | None) -> None:
-        """Makes batches that are asked for from now on come without leaves that the trainer does
-        not read. None: whole."""
+        """Have batches requested from now on sent without leaves that the trainer does not read.
+        None: sent whole."""
         self._shipment = message
         for iterator in list(self._live_iterators):
             iterator.source.set_shipment(message)
 
     def _link(self) -> Link | None:
-        """The link to a pool's workers. None with workers of this machine."""
+        """Return the network link to a pool's workers. None with workers of this machine."""
         iterator = None if self._newest_iterator is None else self._newest_iterator()
         link: Link | None = getattr(iterator, "link", None)
         return Link(1, 0.0, sends_whole=True) if link is None and self.pool else link
@@ -844,6 +844,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return {name: value for name, value in vars(self).items() if name not in left_here}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # The state may be that of torch's loader, pickled where penstock was not installed.
+        # The state may be from torch's loader, pickled where penstock was not installed.
         self._set_own_state()
         self.__dict__.update({**DEFAULTS, **state})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's own work on a batch, between the native stream and the program."""
+"""The trainer's work on a batch between the native stream and the program."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable, Withhel
 
 
 class PinDevice(NamedTuple):
-    """Where torch pins memory for: the user's name of the device, and the current one's number."""
+    """Device that torch pins memory for: its name by the user, and the current device's index."""
 
     name: Any
     number: int
 
 
 class Delivery(NamedTuple):
-    """The last steps of a batch of one epoch: finishes pinning, and notes the batch's tensors for
-    an offloaded model."""
+    """Last steps of a batch of one epoch: finish pinning, and record the batch's tensors for an
+    offloaded model."""
 
-    pin_device: PinDevice | None  # None where no memory is pinned
-    provenance: ProvenanceTable | None  # None where no model is offloaded
+    pin_device: PinDevice | None  # None if no memory is pinned
+    provenance: ProvenanceTable | None  # None if no model is offloaded
     epoch: int
     epoch_seed: int
-    recaller: Recaller | None = None  # where leaves may have stayed with the workers
-    notes_numbers: bool = False  # whether batches come out of turn, each with its number
-    device: torch.device | None = None  # where batches arrive, if not on the host
+    recaller: Recaller | None = None  # if leaves may have stayed with the workers
+    notes_numbers: bool = False  # whether batches arrive out of order, each with its number
+    device: torch.device | None = None  # where batches arrive, unless on the host
 
     @property
     def stand_in(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """Makes objects for leaves that stayed with a worker, of meta tensors; None where nobody
-        asks for the leaves of batches, nor for their numbers, which come with the leaves."""
+        """Make stand-ins, from meta tensors, for leaves that stayed with a worker; None if neither
+        the leaves of batches are needed nor their numbers, which are sent with the leaves."""
         if self.provenance is None:
             return _refuse_leaf if self.notes_numbers else None
-        from penstock.tracking.lazy_tensor import LazyTensor  # which loads Dynamo
+        from penstock.tracking.lazy_tensor import LazyTensor  # it loads Dynamo
 
         if self.device is None:
             return LazyTensor.withheld
         return partial(LazyTensor.withheld, device=self.device)
 
     def take(self, batch: Any, leaves: Any) -> tuple[Any, Any]:
-        """The batch as the program is given it, and its attendant facts: see `Taken`. `leaves` are
-        the arguments of `_record`, None without an offloaded model where batches come in turn."""
+        """Return the batch for the program, and its accompanying facts: see `Taken`. `leaves` are
+        the arguments of `_record`; None without an offloaded model if batches arrive in order."""
         is_noted = leaves is not None and self.provenance is not None
         handle = self._record(*leaves) if is_noted else None
         leaves = None if leaves is None else leaves[:3]
@@ -65,13 +65,13 @@ class Delivery(NamedTuple):
                 from penstock.tracking.deferral import Deferral
 
                 deferral = self.provenance.deferral = Deferral(self.provenance)
-            if deferral is not None:  # somebody may have a use for lazy tensors
+            if deferral is not None:  # lazy tensors may be useful
                 batch = deferral.delivered(batch, handle, leaves[0])
         return batch, leaves
 
     def _pinned(self, batch: Any, leaves: Any, device: PinDevice) -> tuple[Any, Any]:
-        """The work of torch's thread on a batch whose plain tensors have been pinned natively. When
-        that fails, the exception to raise in its place."""
+        """Do the work of torch's pinning thread on a batch whose plain tensors are already pinned
+        natively. If that fails, return the exception to raise in its place."""
         try:
             return pin_memory(batch, device.name), leaves
         except Exception:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loader's ``device=`` option:
-which device it names, and moving a batch that no device stage has moved.
+resolve its device, and move a batch that no device stage has moved.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import torch
 
 from penstock.errors import UnsupportedError
 
-AUTO = "auto"  # batches stay on the host, and what the program copies of them is copied ahead
+AUTO = "auto"  # batches stay on the host; parts that the program copies are copied ahead
 
 
 def gpu_uuid(device: torch.device | str | int | None) -> str:
-    """The NVIDIA GPU of ``device``, else torch's current one, as `nvidia-smi -L` shows it. "" where
-    there is none, or this process does not use CUDA yet: CUDA is not initialised for it."""
+    """Return the NVIDIA GPU of ``device``, or else of torch's current device, as `nvidia-smi -L`
+    shows it. Return "" if there is none, or if this process does not use CUDA yet: CUDA is not
+    initialised for it."""
     if torch.version.cuda is None or not torch.cuda.is_initialized():
         return ""
     wanted = staged_device(device)
@@ -33,18 +34,18 @@ def is_auto(device: torch.device | str | int | None) -> bool:
 
 
 def names_device(device: torch.device | str | int | None) -> bool:
-    """Whether the option says where batches go, be it the CPU."""
+    """Return whether the option names a device for the batches, including the CPU."""
     return device is not None and not is_auto(device)
 
 
 def has_device() -> bool:
-    """Whether torch finds a device beside the CPU. Does not initialise CUDA."""
+    """Return whether torch finds a device in addition to the CPU. Does not initialise CUDA."""
     return torch.accelerator.is_available()
 
 
 def staged_device(device: torch.device | str | int | None) -> torch.device | None:
-    """The device that batches go to, with its index, or None where they stay (None, "auto" or the
-    CPU).
+    """Return the device that batches are moved to, with its index, or None if they stay (None,
+    "auto" or the CPU).
 
     Raises UnsupportedError when torch has no such device here, or when it cannot be used. Does not
     initialise CUDA, since workers may be forked later.
@@ -93,7 +94,7 @@ def _counted(
 
 
 def _why_there_is_no_cuda() -> str:
-    """What torch says of it: a driver that is missing or too old, a build without CUDA."""
+    """Return torch's reason: a driver that is missing or too old, a build without CUDA."""
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as err:
@@ -102,12 +103,12 @@ def _why_there_is_no_cuda() -> str:
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:
-    """``batch`` with its tensors on ``device``.
+    """Return ``batch`` with its tensors on ``device``.
 
-    Containers keep their types as with torch's ``pin_memory``: one that takes neither ``update()``
-    and ``batch[i] = x`` nor a dict or a list to be made of becomes a dict or a list. An object with
-    a ``to()`` of its own is moved by that. Other objects, and with the CPU the whole batch, are
-    returned as they are.
+    Containers keep their types as with torch's ``pin_memory``: one that supports neither
+    ``update()`` and ``batch[i] = x`` nor construction from a dict or a list becomes a dict or a
+    list. An object that has a ``to()`` method is moved by it. Other objects, and with the CPU the
+    whole batch, are returned unchanged.
     """
     return batch if device.type == "cpu" else _move(batch, device)
 

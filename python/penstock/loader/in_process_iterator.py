@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The iterator of ``num_workers=0``: torch's own, with penstock's options."""
+"""Iterator of ``num_workers=0``: torch's iterator with penstock's options."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
     def __init__(self, loader: LoaderFace) -> None:
         progress = self._progress = loader._begin_progress()
         self._ledger = InProcessLedger(loader._past_counters, loader._past_work)
-        self._asked_for: Any = None  # indices of the batch that is made last
+        self._asked_for: Any = None  # indices of the batch made last
         self._counters: dict[str, Any] = loader._past_counters
         self.watched_loader = weakref.ref(loader)
         self.watched_by: object = ()
@@ -87,7 +87,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
                 loader._resumed_datasets,
             )
         else:
-            # A dataset that gets its state back is iterated afterwards, in _finish_resuming().
+            # A dataset that receives its state is iterated afterwards, in _finish_resuming().
             make = BaseIterator if has_state else SingleProcessIterator
             make.__init__(self, cast(Any, loader))
             if point is not None:
@@ -106,7 +106,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             self._num_yielded = point.yielded_count
         self._steps = steps_of_job(loader)
         progress.sampler.is_ahead = self._steps is not None  # by the batch of the next step
-        self._held: _Held | None = None  # made, and to be given when all ranks take its step
+        self._held: _Held | None = None  # made, and delivered when all ranks take its step
         self._is_order_drawn = False
         self._is_order_of_globals = (
             False  # drawn from the global generators, before the first batch
@@ -114,7 +114,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         self._order: IndexOrder | None = None
         if self._dataset_kind == DatasetKind.Map:
             if progress.is_replayed:
-                self._note_order()  # which is drawn in the next lines
+                self._note_order()  # the next lines draw it
             self._resume_sampler()
             if progress.answered_count == 0 and progress.is_replayed:
                 before = generator_states()
@@ -127,15 +127,15 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         progress.begin(int(self._base_seed))
 
     def begin_steps(self, loading_s: float) -> None:
-        """The program has this iterator, after ``loading_s`` in which it was made."""
+        """Start the steps when the program has this iterator, which took ``loading_s`` to make."""
         self._ledger.begin(loading_s)
 
     def __del__(self) -> None:
-        # Module globals are cleared while Python goes down.
+        # Module globals are cleared during interpreter shutdown.
         if sys is None or sys.is_finalizing():
             return
         # The loader's notes on this epoch must not keep the iterator of a dataset alive, unless the
-        # state that somebody may ask for is in it.
+        # iterator holds a state that may still be requested.
         if hasattr(self, "_progress"):
             self._progress.end_iterator(self._has_state())
 
@@ -156,19 +156,19 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
     def _time_fetches(self, loader: LoaderFace) -> None:
         if self._dataset_kind == DatasetKind.Map:
             self._dataset_fetcher = self._make_fetcher(loader)
-        else:  # it has begun to iterate the dataset
+        else:  # it has started to iterate the dataset
             fetcher = self._dataset_fetcher
             fetcher.collate_fn = timed_collate(self._ledger.clock, fetcher.collate_fn)
 
     def _watch_first_fetch(self, loader: LoaderFace) -> None:
-        """Has the first batch of the pass come from its beginning, if the dataset was resumed."""
+        """Make a pass start at the first batch, if the dataset was resumed before."""
         resumed = loader._resumed_datasets.get(0)
         if resumed is None or self._dataset_kind != DatasetKind.Iterable:
             return
         fetcher = self._dataset_fetcher
 
         def fetch_first(indices: Any) -> Any:
-            del fetcher.fetch  # from now on its own
+            del fetcher.fetch  # later fetches are unwrapped
             return resumed.fetch_first(lambda: fetcher.fetch(indices), begin_anew)
 
         def begin_anew() -> None:
@@ -182,10 +182,10 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         continue_iteration(self._dataset_fetcher, start, indices, lambda place: None)
 
     def _finish_resuming(self, loader: LoaderFace) -> None:
-        """Gives the dataset its state back.
+        """Give the dataset its state.
 
-        That comes last, since the state may be that of the global generators, which the samples
-        that follow are then drawn from.
+        Call last, since the state may be the state of the global generators, from which the
+        following samples are drawn.
         """
         start = self._progress.starts[0]
         before = generator_states()
@@ -205,7 +205,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
                 self._make_again(indices, number, first_place)
         self._progress.shard_states_now = self._states_reader()
         if self._is_order_of_globals and have_moved(before):
-            # The order was still to be drawn when the state was taken, from these generators.
+            # When the state was taken, the order had not been drawn yet from these generators.
             self._sampler_iter = iter(self._index_sampler)
             self._note_order()
             self._pull_ahead()
@@ -218,7 +218,8 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             fetcher.fetch(indices)
 
     def _states_reader(self) -> Callable[[], list[Any]]:
-        """Reads the shards' states. It does not hold this iterator, whose threads end with it."""
+        """Return a reader of the shards' states. It does not hold this iterator, whose threads end
+        with it."""
         fetcher = self._dataset_fetcher
         if isinstance(fetcher, InProcessFetcher):
             return fetcher.states_reader()
@@ -226,7 +227,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         return functools.partial(_only_shard, None if of_map else fetcher, self._dataset)
 
     def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
-        """As :meth:`penstock.DataLoader.lookahead`, of this iterator's stream."""
+        """Look ahead in this iterator's stream, as :meth:`penstock.DataLoader.lookahead`."""
         check_arguments(batch_count, select)
         call = f"lookahead({batch_count})"
         if select is not None:
@@ -263,7 +264,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         return recognise_sampler(self._index_sampler) if self._is_order_own else None
 
     def _note_order(self) -> None:
-        """To be called before the sampler is pulled for the first time, which draws the order."""
+        """Call before the sampler is pulled for the first time, which draws the order."""
         recipe = self._recipe()
         self._order = None if recipe is None else IndexOrder(recipe)
         self._is_order_drawn = True
@@ -282,8 +283,8 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             self._ledger.end_batch(self._progress.answered_count, self._asked_for)
 
     def _look(self, wait_s: float, waited_s: float) -> Ready:
-        """Makes the batch of the next step, for the steps that all ranks take. It may wait in
-        vain: until it is given, the states are those before it."""
+        """Make the batch of the next step, for the steps that all ranks take. It may remain unused:
+        until it is delivered, the states are the ones before it."""
         if self._held is None:
             if self._progress.state_interval is not None:
                 states = self._progress.shard_states
@@ -293,7 +294,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         return Ready(int(not is_all), is_all, raises=self._held.error is not None and not is_all)
 
     def _make_common(self, steps: CommonSteps) -> Any:
-        """Makes a batch when all ranks take its step."""
+        """Make a batch when all ranks take its step."""
         began_at, placed_s = time.perf_counter(), self._ledger.placed_s
         try:
             if not steps.take_turn(self._look):
@@ -344,13 +345,13 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         return batch
 
     def record_steps(self, count_max: int) -> None:
-        """Nothing is recorded: a step itself shows when its batch was made."""
+        """Keep no records: a step itself shows when its batch was made."""
 
     def step_records(self) -> list[dict[str, Any]]:
         return []
 
     def counters(self) -> dict[str, Any]:
-        """Those of all iterators of the loader."""
+        """Return the counters of all iterators of the loader."""
         return self._counters
 
     def _note_answer(self, is_error: bool) -> None:
@@ -362,7 +363,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
 
 
 class _Held(NamedTuple):
-    """A batch, or the exception in its place."""
+    """Batch, or the exception in its place."""
 
     batch: Any
     error: Exception | None

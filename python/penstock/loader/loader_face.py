@@ -26,12 +26,12 @@ from penstock.tuning.worker_tuner import WorkerTuner
 
 
 def innermost_loader(loader: Any) -> Any:
-    """The loader that a framework's own stands around, or `loader` itself.
+    """Return the loader that a framework's loader wraps, or `loader` itself.
 
     accelerate's `prepare()` keeps it as `base_dataloader`, Fabric's `setup_dataloaders()` as
-    `_dataloader`. An attribute that is set on theirs does not reach the one that is iterated.
+    `_dataloader`. An attribute set on the wrapper does not reach the loader that is iterated.
     """
-    # accelerate's is no DataLoader, whatever its `__class__` says.
+    # accelerate's wrapper is no DataLoader, despite its `__class__`.
     while not issubclass(type(loader), DataLoader):
         inner = getattr(loader, "base_dataloader", None) or getattr(loader, "_dataloader", None)
         if not isinstance(inner, DataLoader):
@@ -41,7 +41,7 @@ def innermost_loader(loader: Any) -> Any:
 
 
 class LoaderFace(Protocol):
-    """`penstock.DataLoader`. Names that begin with an underscore are for this room alone."""
+    """`penstock.DataLoader`. Names that start with an underscore are for this package alone."""
 
     # Torch's options.
     dataset: Any
@@ -60,7 +60,7 @@ class LoaderFace(Protocol):
     in_order: Any
     # torchdata's.
     snapshot_every_n_steps: Any
-    # penstock's own.
+    # penstock's.
     device: Any
     seeding: Any
     shards: int | None
@@ -78,7 +78,7 @@ class LoaderFace(Protocol):
     remainder: Any
     replica_group: tuple[int, ...] | None
 
-    # Torch's, as its iterators are given them.
+    # Torch's, as passed to its iterators.
     _dataset_kind: Any
 
     @property

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a loader (``state_dict()``), and how ``load_state_dict()`` makes another go on
-there.
+"""The state of a loader (``state_dict()``), and how ``load_state_dict()`` makes another loader
+continue from it.
 
-A state in the middle of an epoch says how the generators were before the epoch, and how many
-batches of it were delivered. To resume is to begin that epoch again with those generators in place,
-so that the base seed and the sampler's numbers are drawn again as they were, and to leave out the
-batches that were delivered. The keys that begin with an underscore have the meaning of torchdata's
-StatefulDataLoader; accelerate reads and corrects them.
+A state in the middle of an epoch holds the generators as they were before the epoch, and the number
+of batches delivered in it. To resume, the loader starts that epoch again with those generators in
+place, so that the base seed and the sampler's numbers are drawn again unchanged, and skips the
+batches that were delivered. Keys with a leading underscore have the meaning that torchdata's
+StatefulDataLoader gives them; accelerate reads and corrects them.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ from penstock.stream.shard_state import (
 )
 
 _VERSION = 1
-_VERSION_OUT_OF_TURN = 2  # of a state with places that were left out, which older readers miss
-_VERSION_OF_SNAPSHOTS = 3  # parts of it may be older than its place, or of after it
+_VERSION_OUT_OF_TURN = 2  # of a state with places that were skipped, which older readers miss
+_VERSION_OF_SNAPSHOTS = 3  # parts may be from before or after the state's place
 _NEVER = 1 << 62
 _T = TypeVar("_T")
 
 
 def check_has_state(loader: LoaderFace) -> None:
-    """Raises StateUnsupportedError where the loader's place in its stream cannot be said."""
+    """Raise StateUnsupportedError if the loader's place in its stream cannot be determined."""
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         raise StateUnsupportedError(
             "the dataset is a datapipe, which torch's iterator reads and whose place it does not "
@@ -84,10 +84,10 @@ def check_has_state(loader: LoaderFace) -> None:
 def make_state(
     loader: LoaderFace, progress: Progress | None, asks_workers: bool = True
 ) -> dict[str, Any]:
-    """The state of a loader whose last ``iter()`` began ``progress``.
+    """Return the state of a loader whose last ``iter()`` started ``progress``.
 
-    With ``asks_workers`` those that have not sent the states of their datasets are asked for them.
-    Raises RuntimeError where an object of the program's does not give its state.
+    With ``asks_workers``, request the states of datasets from the workers that have not sent them.
+    Raises RuntimeError if one of the program's objects does not return its state.
     """
     state = _state_at(loader, progress, asks_workers)
     _raise_failures(state)
@@ -96,26 +96,26 @@ def make_state(
 
 
 def state_interval(loader: LoaderFace) -> int:
-    """The steps between snapshots, once states are wanted."""
+    """Return the number of steps between snapshots, once states are wanted."""
     is_map = loader._dataset_kind == DatasetKind.Map
     if is_map and (not loader.in_order or loader.shard_by_rank):
-        return 1  # which process made which batch is not known at a resume
+        return 1  # a resume does not know which process made which batch
     return int(loader.snapshot_every_n_steps) or _NEVER
 
 
 def loaded_state(loader: LoaderFace, state: dict[str, Any]) -> dict[str, Any]:
-    """The state of a loader that was given ``state`` and has not begun its iteration."""
+    """Return the state of a loader that loaded ``state`` and has not started its iteration."""
     state = copied_state(state)
     return sealed(state) if is_same_on_all_ranks(loader) else state
 
 
 def is_same_on_all_ranks(loader: LoaderFace) -> bool:
-    """Whether the state of a rank is that of its job: not where each rank has its own shards."""
+    """Return whether a rank's state is the job's state: not if each rank has its own shards."""
     return bool(loader.shard_by_rank) and loader._dataset_kind == DatasetKind.Map
 
 
 def _state_at(loader: LoaderFace, progress: Progress | None, asks_workers: bool) -> dict[str, Any]:
-    """The same, without the place of the loader's rank among others."""
+    """Make the state for make_state(), without the place of the loader's rank among others."""
     is_under_way = (
         progress is not None and progress.base_seed is not None and not progress.is_finished
     )
@@ -169,17 +169,17 @@ def _state_at(loader: LoaderFace, progress: Progress | None, asks_workers: bool)
     if any(isinstance(one, dict) and "batches" in one for one in state["shards"]["states"] or ()):
         state["version"] = _VERSION_OF_SNAPSHOTS
     if progress.share is not None:
-        # The same on all ranks, however many workers each has.
+        # The same on all ranks, for any number of workers per rank.
         state["samples"] = progress.share.samples_before(progress.answered_count)
         state["shards"].update(counts=[progress.answered_count], last=None)
     return state
 
 
 def _note_sampler(loader: LoaderFace, progress: Progress, state: dict[str, Any]) -> None:
-    """Adds the state of the sampler in the middle of an epoch."""
+    """Add the state of the sampler in the middle of an epoch."""
     first = progress.left.first
     if progress.sampler.pull_count == 0 or (first == 0 and progress.samplers_before is not None):
-        # From where they begin the epoch.
+        # Their states at the start of the epoch.
         samplers = progress.samplers_before or sampler_states(loader)
         if first == 0 or samplers is not None:
             state["samplers"] = samplers
@@ -199,8 +199,8 @@ def _note_sampler(loader: LoaderFace, progress: Progress, state: dict[str, Any])
 
 
 def _states_of_shards(loader: LoaderFace, progress: Progress) -> list[Any]:
-    """The states of the shards of an epoch under way; None for those that begin at its beginning,
-    or are read again from there."""
+    """Return the states of the shards of an epoch under way; None for shards that start at their
+    first batch, or are read again from there."""
     states = progress.shard_states
     counts = progress.shard_counts
     is_of_map = loader._dataset_kind == DatasetKind.Map
@@ -223,7 +223,7 @@ def _states_of_shards(loader: LoaderFace, progress: Progress) -> list[Any]:
 
 
 def _can_repeat(loader: LoaderFace, progress: Progress) -> bool:
-    """Whether the batches that a worker made of a map-style dataset are known at a resume."""
+    """Return whether a resume knows the batches that a worker made of a map-style dataset."""
     if loader._dataset_kind != DatasetKind.Map:
         return True
     first = progress.left.first
@@ -233,8 +233,8 @@ def _can_repeat(loader: LoaderFace, progress: Progress) -> bool:
 
 
 def states_at_end(loader: LoaderFace, progress: Progress, asks_workers: bool) -> list[Any]:
-    """The states of the shards after an epoch, of workers that stay. They are asked for those that
-    they have not sent, where that is wanted."""
+    """Return the states of the shards after an epoch, of workers that stay. With ``asks_workers``,
+    request the states that they have not sent."""
     states = progress.shard_states
     are_known = all(isinstance(state, dict) and "batches" not in state for state in states)
     may_have_some = loader._dataset_kind == DatasetKind.Iterable or is_stateful(loader.dataset)
@@ -253,8 +253,8 @@ def _state_of(dataset: Any) -> Any:
 
 
 def _state_of_last_iterator(loader: LoaderFace, progress: Progress | None) -> Any:
-    """The state of the dataset's iterator after an epoch in this process. None where it has none,
-    where it is the dataset itself, and where nothing that it can set outlasts it."""
+    """Return the state of the dataset's iterator after an epoch in this process. None if it has
+    none, if it is the dataset itself, and if no state that it can set outlives it."""
     if progress is None or is_parallel(loader) or is_seeded_by_batch(loader):
         return None
     of_shard = progress.shard_states[0] or {}
@@ -265,7 +265,7 @@ def _state_of_last_iterator(loader: LoaderFace, progress: Progress | None) -> An
 
 
 def _generators(loader: LoaderFace, snapshot: GeneratorSnapshot) -> dict[str, Any]:
-    """The generators that the stream is drawn from. The global ones are each rank's own."""
+    """Return the generators that the stream is drawn from. Each rank has its own global ones."""
     states = _snapshot_to_json(snapshot)
     if loader.shard_by_rank:
         states["globals"] = dict.fromkeys(states["globals"])
@@ -277,7 +277,7 @@ def _none_if_all_are(states: list[Any]) -> list[Any] | None:
 
 
 def _raise_failures(state: dict[str, Any]) -> None:
-    """Raises RuntimeError where an object of the program's did not give its state."""
+    """Raise RuntimeError if one of the program's objects did not return its state."""
     shards = state["shards"] or {}
     parts = [state["dataset"], state.get("iterator"), *(state.get("samplers") or {}).values()]
     for part in [*parts, *(shards.get("states") or ()), *(shards.get("before") or ())]:
@@ -289,7 +289,7 @@ def _raise_failures(state: dict[str, Any]) -> None:
 
 
 def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
-    """Raises ValueError when ``state`` is not one from which this loader can go on."""
+    """Raise ValueError when this loader cannot continue from ``state``."""
     if "built" not in state and _is_of_torchdata(state):
         raise ValueError(
             "the state is of StatefulDataLoader of torchdata, which keeps other things than "
@@ -356,9 +356,9 @@ def _is_of_torchdata(state: dict[str, Any]) -> bool:
 
 
 def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T]) -> _T:
-    """Calls ``begin``, which makes the loader's next iterator, so that it goes on from ``state``.
+    """Call ``begin``, which makes the loader's next iterator, so that it continues from ``state``.
 
-    The global generators stay as they are, unless the state is of now and between epochs: then
+    The global generators stay as they are, unless ``state`` is current and between epochs: then
     they are drawn from as by any ``iter()``.
     """
     check_state(loader, state)
@@ -367,10 +367,10 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
     loader._epoch_count = state["epoch"]
     if state["_iterator_finished"] and state["base_seed"] is not None:
         loader._epoch_count += is_seeded_by_batch(loader)
-        return begin()  # accelerate knew of the end before the iterator did
+        return begin()  # accelerate reached the end before the iterator did
     snapshot = _snapshot_from_json(state["generators"])
     for name, of_sampler in (state.get("samplers") or {}).items():
-        load_between_epochs(getattr(loader, name), of_sampler)  # which check_form() has looked at
+        load_between_epochs(getattr(loader, name), of_sampler)  # check_form() has checked it
     snapshot.put_back_own(loader)
     parts = {name: state.get(name) for name in ("dataset", "iterator")}
     load_shard_between_epochs(
@@ -414,18 +414,19 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
 
 
 def _keeps_its_seed(loader: LoaderFace) -> bool:
-    """Whether the next ``iter()`` only resets the iterator, which keeps its base seed then."""
+    """Return whether the next ``iter()`` only resets the iterator, which then keeps its base
+    seed."""
     is_there = getattr(loader, "_iterator", None) is not None
     return bool(loader.persistent_workers) and is_there and not is_seeded_by_batch(loader)
 
 
 def _keeps_its_workers(loader: LoaderFace) -> bool:
-    """Whether the next epoch goes on with the datasets as the workers have them."""
+    """Return whether the next epoch continues with the datasets as the workers have them."""
     return bool(loader.persistent_workers) and is_parallel(loader) and not has_pool(loader)
 
 
 def _carries_its_dataset(loader: LoaderFace) -> bool:
-    """Whether the next epoch goes on with the state that the dataset has in this process."""
+    """Return whether the next epoch continues with the dataset's state in this process."""
     return not is_parallel(loader) and is_stateful(loader.dataset)
 
 
@@ -446,7 +447,7 @@ def _resume_point(loader: LoaderFace, state: dict[str, Any]) -> ResumePoint:
         if (is_iterable and count > 0) or one is not None
     }
     last_shard_id = shards["last"]
-    if not is_iterable:  # batches go to the processes in turn, however many there are now
+    if not is_iterable:  # the current processes, of any number, get batches in turn
         last_shard_id = (state["_sampler_iter_yielded"] - 1) % shard_count(loader)
     left = _places_left(state)
     of_sampler = state.get("sampler") or {}
@@ -467,8 +468,8 @@ def _resume_point(loader: LoaderFace, state: dict[str, Any]) -> ResumePoint:
 
 
 def _repeated(starts: ShardStarts, delivered_count: int, process_count: int) -> dict[int, int]:
-    """The batches of a map-style dataset that processes make again, by their numbers: the last ones
-    that each was asked for in its turn."""
+    """Return the batches of a map-style dataset that processes make again, by their numbers: the
+    last ones requested from each process in its turn."""
     repeated: dict[int, int] = {}
     for shard_id, start in starts.items():
         count = start.batch_count - start.state_count
@@ -492,7 +493,7 @@ def _places_left(state: dict[str, Any]) -> PlacesLeft:
 
 
 def _built(loader: LoaderFace) -> dict[str, Any]:
-    """The inputs that the stream follows from, beside the dataset's own content."""
+    """Return the inputs that the stream follows from, apart from the dataset's content."""
     is_map = loader._dataset_kind == DatasetKind.Map
     is_shared = reads_shards_of_rank(loader)
     try:
@@ -511,7 +512,7 @@ def _built(loader: LoaderFace) -> dict[str, Any]:
     }
     if is_shared:
         built.update(shared_by_rank=True)
-    elif loader.shard_by_rank:  # the order is the same for any size of a batch
+    elif loader.shard_by_rank:  # the order is the same for any batch size
         built.update(batch_size=None, drop_last=None)
     return built
 
@@ -569,8 +570,8 @@ def _globals_to_json(states: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _with_those_of_now(states: dict[str, Any]) -> dict[str, Any]:
-    """The states of the global generators. A program in C++ has torch's alone; the others stay as
-    they are."""
+    """Return the states of the global generators. A C++ program has only torch's; the others stay
+    as they are."""
     of_now = _globals_to_json(generator_states())
     return {name: of_now[name] if state is None else state for name, state in states.items()}
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The iterator behind ``iter(loader)``: torch's class with penstock's transport in it.
+"""Iterator behind ``iter(loader)``: torch's class with penstock's transport.
 
-The trainer's Python does the part that only it can do: pull the user's sampler and raise a worker's
-exceptions. The native stream defines the epoch and decides when to ask for which batch. Workers are
-the source's, see `source.py`.
+Python in the trainer does only the work that needs Python: pull the user's sampler and raise a
+worker's exceptions. The native stream defines the epoch and decides when to request which batch.
+The source owns the workers, see `source.py`.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ _END = int(_C.Client.Event.END)
 _NEWS = int(_C.Client.Event.NEWS)
 _NOTHING = int(_C.Client.Event.NOTHING)
 
-_READY_MAX = 16  # batches that a rank counts as ready for the steps of all
+_READY_MAX = 16  # ready batches that a rank counts for the steps of all ranks
 
 _STATUS_CHECK_INTERVAL_S = (
-    1.0  # how often a waiting trainer looks for a worker that died before it ever connected
+    1.0  # interval of a waiting trainer's checks for workers that died before they connected
 )
 
 
@@ -79,11 +79,11 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
 
     source: Source
     _workers: list[Any]  # torch's name for the processes
-    _shutdown = True  # until there is something to shut down
+    _shutdown = True  # until it has resources to shut down
     _is_elastic = False  # whether the number of workers may change at any time
     makes_batches = False  # in the trainer itself
     _workers_are_used = False  # they have made an epoch's batches
-    _is_all_here = False  # whether no batch follows those of _ahead, where ranks agree on steps
+    _is_all_here = False  # whether no batch follows _ahead, if ranks agree on steps
 
     def __init__(self, loader: LoaderFace) -> None:
         self._progress = loader._begin_progress()
@@ -95,7 +95,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._owner_pid = os.getpid()
         self._prefetch_factor = prefetch_factor(loader)
         self._in_order = loader.in_order
-        # An iterable dataset's shards each come in their own order.
+        # Each shard of an iterable dataset keeps its order.
         self._may_come_out_of_turn = not loader.in_order and self._dataset_kind == DatasetKind.Map
         self._settle_num_workers(loader)
         if self._prefetch_factor is None or self._prefetch_factor <= 0:
@@ -133,7 +133,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             )
 
     def _open_source(self, loader: LoaderFace) -> None:
-        """Starts ``self._num_workers`` workers, and the native part in the trainer."""
+        """Start ``self._num_workers`` workers, and the native part in the trainer."""
         options = StreamOptions(
             is_iterable=self._dataset_kind == DatasetKind.Iterable,
             is_seeded_by_batch=self._is_seeded_by_batch,
@@ -172,7 +172,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self._num_yielded = progress.point.yielded_count
         self._meter = loader._load_meter
         if self._is_seeded_by_batch:
-            if not first_iter:  # as an iterator of its own would, so that streams are the same
+            if not first_iter:  # as a new iterator would, so that streams are the same
                 self._base_seed = draw_seed(loader.generator)
             self._seeds = EpochSeeds(
                 int(self._base_seed), loader._next_epoch(), is_seeded_by_sample(loader)
@@ -185,7 +185,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         if self._may_come_out_of_turn:
             progress.deliver_in_any_order()
         is_map = self._dataset_kind == DatasetKind.Map
-        # The native side leaves out the first batches of an order, and no others.
+        # The native side skips the first batches of an order, and no others.
         is_native = is_map and not progress.left.missing and not progress.repeated_places()
         is_native = is_native and is_untouched(self._sampler_iter, self._index_sampler)
         self._recipe = recognise_sampler(self._index_sampler) if is_native else None
@@ -202,19 +202,20 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._begin_requests()
 
     def _note_states_before(self, loader: LoaderFace, before: Progress) -> None:
-        """The workers stay, with their datasets as an epoch has left them."""
+        """Record the states before the epoch: the workers stay, with their datasets as the last
+        epoch left them."""
         if before.is_finished and before.state_interval is not None:
             self._progress.states_before = states_at_end(loader, before, asks_workers=True)
         else:
             self._progress.begins_in_unknown_state = True
 
     def begin_steps(self, loading_s: float) -> None:
-        """The program has this iterator, after ``loading_s`` in which it was made."""
+        """Start the steps when the program has this iterator, which took ``loading_s`` to make."""
         self._past_counters["step_loader_s"] += loading_s  # type: ignore[assignment]
         self._stream.begin_steps()
 
     def begin_delivery(self, loader: LoaderFace) -> None:
-        """To be called before the first batch of an epoch is given out."""
+        """Call before the first batch of an epoch is delivered."""
         self._delivery = Delivery(
             self._pin_device,
             loader._provenance,
@@ -226,7 +227,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         )
 
     def _begin_requests(self) -> None:
-        """Has the workers go on with the epoch after the answers that came already."""
+        """Have the workers continue the epoch after the answers received so far."""
         progress = self._progress
         self._ahead.clear()
         if self._meter is not None:
@@ -238,7 +239,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self._meter.sends_whole = self.source.recaller is None or not can_withhold
             self._meter.are_elsewhere = self._is_elastic
         self._order = IndexOrder(self._recipe) if self._recipe is not None else None
-        self._request_number = progress.answered_count  # of the next that Python pulls
+        self._request_number = progress.answered_count  # of the next pull by Python
         self.source.begin_epoch(progress)
         epoch = {**self._seeds._asdict(), "progress": progress.counts}
         if self._recipe is None:
@@ -256,7 +257,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         return index
 
     def _in_its_place(self, index: Any) -> Any:
-        """The content of the next request, for ``index``."""
+        """Return the content of the next request, for ``index``."""
         number = self._request_number
         self._request_number += 1
         place = self._progress.place_of(number)
@@ -315,7 +316,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._unanswered()
         if self._drawing_threads and self._stream.counters()["unrepeatable_batches"]:
             self._draw_warning.give(self._drawing_threads)
-            self._drawing_threads = 0  # it is said, and need not be looked for again
+            self._drawing_threads = 0  # warned, no further check needed
         if extra is True:
             value.reraise()
         if extra is False:
@@ -334,7 +335,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self._stream.end_ranks()
 
     def _look(self, wait_s: float, waited_s: float) -> Ready:
-        """The batches that are here, for the steps that all ranks take."""
+        """Return the batches that are ready, for the steps that all ranks take."""
         count = self._prefetch_depth * max(1, self._num_workers)
         ready = self._ready_ahead(max(2, min(count, _READY_MAX)), wait_s)
         if ready.batch_count == 0 and not ready.is_all and 0 < self._timeout < waited_s:
@@ -343,18 +344,19 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         return ready
 
     def _end_with_others(self) -> NoReturn:
-        """The end of an epoch that ends for all ranks, whether or not it has more here."""
+        """End an epoch that ends for all ranks, even if more batches are ready here."""
         if self._is_all_here and not self._ahead and not self._progress.is_finished:
-            self._take()  # the end of this rank's own shards, by which it has their last states
+            self._take()  # the end of this rank's shards, with their last states
         self._ahead.clear()
-        self._stream.drop_rest()  # a worker may wait for the memory of what nobody takes
+        self._stream.drop_rest()  # a worker may wait for the memory of unused batches
         self._end_or_raise(NoBatch.END)
 
     def _take(self, ahead_count: int = 0, within_s: float | None = None) -> Taken:
-        """Waits for the next event, and has the stream ask for a batch in its place.
+        """Wait for the next event, and have the stream request a batch to replace it.
 
-        With ``ahead_count`` it is not given to the user yet, and waits in the stream until that
-        many wait; nothing is asked for in its place. With ``within_s`` it is LATE after so long.
+        With ``ahead_count`` the batch is not delivered to the user yet, and waits in the stream
+        until that many wait; no replacement is requested. With ``within_s`` return LATE after this
+        time.
         """
         wait_s = self._timeout if self._timeout > 0 else _STATUS_CHECK_INTERVAL_S
         deadline = None
@@ -410,32 +412,33 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
 
     @property
     def _pin_memory_thread(self) -> NativeThread:  # type: ignore[override]
-        """Torch has a Python thread of that name, where memory is pinned."""
+        """Return the stand-in for torch's Python thread of this name, if memory is pinned."""
         if not self._pin_memory:
             raise AttributeError(f"{type(self).__name__} pins no memory")
         return self.source.native_thread
 
     def counters(self) -> dict[str, Any]:
-        """The counters of this iterator; empty once the loader has taken them over."""
+        """Return the counters of this iterator; empty once the loader has taken them over."""
         return {} if self._shutdown else self.source.counters()
 
     def record_steps(self, count_max: int) -> None:
-        """Keeps when each of the next ``count_max`` batches was where, for `step_records`."""
+        """Record when each of the next ``count_max`` batches reached each stage, for
+        `step_records`."""
         self._stream.record_steps(count_max)
 
     def step_records(self) -> list[dict[str, Any]]:
-        """Of the batches since the last call."""
+        """Return the records of the batches since the last call."""
         return [] if self._shutdown else self._stream.step_records()
 
     def add_work(self, work: PastWork) -> None:
-        """Adds what workers and samples took, until the loader has taken that over."""
+        """Add the times of workers and samples, until the loader has taken them over."""
         if not self._shutdown:
             work.add(self._stream.workers(), self._stream.slow_samples())
 
     def _shutdown_workers(self) -> None:
-        # Module globals are cleared while Python goes down.
+        # Module globals are cleared during interpreter shutdown.
         if exit_status is None or exit_status() is not False:
-            return  # multiprocessing ends daemonic workers, and they see the trainer go
+            return  # multiprocessing ends daemonic workers, and they notice the trainer's exit
         if self._shutdown or os.getpid() != self._owner_pid:
             return  # a forked child inherits this object and none of the workers
         self._close_source()
@@ -446,7 +449,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         try:
             self.source.close()
         finally:
-            self._stream.leave_step()  # a call that goes on is over for this stream
+            self._stream.leave_step()  # a call in progress is over for this stream
             self._past_counters.update(
                 {
                     name: count
@@ -460,13 +463,13 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         try:
             self._shutdown_workers()
         except KeyboardInterrupt:
-            # The workers were ended at once. Python would print the interrupt and drop it here.
+            # The workers were ended immediately. Python would print the interrupt and drop it here.
             if not sys.is_finalizing():
                 self._interrupt = _C.interrupt_when_dropped()
 
 
 class _DrawnNatively:
-    """In the place of torch's ``_sampler_iter`` where the native side draws the order."""
+    """Takes the place of torch's ``_sampler_iter`` if the native side draws the order."""
 
     def __iter__(self) -> _DrawnNatively:
         return self
@@ -487,7 +490,8 @@ _DRAWN_NATIVELY = _DrawnNatively()
 
 
 def _pull(iterator: weakref.ref[LocalPoolIter]) -> tuple[Any, int]:
-    """The next indices of the user's sampler, and the place of the first in the order of the epoch.
+    """Return the next indices of the user's sampler, and the place of the first in the epoch's
+    order.
 
     The stream must not keep the iterator alive.
     """

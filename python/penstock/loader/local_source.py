@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of an iterator whose workers this process starts: the requests and events of its
-stream, and how the worker processes are started, how they died and how they end.
+"""Source of an iterator whose workers this process starts: its stream's requests and events, and
+the start, death and exit of the worker processes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _SHARD_ENDED = int(_C.Client.Event.SHARD_ENDED)
 _WORKER_LOST = int(_C.Client.Event.WORKER_LOST)
 _STRETCH = 4  # as kStretch of the native stream
 _SLABS_MAX = 64
-_LOOK_INTERVAL_S = 1.0  # after workers that died instead of an answer
-# How long processes have that are to end, and the system to end one that was killed.
+_LOOK_INTERVAL_S = 1.0  # between checks for workers that died instead of answering
+# Time limits for processes to exit, and for the system to remove a killed one.
 _TERMINATED_S_MAX = 1.0
 _KILLED_S_MAX = 5.0
 
@@ -67,7 +67,7 @@ class LocalSource:
     ) -> None:
         self._any_worker = any_worker_serves(loader, worker_count)
         self._is_iterable = options.is_iterable
-        # A worker may have made all the batches that the trainer has, while another makes one.
+        # One worker may have made all the batches that the trainer has, while another makes one.
         slab_count = options.prefetch_depth
         if self._any_worker:
             slab_count = min(_SLABS_MAX, _STRETCH * options.prefetch_depth * worker_count)
@@ -76,7 +76,7 @@ class LocalSource:
             ends_trainer=not self._any_worker,
         )
         self.processes = self._workers.processes
-        self._gone: set[int] = set()  # workers that died and that the others do without
+        self._gone: set[int] = set()  # workers that died and that the others replace
         self._is_active: list[bool] = []  # by worker: it has not ended its part of the epoch
         self._client = _C.Client(
             worker_count=worker_count,
@@ -103,7 +103,7 @@ class LocalSource:
             progress.state_interval,
         )
         self._question = 0  # the last one about states
-        self._timeout_s = float(loader.timeout)  # 0: without a bound
+        self._timeout_s = float(loader.timeout)  # 0: without a limit
         self._state_interval = progress.state_interval
         try:
             self._workers.start(
@@ -137,7 +137,7 @@ class LocalSource:
                 continue
             # A child of this process wrote it.
             question, worker_id, of_worker = pickle.loads(answer)
-            if question == self._question:  # one before it was interrupted
+            if question == self._question:  # an earlier question was interrupted
                 missing.discard(worker_id)
                 states.update(of_worker)
         return {
@@ -145,7 +145,7 @@ class LocalSource:
         }
 
     def _check_unanswered(self, missing: set[int], waited_s: float) -> None:
-        """Of workers that owe an answer: those that died will not give one."""
+        """Check the workers with missing answers: dead workers will not send any."""
         dead = [place for place in missing if not self.processes[place].is_alive()]
         if dead and (not self._any_worker or len(self._gone) + len(dead) == len(self.processes)):
             self._workers.raise_lost([self.processes[place] for place in dead])
@@ -170,13 +170,13 @@ class LocalSource:
         self._tell_of(value)
 
     def end_epoch(self) -> None:
-        # Nothing waits for a worker whose last batch another has made as well.
+        # No wait depends on a worker whose last batch another worker has made as well.
         for place, process in enumerate(self.processes):
             if self._any_worker and self._is_active[place] and not process.is_alive():
                 self._tell_of(place)
 
     def _tell_of(self, place: int) -> None:
-        """Warns of a death that the others make up for, once."""
+        """Warn once about a worker's death that the others compensate for."""
         if place in self._gone:
             return
         self._gone.add(place)
@@ -194,7 +194,8 @@ class LocalSource:
             for process, is_active in zip(self.processes, self._is_active, strict=True)
             if is_active and not process.is_alive()
         ]
-        # Where any worker may make any batch, the native side tells of those that are missed.
+        # If any worker may make any batch, the native side reports the workers whose answers are
+        # missing.
         if dead and (not self._any_worker or len(dead) == sum(self._is_active)):
             self._workers.raise_lost(dead)
 
@@ -213,7 +214,7 @@ class LocalSource:
 
     @property
     def workers_apart(self) -> dict[str, str]:
-        return {}  # they are of this machine, and compare themselves with each prefix
+        return {}  # they run on this machine, and compare themselves with each prefix
 
     def install_prefix(self, message: bytes) -> None:
         self._client.install_prefix(message)
@@ -225,7 +226,7 @@ class LocalSource:
         """Nobody looks at workers that are the trainer's own."""
 
     def set_shipment(self, message: bytes | None) -> None:
-        """Leaves lie in shared memory anyway, so there is nothing to gain."""
+        """Ignore the message: leaves are in shared memory anyway, so there is no gain."""
 
     def close(self) -> None:
         try:
@@ -239,14 +240,14 @@ class LocalWorkers:
     """Children of the trainer, or of its fork server. Confined to the trainer's thread."""
 
     def __init__(self, context: Any, *, ends_trainer: bool = True) -> None:
-        """``context`` is a context of multiprocessing. With ``ends_trainer`` the death of one is
-        raised in the trainer's main thread at once, as torch has it.
+        """Take ``context``, a multiprocessing context. With ``ends_trainer``, the death of a worker
+        is raised immediately in the trainer's main thread, as in torch.
         """
         self.processes: list[Any] = []
         self._context = context
         self._ends_trainer = ends_trainer
         self._are_pids_set = False
-        self._roots: dict[str, Any] = {}  # the parts of the user's that workers get
+        self._roots: dict[str, Any] = {}  # the user's objects that workers get
 
     def start(
         self,
@@ -257,8 +258,8 @@ class LocalWorkers:
         spec: WorkerSpec,
         client: _C.Client,
     ) -> None:
-        """Starts the workers of ``client``. Raises the exceptions of the system and of pickle; the
-        processes made until then are there."""
+        """Start the workers of ``client``. Raises the exceptions of the system and of pickle;
+        processes started before the exception remain."""
         is_fresh = self._context.get_start_method() in ("spawn", "forkserver")
         parts = PickledOnce((fetch, init_fn, spec))
         self._roots = {
@@ -287,7 +288,7 @@ class LocalWorkers:
             turns.close()
             parts.close()
         if self._ends_trainer:
-            # Torch's handler of SIGCHLD raises for these as it would for its own.
+            # Torch's handler of SIGCHLD raises for these as for its workers.
             self._set_pids(self.processes)
             handle_child_deaths()
         explain_later_kills()  # by that handler, too
@@ -315,7 +316,7 @@ class LocalWorkers:
         self.processes.append(process)
 
     def _name_unpicklable(self, error: Exception) -> None:
-        """Notes which part of a worker's arguments cannot be pickled."""
+        """Note which part of a worker's arguments cannot be pickled."""
         found = find_unpicklable(self._roots)
         if found is not None:
             add_note(
@@ -326,8 +327,8 @@ class LocalWorkers:
             )
 
     def raise_lost(self, lost: list[Any]) -> NoReturn:
-        """Raises torch's error for processes that went away:
-        by how they died when the system can tell, else by pid.
+        """Raise torch's error for processes that died:
+        with the cause of death if the system reports it, else with their pids.
         """
         connection.wait([process.sentinel for process in lost], timeout=STATUS_INTERVAL_S)
         for process in lost:
@@ -346,7 +347,7 @@ class LocalWorkers:
 
     @staticmethod
     def how_it_ended(process: Any) -> str:
-        """How a process that went away ended, in words that follow its name."""
+        """Describe how a process ended, in words that follow its name."""
         process.join(timeout=STATUS_INTERVAL_S)
         code = process.exitcode
         if code is None:
@@ -356,9 +357,9 @@ class LocalWorkers:
         return f"was killed by {signal.Signals(-code).name}"
 
     def end(self) -> None:
-        """Waits for them, who were told to go, and ends those that do not go in time."""
+        """Join the workers, which were asked to exit, and terminate late ones."""
         try:
-            # Torch waits as long for each of them, one after the other.
+            # Torch waits this long for each of them in turn.
             deadline = time.monotonic() + STATUS_INTERVAL_S
             for process in self.processes:
                 process.join(timeout=max(0.0, deadline - time.monotonic()))
@@ -376,19 +377,19 @@ class LocalWorkers:
             deadline = time.monotonic() + _TERMINATED_S_MAX
             for process in alive:
                 process.join(timeout=max(0.0, deadline - time.monotonic()))
-        finally:  # also of an interrupt
+        finally:  # also on an interrupt
             for process in alive:
-                # Reaped, so that neither a zombie nor its pipe is left.
-                if process.is_alive():  # it has not come to see the signal on a busy machine
+                # Reap it, so that neither a zombie nor its pipe remains.
+                if process.is_alive():  # on a busy machine, it has not handled the signal yet
                     process.kill()
                     process.join(timeout=_KILLED_S_MAX)
 
 
 def sleep_if_python_exits() -> None:
-    """Keeps a daemon thread quiet while the interpreter exits.
+    """Keep a daemon thread quiet while the interpreter exits.
 
-    multiprocessing ends the workers then, before torch's own flag is up, which is no loss to
-    report; torch's iterator sleeps on its queue at that point, until the process is gone.
+    multiprocessing then ends the workers before torch's flag is set, so their end is no loss to
+    report; torch's iterator sleeps on its queue at that point, until the process exits.
     """
     is_exiting = exit_status() or multiprocessing.util.is_exiting()
     if is_exiting and threading.current_thread() is not threading.main_thread():

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next batches of a stream, for caches that fetch the rows that those will ask for.
+"""The next batches of a stream, for caches that prefetch the rows these batches will read.
 
 A loader knows its future: the order is drawn before the batches are made, and batches wait in the
-trainer before it wants them. Bagpipe ("Bagpipe: Accelerating Deep Recommendation Model Training",
-Agarwal et al., SOSP 2023, doi 10.1145/3600006.3613142) reads the embedding ids of the batches to
-come, so that a cache in front of a slow table holds the rows before they are asked for.
+trainer before it needs them. Bagpipe ("Bagpipe: Accelerating Deep Recommendation Model Training",
+Agarwal et al., SOSP 2023, doi 10.1145/3600006.3613142) reads the embedding ids of upcoming batches,
+so that a cache in front of a slow table holds the rows before they are requested.
 
-Looking is not taking: the stream, the generators, the state and the moments at which the sampler is
-pulled are those of a program that does not look. So values can be seen of those batches alone that
-are asked for already. They wait in the stream, in their order; the requests that would have
-followed them are made when the trainer is given them.
+Lookahead has no side effects: the stream, the generators, the state and the times of the sampler's
+pulls equal the ones of a program without lookahead. So only the values of batches already requested
+are visible. They wait in the stream, in their order; the requests that would have followed them are
+made when the trainer receives them.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
 
 class NoBatch(enum.Enum):
-    """The events of a client that has no batch."""
+    """Events of a client that has no batch."""
 
-    END = enum.auto()  # all that was asked for has come
-    LATE = enum.auto()  # it did not come within the loader's timeout
+    END = enum.auto()  # all requests were answered
+    LATE = enum.auto()  # no answer within the loader's timeout
 
 
-# A batch with its details (its leaves, or True or False where the value is to be raised), its shard
-# and that one's state; or the exception that next() raises in its place.
+# A batch with its details (its leaves, or True or False if the value is to be raised), its shard
+# and the shard's state; or the exception that next() raises in its place.
 Taken = tuple[Any, Any, int, Any] | Exception | NoBatch
 
 
 class LooksAhead:
-    """The part of an iterator over workers that looks ahead. Confined to the trainer's thread."""
+    """Part of an iterator over workers that looks ahead. Confined to the trainer's thread."""
 
-    _ahead: deque[Taken]  # the events that wait in the stream, as Python has them
-    _order: IndexOrder | None  # where the sampler is torch's own
+    _ahead: deque[Taken]  # the events that wait in the stream, as Python objects
+    _order: IndexOrder | None  # if the sampler is torch's
     _progress: Progress
     _prefetch_factor: Any  # an int, with workers
     _prefetch_depth: int
@@ -60,20 +60,21 @@ class LooksAhead:
     _stream: _C.Stream
 
     def _take(self, ahead_count: int = 0, within_s: float | None = None) -> Taken:
-        """Waits for the next batch in order; with ``ahead_count`` it is only looked at. LATE if it
-        has not come ``within_s``."""
+        """Wait for the next batch in order; with ``ahead_count`` only look at it. Return LATE if it
+        does not arrive ``within_s``."""
         raise NotImplementedError
 
     def _unanswered(self) -> deque[Any]:
-        """The indices that a sampler which is not torch's own gave for batches still to come."""
+        """Return the indices that a sampler other than torch's gave for batches not yet
+        received."""
         raise NotImplementedError
 
     def _end_or_raise(self, taken: Taken) -> NoReturn:
-        """The work of next() where there is no batch."""
+        """Do the work of next() when there is no batch."""
         raise NotImplementedError
 
     def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
-        """As :meth:`penstock.DataLoader.lookahead`, of this iterator's stream."""
+        """Look ahead in this iterator's stream, as :meth:`penstock.DataLoader.lookahead`."""
         check_arguments(batch_count, select)
         if not self._in_order:
             raise UnsupportedError(
@@ -99,15 +100,15 @@ class LooksAhead:
             return indices_from(self._order, self._progress.answered_count, batch_count)
         self._check_depth(batch_count)
         if self._asks_while_room and len(self._unanswered()) < batch_count:
-            self._take_ahead(batch_count)  # by which the sampler is pulled for the others
+            self._take_ahead(batch_count)  # pulls the sampler for the others
         asked = itertools.islice(self._unanswered(), batch_count)
         return [index.copy() if type(index) is list else index for index in asked]
 
     def _take_ahead(self, batch_count: int) -> None:
-        """Makes ``batch_count`` batches wait here, or fewer if the epoch ends or one raises.
+        """Make ``batch_count`` batches wait here, or fewer if the epoch ends or one raises.
 
-        Blocks until they have come. Raises the exceptions of next() when one does not come within
-        the timeout, and leaves everything as it is.
+        Blocks until they have arrived. Raises the exceptions of next() when one does not arrive
+        within the timeout, and then leaves everything unchanged.
         """
         while len(self._ahead) < batch_count:
             if self._ahead and not _is_batch(self._ahead[-1]):
@@ -123,7 +124,7 @@ class LooksAhead:
             self._ahead.append(taken)
 
     def _ready_ahead(self, count_max: int, wait_s: float) -> Ready:
-        """Makes batches wait here that have come, as many as ``count_max``. Waits for the first."""
+        """Make up to ``count_max`` received batches wait here. Waits for the first one."""
         is_all = False
         while len(self._ahead) < count_max and (not self._ahead or _is_batch(self._ahead[-1])):
             try:
@@ -148,12 +149,12 @@ class LooksAhead:
             )
 
     def _sure_workers(self) -> tuple[int, str]:
-        """How many workers there are in any case, and that in words."""
+        """Return the number of workers that certainly exist, and this number in words."""
         return self._num_workers, f"num_workers={self._num_workers}"
 
 
 def look_ahead(loader: LoaderFace, iterator: Any, batch_count: int, select: Any) -> list[Any]:
-    """``lookahead()`` of the loader's newest iterator, which is None where it is gone."""
+    """Call ``lookahead()`` of the loader's newest iterator, which is None once it is gone."""
     check_arguments(batch_count, select)
     if iterator is None:
         if loader._progress is not None and loader._progress.is_finished:
@@ -189,8 +190,7 @@ def check_arguments(batch_count: Any, select: Any) -> None:
 
 
 def indices_from(order: IndexOrder, place: int, batch_count: int) -> list[list[int]]:
-    """The batches from number ``place`` on, ``batch_count`` of them, or fewer where the epoch
-    ends."""
+    """Return ``batch_count`` batches from number ``place`` on, or fewer if the epoch ends."""
     batches: list[list[int]] = []
     while len(batches) < batch_count and (batch := order.batch(place + len(batches))) is not None:
         batches.append(batch)
@@ -198,13 +198,14 @@ def indices_from(order: IndexOrder, place: int, batch_count: int) -> list[list[i
 
 
 def _is_batch(taken: Taken) -> bool:
-    """Whether the trainer will be given a batch, and nothing is raised in its place."""
+    """Return whether the trainer will get a batch, and no exception in its place."""
     return type(taken) is tuple and type(taken[1]) is not bool
 
 
 def _without_frames(error: Exception) -> Exception:
-    """Kept frames would keep the iterator that keeps the error, and with it the workers."""
+    """Return the error without its frames, which would keep the iterator that keeps the error, and
+    with it the workers."""
     if error.__suppress_context__:
-        # Not by the class's own way to set it, which may refuse.
+        # Not by the class's setter, which may raise.
         BaseException.__setattr__(error, "__context__", None)
     return error.with_traceback(None)

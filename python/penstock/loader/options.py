@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that penstock has beyond torch's: their values, and their meaning together.
+"""penstock's options in addition to torch's: their values, and their combined meaning.
 
-Among them are those of ``pool=`` and the loaders that a pool cannot serve, and what a loader may do
-otherwise than torch's because no program can see it: how far ahead workers are asked, and which of
-them.
+They include the options of ``pool=``, the loaders that a pool cannot serve, and unobservable
+optimisations: how far ahead workers get requests, and which worker gets which request.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from penstock.stream.shard_state import is_stateful
 from penstock.stream.table_rows import plain_rows
 from penstock.tuning.worker_tuner import AUTO, AutomaticCount
 
-# The value of each option that is left out.
+# The default value of each option.
 DEFAULTS: dict[str, Any] = {
     "snapshot_every_n_steps": 1,
     "device": None,
@@ -59,7 +58,7 @@ _BEYOND_TORCH = (
     "shard_by_rank",
 )
 KEYS_VARIABLE = "PENSTOCK_KEYS"
-# The argument of torch's constructor in the place of an option that is the pool's.
+# torch's constructor argument in place of an option that belongs to the pool.
 DEFAULT_PREFETCH_FACTOR = 2
 _DEEP_PREFETCH_BYTES = 1 << 20
 _DEEP_PREFETCH_COUNT = 16
@@ -67,9 +66,9 @@ _ADDRESS = re.compile(r"tcp://(?:\[[^\s\[\]]+\]|[^\s\[\]:/]+):([0-9]{1,5})")
 
 
 def check_options(loader: LoaderFace) -> None:
-    """Refuses values that the loader's own options cannot have. Raises ValueError or TypeError.
+    """Reject values that the loader's penstock options cannot have. Raises ValueError or TypeError.
 
-    They may be assigned after construction, so ``iter()`` asks again.
+    They may be assigned after construction, so ``iter()`` checks again.
     """
     _check_datapipe(loader)
     _check_snapshots(loader)
@@ -87,50 +86,51 @@ def check_options(loader: LoaderFace) -> None:
 
 
 def own_options(loader: LoaderFace) -> tuple[Any, ...]:
-    """The options that an iterator is made with and keeps, so that a change of one needs a new
+    """Return the options that an iterator is made with and keeps: changing one needs a new
     iterator.
     """
     return tuple(getattr(loader, name) for name in DEFAULTS)
 
 
 def is_seeded_by_batch(loader: LoaderFace) -> bool:
-    """Whether each batch is seeded by its place in the epoch, or each sample, and not each worker
-    by its id."""
+    """Return whether each batch is seeded by its place in the epoch, or each sample, and not each
+    worker by its id."""
     is_chosen = loader.seeding in ("batch", "sample")
     return is_chosen or (loader.seeding is None and (has_pool(loader) or loader.shard_by_rank))
 
 
 def is_seeded_by_sample(loader: LoaderFace) -> bool:
-    """Whether each sample is seeded by its place in the order of the epoch."""
+    """Return whether each sample is seeded by its place in the epoch's order."""
     is_left_out = loader.seeding is None and loader.shard_by_rank
     return loader.seeding == "sample" or (is_left_out and not reads_shards_of_rank(loader))
 
 
 def reads_shards_of_rank(loader: LoaderFace) -> bool:
-    """Whether the ranks of a job share out the shards of an iterable dataset."""
+    """Return whether the ranks of a job share the shards of an iterable dataset."""
     return bool(loader.shard_by_rank) and loader._dataset_kind == DatasetKind.Iterable
 
 
 def shards_of_rank(loader: LoaderFace) -> RankShards | None:
-    """The shards that this rank reads, where the ranks share them out."""
+    """Return the shards that this rank reads, if the ranks share them."""
     if not reads_shards_of_rank(loader):
         return None
     return RankShards(loader.rank, loader.world_size, cast(int, loader.shards))
 
 
 def has_pool(loader: LoaderFace) -> bool:
-    """Whether batches come in the way of a pool: from its workers, or through a replica group."""
+    """Return whether batches arrive as from a pool: from its workers, or through a replica
+    group."""
     return loader.pool is not None or loader.replica_group is not None
 
 
 def is_parallel(loader: LoaderFace) -> bool:
-    """Whether batches are made by other processes than the trainer."""
+    """Return whether processes other than the trainer make batches."""
     return loader.num_workers > 0 or has_pool(loader)
 
 
 def shard_count(loader: LoaderFace) -> int:
-    """In how many shards a dataset is read: one a worker unless ``shards`` says otherwise. With
-    ``shard_by_rank``, the shards of this rank."""
+    """Return the number of shards that a dataset is read in: one per worker unless ``shards`` is
+    set. With ``shard_by_rank``, the number of this rank's shards."""
     of_rank = shards_of_rank(loader)
     if of_rank is not None:
         return len(of_rank.ids)
@@ -142,27 +142,27 @@ def shard_count(loader: LoaderFace) -> int:
 
 
 def drawing_threads(loader: LoaderFace) -> int:
-    """On how many threads a batch's samples may make draws that ``seeding="batch"`` should repeat;
-    0 where it can.
+    """Return the number of threads on which a batch's samples may make draws that
+    ``seeding="batch"`` should repeat; 0 if it can repeat them.
     """
     return loader.fetch_threads if is_seeded_by_batch(loader) and loader.fetch_threads > 1 else 0
 
 
 def prefetch_factor(loader: LoaderFace) -> int | None:
-    """The loader's own, which torch's constructor leaves out without workers, or the default where
+    """Return the loader's value, which torch's constructor omits without workers, or the default if
     a pool makes the batches of such a loader."""
     factor: int | None = loader.prefetch_factor
     return DEFAULT_PREFETCH_FACTOR if factor is None and has_pool(loader) else factor
 
 
 def prefetch_depth(loader: LoaderFace) -> int:
-    """How many batches each worker is asked for ahead: ``prefetch_factor``, or more where nobody
-    can see the difference.
+    """Return the number of batches requested ahead from each worker: ``prefetch_factor``, or more
+    if the difference is unobservable.
 
-    A small batch of a plain TensorDataset is ready sooner than the request for it has crossed two
+    A small batch of a plain TensorDataset is ready sooner than its request has crossed two
     processes, so two of them in flight leave the workers idle. Reading ahead further is
-    unobservable there: rows are read from tensors, and torch's own sampler, without a generator of
-    the user's, draws at the first pull alone.
+    unobservable there: rows are read from tensors, and torch's sampler, without a generator from
+    the user, draws only at the first pull.
     """
     factor = prefetch_factor(loader) or 1
     rows = plain_rows(loader.dataset, loader.collate_fn)
@@ -175,22 +175,23 @@ def prefetch_depth(loader: LoaderFace) -> int:
 
 
 def any_worker_serves(loader: LoaderFace, worker_count: int) -> bool:
-    """Whether nothing in the stream says which worker made a batch. Then the worker is asked that
-    will answer soonest, and the others make the batches that a dead worker owed.
+    """Return whether no part of the stream shows which worker made a batch. Then each request is
+    sent to the worker that will answer soonest, and the others make the missing batches of a dead
+    worker.
     """
     return (
         is_seeded_by_batch(loader)
         and loader._dataset_kind == DatasetKind.Map
         and worker_count > 1
-        and loader.worker_init_fn is None  # which is told who it is, and may fail in one alone
+        and loader.worker_init_fn is None  # it gets the worker's id, and may fail in one
         and not is_stateful(loader.dataset)
         and plain_rows(loader.dataset, loader.collate_fn) is None  # no row is slow
     )
 
 
 def may_begin_early(loader: LoaderFace) -> bool:
-    """Whether nothing speaks against asking for the next epoch before it begins, as far as it can
-    be seen here. Its worker looks at the dataset.
+    """Return whether the next epoch may be requested before it starts, as far as visible here. Its
+    worker checks the dataset.
     """
     return bool(
         loader.persistent_workers
@@ -201,20 +202,20 @@ def may_begin_early(loader: LoaderFace) -> bool:
 
 
 class Obstacle(NamedTuple):
-    """Why a pool cannot serve a loader."""
+    """Reason why a pool cannot serve a loader."""
 
     seen: str
     remedy: str
 
 
 def chosen_keys(keys: str | os.PathLike[str] | None) -> str | None:
-    """The folder of keys that ``keys`` and the environment name."""
+    """Return the folder of keys that ``keys`` and the environment name."""
     chosen = os.environ.get(KEYS_VARIABLE) if keys is None else os.fspath(keys)
     return chosen or None
 
 
 def check_pool_options(loader: LoaderFace) -> None:
-    """Refuses values that a pool's options cannot have. Raises ValueError or TypeError."""
+    """Reject values that a pool's options cannot have. Raises ValueError or TypeError."""
     _check_code_paths(loader.code_paths)
     if type(loader.trust_workers) is not bool:
         raise TypeError(
@@ -244,13 +245,13 @@ def check_pool_options(loader: LoaderFace) -> None:
 
 
 def is_address(pool: Any) -> bool:
-    """Whether ``pool`` could be the address of a controller, which has a host and a port."""
+    """Return whether ``pool`` could be a controller's address, which has a host and a port."""
     found = _ADDRESS.fullmatch(pool) if isinstance(pool, str) else None
     return found is not None and 0 < int(found[1]) < 1 << 16
 
 
 def obstacle_to_pool(loader: LoaderFace) -> Obstacle | None:
-    """An option of the loader that no pool can serve, if there is one."""
+    """Return an option of the loader that no pool can serve, if there is one."""
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return Obstacle(
             "the dataset is a datapipe, which only torch's own iterator reads",
@@ -278,7 +279,7 @@ def obstacle_to_pool(loader: LoaderFace) -> Obstacle | None:
 
 
 def _check_datapipe(loader: LoaderFace) -> None:
-    """Refuses options that torch's own iterator would ignore."""
+    """Reject options that torch's iterator would ignore."""
     if not isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return
     for name in _BEYOND_TORCH:
@@ -376,7 +377,7 @@ def _check_shards(loader: LoaderFace) -> None:
 
 
 def _check_num_workers(loader: LoaderFace) -> None:
-    """The stream must not depend on a number that is measured."""
+    """Reject ``num_workers="auto"`` if the stream would depend on the measured number."""
     if isinstance(loader.num_workers, str) and loader.num_workers == AUTO:
         raise ValueError(
             "num_workers was set to 'auto' after construction; a number is expected there, so make "

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool's client between two iterators of the same job, and recalls through it.
 
-Torch ends its workers after each epoch and starts others for the next. The workers of a pool go on
-in any case, and so does the client: a loader keeps it (:class:`ParkedClient`), and it stays
-connected to the workers, so that the next epoch begins at once, also while there is no controller.
-Two seconds without a request others may have the workers.
+Torch ends its workers after each epoch and starts others for the next. The workers of a pool keep
+running, and so does the client: a loader keeps it (:class:`ParkedClient`), and it stays connected
+to the workers, so that the next epoch starts immediately, even while there is no controller. After
+two seconds without a request, other jobs may have the workers.
 
 Batches outlive the iterator as well. A :class:`Recaller` has a pool send the whole of a batch that
-came without some of its leaves.
+arrived without some of its leaves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.tracking.batch_origin import BatchHandle
 _LAST_RECALLS_S = 5.0  # for all batches together
 _CHECK_INTERVAL_S = 1.0  # how often a waiting trainer looks after its workers
 
-_is_exiting = threading.Event()  # the process: nobody will read anything
+_is_exiting = threading.Event()  # the process: its messages will not be read
 atexit.register(_is_exiting.set)
 
 
@@ -43,17 +43,17 @@ class _Parked(NamedTuple):
 
 
 class ParkedClient:
-    """Has room for one. It is ended with the loader, or when the program exits."""
+    """Place for one client, which ends with the loader, or when the program exits."""
 
     def __init__(self) -> None:
         self._place: list[_Parked] = []
-        # When the controller last answered a client of this loader's, by time.monotonic().
+        # Time of the controller's last answer to a client of this loader, by time.monotonic().
         self.controller_heard_at: float | None = None
         weakref.finalize(self, _end_all, self._place)
 
     def park(self, client: _C.PoolClient, purpose: Any, recaller: Recaller | None) -> None:
-        """Nobody else may use ``client`` from now on, but for recalls. Ends the one that was
-        here."""
+        """Park ``client``, which must have no other use from now on, except recalls. Ends the
+        client parked before."""
         _end_all(self._place)
         self._place.append(_Parked(client, purpose, os.getpid(), recaller))
 
@@ -62,7 +62,7 @@ class ParkedClient:
         return not self._place
 
     def take(self, purpose: Any) -> _C.PoolClient | None:
-        """The client, if one was parked here with the same ``purpose``; another is ended."""
+        """Return the client if one was parked here with the same ``purpose``; end any other."""
         if not self._place:
             return None
         parked = self._place[0]
@@ -76,18 +76,18 @@ class ParkedClient:
 def _end_all(place: list[_Parked]) -> None:
     while place:
         parked = place.pop()
-        if parked.owner_pid == os.getpid():  # a child that was forked off has not the thread
+        if parked.owner_pid == os.getpid():  # a forked child does not have the thread
             if parked.recaller is not None and not _is_exiting.is_set():
                 parked.recaller.recall_all()
             parked.client.stop()
 
 
 class Recaller:
-    """The way to the workers that made a loader's batches. Batches keep it. Confined to the
+    """Connection to the workers that made a loader's batches. Batches keep it. Confined to the
     trainer's process."""
 
     def __init__(self, client: _C.Client, check: Callable[[], None]) -> None:
-        """``check`` is a method that looks after workers, and raises where none is left."""
+        """Take ``check``, a method that checks workers, and raises if none is left."""
         self._client = client
         self._check = weakref.WeakMethod(check)
         self._owner_pid = os.getpid()
@@ -95,15 +95,15 @@ class Recaller:
         self._handles: weakref.WeakSet[BatchHandle] = weakref.WeakSet()
 
     def note(self, handle: BatchHandle) -> None:
-        """Leaves of this batch stayed with the workers."""
+        """Note that leaves of this batch stayed with the workers."""
         self._handles.add(handle)
 
     def recall_all(self) -> None:
-        """Has the leaves come that the program still has tensors for, since the workers go. Those
-        that do not come within some seconds raise an error when they are read."""
+        """Fetch the leaves that the program still has tensors for, before the workers leave. Leaves
+        that do not arrive within some seconds raise an error when they are read."""
         if not self._handles:
             return
-        from penstock.tracking.lazy_value import values_of  # which loads Dynamo
+        from penstock.tracking.lazy_value import values_of  # it loads Dynamo
 
         self._deadline = time.monotonic() + _LAST_RECALLS_S
         for handle in list(self._handles):
@@ -114,10 +114,10 @@ class Recaller:
     def recall(
         self, origin: _C.BatchOrigin, name: str
     ) -> tuple[Sequence[torch.Tensor], Mapping[str, torch.Tensor]]:
-        """All leaves and boundary tensors of the batch, which people know as `name`. Blocks.
+        """Return all leaves and boundary tensors of the batch, shown to people as `name`. Blocks.
 
-        Raises PenstockError where no worker can be asked any more, and the dataset's error where
-        the batch had to be made again and could not be.
+        Raises PenstockError if no worker can be asked any more, and the dataset's error if the
+        batch had to be made again and could not be.
         """
         if os.getpid() != self._owner_pid:
             raise PenstockError(

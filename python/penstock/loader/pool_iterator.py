@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The iterator of ``pool=``: batches come from the workers of a pool, on this machine or others."""
+"""Iterator of ``pool=``: the workers of a pool, on this machine or others, make the batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ITERATORS_OWN = ("penstock.", "torch.utils.data.")
 
 @functools.cache  # once in a process
 def _tell_of_stream() -> None:
-    if os.environ.get("RANK", "0") != "0":  # of several ranks one tells
+    if os.environ.get("RANK", "0") != "0":  # one of several ranks warns
         return
     print(
         'penstock: batches of a pool have the random numbers of seeding="batch", which are the '
@@ -40,7 +40,7 @@ def _tell_of_stream() -> None:
 
 
 class PoolIter(LocalPoolIter):
-    """Batches from a pool's workers, and from ``num_workers`` of its own beside them."""
+    """Batches from a pool's workers, and from ``num_workers`` local ones in addition."""
 
     source: PoolSource
     _is_elastic = True
@@ -77,7 +77,7 @@ class PoolIter(LocalPoolIter):
     def _settle_num_workers(self, loader: LoaderFace) -> None:
         shards = shard_count(loader)
         self._own_worker_count = int(self._num_workers)
-        # The number of batches asked for ahead follows from the number of workers.
+        # The number of batches requested ahead follows from the number of workers.
         self._num_workers = 1
         if self._dataset_kind == DatasetKind.Iterable and shards == 1:
             warn(
@@ -103,8 +103,8 @@ class PoolIter(LocalPoolIter):
         return taken
 
     def first_answer(self) -> Any:
-        """The first batch, or the exception in its place; None if there is neither. It waits here
-        for next(). Raises what next() raises for a batch that does not come."""
+        """Return the first batch, or the exception in its place; None if there is neither. It waits
+        here for next(). Raises the exceptions of next() for a batch that does not arrive."""
         self._take_ahead(1)
         taken = self._ahead[0] if self._ahead else None
         return taken[0] if type(taken) is tuple else taken
@@ -120,7 +120,7 @@ class PoolIter(LocalPoolIter):
 
     @property
     def link(self) -> Link:
-        """The link to the pool's workers."""
+        """Return the network link to the pool's workers."""
         workers, bytes_per_s = self._stream.load_counters()[5:]
         return Link(max(1, workers), bytes_per_s, self.source.recaller is None)
 
@@ -129,14 +129,14 @@ class PoolIter(LocalPoolIter):
 
 
 def release_frames(error: BaseException) -> None:
-    """Clears the variables of the frames of penstock and of torch's iterators in ``error``.
+    """Clear the variables of the frames of penstock and of torch's iterators in ``error``.
 
-    A traceback keeps the frames that it went through, and their variables: an iterator that raised
-    would live as long as its error, in a list of errors or in ``sys.last_traceback``, and would
-    keep its resources in other processes.
+    A traceback keeps the frames that it passed, and their variables: an iterator that raised would
+    live as long as its error, in a list of errors or in ``sys.last_traceback``, and would keep its
+    resources in other processes.
 
-    To be called where the error has left those frames. The user's own frames (of a sampler, of the
-    program) keep their variables for a debugger.
+    Call after the error has left those frames. The user's frames (of a sampler, of the program)
+    keep their variables for a debugger.
     """
     seen: set[int] = set()
     told: BaseException | None = error

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of an iterator whose batches come from the workers of a pool.
+"""Source of an iterator whose batches are made by the workers of a pool.
 
-Workers come and go while it runs. The job (dataset, collate_fn and their companions) is pickled for
-each source unless nothing of it has changed, and workers that do not have it yet ask for it.
+Workers join and leave while it runs. The job (dataset, collate_fn and their companions) is pickled
+for each source unless it is unchanged, and workers that do not have it yet request it.
 
-Beside the pool's, ``num_workers`` workers are the trainer's own (:class:`OwnWorkers`). They serve
-as the pool's do, but in one process each, and are reached on loopback with the keys that this
-user's processes share; the job comes to them in the same way. Their batches lie in shared memory,
-as those of local workers do. No controller knows them.
+In addition to the pool's workers, ``num_workers`` workers are the trainer's local ones
+(:class:`OwnWorkers`). They serve as the pool's do, but in one process each, and are reached on
+loopback with the keys that this user's processes share; they get the job in the same way. Their
+batches are in shared memory, as with local workers. No controller knows them.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from penstock.worker.held_interrupt import HeldInterrupt, release_in_child
 _PLAN_BYTES_MAX = 64 << 10  # wire::kPlanBytesMax
 _WORKERS_OF_USE_MAX = 4096  # to a map-style dataset
 _NO_JOB = hashlib.sha256(b"").digest()
-_QUIET_S = 5.0  # without any worker, before the user is told the reason of the wait
+_QUIET_S = 5.0  # without any worker, before the user is shown the reason of the wait
 _START_S_MAX = 300.0  # spawn imports torch, on a busy machine one after the other
 _END_S_MAX = 5.0
 
 
 class PoolSource:
-    """A `Source`: a pool's workers, and ``own_worker_count`` of this process's own beside them."""
+    """A `Source`: a pool's workers, and ``own_worker_count`` local ones in addition."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class PoolSource:
         own_worker_count: int,
         way_out: str,
     ) -> None:
-        """``way_out`` is said in messages: how a program does without the pool."""
-        self.may_be_parked = True  # False while the last that the iterator gave was an error
+        """Take ``way_out``, part of messages: how a program does without the pool."""
+        self.may_be_parked = True  # False while the iterator's last result was an error
         self.is_sound = False  # whether the client may serve another iterator
         self._is_iterable = options.is_iterable
         self._own_worker_count = own_worker_count
@@ -102,7 +102,7 @@ class PoolSource:
         code = loader._travelling_code.packed(loader.code_paths)
         self._parked_client = loader._parked_client
         of_client = _client_options(loader, options, name)
-        # A client knows its own workers from the beginning, so another number needs another client.
+        # A client knows its local workers from its start, so another number needs another client.
         standing = (own_worker_count, of_client)
         parked = None
         blobs: dict[bytes, bytes] = {}
@@ -143,7 +143,7 @@ class PoolSource:
             raise
 
     def begin_epoch(self, progress: Progress) -> None:
-        progress.decode_state = _C.decode_value  # what a pool's worker sent is never unpickled
+        progress.decode_state = _C.decode_value  # data from a pool's worker is never unpickled
         if self._is_iterable and progress.starts:
             self._client.set_lanes(
                 {
@@ -156,16 +156,17 @@ class PoolSource:
             )
 
     def want_states(self, every: int) -> None:
-        """A pool's workers send them with each batch, for others to go on with a shard."""
+        """Ignore the interval: a pool's workers send states with each batch, so that others can
+        continue a shard."""
 
     def ask_states(self) -> dict[int, Any]:
         return {}  # no dataset stays with a pool's workers
 
     def note(self, event: int, value: Any, extra: Any) -> None:
-        """A shard's end is no news: a pool's workers serve any."""
+        """Ignore a shard's end: a pool's workers serve any shard."""
 
     def check(self) -> None:
-        """Nothing came for a while: looks after workers, and names the batch that is waited for."""
+        """Check the workers after a while without events, and name the awaited batch."""
         for worker_id, process in self._own.take_dead().items():
             warn(
                 f"DataLoader's own worker beside the pool, process {process.pid} on this host, "
@@ -192,7 +193,7 @@ class PoolSource:
             )
 
     def end_epoch(self) -> None:
-        """A pool's workers end as they like, and check() tells of own ones."""
+        """Skip the check: a pool's workers may end at any time, and check() reports local ones."""
 
     def who_is_awaited(self) -> str:
         return f"\n{self._describe()}"
@@ -208,7 +209,8 @@ class PoolSource:
         return f"{text}{self._way_out}"
 
     def counters(self) -> dict[str, Any]:
-        """The counters since this source was made: its client may have served others before."""
+        """Return the counters since this source was made: its client may have served others
+        before."""
         return {
             name: count - (0 if name in STANDING_COUNTS else self._counted_before[name])
             for name, count in self.stream.counters().items()
@@ -244,8 +246,8 @@ class PoolSource:
         self._client.use_blobs([self._job_id, *self._prefix_ids, *self._shipment_ids])
 
     def close(self) -> None:
-        """Ends this process's own workers. The client is kept for the next iterator of the same
-        job, unless something went wrong."""
+        """End this process's local workers. The client is kept for the next iterator of the same
+        job, unless an error occurred."""
         self._all_apart.update(self.workers_apart)
         try:
             silence_s = self._client.controller_silence_s
@@ -256,7 +258,7 @@ class PoolSource:
                     self.recaller.recall_all()
                 self._client.stop()
             else:
-                self._client.drop_epoch()  # nobody waits any more for batches on their way
+                self._client.drop_epoch()  # batches in flight are no longer awaited
                 self._parked_client.park(self._client, self._purpose, self.recaller)
             self.native_thread.ended.set()
         finally:
@@ -266,7 +268,8 @@ class PoolSource:
 def recaller_of(
     loader: LoaderFace, options: StreamOptions, client: _C.PoolClient, check: Callable[[], None]
 ) -> Recaller | None:
-    """None where batches cannot be made again, or are other ranks' as well."""
+    """Return a recaller for ``client``; None if batches cannot be made again, or if other ranks
+    have them, too."""
     if options.is_iterable or loader.replica_group is not None:
         return None
     return Recaller(client, check)
@@ -307,7 +310,8 @@ def _replica_options(replicas: ReplicaGroup | None) -> dict[str, Any]:
 
 
 def _rank_in_job(loader: LoaderFace) -> dict[str, Any]:
-    """By what the controller knows the trainers of one job. Nothing for a job of one process."""
+    """Return the facts by which the controller knows the trainers of one job; empty for a job of
+    one process."""
     rank, world_size = (loader.rank, loader.world_size) if loader.shard_by_rank else (None, None)
     place = JobRank.of(rank, world_size)
     if place.world_size == 1:
@@ -316,7 +320,7 @@ def _rank_in_job(loader: LoaderFace) -> dict[str, Any]:
 
 
 def job_name(loader: LoaderFace) -> str:
-    """The name of a job for people: the program and its dataset."""
+    """Return the name of a job for people: the program and its dataset."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     program = Path(main).name if main else "python"
     return f"{program}: {type(loader.dataset).__name__}"
@@ -326,22 +330,23 @@ class OwnWorkers:
     """Children of the trainer, or of its fork server. Confined to the trainer's thread."""
 
     def __init__(self, context: Any) -> None:
-        """``context`` is a context of multiprocessing."""
+        """Take ``context``, a multiprocessing context."""
         self.processes: list[Any] = []
-        # The id of each, its endpoint, and the name at which it hands batches over.
+        # The id of each, its endpoint, and the name at which it hands over batches.
         self.addresses: list[tuple[int, str, str]] = []
         self._context = context
         self._code_folders: list[CodeFolder] = []
         self._dead: set[int] = set()
 
     def start(self, count: int) -> None:
-        """Raises PenstockError when one of them did not come to listen."""
+        """Start ``count`` workers. Raises PenstockError when one of them does not start to
+        listen."""
         if count == 0:
             return
         pipes = []
         names = []
-        # Made before the workers are there, of which one that is killed could leave half of it.
-        # They are told where it is: a fork server's environment is that of its own start.
+        # Made before the workers start, since a killed worker could leave half of it. They get its
+        # path as an argument: a fork server has the environment of its start.
         key_folder = _pool.shared_key_folder()
         for _ in range(count):
             receiver, sender = self._context.Pipe(duplex=False)
@@ -379,7 +384,7 @@ class OwnWorkers:
         )
 
     def take_dead(self) -> dict[int, Any]:
-        """The processes that have died since the last call, by their workers' ids."""
+        """Return the processes that have died since the last call, by their workers' ids."""
         dead = {
             worker_id: process
             for process, (worker_id, _, _) in zip(self.processes, self.addresses, strict=False)
@@ -389,7 +394,7 @@ class OwnWorkers:
         return dead
 
     def end(self) -> None:
-        """Ends them; their trainer has said goodbye."""
+        """End the workers, after their trainer's goodbye message."""
         for process in self.processes:
             process.terminate()
         deadline = time.monotonic() + _END_S_MAX

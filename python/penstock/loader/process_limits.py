@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader heeds of the operating system in the trainer's process.
+"""The operating system's limits that concern a loader in the trainer's process.
 
 Torch reports that a worker was killed, and not why: :func:`explain` adds that memory ran out, which
 the kernel counts as ``oom_kill`` in /proc/vmstat (since Linux 4.13). ZeroMQ reports no limit on
 open files: :func:`check_can_connect` does. Threads fork one after the other (:func:`fork_turn`),
-and a fork leaves the memory alone that the program holds (:func:`retire_at_forks`).
+and a fork does not change the memory that the program holds (:func:`retire_at_forks`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from penstock import _C
 from penstock.compat.iterators import SIGNAL_MODULE
 
 _KILLED = "is killed by signal: Killed"
-_DESCRIPTORS_OF_A_CONNECTION = 4  # the TCP socket, and by which libzmq's threads wake each other
+_DESCRIPTORS_OF_A_CONNECTION = 4  # the TCP socket, and the wake-up descriptors of libzmq's threads
 
-# As the workers of the newest iterator started. Kills before that are no explanation.
+# The count when the workers of the newest iterator started. Earlier kills explain no later error.
 _kills_before = 0
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it started; 0 where it
-    does not say.
+    """Return the number of processes that the kernel has killed for want of memory since it
+    started; 0 if it does not report this.
     """
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
@@ -43,8 +43,8 @@ def oom_kills() -> int:
 
 
 def explain_later_kills() -> None:
-    """Called when workers start: errors about killed ones are explained from now on, those included
-    that torch's handler of SIGCHLD raises wherever the trainer happens to be.
+    """Explain errors about workers killed from now on, including the errors that torch's handler of
+    SIGCHLD raises anywhere in the trainer. Called when workers start.
     """
     global _kills_before
     _kills_before = oom_kills()
@@ -55,8 +55,8 @@ def explain_later_kills() -> None:
 
 
 def explain(error: RuntimeError) -> RuntimeError:
-    """The error itself, with the reason added to its text if it is about a worker that was killed
-    and memory ran out meanwhile.
+    """Return the error itself, with the reason added to its text if it is about a killed worker and
+    memory ran out meanwhile.
     """
     text = str(error)
     count = oom_kills() - _kills_before if _KILLED in text else 0
@@ -81,8 +81,8 @@ def _explaining(handler: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]
 
 
 def check_can_connect() -> None:
-    """Raises OSError where the limit on descriptors is reached, so that no worker can be connected
-    to. ZeroMQ says nothing of it and tries for ever.
+    """Raise OSError if the limit on descriptors is reached, so that no connection to a worker is
+    possible. ZeroMQ does not report it and retries for ever.
     """
     with contextlib.ExitStack() as opened:
         try:
@@ -104,17 +104,17 @@ _turn = threading.RLock()
 
 
 def fork_turn() -> AbstractContextManager[bool]:
-    """A context in which no other thread is, to start a child by fork in.
+    """Return a context that no other thread is in at the same time, to fork a child in.
 
-    What other packages do before a fork may not bear another thread's fork in between: filelock 4.3
-    raises RuntimeError from it.
+    Code that other packages run before a fork may not tolerate another thread's fork in between:
+    filelock 4.3 raises RuntimeError from it.
     """
     return _turn
 
 
 def _renew_turn() -> None:
     global _turn
-    _turn = threading.RLock()  # another thread of the parent may hold the one before
+    _turn = threading.RLock()  # another thread of the parent may hold the previous one
 
 
 os.register_at_fork(after_in_child=_renew_turn)
@@ -123,10 +123,10 @@ _live_clients: weakref.WeakSet[_C.Client] = weakref.WeakSet()
 
 
 def retire_at_forks(client: _C.Client) -> None:
-    """Has the slabs of `client` that are held when this process forks used for no other batch.
+    """Prevent the reuse of the slabs of `client` that are held when this process forks.
 
-    Slabs of this process and of its children are the same pages. `os.register_at_fork` has no way
-    to take a hook back, so there is one for all clients.
+    The slabs of this process and of its children are the same pages. `os.register_at_fork` cannot
+    remove a hook, so there is one for all clients.
     """
     _live_clients.add(client)
 

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loaders of a job's ranks settle among themselves.
+"""Agreement between the loaders of a job's ranks.
 
-Ranks that read different orders train on some samples twice and on others never, or wait for each
-other for ever at the end of an epoch. So they compare what their loaders read, before the first
-batch: each rank writes what its order follows from to the job's store, and reads what the others
-wrote. The store is that of the default process group, or the one that torchrun serves; without
-either nothing is compared.
+Ranks that read different orders train on some samples twice and on others never, or deadlock at the
+end of an epoch. So they compare their loaders' inputs before the first batch: each rank writes the
+inputs of its order to the job's store, and reads the other ranks' inputs. The store belongs to the
+default process group, or is the one that torchrun serves; without either, no comparison is made.
 
-A dataset is known by a short text, which tells datasets of one class and length apart
-(:func:`dataset_fingerprint`). It looks at what a dataset says of itself and at plain content, a
-bounded part of it, so that it takes milliseconds. Folders differ from machine to machine, and so
-may attributes of a user's own class; neither counts.
+A dataset is identified by a short text, which distinguishes datasets of one class and length
+(:func:`dataset_fingerprint`). It covers the dataset's self-description and plain content, a bounded
+part of it, so that it takes milliseconds. Folders differ between machines, and so may attributes of
+a user's class; neither counts.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _NAME_PARTS = 2  # of a file's path, from its end: the class and the file
 
 
 def compare_ranks(loader: LoaderFace, facts: dict[str, Any]) -> None:
-    """Raises RankError where another rank's loader reads another order, or a rank does not come.
+    """Raise RankError if another rank's loader reads another order, or if a rank is missing.
 
     The n-th comparison of one rank is with the n-th of the others. Waits for them, for
     ``job_store.WAIT_S_MAX`` at most.
@@ -75,7 +74,7 @@ def compare_ranks(loader: LoaderFace, facts: dict[str, Any]) -> None:
 
 
 def facts_of_replica(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
-    """What the batches of a rank in a replica group follow from."""
+    """Return the facts that determine the batches of a rank in a replica group."""
     generator = torch.default_generator if loader.generator is None else loader.generator
     return {
         "rank of its group": loader.rank,
@@ -90,7 +89,7 @@ def facts_of_replica(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any
 
 
 def facts_of(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
-    """What the order of a loader follows from. ``place`` is where its stream goes on."""
+    """Return the facts that determine a loader's order. ``place`` is where its stream continues."""
     sampler = loader.batch_sampler
     return {
         "world_size": loader.world_size,
@@ -106,7 +105,8 @@ def facts_of(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts_of_shards(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
-    """What the batches of shards follow from. ``place`` is where a loader goes on."""
+    """Return the facts that determine the batches of shards. ``place`` is where a loader
+    continues."""
     return {
         "world_size": loader.world_size,
         **_what_is_read(loader),
@@ -121,7 +121,7 @@ def facts_of_shards(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]
 
 
 def check_replicable(loader: LoaderFace) -> None:
-    """Raises ``UnsupportedError`` for a loader whose batches cannot be handed on."""
+    """Raise ``UnsupportedError`` for a loader whose batches cannot be handed on."""
     if loader._dataset_kind != DatasetKind.Map:
         raise UnsupportedError(
             f"replica_group={loader.replica_group} was given and {type(loader.dataset).__name__} "
@@ -131,12 +131,13 @@ def check_replicable(loader: LoaderFace) -> None:
 
 
 def speaks_for_group(loader: LoaderFace) -> bool:
-    """Whether this rank compares its loader with those of other groups: the first of its own."""
+    """Return whether this rank, as the first of its group, compares its loader with other
+    groups."""
     return loader.replica_group is None or loader.replica_group[0] == JobRank.of(None, None).rank
 
 
 def steps_of_job(loader: LoaderFace) -> CommonSteps | None:
-    """For the loader's next iterator; None where its rank ends by itself.
+    """Return the common steps for the loader's next iterator; None if its rank ends by itself.
 
     The n-th loader of one rank that asks agrees with the n-th of the others.
     """
@@ -155,7 +156,9 @@ def steps_of_job(loader: LoaderFace) -> CommonSteps | None:
 
 
 def _what_is_read(loader: LoaderFace) -> dict[str, Any]:
-    """The dataset, and by what software. Only a map-style dataset has a length and content."""
+    """Return facts about the dataset, and the software versions. Only a map-style dataset has a
+    length and content.
+    """
     dataset = loader.dataset
     facts = {
         "penstock": __version__,
@@ -173,9 +176,9 @@ def _digest(generator: torch.Generator) -> str:
 
 
 def dataset_fingerprint(dataset: Any) -> str | None:
-    """None for a dataset of which nothing is known but its class and length.
+    """Return a short text that identifies ``dataset``; None if only its class and length are known.
 
-    Known are the attribute ``fingerprint`` (or ``_fingerprint``, of Hugging Face's datasets) where
+    The text uses the attribute ``fingerprint`` (or ``_fingerprint``, of Hugging Face's datasets) if
     it is a text; lists, arrays and tensors of plain values; ``TensorDataset``; folders of images,
     by the list ``samples`` of paths and classes; and ``Subset`` and ``ConcatDataset`` of such.
     """
@@ -215,7 +218,7 @@ def _entries(values: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can have it; None if it is not plain."""
+    """Return a value in a form for JSON; None if it is not plain."""
     if isinstance(value, PurePath) or (isinstance(value, str) and "/" in value):
         return "/".join(PurePath(value).parts[-_NAME_PARTS:])
     if isinstance(value, (bool, int, float, str)):

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The states of loaders with ``shard_by_rank``.
 
-Where ranks share out the shards of an iterable dataset, a rank knows how far its own shards have
-come, and no other rank does. Its state says so by the job's numbers of the shards. The states of
-all ranks together are the state of the job, from which a job of any size goes on: each rank takes
-the part of its own shards.
+If ranks share the shards of an iterable dataset, only a rank itself knows its place in its shards.
+Its state records it by the job's numbers of the shards. The states of all ranks together are the
+state of the job, from which a job of any size continues: each rank takes the part of its shards.
 
-torch.distributed.checkpoint loads the keys that a new loader's state has, and goes into each
-dictionary for them. So a job's state has the same keys at every place of the stream, and what a
-dataset or a sampler says of itself stands in a tuple, which is kept as one value (:func:`sealed`).
-JSON makes it a list.
+torch.distributed.checkpoint loads the keys of a new loader's state, and descends into each
+dictionary for them. So a job's state has the same keys at every place of the stream, and the states
+of datasets and samplers are wrapped in a tuple, which is kept as one value (:func:`sealed`). JSON
+makes it a list.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from penstock.loader.options import shards_of_rank
 from penstock.ranks.sharding import RankShards
 from penstock.stream.progress import Progress
 
-_LISTS = ("counts", "states", "before")  # of a state's shards, an item for each
+_LISTS = ("counts", "states", "before")  # of a state's shards, one item per shard
 _OF_THE_USER = ("_index_sampler_state", "dataset", "sampler", "samplers")
 
 
@@ -84,7 +83,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def note_rank(loader: LoaderFace, state: dict[str, Any], progress: Progress | None) -> None:
-    """Adds to a state that :func:`.make_state` made to which shards of the job it belongs."""
+    """Add to a state made by :func:`.make_state` the numbers of the job's shards that it covers."""
     of_rank = shards_of_rank(loader)
     if of_rank is None:
         return
@@ -102,8 +101,8 @@ def note_rank(loader: LoaderFace, state: dict[str, Any], progress: Progress | No
 
 
 def part_of_rank(loader: LoaderFace, state: dict[str, Any]) -> dict[str, Any]:
-    """What a state of the job says of this rank's shards. Raises ValueError for a state that does
-    not say it. Another state is returned as it is, for others to judge."""
+    """Return the part of the job's state for this rank's shards. Raises ValueError if the state
+    lacks it. Another kind of state is returned unchanged, for later checks."""
     of_rank = shards_of_rank(loader)
     shards = state.get("shards")
     if of_rank is None or not isinstance(shards, Mapping):
@@ -143,7 +142,7 @@ def part_of_rank(loader: LoaderFace, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def sealed(state: dict[str, Any]) -> dict[str, Any]:
-    """The state with the keys of all jobs' states."""
+    """Return the state with the keys of all jobs' states."""
     state = {"samples": 0, "sampler": None, "samplers": None, **state}
     for name in _OF_THE_USER:
         if isinstance(state[name], dict):
@@ -155,7 +154,7 @@ def sealed(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def opened(state: dict[str, Any]) -> dict[str, Any]:
-    """The state with the dictionaries of the user's objects as they gave them."""
+    """Return the state with the dictionaries of the user's objects in their original form."""
     parts = {name: state.get(name) for name in _OF_THE_USER}
     return state | {name: _unsealed(part) for name, part in parts.items()}
 
@@ -184,8 +183,8 @@ def _check_kind(states: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _by_rank(shards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The shards of the states in the order of the ranks. Raises ValueError where they are not
-    those of all ranks at one step."""
+    """Return the shards of the states in the order of the ranks. Raises ValueError unless they are
+    from all ranks at one step."""
     world_sizes = {one["world_size"] for one in shards}
     by_rank = {one["rank"]: one for one in shards if one["rank"] is not None}
     if len(world_sizes) > 1 or len(by_rank) < len(shards):
@@ -214,17 +213,17 @@ def _is_between(state: Mapping[str, Any]) -> bool:
 
 
 def _last_id(shards: Mapping[str, Any]) -> int | None:
-    """The job's number of the shard that a rank's last batch was of."""
+    """Return the job's number of the shard of a rank's last batch."""
     last, ids = shards["last"], shards["ids"]
     return None if last is None else int(ids[last])
 
 
 def _last_before(of_rank: RankShards, turns: Sequence[int | None]) -> int | None:
-    """The rank's own number of the shard after which its next batch comes.
+    """Return the rank's number of the shard before the one of its next batch.
 
-    With as many ranks as before, each goes on in its own turn. Otherwise with the first of its
-    shards after the one that the job's last batch was of, so that the ranks together go on in the
-    turn of all shards.
+    With as many ranks as before, each continues in its turn. Otherwise it continues with its first
+    shard after the shard of the job's last batch, so that the ranks together continue in the turn
+    of all shards.
     """
     ids = of_rank.ids
     if len(turns) == of_rank.world_size:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers behind an iterator, and the native stream of their batches.
+"""Workers behind an iterator, and the native stream of their batches.
 
-An iterator is torch's class and gives batches to the program. The source behind it starts the
-workers, or finds them in a pool, looks after them and ends them.
+An iterator has torch's class and gives batches to the program. The source behind it starts the
+workers, or finds them in a pool, monitors them and ends them.
 """
 
 from __future__ import annotations
@@ -22,46 +22,47 @@ STANDING_COUNTS = ("outstanding", "ready")  # of a stream's counters; the others
 
 
 class Source(Protocol):
-    """Confined to the trainer's thread, from when it is made until it is closed."""
+    """Confined to the trainer's thread, from its construction until it is closed."""
 
     processes: list[Any]  # the workers that this process started
     stream: _C.Stream
     native_thread: NativeThread
-    recaller: Recaller | None  # where leaves of batches may stay with the workers
+    recaller: Recaller | None  # if leaves of batches may stay with the workers
 
     def begin_epoch(self, progress: Progress) -> None:
-        """To be called before the stream is asked for an epoch's batches."""
+        """Call before the stream requests an epoch's batches."""
 
     def want_states(self, every: int) -> None:
-        """Has batches that are asked for from now on bring the states of datasets along, about
-        every so many steps."""
+        """Have batches requested from now on bring the states of datasets along, about every
+        ``every`` steps."""
 
     def ask_states(self) -> dict[int, Any]:
-        """The states of all shards as they are now, by shard; those without one are left out. Waits
-        for the workers to have made what they were asked for; raises RuntimeError for one that died
-        or, with the loader's ``timeout``, is late."""
+        """Return the current states of all shards, by shard, without shards that have none. Waits
+        for the workers to finish the requested batches; raises RuntimeError for one that died or,
+        with the loader's ``timeout``, is late."""
         ...
 
     def note(self, event: int, value: Any, extra: Any) -> None:
-        """Notes an event of the stream that is about workers. Raises torch's error for a death that
-        the others cannot make up for."""
+        """Handle a stream event about workers. Raises torch's error for a death that the others
+        cannot compensate for."""
 
     def check(self) -> None:
-        """To be called when nothing came for a while. Raises for workers that died unnoticed."""
+        """Call after a while without events. Raises for workers that died unnoticed."""
 
     def end_epoch(self) -> None:
-        """To be called when an epoch's last batch was taken. Warns of workers that died unnoticed
-        and were not needed for it."""
+        """Call when an epoch's last batch was taken. Warns of workers that died unnoticed and were
+        not needed for it."""
 
     def who_is_awaited(self) -> str:
-        """Lines that follow the message of a timeout."""
+        """Return lines to append to the message of a timeout."""
         ...
 
     def counters(self) -> dict[str, Any]: ...
 
     @property
     def workers_apart(self) -> dict[str, str]:
-        """Workers with other kernels than this process, as `PoolClient.workers_apart`."""
+        """Return the workers with other kernels than this process, as
+        `PoolClient.workers_apart`."""
 
     def install_prefix(self, message: bytes) -> None: ...
 
@@ -72,34 +73,35 @@ class Source(Protocol):
         other calls moved than before."""
 
     def set_shipment(self, message: bytes | None) -> None:
-        """Says which leaves stay with the workers; None for none. For a source with a recaller."""
+        """Set the leaves that stay with the workers; None for none. For a source with a
+        recaller."""
 
     def close(self) -> None:
-        """Ends the workers that this process started, and the native part in the trainer."""
+        """End the workers that this process started, and the native part in the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The stream that an iterator wants of the workers behind it."""
+    """Stream that an iterator requests from the workers behind it."""
 
     is_iterable: bool
     is_seeded_by_batch: bool
     in_order: bool
     shard_count: int
-    prefetch_depth: int  # batches that each worker is asked for ahead
-    asks_while_room: bool  # also beyond that, while `prefetch_bytes` allow
+    prefetch_depth: int  # batches requested ahead from each worker
+    asks_while_room: bool  # also beyond that, while `prefetch_bytes` allows
     may_begin_early: bool  # the next epoch, before the trainer asks for it
     has_timeout: bool
     pins_memory: bool
 
     def of_client(self, loader: LoaderFace) -> dict[str, Any]:
-        """The options that the clients of local workers and of a pool have in common."""
+        """Return the options that the clients of local workers and of a pool have in common."""
         device = staged_device(loader.device)
         return {
             "prefetch_factor": self.prefetch_depth,
             "prefetch_bytes": loader.prefetch_bytes or 0,
             "in_order": self.in_order,
-            "keep_indices": self.has_timeout,  # to say which batch is awaited
+            "keep_indices": self.has_timeout,  # to name the awaited batch
             "pin_memory": self.pins_memory and not names_device(loader.device),
             "device": None if device is None else str(device),
             "ahead": _ahead_of(loader) if device is None else None,
@@ -116,8 +118,8 @@ class StreamOptions:
 
 
 def _ahead_of(loader: LoaderFace) -> _C.AheadWishes | None:
-    """What is copied ahead to a device: for the loader's offloaded models in a process that has one
-    in use, and with device="auto"."""
+    """Return the wishes for copies ahead to a device: for the loader's offloaded models in a
+    process that uses a device, and with device="auto"."""
     if loader._provenance is None:
         return None
     placements = loader._provenance.placements
@@ -133,8 +135,8 @@ def with_workers_apart(plan: Any, workers_apart: dict[str, str]) -> Any:
 
 
 class NativeThread:
-    """The native threads that receive batches and pin them, with the face of the Python thread
-    that torch has there."""
+    """Native threads that receive batches and pin them, with the interface of torch's Python
+    pinning thread."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()

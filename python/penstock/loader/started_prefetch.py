@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``start_prefetch()``: an iterator that is made before the program calls ``iter()``, and waits.
 
-What ``iter()`` would draw and start was drawn and started then. The loader says of itself, until
-the program has the iterator, what it said before; and if the program has changed meanwhile what the
-batches follow from, the iterator is dropped and another made in its place, from the same beginning.
+The draws of ``iter()`` were made, and its workers started, then. Until the program gets it, the
+loader reports the state from before; and if the program has meanwhile changed the inputs of the
+batches, the iterator is dropped and another made in its place, from the same starting point.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.stream.progress import (
 from penstock.stream.shard_state import StateFailure, copied_state, load_between_epochs
 
 _Begin = Callable[[], BaseIterator]
-# Torch's options that may be assigned after construction, and that a new iterator is made with.
+# Torch's options that may be assigned after construction, and that a new iterator uses.
 _ASSIGNABLE = (
     "collate_fn",
     "generator",
@@ -49,22 +49,22 @@ _PLAIN = (int, float, str, bytes, type(None))
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """A loader before ``start_prefetch()``."""
+    """Loader before ``start_prefetch()``."""
 
-    state: dict[str, Any] | RuntimeError  # in the place of it, where something has none to give
+    state: dict[str, Any] | RuntimeError  # or the error, if an object has no state to return
     loaded_state: dict[str, Any] | None
     progress: Progress | None
     epoch_count: int
     snapshot: GeneratorSnapshot
-    of_samplers: dict[str, Any]  # the states of those that have one
-    workers_stay: tuple[Any, Any] | None  # the account and the seeds of an iterator that goes on
+    of_samplers: dict[str, Any]  # the states of samplers that have one
+    workers_stay: tuple[Any, Any] | None  # the account and the seeds of an iterator that continues
 
 
 class StartedPrefetch:
-    """An iterator that waits for the program's ``iter()``. Confined to the trainer's thread."""
+    """Iterator that waits for the program's ``iter()``. Confined to the trainer's thread."""
 
     def __init__(self, loader: LoaderFace, begin: _Begin) -> None:
-        """Calls ``begin``, which makes the loader's next iterator."""
+        """Call ``begin``, which makes the loader's next iterator."""
         check_can_start(loader)
         self._before = _before(loader)
         iterator: Any = begin()
@@ -76,18 +76,19 @@ class StartedPrefetch:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Of the loader before its prefetching was started, for its ``state_dict()``."""
+        """Return the state before the loader's prefetching was started, for its
+        ``state_dict()``."""
         if isinstance(self._before.state, RuntimeError):
             raise self._before.state
         return copied_state(self._before.state)
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it does not go on from a state that was loaded."""
+        """Return whether it starts without a loaded state."""
         return self._before.loaded_state is None
 
     def is_of_use(self, loader: LoaderFace) -> bool:
-        """Whether another iterator would give the same batches now, in the same way."""
+        """Return whether another iterator would give the same batches now, in the same way."""
         return (
             self.iterator._owner_pid == os.getpid()  # a forked child has none of the workers
             and not self.iterator._shutdown
@@ -101,8 +102,8 @@ class StartedPrefetch:
         )
 
     def drop(self, loader: LoaderFace) -> bool:
-        """Ends the iterator, and leaves the loader as it was before. Returns whether the global
-        generators are as they were, too: if the program drew from them meanwhile, they stay.
+        """End the iterator, and restore the loader's earlier state. Returns whether the global
+        generators are restored, too: if the program drew from them meanwhile, they stay.
 
         Samplers and generators that the program has changed meanwhile stay as they are.
         """
@@ -130,9 +131,9 @@ class StartedPrefetch:
         return not were_moved
 
     def begin_anew(self, loader: LoaderFace, begin: _Begin) -> BaseIterator:
-        """Drops the iterator and makes another, which draws what this one has drawn."""
+        """Drop the iterator and make another, which repeats the draws of this one."""
         if self.drop(loader) or loader._loaded_state is not None:
-            return begin()  # a state has the generators that it begins with
+            return begin()  # a state has the generators that it starts with
         of_now = GeneratorSnapshot.take(loader)
         snapshot = GeneratorSnapshot(self._before.snapshot.of_globals, of_now.of_own)
         loader._resuming = Progress(
@@ -145,9 +146,9 @@ class StartedPrefetch:
             loader._resuming = None
 
     def _inputs_now(self, loader: LoaderFace) -> dict[str, Any]:
-        """What the program may have changed and the batches follow from. Of samplers and of the
-        dataset, the attributes that are numbers or texts, such as an epoch."""
-        if self._before.workers_stay is not None:  # who keep all but the order as it was
+        """Return the batches' inputs that the program may have changed. Of samplers and of the
+        dataset, these are the attributes that are numbers or texts, such as an epoch."""
+        if self._before.workers_stay is not None:  # they keep everything but the order unchanged
             return {"generator": loader.generator, **_plain_attributes(_samplers(loader))}
         holders = {**_samplers(loader), "dataset": loader.dataset}
         assigned = {name: getattr(loader, name) for name in _ASSIGNABLE}
@@ -155,8 +156,9 @@ class StartedPrefetch:
 
 
 def check_can_start(loader: LoaderFace) -> None:
-    """Raises UnsupportedError where nothing can be made ahead, and ValueError in the middle of an
-    epoch."""
+    """Raise UnsupportedError if no batch can be made ahead, and ValueError in the middle of an
+    epoch.
+    """
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         raise UnsupportedError(
             "start_prefetch() was called and the dataset is a datapipe, which torch's own iterator "

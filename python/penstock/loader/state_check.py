@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of a loader's state, looked at before anything of it is used.
+"""The form of a loader's state, checked before any part of it is used.
 
-A state is data: it may come from a file that anybody has written. What is not of the form that
-``state_dict()`` gives is refused with a ValueError that names its place, and nothing in it is
-unpickled or looked up. The states of the program's own datasets and samplers are passed on to
-these as they are.
+A state is data: it may be from an untrusted file. If its form differs from ``state_dict()``'s, a
+ValueError that names the place is raised, and no part of it is unpickled or looked up. The states
+of the program's datasets and samplers are passed on to these unchanged.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from penstock.stream.indices import recognise_sampler
 from penstock.stream.progress import SAMPLERS, own_generators
 from penstock.stream.shard_state import is_stateful
 
-_COUNT_MAX = 1 << 53  # epochs and batches below it can be counted on
+_COUNT_MAX = 1 << 53  # epochs and batches below it can be counted further
 _SEED_MAX = 1 << 63
 _MT19937_WORDS = 624
 _PHILOX_WORDS = 4
 
 
 class Part:
-    """A part of a state. Its methods raise ValueError where it is not as a state has it."""
+    """Part of a state. Its methods raise ValueError if its form is wrong."""
 
     def __init__(self, value: Any, place: str = "state") -> None:
         self.value = value
         self.place = place
 
     def __getitem__(self, name: str | int) -> Part:
-        """A part of it; its value is None where there is none of that name."""
+        """Return a part of it; its value is None if there is none of that name."""
         value = self.value.get(name) if isinstance(name, str) else self.value[name]
         return Part(value, f"{self.place}[{name!r}]")
 
@@ -61,7 +60,7 @@ class Part:
         return bool(self.value)
 
     def dictionary(self, *names: str, may_lack: tuple[str, ...] = ()) -> None:
-        """It has these parts, and perhaps others of ``may_lack``."""
+        """Check that it has these parts, and possibly others of ``may_lack``."""
         if not isinstance(self.value, Mapping):
             self.expect("a dictionary")
         missing = [name for name in names if name not in self.value]
@@ -72,7 +71,7 @@ class Part:
             self.expect(f"a dictionary with no more than {', '.join([*names, *may_lack])}")
 
     def sequence(self, count: int | None = None) -> list[Part]:
-        """The parts of a list, or of the tuple that torch.distributed.checkpoint keeps."""
+        """Return the parts of a list, or of the tuple that torch.distributed.checkpoint keeps."""
         if not isinstance(self.value, (list, tuple)):
             self.expect("a list")
         if count is not None and len(self.value) != count:
@@ -81,8 +80,8 @@ class Part:
 
 
 def check_form(loader: LoaderFace, state: Mapping[str, Any]) -> None:
-    """Raises ValueError, which names the place, where ``state`` is not of the form that a state of
-    this loader has."""
+    """Raise ValueError, which names the place, if ``state`` does not have the form of this loader's
+    states."""
     if loader.shard_by_rank and loader._dataset_kind == DatasetKind.Map:
         state = opened(dict(state))
     whole = Part(state)
@@ -115,8 +114,8 @@ def check_form(loader: LoaderFace, state: Mapping[str, Any]) -> None:
 
 
 def check_built(of_state: Any) -> None:
-    """Raises ValueError where what the state's loader was built of is not a dictionary of plain
-    values."""
+    """Raise ValueError if the construction inputs of the state's loader are not a dictionary of
+    plain values."""
     built = Part(of_state, "state['built']")
     built.dictionary()
     for name in built.value:
@@ -126,7 +125,7 @@ def check_built(of_state: Any) -> None:
 
 
 def _check_left(left: Part, answered_count: int) -> int:
-    """Returns the place of the first batch that is left."""
+    """Check the batches left, and return the place of the first one."""
     if left.value is None:
         return answered_count
     left.dictionary("through", "missing")
@@ -243,7 +242,7 @@ def _check_generators(loader: LoaderFace, generators: Part) -> None:
 
 
 def _check_of_torch(part: Part, scratch: torch.Generator | None) -> None:
-    """Tries the state on a generator that nobody uses; None: its form alone."""
+    """Try the state on an unused generator; with None, check its form alone."""
     if type(part.value) is not str:
         part.expect("a text in base64")
     try:
@@ -268,7 +267,7 @@ def _check_of_random(part: Part) -> None:
 
 
 def _check_of_numpy(part: Part) -> None:
-    """NumPy takes any place in its words, and would read beyond them."""
+    """Check the form in full: NumPy accepts any place in its words, and would read beyond them."""
     part.dictionary("bit_generator", "state", "has_gauss", "gauss")
     of_bits = part["state"]
     of_bits.dictionary()

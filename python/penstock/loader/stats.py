@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader says about itself: its statistics, and a report on where the time went.
+"""A loader's statistics, and its report on the time spent in each part.
 
-``loader.stats()`` gives counts. ``loader.report()`` also says what to do about them: the advice
+``loader.stats()`` returns counts. ``loader.report()`` also recommends changes: the advice
 (:mod:`penstock.tuning.advice`) sees a loader as :func:`settings_of` and its companions describe it.
 """
 
@@ -23,7 +23,7 @@ from penstock.tuning.observation import LoaderSettings, Observation, spoken_shar
 from penstock.tuning.process_resources import memory_left_bytes, process_times, usable_cpus
 from penstock.worker.threaded_fetch import fetches_whole_batches
 
-_STEPS_MIN = 4  # from which on advice is given
+_STEPS_MIN = 4  # steps needed before advice is given
 _BUSY_SHARE = 0.7  # of the workers' time; below it a wait for a free one is a wait for its start
 _SHOWN_WORKERS = 8
 _SETTINGS = (
@@ -222,7 +222,9 @@ class LoaderReport:
 
 
 def make_report(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) -> LoaderReport:
-    """Of a loader that has begun so many epochs, with calls of ``iter()`` of ``iter_s``."""
+    """Return the report of a loader that has started ``epochs`` epochs, in ``iter()`` calls that
+    took ``iter_s``.
+    """
     advice = None
     if stats.ledger.steps >= _STEPS_MIN:
         advice = advise(_observation(loader, stats, epochs, iter_s))
@@ -237,7 +239,7 @@ def make_report(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) -> 
 
 
 def settings_of(loader: Any) -> LoaderSettings:
-    """The settings of a loader, for the advice about it."""
+    """Return the settings of a loader, for the advice about it."""
     values = {name: getattr(loader, name) for name in _SETTINGS}
     values["num_workers"] = int(loader.num_workers)
     values["offload"] = loader.plan is not None
@@ -245,7 +247,7 @@ def settings_of(loader: Any) -> LoaderSettings:
 
 
 def batch_samples_of(loader: Any) -> int:
-    """The samples of a batch; 1 where the dataset makes whole batches, or nobody can know."""
+    """Return the samples of a batch; 1 if the dataset makes whole batches, or if it is unknown."""
     samples = loader.batch_size
     if samples is None:
         samples = getattr(loader.batch_sampler, "batch_size", None)
@@ -253,7 +255,7 @@ def batch_samples_of(loader: Any) -> int:
 
 
 def takes_threads(loader: Any) -> bool:
-    """Whether ``fetch_threads`` may be more than 1 and would be of use."""
+    """Return whether ``fetch_threads`` may be more than 1 and would help."""
     dataset = loader.dataset
     if isinstance(dataset, (IterableDataset, IterDataPipe, MapDataPipe)):
         return False
@@ -261,7 +263,8 @@ def takes_threads(loader: Any) -> bool:
 
 
 def is_order_of_workers(loader: Any) -> bool:
-    """Whether the batches are others with another number of workers, their random numbers apart."""
+    """Return whether another number of workers gives other batches, apart from their random
+    numbers."""
     if not isinstance(loader.dataset, IterableDataset):
         return False
     return loader.seeding is None or loader.shards is None
@@ -320,7 +323,7 @@ def _observation(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) ->
 
 
 def _making(stats: LoaderStats) -> dict[str, float]:
-    """Seconds for a batch by part, of a worker, or of the program where it has none."""
+    """Return seconds per batch by part, of a worker, or of the program if it has none."""
     names = ("dataset_s", "collate_s", "prefix_s")
     if stats.batches > 0:
         return {name: getattr(stats, name) / stats.batches for name in names}
@@ -328,8 +331,8 @@ def _making(stats: LoaderStats) -> dict[str, float]:
 
 
 def _worker_cpu(loader: Any) -> tuple[float | None, float]:
-    """Seconds on a CPU for a batch, and waiting for one, of workers that still run; None where none
-    does."""
+    """Return the seconds per batch that running workers are on a CPU, and wait for one; None if no
+    worker runs."""
     for iterator in list(loader._live_iterators):
         counters = iterator.counters()
         made = counters.get("batches", 0) + counters.get("ready", 0)

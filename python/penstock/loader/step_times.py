@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a trainer's steps goes, and what its workers and samples took.
+"""The time of a trainer's steps by part, and the times of its workers and samples.
 
 A stream counts the parts of each step in native code (csrc/loader/step_ledger.h), and
 :func:`step_times` reads its counters. With ``num_workers=0`` the program's thread makes the
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from penstock import _C
 from penstock.tuning.observation import spoken_time
 
-# The parts of a step, as they are told to people, by the names of the fields of StepTimes.
+# Display names of the parts of a step, by the fields of StepTimes.
 PARTS = {
     "compute_s": "computing",
     "dataset_s": "the dataset",
@@ -33,22 +33,22 @@ PARTS = {
 }
 WAITING_PARTS = tuple(name for name in PARTS if name not in ("compute_s", "loader_s"))
 _SLOW_SAMPLES_MAX = 8
-_WORKERS_MAX = 4096  # a pool's workers come and go
+_WORKERS_MAX = 4096  # workers of a pool join and leave
 
 Totals = TypeVar("Totals", bound="FieldSums")
 
 
 class FieldSums:
-    """A base for dataclasses whose fields can all be added and taken from each other."""
+    """Base for dataclasses whose fields can all be added and subtracted."""
 
     __slots__ = ()
 
     def __add__(self: Totals, other: Totals) -> Totals:
-        """What both counted, of two loaders or of two windows."""
+        """Return the sum of both counts, of two loaders or of two windows."""
         return type(self)(*(mine + theirs for mine, theirs in _pairs(self, other)))
 
     def __sub__(self: Totals, before: Totals) -> Totals:
-        """What was counted since ``before``, which was taken earlier of the same."""
+        """Return the counts since ``before``, an earlier value of the same object."""
         return type(self)(*(mine - theirs for mine, theirs in _pairs(self, before)))
 
 
@@ -156,22 +156,22 @@ class SlowSample:
 
 
 def step_times(counters: dict[str, Any]) -> StepTimes:
-    """Of counters as a stream has them; takes theirs out."""
+    """Return the step times in a stream's counters, and remove them from these."""
     return StepTimes(
         counters.pop("steps", 0), **{name: counters.pop(f"step_{name}", 0.0) for name in PARTS}
     )
 
 
 class PastWork:
-    """What the workers and samples of a loader's iterators took, those that ended included.
-    Confined to the trainer's thread."""
+    """Times of the workers and samples of a loader's iterators, including ended ones. Confined to
+    the trainer's thread."""
 
     def __init__(self) -> None:
         self.workers: dict[int, WorkerTimes] = {}
         self.slow_samples: list[SlowSample] = []
 
     def add(self, workers: Mapping[int, tuple[Any, ...]], samples: list[tuple[Any, ...]]) -> None:
-        """As a stream has them."""
+        """Add workers and samples, in the form in which a stream has them."""
         for worker_id, times in workers.items():
             if worker_id in self.workers or len(self.workers) < _WORKERS_MAX:
                 known = self.workers.get(worker_id, WorkerTimes())
@@ -180,7 +180,7 @@ class PastWork:
             self.note_sample(SlowSample(seconds, index, sequence, place, worker_id))
 
     def is_slow(self, seconds: float) -> bool:
-        """Whether a sample that took so long is one to note."""
+        """Return whether a sample that took ``seconds`` should be noted."""
         noted = self.slow_samples
         return len(noted) < _SLOW_SAMPLES_MAX or seconds > noted[-1].seconds
 
@@ -197,11 +197,11 @@ class PastWork:
 
 
 class InProcessLedger:
-    """Where the time of one iterator's steps goes with ``num_workers=0``. The program's thread
-    makes the batches, so a wait is for what it then does. Confined to that thread.
+    """The time of one iterator's steps by part, with ``num_workers=0``. The program's thread makes
+    the batches, so a wait is for the work that it then does. Confined to that thread.
 
-    Adds to the counters of the loader, by the names that a stream's have. ``clock`` is that of the
-    batch in the making.
+    Adds to the counters of the loader, by a stream's names. ``clock`` is the clock of the batch
+    that is being made.
     """
 
     def __init__(self, counters: Counter[str], work: PastWork) -> None:
@@ -210,11 +210,11 @@ class InProcessLedger:
         self._work = work
         self._left_at = time.perf_counter()
         self._entered_at: float | None = None
-        self._placed_s = 0.0  # of this call, what is in its place
+        self._placed_s = 0.0  # of this call, already attributed to a part
         self._fetch_at = 0.0
 
     def begin(self, loading_s: float) -> None:
-        """The first step begins, after ``loading_s`` in which the iterator was made."""
+        """Start the first step, after ``loading_s`` in which the iterator was made."""
         self._left_at = time.perf_counter()
         self._add("step_loader_s", loading_s)
 
@@ -237,7 +237,7 @@ class InProcessLedger:
         self.clock.begin()
 
     def end_batch(self, sequence: int, indices: object) -> None:
-        """``indices`` are those that the batch was asked for by."""
+        """End a batch, requested by ``indices``."""
         spent_s = time.perf_counter() - self._fetch_at
         dataset_s, slowest_s, place = self.clock.times()
         dataset_s = min(dataset_s, spent_s)
@@ -252,12 +252,13 @@ class InProcessLedger:
             self._work.note_sample(SlowSample(dataset_s, None, sequence, None, 0))
 
     def note(self, part: str, seconds: float) -> None:
-        """Time of this call that went to ``part``, beside what :meth:`end_batch` placed."""
+        """Add time of this call to ``part``, in addition to the time that :meth:`end_batch`
+        placed."""
         self._place(f"step_{part}", seconds)
 
     @property
     def placed_s(self) -> float:
-        """The seconds of this call that are in their place."""
+        """Return the seconds of this call that are attributed to a part."""
         return self._placed_s
 
     def _place(self, name: str, seconds: float) -> None:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools of loaders that name none: the one of ``PENSTOCK_POOL``, or else the one that a rank of the
-job has announced.
+"""Pools of loaders that name none: the pool of ``PENSTOCK_POOL``, or else the one that a rank of
+the job has announced.
 
-The variable, or the announcement, speaks for a whole program, whose loaders were not written with
+The variable, or the announcement, applies to a whole program, whose loaders were not written with
 it in mind. A loader that the pool can serve is served. Another one works as without a pool, after a
-warning that says why: one with ``num_workers=0`` whose random numbers are this process's own, and
-would be others with a pool (``seeding="batch"`` makes them the same); one with options that a pool
-has not; one whose dataset cannot be sent; and one whose batches cannot be sent back, which the
-answer to its first request shows.
+warning that gives the reason: a loader with ``num_workers=0`` whose random numbers are drawn in
+this process, and would differ with a pool (``seeding="batch"`` makes them the same); one with
+options that a pool does not have; one whose dataset cannot be sent; and one whose batches cannot be
+sent back, which the answer to its first request shows.
 
-A loader that is given ``pool=`` asks for a pool itself. It has all its batches from the pool with
-``num_workers=0``, and options that a pool has not, and a dataset or a batch that cannot be sent,
-are errors.
+A loader with ``pool=`` asks for a pool itself. It gets all its batches from the pool with
+``num_workers=0``, and options that a pool does not have, and a dataset or a batch that cannot be
+sent, are errors.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ POOL_VARIABLE = "PENSTOCK_POOL"
 
 
 class VariablePool(str):
-    """The address of a pool that the variable names and the program does not.
+    """Address of a pool that the variable names and the program does not.
 
-    A str to everybody who reads it. A framework that builds a loader anew from the attributes of
-    another hands it on, so that the new one is still a loader that asked for no pool itself.
+    It reads as a plain str. A framework that rebuilds a loader from another's attributes passes it
+    on, so that the new loader still counts as one that asked for no pool itself.
     """
 
     source = POOL_VARIABLE
@@ -50,7 +50,7 @@ class VariablePool(str):
 
 
 class AnnouncedPool(VariablePool):
-    """The address of a pool that neither the program nor the variable names, but a rank."""
+    """Address of a pool that a rank names, and neither the program nor the variable."""
 
     source = described = "penstock.announce_pool()"
     way_out = 'pass pool="" to this DataLoader to do without'
@@ -92,7 +92,7 @@ def announce_pool(address: str) -> None:
 
 
 def announced_pool() -> str | None:
-    """The address that a rank of this job has announced. Waits for nobody."""
+    """Return the address that a rank of this job has announced. Does not wait."""
     for store in stores_of_job():
         if store.check([_announcement_key()]):
             address: bytes = store.get(_announcement_key())
@@ -101,14 +101,14 @@ def announced_pool() -> str | None:
 
 
 def named_pool(pool: str | None) -> str | None:
-    """The pool that the program itself asks for; "" names none."""
+    """Return the pool that the program itself asks for; "" names none."""
     return None if isinstance(pool, VariablePool) else pool or None
 
 
 def use_variable(loader: LoaderFace, pool: str | None) -> None:
-    """Gives ``loader``, which was constructed with ``pool``, the pool of the variable, or warns.
+    """Give ``loader``, which was constructed with ``pool``, the variable's pool, or warn.
 
-    To be called by the constructor. Raises ValueError when the variable holds no address.
+    The constructor calls it. Raises ValueError when the variable holds no address.
     """
     if pool is not None and not isinstance(pool, VariablePool):
         return
@@ -123,15 +123,15 @@ def use_variable(loader: LoaderFace, pool: str | None) -> None:
 
 
 def leave_unsendable(loader: LoaderFace) -> None:
-    """Takes the variable's pool from a loader whose dataset cannot be sent to it, and warns.
+    """Take the variable's pool from a loader whose dataset cannot be sent to it, and warn.
 
-    For a state before the first ``iter()``, which is of one stream or of the other: pickles the
-    dataset once, into nothing.
+    For a state before the first ``iter()``, which belongs to one stream or the other: pickles the
+    dataset once, without keeping the result.
     """
     if not isinstance(loader.pool, VariablePool) or loader._is_known_sendable:
         return
     try:
-        from penstock.pool.pool_job import check_can_be_sent  # loaded by those who use a pool
+        from penstock.pool.pool_job import check_can_be_sent  # loaded if a pool is used
 
         spec = FetchSpec(
             loader._dataset_kind,
@@ -154,8 +154,8 @@ def _leave_for_dataset(loader: LoaderFace, error: pickle.PicklingError) -> None:
 
 
 def begin_sendable(loader: LoaderFace, begin: Callable[[], Any]) -> Any:
-    """Makes the loader's next iterator by ``begin``; without the variable's pool, after a warning,
-    where the dataset cannot be pickled for it: then from the same draws."""
+    """Make the loader's next iterator by ``begin``; if the dataset cannot be pickled, warn, and
+    make it without the variable's pool from the same draws."""
     if not isinstance(loader.pool, VariablePool) or loader._is_known_sendable:
         return begin()
     before = _Before(loader)
@@ -170,7 +170,7 @@ def begin_sendable(loader: LoaderFace, begin: Callable[[], Any]) -> Any:
 
 
 class _Before:
-    """A loader before an iterator is made that may be given up again."""
+    """Loader before making an iterator that may be given up again."""
 
     def __init__(self, loader: LoaderFace) -> None:
         self._epoch_count, self._progress = loader._epoch_count, loader._progress
@@ -184,8 +184,8 @@ class _Before:
 
 
 def leave_pool_of_another_state(loader: LoaderFace, state: dict[str, Any]) -> None:
-    """Takes the variable's pool from a loader that is to go on from the state of one without a
-    pool: it is of another stream."""
+    """Take the variable's pool from a loader that is to continue from the state of a loader without
+    a pool: that state belongs to another stream."""
     built = state.get("built")
     seeding = built.get("seeding") if isinstance(built, dict) else None
     if isinstance(loader.pool, VariablePool) and seeding == "worker":
@@ -195,8 +195,8 @@ def leave_pool_of_another_state(loader: LoaderFace, state: dict[str, Any]) -> No
 
 
 def begin_tried(loader: LoaderFace, begin: Callable[[], BaseIterator]) -> BaseIterator:
-    """Makes the loader's next iterator by ``begin``, without the pool where its workers do not send
-    the batches: then from the same draws as the one that the first batch was asked for by."""
+    """Make the loader's next iterator by ``begin``; if the pool's workers do not send the batches,
+    make it without the pool, from the draws by which the first batch was requested."""
     if not is_on_trial(loader):
         return begin()
     before = _Before(loader)
@@ -208,14 +208,14 @@ def begin_tried(loader: LoaderFace, begin: Callable[[], BaseIterator]) -> BaseIt
 
 
 def is_on_trial(loader: LoaderFace) -> bool:
-    """Whether it is still to be seen that the workers of the variable's pool send the batches."""
+    """Return whether the workers of the variable's pool have yet to show that they send batches."""
     return (
         isinstance(loader.pool, VariablePool)
         and not loader._are_batches_sent
         and not loader.trust_workers
         and bool(loader.in_order)
         and loader.replica_group is None
-        # A sampler's state, and a state that was loaded, would have to be put back.
+        # A sampler's state, and a loaded state, would have to be put back.
         and loader._loaded_state is None
         and not is_stateful(loader.sampler)
         and not is_stateful(loader.batch_sampler)
@@ -223,17 +223,17 @@ def is_on_trial(loader: LoaderFace) -> bool:
 
 
 def has_sent_batch(loader: LoaderFace, iterator: Any) -> bool:
-    """Waits for the first batch of ``iterator``, which then waits for next().
+    """Wait for the first batch of ``iterator``, which then waits for next().
 
-    False where a worker refused to send it: the iterator is ended, and the loader left without the
-    pool, with a warning.
+    Return False if a worker refused to send it: the iterator is ended, and the loader left without
+    the pool, with a warning.
     """
     first = iterator.first_answer()
     if not isinstance(first, UnsentBatchError):
         loader._are_batches_sent = not isinstance(first, Exception)
         return True
     if iterator._recipe is None and loader._dataset_kind == DatasetKind.Map:
-        # A sampler of the program's is not asked to begin again: its next order may be another.
+        # The program's sampler is not restarted: its next order may differ.
         loader._begun_order = itertools.chain([*iterator._unanswered()], iterator._sampler_iter)
     iterator.source.may_be_parked = False
     iterator._shutdown_workers()
@@ -244,7 +244,7 @@ def has_sent_batch(loader: LoaderFace, iterator: Any) -> bool:
 
 
 def way_out(pool: str | None) -> str:
-    """The sentence to add to an error that the pool of a loader is to blame for."""
+    """Return the sentence to append to an error caused by a loader's pool."""
     if not isinstance(pool, VariablePool):
         return ""
     return f"; the pool is the one that {pool.described} names: {pool.way_out}"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is told of the steps of this process's loaders: traces, telemetry, profilers.
+"""Watchers of the steps of this process's loaders: traces, telemetry, profilers.
 
-Watchers belong to the process, as profilers do: a trace is begun beside loaders that exist already,
-and a program under `penstock trace` does not know of it. A forked child has none. torch.profiler
-and Nsight show a range for each batch, and what a wait was for; the ranges of the wait and of
+Watchers belong to the process, as profilers do: a trace is started when loaders already exist, and
+a program under `penstock trace` is not aware of it. A forked child has none. torch.profiler and
+Nsight show a range for each batch, and the cause of a wait; the ranges of the wait and of
 unpacking, inside of it, are native.
 """
 
@@ -20,18 +20,18 @@ from typing import Any, Protocol
 from penstock import _C
 from penstock.loader.step_times import PARTS, WAITING_PARTS
 
-# Of a batch that the trainer makes, by the names of counters.
+# Parts of a batch that the trainer makes, by the names of counters.
 _OWN_PARTS = ("step_dataset_s", "step_collate_s", "step_device_s")
-# Batches that one call may take from the stream and still be told of; looking ahead takes several.
+# Batches that one call may take from the stream and still report; looking ahead takes several.
 _RECORDS_MAX = 1024
 _WAIT_SHOWN_S = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class MadeBatch:
-    """When a batch was where, in seconds of ``time.monotonic()``; no instant is before the last.
+    """Times of a batch's stages, in seconds of ``time.monotonic()``, in ascending order.
 
-    ``worker`` is the number of a local worker, the identity of a pool's, and None where the trainer
+    ``worker`` is the number of a local worker, the identity of a pool's, and None if the trainer
     itself made the batch. ``bytes`` is 0 there.
     """
 
@@ -49,7 +49,7 @@ class MadeBatch:
 
     @staticmethod
     def of(record: dict[str, Any]) -> MadeBatch:
-        """Of a record as a stream has it."""
+        """Return the times in a record of a stream."""
         made_at = record["made_at"]
         collate_until = made_at - record["prefix_s"]
         dataset_until = collate_until - record["collate_s"]
@@ -72,7 +72,7 @@ class MadeBatch:
     def of_trainer(
         epoch: int, sequence: int, at: float, dataset_s: float, collate_s: float, device_s: float
     ) -> MadeBatch:
-        """Of a batch that the trainer makes in the call that begins ``at``."""
+        """Return the times of a batch that the trainer makes in the call that starts ``at``."""
         fetched_at = at + dataset_s
         made_at = fetched_at + collate_s
         staged_at = made_at + device_s
@@ -83,13 +83,14 @@ class MadeBatch:
 
 @dataclass(frozen=True, slots=True)
 class WatchedStep:
-    """A call by which a program asked a loader for its next batch, and what came meanwhile.
+    """Call by which a program requested its next batch from a loader, and the batches received in
+    it.
 
-    Instants are seconds of ``time.monotonic()``. ``number`` is that of the batch in its epoch, from
-    0. ``has_batch`` is False where the call ended the epoch or raised. ``batches`` came in this
-    call or, by looking ahead, since the last one. ``ready`` ones are here and not taken, ``asked``
-    are asked for and not here. ``ranks`` is the time in which the rank waited for others, and for
-    its own batch. ``is_own`` where the trainer makes the batches, with ``num_workers=0``.
+    Instants are seconds of ``time.monotonic()``. ``number`` is the batch's number in its epoch,
+    from 0. ``has_batch`` is False if the call ended the epoch or raised. ``batches`` arrived in
+    this call or, by looking ahead, since the last one. ``ready`` ones are here and not taken,
+    ``asked`` are requested and not here. ``ranks`` is the time in which the rank waited for others,
+    and for its batch. ``is_own`` if the trainer makes the batches, with ``num_workers=0``.
     """
 
     loader: weakref.ref[Any]
@@ -109,10 +110,10 @@ Watcher = Callable[[WatchedStep], None]
 
 
 class Steps(Protocol):
-    """An iterator, as its steps are watched."""
+    """Iterator, as seen by the watchers of its steps."""
 
     watched_loader: weakref.ref[Any]
-    watched_by: object  # the watchers for whom batches are recorded
+    watched_by: object  # the watchers for which batches are recorded
     ranks_window: tuple[float, float] | None  # of its last wait for other ranks
     makes_batches: bool  # in the trainer itself
     _num_yielded: int
@@ -130,7 +131,7 @@ _lock = threading.Lock()
 
 
 def add_watcher(watcher: Watcher) -> None:
-    """Has ``watcher`` called at the end of each step of this process's loaders, by the thread that
+    """Have ``watcher`` called at the end of each step of this process's loaders, by the thread that
     made it."""
     global _watchers
     with _lock:
@@ -138,7 +139,7 @@ def add_watcher(watcher: Watcher) -> None:
 
 
 def remove_watcher(watcher: Watcher) -> None:
-    """Does nothing for one that was not added. A call of it may still go on in another thread."""
+    """Remove ``watcher``, if it was added. A call of it may still be running in another thread."""
     global _watchers
     with _lock:
         _watchers = tuple(one for one in _watchers if one != watcher)
@@ -153,12 +154,12 @@ os.register_at_fork(after_in_child=_forget_watchers)
 
 
 def are_watched() -> bool:
-    """Whether somebody looks at the steps that this thread takes. Asked for each batch."""
+    """Return whether this thread's steps are watched. Called for each batch."""
     return bool(_watchers) or _C.is_profiled()
 
 
 def watched(steps: Steps, take: Callable[[], Any]) -> Any:
-    """What ``take`` returns or raises, which is a step of ``steps``."""
+    """Return or raise the result of ``take``, which is a step of ``steps``."""
     if _C.is_profiled():
         return in_batch_range(steps, lambda: _told(steps, take))
     return _told(steps, take)
@@ -210,13 +211,13 @@ def _own_parts(steps: Steps) -> list[float]:
 
 
 def in_batch_range(steps: Steps, take: Callable[[], Any]) -> Any:
-    """What ``take`` returns, in a range with the number of the batch in its epoch.
+    """Return the result of ``take``, in a range with the number of the batch in its epoch.
 
-    What a wait was mostly for is known when it is over, and shown by an empty range after it.
+    The main cause of a wait is known when it is over, and shown by an empty range after it.
     """
 
     def marked() -> Any:
-        before = dict(steps.counters())  # with num_workers=0 they go on counting
+        before = dict(steps.counters())  # with num_workers=0 they keep counting
         batch = take()
         after = steps.counters()
         waits = {

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a job: their shares of an order, what they tell each other, and common batches."""
+"""The ranks of a job: their shares of an order, their agreements, and common batches."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The key-value store that the ranks of this process's job share.
 
-It carries a few words before training begins: what the orders of the ranks follow from
+It carries small messages before training starts: the inputs of the ranks' orders
 (:func:`check_alike`), the address of the job's pool, and the job's identity for the pool
 (:func:`job_identity`). While an iterable dataset is read, the ranks agree on their steps through it
 (:mod:`.steps`).
@@ -31,14 +31,14 @@ _WARN_AFTER_S = 30.0
 _POLL_S = 2.0  # the longest wait without a look at the clock
 
 _agent_stores: dict[tuple[int, str, int], Any] = {}  # by process, address and port
-# Of the threads of each process, by the store that they are connections to.
+# Connections for the threads of each process, by the store that they connect to.
 _connections: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()
 _connecting = threading.Lock()
 
 
 def stores_of_job() -> list[Any]:
-    """The store of the default process group and the one that torchrun serves, those that there
-    are. A process that works for a loader has none: its parent has the connection.
+    """Return the store of the default process group and the one that torchrun serves, if they
+    exist. A process that works for a loader has none: its parent has the connection.
     """
     if not dist.is_available() or torch.utils.data.get_worker_info() is not None:
         return []
@@ -47,20 +47,20 @@ def stores_of_job() -> list[Any]:
 
 
 def key_prefix() -> str:
-    """Before every key of penstock, since a store may serve several runs one after the other."""
+    """Return the prefix of every penstock key, since a store may serve several runs in turn."""
     return f"penstock/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
 
 
 def restart_prefix() -> str:
-    """The same for keys of this start of the ranks: a store may outlive them."""
+    """Return the prefix of keys for this start of the ranks: a store may outlive them."""
     return f"{key_prefix()}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def job_identity() -> str:
-    """A text that all ranks of the job have, and no other job; empty without a job.
+    """Return a text that all ranks of the job have, and no other job; empty without a job.
 
-    A process group need not come from a launcher, so its ranks agree on a text: the first of them
-    writes it to their store. None waits for another.
+    A process group may exist without a launcher, so its ranks agree on a text: the first of them
+    writes it to their store. No rank waits for another.
     """
     store = _default_store() if dist.is_available() else None
     if store is None:
@@ -70,10 +70,11 @@ def job_identity() -> str:
 
 
 def connection_of_threads(store: Any) -> Any:
-    """Another connection to ``store``, for short requests from threads beside the trainer's.
+    """Return another connection to ``store``, for short requests from threads other than the
+    trainer's.
 
     All loaders of a process share it: torch takes 5 s for some of the connections that several
-    ranks make at once, and a program may make a loader for each epoch. Blocks meanwhile.
+    ranks make at the same time, and a program may make a loader for each epoch. Blocks meanwhile.
     """
     with _connecting:
         pid, connection = _connections.get(store, (0, None))
@@ -84,10 +85,10 @@ def connection_of_threads(store: Any) -> Any:
 
 
 def read_of_ranks(store: Any, keys: Mapping[int, str], *, who: str, deed: str) -> dict[int, Any]:
-    """The JSON values that the ranks have written, each under its key.
+    """Return the JSON values that the ranks have written, each under its key.
 
-    Waits for them, for ``WAIT_S_MAX`` at most. who, deed: for messages: who waits, and
-    for the others to do what. Raises RankError.
+    Waits for them, for ``WAIT_S_MAX`` at most. who, deed: for messages: who waits, and the action
+    expected from the others. Raises RankError.
     """
     began = time.monotonic()
     is_told = False
@@ -118,8 +119,8 @@ def check_alike(
     whose: str,
     remedy: str,
 ) -> None:
-    """Raises RankError for the first fact of mine, a rank and its facts, that another rank has
-    differently. whose, remedy: for its message.
+    """Raise RankError for the first fact of mine, a rank and its facts, that differs on another
+    rank. whose, remedy: for its message.
     """
     my_rank, my_facts = mine
     for name, my_fact in my_facts.items():

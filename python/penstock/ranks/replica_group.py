@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are to have the same batches: those of one model-parallel group.
+"""Ranks that need the same batches: the ranks of one model-parallel group.
 
-The first rank of the group, its *leader*, has batches made, by a pool or by workers of its own. It
+The first rank of the group, its *leader*, has batches made, by a pool or by its local workers. It
 hands each on to the first rank of every other machine, and each of these to the other ranks of its
-machine. So a batch is made once, and crosses to each machine once. To the rank that it comes to,
-the one that it comes from is a worker of a pool (``csrc/replica/relay.h``).
+machine. So a batch is made once, and crosses to each machine once. For the receiving rank, the
+sender is a worker of a pool (``csrc/replica/relay.h``).
 
-The ranks meet in the job's store when the first epoch begins: there each leaves its public key and
-what its batches follow from, and those that hand batches on leave where they listen. A rank lets in
-nobody but the ranks that the store has told it.
+The ranks meet in the job's store when the first epoch starts: each writes its public key and its
+batches' inputs there, and ranks that hand batches on write their listening addresses. A rank
+accepts connections only from the ranks listed in the store.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HELD_BYTES_MAX = 256 << 20  # of batches that wait for a slow rank
 
 
 class Feed(NamedTuple):
-    """From where a rank has its batches."""
+    """Source of a rank's batches."""
 
     worker: tuple[int, str, str]  # its leader as a worker of a pool: id, endpoint, handover
     keys: _C.ReplicaKeys
@@ -42,15 +42,15 @@ class Feed(NamedTuple):
 
 
 class ReplicaGroup:
-    """The place of this process in its group. Made on all of its ranks at once, by the first
-    epoch of a loader.
+    """Place of this process in its group. Constructed on all of its ranks at the same time, by the
+    first epoch of a loader.
     """
 
     def __init__(self, ranks: tuple[int, ...], facts: dict[str, Any], arena_bytes: int) -> None:
-        """``facts`` is what the batches follow from, which has to be the same on all ranks.
-        ``arena_bytes`` is the most shared memory of a worker.
+        """Take ``facts``, the inputs of the batches, which have to be the same on all ranks, and
+        ``arena_bytes``, the maximum of shared memory per worker.
 
-        Waits for the other ranks. Raises ``RankError`` where one does not come or has other facts.
+        Waits for the other ranks. Raises ``RankError`` if one is missing or has other facts.
         """
         self.relay: _C.Relay | None = None
         self.feed: Feed | None = None  # None for the leader
@@ -82,7 +82,8 @@ class ReplicaGroup:
         self._connect(ranks, members)
 
     def _connect(self, ranks: tuple[int, ...], members: dict[int, Any]) -> None:
-        """Listens for the ranks that have their batches from here, then looks for the other way."""
+        """Listen for the ranks that receive batches from here, then look up the rank that sends
+        them to this one."""
         hosts: dict[str, list[int]] = {}
         for rank in ranks:
             hosts.setdefault(members[rank]["host"], []).append(rank)
@@ -131,8 +132,8 @@ class ReplicaGroup:
         return read_of_ranks(self._store, keys, who=who, deed=f"{deed} with replica_group")
 
     def check(self) -> None:
-        """Raises ``RankError`` where a rank of the group takes no batches for long, so that this
-        one has none either.
+        """Raise ``RankError`` if a rank of the group takes no batches for long, so that this rank
+        has none either.
         """
         awaited = None if self.relay is None else self.relay.awaited_follower
         if awaited is not None and awaited[1] > job_store.WAIT_S_MAX:
@@ -144,30 +145,30 @@ class ReplicaGroup:
 
 
 def _this_machine() -> str:
-    """The same for processes that can reach each other by loopback and by Unix sockets."""
+    """Return the same text in processes that can connect by loopback and by Unix sockets."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     return f"{boot} {os.readlink('/proc/self/ns/net')}"
 
 
 def _address_towards_others() -> str:
-    """This machine's address on the network by which it reaches the job's store."""
+    """Return this machine's address on the network that reaches the job's store."""
     address = os.environ.get("MASTER_ADDR", socket.gethostname())
     family, _, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(place)  # which sends nothing
+        probe.connect(place)  # it sends no packet
         return str(probe.getsockname()[0])
 
 
 class FeedWatch:
-    """Bounds the wait of a rank for the one that it has its batches from."""
+    """Limits a rank's wait for the rank that sends its batches."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._lost_at: float | None = None
 
     def note(self, open_worker_count: int) -> None:
-        """Raises ``RankError`` when the other rank has not been there for long."""
+        """Raise ``RankError`` when the other rank has been absent for long."""
         if open_worker_count > 0:
             self._lost_at = None
             return
@@ -182,9 +183,9 @@ class FeedWatch:
 
 
 def ranks_of(replica_group: Any) -> tuple[int, ...] | None:
-    """The ranks that ``replica_group`` names, in ascending order.
+    """Return the ranks that ``replica_group`` names, in ascending order.
 
-    Raises ``TypeError`` or ``ValueError`` for what names no group that this process is in.
+    Raises ``TypeError`` or ``ValueError`` if it names no group that this process is in.
     """
     if replica_group is None:
         return None
@@ -216,7 +217,7 @@ def ranks_of(replica_group: Any) -> tuple[int, ...] | None:
 
 
 def check_place(replica_group: tuple[int, ...] | None, rank: int | None) -> None:
-    """Raises ``ValueError`` where ``shard_by_rank`` would count ranks in the place of groups."""
+    """Raise ``ValueError`` if ``shard_by_rank`` would count ranks in the place of groups."""
     if replica_group is not None and rank is None:
         raise ValueError(
             f"shard_by_rank and replica_group={list(replica_group)} were given without rank and "

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a job and their shares of what it reads.
+"""The ranks of a job and their shares of its data.
 
-With ``shard_by_rank`` the ranks read one order that knows no ranks. Of a map-style dataset each
-step takes the next samples of the order, and :class:`RankBatchSampler` gives a rank its run of
-them. Of an iterable dataset each rank reads some of the shards (:class:`RankShards`).
+With ``shard_by_rank`` the ranks read one order that is independent of ranks. With a map-style
+dataset, each step takes the next samples of the order, and :class:`RankBatchSampler` gives a rank
+its run of them. With an iterable dataset, each rank reads some of the shards (:class:`RankShards`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REMAINDERS = {
 
 
 class RankSharding(NamedTuple):
-    """What a loader's arguments say about ranks, checked."""
+    """Checked arguments of a loader about ranks."""
 
     job: JobRank
     step_size: int  # samples of a step, over all ranks
@@ -38,8 +38,8 @@ class RankSharding(NamedTuple):
 
     @staticmethod
     def of(arguments: dict[str, Any]) -> RankSharding:
-        """The sharding that a loader's arguments ask for. Raises ValueError where they cannot be
-        had."""
+        """Return the sharding that a loader's arguments ask for. Raises ValueError if it is
+        impossible."""
         dataset, sampler = arguments["dataset"], arguments["sampler"]
         if isinstance(dataset, (IterDataPipe, MapDataPipe)):
             raise ValueError(
@@ -78,8 +78,8 @@ class RankSharding(NamedTuple):
         return RankSharding(job, step_size, batch_size, cast(Remainder, remainder))
 
     def batch_sampler(self, sampler: Any) -> RankBatchSampler:
-        """The part of this rank in the order of ``sampler``. Raises ValueError if it has no
-        length, by which all ranks know how many steps there are."""
+        """Return this rank's part of the order of ``sampler``. Raises ValueError if it has no
+        length, from which all ranks know the number of steps."""
         try:
             len(sampler)
         except TypeError:
@@ -91,7 +91,7 @@ class RankSharding(NamedTuple):
 
 
 def check_without_sharding(arguments: dict[str, Any]) -> None:
-    """Refuses options that mean something with ``shard_by_rank`` alone. Raises ValueError."""
+    """Reject options that have a meaning only with ``shard_by_rank``. Raises ValueError."""
     for name in ("rank", "world_size", "global_batch_size", "remainder"):
         if arguments[name] is not None:
             raise ValueError(
@@ -101,7 +101,7 @@ def check_without_sharding(arguments: dict[str, Any]) -> None:
 
 
 def _of_stream(arguments: dict[str, Any]) -> RankSharding:
-    """Of an iterable dataset. Its shards are checked with the loader's other options."""
+    """Return the sharding of an iterable dataset, whose shards are checked with other options."""
     if arguments["global_batch_size"] is not None:
         raise ValueError(
             f"global_batch_size is {arguments['global_batch_size']!r} and the dataset is the "
@@ -121,12 +121,12 @@ def _of_stream(arguments: dict[str, Any]) -> RankSharding:
 
 
 def order_generator() -> torch.Generator:
-    """The generator of an order for which the program gives none: the same on all ranks."""
+    """Return the generator of an order without one from the program: the same on all ranks."""
     return torch.Generator().manual_seed(0)
 
 
 def _sizes(arguments: dict[str, Any], world_size: int) -> tuple[int, int]:
-    """The samples of a step, and of one rank's batch."""
+    """Return the samples of a step, and of one rank's batch."""
     batch_size, global_batch_size = arguments["batch_size"], arguments["global_batch_size"]
     if global_batch_size is None:
         return batch_size * world_size, batch_size
@@ -149,12 +149,12 @@ class RankBatchSampler(Sampler[list[int]]):
 
     A step takes the next ``step_size`` samples of the order, and each rank a run of them. So the
     samples of a step are the same for any number of ranks with the same ``step_size``, and all
-    ranks have the same number of steps. ``sampler`` has to give the same order on all ranks, and a
-    length. :class:`penstock.DataLoader` makes one for ``shard_by_rank=True``.
+    ranks have the same number of steps. ``sampler`` must give the same order on all ranks, and must
+    have a length. :class:`penstock.DataLoader` constructs one for ``shard_by_rank=True``.
 
-    remainder: what becomes of the samples that do not fill the last step. "pad": they are shared
-        out evenly, some of them given twice. "drop": they are left out. "uneven": some ranks have
-        one more than others; where there are fewer samples than ranks, as "pad".
+    remainder: handling of the samples that do not fill the last step. "pad": they are distributed
+        evenly, some of them twice. "drop": they are skipped. "uneven": some ranks have one more
+        than others; if there are fewer samples than ranks, as "pad".
     """
 
     def __init__(
@@ -164,12 +164,13 @@ class RankBatchSampler(Sampler[list[int]]):
         self.rank, self.world_size = job
         self.step_size = step_size
         self.remainder = remainder
-        self.first_place = 0  # of the batch that was given last, in the order of the epoch
-        self._first_step = self._first_sample = 0  # where the next iteration begins
-        self._first_of_sampler = 0  # the sample that the sampler begins at by itself
+        self.first_place = 0  # of the last batch, in the order of the epoch
+        self._first_step = self._first_sample = 0  # start of the next iteration
+        self._first_of_sampler = 0  # the sample that the sampler starts at by itself
 
     def __iter__(self) -> Iterator[list[int]]:
-        # A generator, which begins when it is first asked: loaders call iter() more than once.
+        # A generator, which starts when its first item is requested: loaders call iter()
+        # repeatedly.
         first_step, first_sample = self._first_step, self._first_sample
         left_out = first_sample - self._first_of_sampler
         self.begin_at(0, 0)
@@ -182,15 +183,15 @@ class RankBatchSampler(Sampler[list[int]]):
             self.first_place = share.first_place(step)
             yield [samples[place - taken] for place in share.samples(step)]
             taken += len(samples)
-        for _ in order:  # a sampler of torch's draws once more as it ends
+        for _ in order:  # torch's samplers draw once more as they end
             pass
 
     def __len__(self) -> int:
-        """The number of steps of a whole epoch."""
+        """Return the number of steps of a whole epoch."""
         return self.share(0, 0).step_count
 
     def options(self, first_step: int, first_sample: int) -> _C.RankShareOptions:
-        """Of an epoch that begins after so many steps and samples."""
+        """Return the options of an epoch that starts after these numbers of steps and samples."""
         return _C.RankShareOptions(
             rank=self.rank,
             rank_count=self.world_size,
@@ -201,28 +202,28 @@ class RankBatchSampler(Sampler[list[int]]):
         )
 
     def share(self, first_step: int, first_sample: int) -> _C.RankShare:
-        """Of an epoch that begins after so many steps and samples."""
+        """Return the share of an epoch that starts after these numbers of steps and samples."""
         return _C.RankShare(len(self.sampler), self.options(first_step, first_sample))
 
     def begin_at(self, step: int, sample: int, first_of_sampler: int = 0) -> None:
-        """Makes the next iteration begin after so many steps and samples of the epoch.
+        """Make the next iteration start after ``step`` steps and ``sample`` samples of the epoch.
 
-        ``first_of_sampler``: the sampler has a state, and begins after so many samples by itself.
+        ``first_of_sampler``: the sampler has a state, and starts after this many samples by itself.
         """
         self._first_step, self._first_sample = step, sample
         self._first_of_sampler = first_of_sampler
 
     @property
     def start(self) -> tuple[int, int]:
-        """The step and the sample at which the next iteration begins."""
+        """Return the step and the sample at which the next iteration starts."""
         return self._first_step, self._first_sample
 
 
 class RankShards(NamedTuple):
-    """Shard s of ``shard_count`` is read by rank ``s % world_size``. Picklable.
+    """Shards of a rank: shard s of ``shard_count`` is read by rank ``s % world_size``. Picklable.
 
-    A rank's stream counts its own shards from 0, and so do its workers' requests. All that a
-    dataset sees, and the random numbers, follow from the number that a shard has in the job.
+    A rank's stream numbers its shards from 0, and so do its workers' requests. The dataset's
+    inputs, and the random numbers, all follow from the number that a shard has in the job.
     """
 
     rank: int
@@ -231,7 +232,7 @@ class RankShards(NamedTuple):
 
     @property
     def ids(self) -> range:
-        """The job's numbers of this rank's shards, in the order of the rank's own numbers."""
+        """Return the job's numbers of this rank's shards, in the order of the rank's numbers."""
         return range(self.rank, self.shard_count, self.world_size)
 
 
@@ -243,11 +244,11 @@ class JobRank(NamedTuple):
 
     @staticmethod
     def of(rank: int | None, world_size: int | None) -> JobRank:
-        """The rank that the caller names, or that of this process.
+        """Return the rank that the caller names, or the rank of this process.
 
-        The process is asked for it in this order: its default process group, the variables RANK and
-        WORLD_SIZE that torchrun sets, and it is the only one otherwise. Raises ``ValueError`` if
-        one number is given without the other, or the two make no rank.
+        It is determined by the first that exists: the default process group, or the variables RANK
+        and WORLD_SIZE that torchrun sets; otherwise the process is the only one. Raises
+        ``ValueError`` if one number is given without the other, or the two make no rank.
         """
         if (rank is None) != (world_size is None):
             raise ValueError(

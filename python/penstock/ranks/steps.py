@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that all ranks of a job take together, where none knows how many it will have.
+"""The steps that all ranks of a job take together, if no rank knows its number of steps.
 
 With ``shard_by_rank`` and an iterable dataset an epoch ends, on all ranks, before the first step
 that some rank has no batch for (``remainder="drop"``). Each rank announces how many batches it is
 sure of, and their total once it has met its end. A step is agreed once every rank is sure of its
 batch (:func:`agree`).
 
-The ranks agree by way of the job's store, ahead of time. A thread writes the announcement of its
-rank to the store when it has changed, and looks there for the agreement. The thread of rank 0 reads
-all announcements with one request, and writes the agreement under one key, which the threads of the
+The ranks agree through the job's store, ahead of time. A thread writes its rank's announcement to
+the store when it has changed, and looks there for the agreement. The thread of rank 0 reads all
+announcements with one request, and writes the agreement under one key, which the threads of the
 other ranks read. So a step costs no collective, and a rank's trainer waits only for a step that
 another rank is not sure of yet.
 
-The thread has another connection to the store than the trainer: a client of torch's store does one
+The thread's connection to the store is not the trainer's: a client of torch's store does one
 request at a time, and the trainer, or a collective, may be in a long wait with the first. The
-thread makes it, since that may take a while.
+thread connects by itself, since that may take a while.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.ranks import job_store
 from penstock.ranks.sharding import JobRank
 
 _WARN_AFTER_S = 30.0
-_LOOK_S = 0.05  # one wait for a batch of this rank, until it looks whether others have ended
+_LOOK_S = 0.05  # one wait for a batch of this rank, until it checks whether others have ended
 _REQUESTS_PER_S_MAX = 20_000  # of all ranks together, while all of them wait
 _POLL_S_MIN = 0.001
 _SLOWEST_POLL = 50  # times the fastest one
@@ -43,19 +43,19 @@ _UNKNOWN = -1
 
 
 class Ready(NamedTuple):
-    """The batches of an epoch that are here and not given yet."""
+    """Batches of an epoch that are here and not delivered yet."""
 
     batch_count: int
     is_all: bool  # none follows them
-    raises: bool = False  # in the place of the first, next() raises
+    raises: bool = False  # next() raises in place of the first
 
 
-# Waits for a batch for so many seconds. The second number is how long next() has waited for it.
+# Waits for a batch for the first number of seconds; next() has waited the second number for it.
 Look = Callable[[float, float], Ready]
 
 
 class CommonSteps:
-    """Of one iterator. Confined to the trainer's thread."""
+    """Common steps of one iterator. Confined to the trainer's thread."""
 
     def __init__(self, agreement: StepAgreement) -> None:
         self._agreement = agreement
@@ -64,10 +64,10 @@ class CommonSteps:
         self._is_over = False
 
     def take_turn(self, look: Look) -> bool:
-        """Whether the next step is one that all ranks take; False at the end of the epoch, and ever
-        after.
+        """Return whether all ranks take the next step; False at the end of the epoch, and
+        afterwards.
 
-        Returns at once where that is known. Waits otherwise, for ``job_store.WAIT_S_MAX`` at most,
+        Returns immediately if that is known. Waits otherwise, for ``job_store.WAIT_S_MAX`` at most,
         and raises RankError then.
         """
         if self._is_over:
@@ -119,7 +119,7 @@ class CommonSteps:
                 warn(f"{self._spoken(step)}, for {job_store.WAIT_S_MAX:.0f} s at most")
 
     def _spoken(self, step: int) -> str:
-        """Who waits for whom, in words."""
+        """Return in words which rank waits for which."""
         late = self._agreement.late_ranks(step)
         late.pop(self._agreement.job.rank, None)
         spoken = ", ".join(_spoken_rank(rank, word) for rank, word in list(late.items())[:8])
@@ -143,14 +143,14 @@ def _spoken_rank(rank: int, word: Announcement | None) -> str:
 
 
 class StepAgreement:
-    """The agreement of a loader's ranks, epoch after epoch. For the trainer's thread.
+    """Agreement of a loader's ranks, epoch after epoch. For the trainer's thread.
 
-    ``connect`` makes the thread's connection to the store. ``prefix`` is before all keys, and the
-    same on all ranks, of this loader alone. The n-th epoch of one rank is the n-th of the others.
-    The thread begins here: workers should be forked before.
+    ``connect`` makes the thread's connection to the store. ``prefix`` precedes all keys; it is the
+    same on all ranks, and belongs to this loader alone. The n-th epoch of one rank is the n-th of
+    the others. Construction starts the thread: workers should be forked before.
     """
 
-    epoch_end: EpochEnd | None = None  # of the last epoch that came to its end
+    epoch_end: EpochEnd | None = None  # of the last epoch that reached its end
 
     def __init__(self, connect: Callable[[], Any], job: JobRank, prefix: str) -> None:
         self.job = job
@@ -159,24 +159,24 @@ class StepAgreement:
         weakref.finalize(self, self._exchange.close)
 
     def begin(self) -> int:
-        """Begins the next epoch, and returns its number. Others learn that this rank has left one
-        that did not end."""
+        """Start the next epoch, and return its number. The others learn if this rank has left an
+        epoch before its end."""
         self._exchange.begin()
         return self.epoch
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that was begun last, from 0."""
+        """Return the number of the latest epoch, from 0."""
         return self._exchange.epoch_number
 
     def announce(self, ready_count: int, total: int | None) -> None:
-        """Tells the other ranks of the batches of this one. Does not wait."""
+        """Announce the batches of this rank to the others. Does not wait."""
         self._exchange.announce(Announcement(ready_count, total))
 
     def is_taken(self, step: int) -> bool | None:
-        """Whether all ranks take the step; None while that is not known. Does not wait.
+        """Return whether all ranks take the step; None while that is not known. Does not wait.
 
-        Raises RankError where a rank has left, or the store does not answer.
+        Raises RankError if a rank has left, or if the store does not answer.
         """
         agreed = self._exchange.agreed
         found = agreed.is_taken(step)
@@ -197,16 +197,16 @@ class StepAgreement:
         return None
 
     def wait(self, step: int, wait_s: float) -> None:
-        """Waits for word on a step, for so long at most."""
+        """Wait for the agreement on a step, for ``wait_s`` at most."""
         self._exchange.wait(step, wait_s)
 
     def end(self) -> AgreedSteps:
-        """To be called when the epoch has ended; returns the last agreement."""
+        """Call when the epoch has ended; returns the last agreement."""
         return self._exchange.end()
 
     def late_ranks(self, step: int) -> dict[int, Announcement | None]:
-        """The ranks that are not known to have a batch for a step, with their words; None for one
-        that has said nothing. Waits for the store."""
+        """Return the ranks not known to have a batch for a step, with their announcements; None for
+        a rank without one. Waits for the store."""
         words = self._exchange.survey(_SURVEY_S_MAX)
         late = {
             rank: word for rank, word in words.items() if word is None or word.ready_count <= step
@@ -215,10 +215,11 @@ class StepAgreement:
 
 
 class _Epoch:
-    """Of the exchange. Guarded by its lock; what follows ``sent`` is the thread's own."""
+    """Epoch of the exchange. Guarded by its lock; only the thread uses ``sent`` and later
+    fields."""
 
     folder_before: str | None  # of the epoch before
-    are_all_here: bool  # whether every rank has announced something
+    are_all_here: bool  # whether every rank has made an announcement
 
     def __init__(self, number: int, folder: str, before: _Epoch | None) -> None:
         self.number = number
@@ -234,7 +235,7 @@ class _Epoch:
 
 
 class _Exchange:
-    """The thread's part, which is all from `_run` on. Thread-safe."""
+    """The thread's part, which is everything from `_run` on. Thread-safe."""
 
     _store: Any  # once the thread is connected to it
     _has_multi_get: bool
@@ -246,11 +247,11 @@ class _Exchange:
         self._poll_s_min = max(_POLL_S_MIN, job.world_size / _REQUESTS_PER_S_MAX)
         self._news = threading.Condition()
         self._epoch: _Epoch | None = None
-        self._left: list[_Epoch] = []  # whose ends are still to be told
+        self._left: list[_Epoch] = []  # whose ends are still to be announced
         self._is_awaited = False
         self._is_closed = False
         self._owner_pid = os.getpid()
-        self._words: dict[int, Announcement | None] | None = {}  # None: they are asked for
+        self._words: dict[int, Announcement | None] | None = {}  # None while they are requested
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="penstock steps", daemon=True)
         self._thread.start()
@@ -307,7 +308,7 @@ class _Exchange:
 
     def close(self) -> None:
         if os.getpid() != self._owner_pid:
-            return  # a forked child has no such thread, and perhaps a lock that it held
+            return  # a forked child has no such thread, and possibly a lock that it held
         with self._news:
             self._leave()
             self._is_closed = True
@@ -328,7 +329,7 @@ class _Exchange:
             self._store = self._connect()
             self._has_multi_get = self._store.has_extended_api()
             self._serve()
-        except Exception as error:  # of torch's store, which has several kinds
+        except Exception as error:  # from torch's store, which raises several types
             with self._news:
                 self.error = error
                 self._words = self._words or {}
@@ -378,12 +379,12 @@ class _Exchange:
         return True
 
     def _forget(self, folder: str) -> None:
-        """Drops what this rank has written about an epoch."""
+        """Delete this rank's entries about an epoch."""
         for name in [str(self._job.rank), *(["agreed"] if self._job.rank == 0 else [])]:
             self._store.delete_key(f"{folder}/{name}")
 
     def _look(self, epoch: _Epoch) -> bool:
-        """Makes the agreement, at rank 0, or reads it. Returns whether it is a new one."""
+        """Make the agreement, at rank 0, or read it. Return whether it is a new one."""
         agreed = self._agree(epoch) if self._job.rank == 0 else self._read(epoch)
         if agreed is None or agreed == epoch.agreed:
             return False
@@ -405,7 +406,7 @@ class _Exchange:
             texts = [self._store.get(key) for key in keys]
         agreed = agree([epoch.mine, *map(Announcement.from_text, texts)])
         if agreed != epoch.agreed:
-            # Before the trainer here sees it, who may then end, and with it this thread.
+            # Before the local trainer sees it, which may then end, and with it this thread.
             self._store.set(f"{epoch.folder}/agreed", agreed.to_text())
         return agreed
 
@@ -436,9 +437,9 @@ class _Exchange:
 
 
 class Announcement(NamedTuple):
-    """The word of one rank about its epoch. Its numbers never become less."""
+    """Announcement of one rank about its epoch. Its numbers never decrease."""
 
-    ready_count: int = 0  # batches that were given or are ready, from the beginning of the epoch
+    ready_count: int = 0  # batches delivered or ready, from the start of the epoch
     total: int | None = None  # of its batches, once their end is known
     has_left: bool = False  # it stopped reading the epoch before its end
 
@@ -453,9 +454,9 @@ class Announcement(NamedTuple):
 
 
 class AgreedSteps(NamedTuple):
-    """What follows from the words of all ranks."""
+    """Conclusion from the announcements of all ranks."""
 
-    step_count: int = 0  # every rank is sure of its batch in so many steps
+    step_count: int = 0  # of steps for which every rank is sure of its batch
     end: int | None = None  # no rank takes more steps, once that is known
     ended_rank: int | None = None  # the rank whose batches end there
     left_rank: int | None = None  # a rank that stopped before the end
@@ -469,14 +470,14 @@ class AgreedSteps(NamedTuple):
         return AgreedSteps(step_count, *(None if value == _UNKNOWN else value for value in rest))
 
     def is_taken(self, step: int) -> bool | None:
-        """Whether all ranks take step number ``step``; None while that is not known."""
+        """Return whether all ranks take step number ``step``; None while that is not known."""
         if step < self.step_count:
             return True
         return False if self.end is not None and step >= self.end else None
 
 
 def agree(announcements: Sequence[Announcement]) -> AgreedSteps:
-    """The agreement of the ranks that have announced this, by rank."""
+    """Return the agreement of the ranks that made these announcements, in the order of ranks."""
     totals = {rank: one.total for rank, one in enumerate(announcements) if one.total is not None}
     ended_rank = min(totals, key=lambda rank: totals[rank], default=None)
     left = [rank for rank, one in enumerate(announcements) if one.has_left]

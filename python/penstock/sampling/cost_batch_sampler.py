@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches within a budget of cost, alike for all ranks."""
+"""Batches within a cost budget, of similar cost on all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.sampling.epoch_sampler import EpochSampler, drawn_order
 
 
 class _Packing(NamedTuple):
-    """What the batches of a step follow from, beside the samples that are left."""
+    """Inputs of a step's batches, apart from the samples that are left."""
 
     budget: float
     world_size: int
@@ -27,8 +27,8 @@ class _Packing(NamedTuple):
 @dataclass(slots=True)
 class _CostPlace:
     epoch: int
-    past: list[tuple[_Packing, int]]  # how many steps were packed so before
-    step_count: int = 0  # as the sampler packs them, after those
+    past: list[tuple[_Packing, int]]  # number of steps packed in this way before
+    step_count: int = 0  # packed by the sampler after those
 
 
 class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
@@ -148,7 +148,7 @@ class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
             yield step.batch(self.rank) if all(step.batch_sizes) else self._make_whole(step)
 
     def _steps(self, place: _CostPlace) -> Iterator[_C.CostStep]:
-        """The steps of the epoch after those that were made."""
+        """Yield the steps of the epoch after the ones already made."""
         count = len(self._costs)
         order = np.arange(count)
         if self.shuffle:
@@ -168,7 +168,7 @@ class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
         return list(itertools.chain.from_iterable(batches))
 
     def _make_whole(self, step: _C.CostStep) -> list[int]:
-        """The batch of this rank in a step of fewer samples than ranks. Each has one at least."""
+        """Return this rank's batch in a step of fewer samples than ranks. Each has one at least."""
         again = itertools.cycle(self._samples(step))
         batches = [step.batch(rank) or [next(again)] for rank in range(len(step.batch_sizes))]
         sizes = zip(batches, step.batch_sizes, strict=True)

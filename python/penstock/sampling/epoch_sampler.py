@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class EpochPlace(Protocol):
-    """Where an iteration is: the epoch, and what a sampler keeps of it."""
+    """Place of an iteration: the epoch, and a sampler's data about it."""
 
     epoch: int
 
@@ -23,9 +23,9 @@ _Place = TypeVar("_Place", bound=EpochPlace)
 
 
 class EpochSampler(Sampler[_T], Generic[_T, _Place]):
-    """Each iteration is the next epoch, from 0, unless a place was given to begin at."""
+    """Sampler whose iterations are successive epochs, from 0, unless a start place was given."""
 
-    _place: _Place  # of the last iteration, or where the next one begins
+    _place: _Place  # of the last iteration, or the start of the next one
     _is_to_begin: bool
 
     def __init__(self, shuffle: bool, seed: int) -> None:
@@ -40,18 +40,19 @@ class EpochSampler(Sampler[_T], Generic[_T, _Place]):
         self._begin_at(self._first_place(epoch))
 
     def __iter__(self) -> Iterator[_T]:
-        # A generator, which begins when it is first asked: loaders call iter() more than once.
+        # A generator, which starts when its first item is requested: loaders call iter()
+        # repeatedly.
         if not self._is_to_begin:
             self._place = self._first_place(self._place.epoch + 1)
         self._is_to_begin = False
         yield from self._rest(self._place)
 
     def _first_place(self, epoch: int) -> _Place:
-        """The beginning of an epoch."""
+        """Return the start of an epoch."""
         raise NotImplementedError
 
     def _rest(self, place: _Place) -> Iterator[_T]:
-        """What follows ``place`` in its epoch; moves the place along."""
+        """Yield the rest of the epoch after ``place``; moves the place along."""
         raise NotImplementedError
 
     def _begin_at(self, place: _Place) -> None:
@@ -59,7 +60,7 @@ class EpochSampler(Sampler[_T], Generic[_T, _Place]):
         self._is_to_begin = True
 
     def _check_state(self, state: dict[str, Any], **mine: Any) -> None:
-        """Raises ValueError for the state of a sampler that was built otherwise."""
+        """Raise ValueError for the state of a sampler that was constructed with other arguments."""
         for name, value in mine.items():
             if state.get(name) != value:
                 raise ValueError(
@@ -69,7 +70,7 @@ class EpochSampler(Sampler[_T], Generic[_T, _Place]):
 
 
 def drawn_order(count: int, seed: int, place: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """A permutation of ``count`` indices: int64, shape (count,).
+    """Return a permutation of ``count`` indices: int64, shape (count,).
 
     Seeds are derived by numpy's SeedSequence, and the permutation is drawn by ``torch.randperm``.
     """

@@ -83,7 +83,7 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
         self._offsets = np.cumsum([0, *self.lengths[:-1]]).tolist()
         self._weights = self._checked_weights(self.lengths if weights is None else weights)
         self._chosen_weights: list[float] = []  # by set_weights()
-        # Of an epoch, with the arguments that it follows from.
+        # Length of an epoch, with the arguments that it follows from.
         self._known_length: tuple[tuple[int | None, tuple[float, ...]], int] | None = None
         super().__init__(shuffle, seed)
 
@@ -114,7 +114,7 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
         return self._known_length[1]
 
     def _whole_length(self) -> int:
-        """The length of an epoch that no number of samples ends."""
+        """Return the length of an epoch that no number of samples ends."""
         sources = zip(self.lengths, self._weights, strict=True)
         read = [length for length, weight in sources if weight]
         if self.when_exhausted == "leave_out":

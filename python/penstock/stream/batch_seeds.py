@@ -7,13 +7,13 @@ batch from the epoch's base seed, the number of the epoch and the place of the b
 by numpy's SeedSequence, whose streams are fixed across versions and platforms
 (https://numpy.org/doc/stable/reference/random/bit_generators/generated/numpy.random.SeedSequence.html).
 
-A dataset written as ``__getitem__(self, index, generator=None)`` is given a ``torch.Generator`` of
-its own for every sample. With ``seeding="batch"`` it is seeded by the sample's place in its batch
-and by the batch's place in the epoch, so its draws do not depend on the threads and processes that
-fetch.
+A dataset written as ``__getitem__(self, index, generator=None)`` gets a separate
+``torch.Generator`` for every sample. With ``seeding="batch"`` it is seeded by the sample's place in
+its batch and by the batch's place in the epoch, so its draws do not depend on the threads and
+processes that fetch.
 
-What draws more than torch's program would, such as a second run of a model's code, does so in a
-context that puts the generators back (:class:`GeneratorsKept`, :class:`AllGeneratorsKept`).
+Code that draws more than torch's program would, such as a second run of a model's code, runs in a
+context that restores the generators (:class:`GeneratorsKept`, :class:`AllGeneratorsKept`).
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from penstock.program_line import warn
 
 
 class SampleSeed(enum.IntEnum):
-    """The use of a sample's seed. A batch that is collated is the sample of its first place."""
+    """Use of a sample's seed. A batch that is collated counts as the sample of its first place."""
 
-    GLOBALS = 0  # torch's default generator, and those of random and numpy
-    GENERATOR = 1  # the generator that is handed to the dataset
+    GLOBALS = 0  # torch's default generator, and the generators of random and numpy
+    GENERATOR = 1  # the generator passed to the dataset
     COLLATE = 2  # as GLOBALS, while the samples are collated
 
 
 class EpochSeeds(NamedTuple):
-    """The seeds that the random numbers of one epoch follow from. Picklable."""
+    """Seeds that the random numbers of one epoch follow from. Picklable."""
 
     base_seed: int
     epoch: int  # counts the loader's iter() calls, from 0
-    by_sample: bool = False  # each sample has seeds of its own, whatever batch it is in
+    by_sample: bool = False  # each sample has separate seeds, in any batch
 
     def seed_generators(self, *place: int) -> None:
-        """Seeds the global generators of torch, random and numpy for one place in the epoch.
+        """Seed the global generators of torch, random and numpy for one place in the epoch.
 
         ``place`` is the batch's number for a map-style dataset; for an iterable one the shard and
         the batch's number in it from 1, where 0 stands for the call of ``iter(dataset)``.
@@ -56,11 +56,11 @@ class EpochSeeds(NamedTuple):
         self._seed_generators(self._words(8, place))
 
     def seed_generators_at(self, order_place: int, which: SampleSeed) -> None:
-        """By sample: as :meth:`seed_generators`, for one place in the order of the epoch."""
+        """Seed by sample: as :meth:`seed_generators`, for one place in the order of the epoch."""
         self._seed_generators(self._words(8, (order_place, which)))
 
     def seed_at(self, order_place: int, which: SampleSeed) -> int:
-        """By sample: a seed for one place in the order of the epoch: 64 bits."""
+        """Return the 64-bit seed of one place in the order of the epoch, for seeding by sample."""
         words = self._words(2, (order_place, which))
         return int(words[0]) << 32 | int(words[1])
 
@@ -70,12 +70,12 @@ class EpochSeeds(NamedTuple):
         np.random.seed(words[4:])
 
     def seed_of_sample(self, sequence: int, place: int) -> int:
-        """The seed of one sample of a map-style dataset: 64 bits."""
+        """Return the 64-bit seed of one sample of a map-style dataset."""
         words = self._words(2, (sequence, place))
         return int(words[0]) << 32 | int(words[1])
 
     def seed_of_draws(self) -> int:
-        """The seed of an offloaded model's draws in this epoch: 64 bits."""
+        """Return the 64-bit seed of an offloaded model's draws in this epoch."""
         words = self._words(2, ())
         return int(words[0]) << 32 | int(words[1])
 
@@ -85,17 +85,18 @@ class EpochSeeds(NamedTuple):
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """The draws of torch's loader and its RandomSampler, from torch's default generator if None."""
+    """Draw as torch's loader and its RandomSampler do; with None, from torch's default
+    generator."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def generator_states() -> tuple[Any, ...]:
-    """The states of the global generators, to be compared or put back."""
+    """Return the states of the global generators, for comparing or restoring."""
     return (torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False))
 
 
 def put_back(states: tuple[Any, ...]) -> None:
-    """Puts the global generators back to their states at :func:`generator_states`."""
+    """Restore the global generators to their states at :func:`generator_states`."""
     of_torch, of_random, of_numpy = states
     torch.set_rng_state(of_torch)
     random.setstate(of_random)
@@ -103,7 +104,7 @@ def put_back(states: tuple[Any, ...]) -> None:
 
 
 def have_moved(states: tuple[Any, ...]) -> bool:
-    """Whether something was drawn since :func:`generator_states`."""
+    """Return whether numbers were drawn since :func:`generator_states`."""
     of_torch, of_random, of_numpy = states
     return (
         not torch.equal(of_torch, torch.get_rng_state())
@@ -113,7 +114,7 @@ def have_moved(states: tuple[Any, ...]) -> bool:
 
 
 def _is_same(some: Any, other: Any) -> bool:
-    """Whether two states of numpy's generator are the same, of whichever kind it is."""
+    """Return whether two states of numpy's generator are equal, for any kind of generator."""
     if isinstance(some, dict) and isinstance(other, dict):
         names = some.keys()
         return names == other.keys() and all(_is_same(some[name], other[name]) for name in names)
@@ -121,7 +122,7 @@ def _is_same(some: Any, other: Any) -> bool:
 
 
 class GeneratorsKept:
-    """Puts the global generators back as they were, whatever was drawn or raised meanwhile."""
+    """Restores the global generators after any draws and exceptions."""
 
     def __enter__(self) -> None:
         self._states = generator_states()
@@ -136,8 +137,7 @@ class GeneratorsKept:
 
 
 class AllGeneratorsKept(GeneratorsKept):
-    """Puts the global generators back as they were: those of torch, also on its devices, of Python
-    and of NumPy."""
+    """Restores the global generators: torch's, including its devices', Python's and NumPy's."""
 
     def __enter__(self) -> None:
         super().__enter__()
@@ -152,7 +152,7 @@ class AllGeneratorsKept(GeneratorsKept):
         self.put_back()
 
     def put_back(self) -> None:
-        """Puts them back as they were when the block began; may be called after its end."""
+        """Restore their states at the start of the block; may be called after its end."""
         super().__exit__(None, None, None)
         if self._of_devices:
             module = module_in_use()
@@ -161,7 +161,7 @@ class AllGeneratorsKept(GeneratorsKept):
 
 
 def torch_states() -> list[torch.Tensor]:
-    """The states of torch's generators, those of its devices included."""
+    """Return the states of torch's generators, including its devices' generators."""
     return [torch.get_rng_state(), *device_states()]
 
 
@@ -171,14 +171,14 @@ def device_states() -> list[Any]:
 
 
 def below_subsets(dataset: Any) -> Any:
-    """The dataset that Subsets of torch's select from, itself where there are none."""
+    """Return the dataset that torch's Subsets select from, or the dataset itself without any."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return dataset
 
 
 def selected(dataset: Any, index: Any) -> tuple[Any, Any]:
-    """The dataset below Subsets of torch's, and what its index is there."""
+    """Return the dataset below torch's Subsets, and its index there."""
     while type(dataset) is Subset:
         index = dataset.indices[index]
         dataset = dataset.dataset
@@ -186,16 +186,16 @@ def selected(dataset: Any, index: Any) -> tuple[Any, Any]:
 
 
 def accepts_generator(dataset: Any) -> bool:
-    """Whether a map-style dataset, or the one that Subsets of torch's select from, takes one.
+    """Return whether a map-style dataset, also below torch's Subsets, accepts a generator.
 
-    Never with ``__getitems__``, which is asked for whole batches.
+    Never with ``__getitems__``, which gets whole batches.
     """
     dataset = below_subsets(dataset)
     if hasattr(dataset, "__getitems__"):
         return False
     try:
         parameter = inspect.signature(dataset.__getitem__).parameters.get("generator")
-    except (AttributeError, TypeError, ValueError):  # no method, or none that tells
+    except (AttributeError, TypeError, ValueError):  # no method, or one without a signature
         return False
     return parameter is not None and parameter.kind in (
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -204,22 +204,22 @@ def accepts_generator(dataset: Any) -> bool:
 
 
 class PlacedIndex(NamedTuple):
-    """The index of a sample and its place, in its batch or in the order of the epoch."""
+    """Index of a sample and its place, in its batch or in the order of the epoch."""
 
     place: int
     index: Any
 
-    def __repr__(self) -> str:  # which names the sample in messages about it
+    def __repr__(self) -> str:  # messages about the sample name the index
         return repr(self.index)
 
 
 class PlacedSamples:
-    """The dataset with generators that are seeded by the places of its samples.
+    """Dataset with generators that are seeded by the places of its samples.
 
-    A dataset that takes ``generator`` is given one for each sample. With ``seeds_globals`` the
-    global generators are seeded for each sample, too, by sample; where samples of one batch are
-    fetched on several threads, these share them. Indexed by results of :meth:`placed`. Samples of
-    one batch may be fetched on several threads; batches come one after the other.
+    A dataset that takes ``generator`` gets one for each sample. With ``seeds_globals`` the global
+    generators are seeded for each sample, too, by sample; if samples of one batch are fetched on
+    several threads, these share them. Indexed by results of :meth:`placed`. Samples of one batch
+    may be fetched on several threads; batches follow one after the other.
     """
 
     def __init__(self, dataset: Any, seeds: EpochSeeds, seeds_globals: bool) -> None:
@@ -230,7 +230,7 @@ class PlacedSamples:
         self._sequence = 0
 
     def placed(self, indices: Any, sequence: int, first_place: int, is_batch: bool) -> Any:
-        """The indices of a batch, or the one index where there are no batches, with places."""
+        """Return the indices of a batch, or the one index if there are no batches, with places."""
         self._sequence = sequence
         first = first_place if self._seeds.by_sample else 0
         if not is_batch:
@@ -252,7 +252,7 @@ class PlacedSamples:
 
 
 class DrawWarning:
-    """Says once, for a loader, that threads made draws that ``seeding="batch"`` should repeat."""
+    """Warns once per loader that threads made draws that ``seeding="batch"`` should repeat."""
 
     def __init__(self) -> None:
         self._was_given = False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of an iterator with the sampler: counting its pulls, its states, and how a resumed epoch
-comes to its place in the order."""
+"""The iterator's work with the sampler: counting its pulls, its states, and moving a resumed epoch
+to its place in the order."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Repeats = dict[int, list[tuple[Any, int, int]]]
 
 
 def _states_of(parts: dict[str, Any], kept: Any) -> dict[str, Any]:
-    """The states of a sampler's parts. ``kept`` is what lives as long as they can be asked for."""
+    """Return the states of a sampler's parts. ``kept`` lives as long as they can be requested."""
     return {name: copied_state(part.state_dict()) for name, part in parts.items()}
 
 
 class CountedPulls:
-    """A part of both iterators, whose progress it keeps."""
+    """Part of both iterators, whose progress it keeps."""
 
     _progress: Progress
     _index_sampler: Any
     _sampler_iter: Any
     _is_sampler_stateful: bool
-    _pulled_place = 0  # of the first sample that was pulled last, in the order of the epoch
-    _next_place = 0  # of the first sample that is pulled next
-    # Batches that a resumed epoch has to make before it goes on: their indices, and the place of
+    _pulled_place = 0  # of the first sample of the last pull, in the order of the epoch
+    _next_place = 0  # of the first sample of the next pull
+    # Batches that a resumed epoch has to make before it continues: their indices, and the place of
     # the first sample of each.
     _left_out: deque[tuple[Any, int]]
     _repeats: Repeats  # before a process makes its first batch of a resumed epoch
@@ -65,18 +65,18 @@ class CountedPulls:
         self._next_place += len(index) if isinstance(index, (list, tuple)) else 1
 
     def _place_of_pulled(self) -> int:
-        """Where the indices that were pulled last begin in the order of the epoch."""
+        """Return the place of the last pull's first index in the order of the epoch."""
         return self._pulled_place
 
     def _undo_seed(self, loader: GeneratorHolder) -> None:
-        """Takes back the draws of making an iterator in the place of one that was only reset."""
+        """Undo the draws of making an iterator in the place of one that was only reset."""
         if not self._progress.draws_seed:
             self._progress.start.put_back_globals()
             self._progress.start.put_back_own(loader)
             self._sampler_iter = iter(self._index_sampler)
 
     def _note_sampler(self) -> None:
-        """To be called with each new ``_sampler_iter``."""
+        """Call with each new ``_sampler_iter``."""
         self._pulled_place = self._next_place = 0
         self._left_out = deque()
         self._repeats = {}
@@ -98,8 +98,8 @@ class CountedPulls:
         return {name: part for name, part in parts.items() if is_stateful(part)}
 
     def _resume_sampler(self) -> None:
-        """Moves the sampler to the place where a resumed epoch goes on: by its state, or by
-        repeating its pulls. Batches that were delivered out of turn are left out.
+        """Move the sampler to the place where a resumed epoch continues: by its state, or by
+        repeating its pulls. Batches that were delivered out of order are skipped.
         """
         point = self._progress.point
         if point is None:
@@ -130,11 +130,11 @@ class CountedPulls:
         return (index.copy() if type(index) is list else index), self._pulled_place
 
     def _move_sampler(self, point: ResumePoint) -> Iterator[tuple[Any, int]]:
-        """To the first batch that is left. Returns batches from there on that were pulled before
-        the sampler's state was taken, and where each begins in the order."""
+        """Move the sampler to the first batch that is left. Returns batches from there on that were
+        pulled before the sampler's state was taken, and the place of each in the order."""
         at = point.sampler
         if at.state is None:
-            if not isinstance(self._index_sampler, RankBatchSampler):  # it begins there
+            if not isinstance(self._index_sampler, RankBatchSampler):  # it starts there
                 self._skip_pulls(range(at.pull_count))
             return iter(())
         self._next_place = at.state["samples_yielded"]
@@ -151,7 +151,7 @@ class CountedPulls:
                 self._sampler_iter.load_state_dict(at.state["iterator"])
         self._note_sampler()
         if isinstance(self._index_sampler, RankBatchSampler):
-            self._progress.sampler.pull_count = point.left.first  # it begins there
+            self._progress.sampler.pull_count = point.left.first  # it starts there
             return iter(())
         self._next_place = at.state["samples_yielded"]
         for place in range(at.pull_count, point.left.first):
@@ -176,7 +176,7 @@ class CountedPulls:
             self._repeats.setdefault(shard_id, []).append((index, place, self._pulled_place))
 
     def _pull_ahead(self) -> None:
-        """Has the sampler make the draws of its first pull, while generators are replayed."""
+        """Have the sampler make the draws of its first pull, while generators are replayed."""
         if self._progress.is_replayed and not self._is_sampler_stateful:
             self._sampler_iter = itertools.chain(
                 [*itertools.islice(self._sampler_iter, 1)], self._sampler_iter

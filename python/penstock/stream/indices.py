@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The indices of one epoch.
 
-The native side draws those of torch's own samplers for itself, without a Python integer per sample,
-and keeps them. Where Python wants to see them, `IndexOrder` draws them once more, from a copy of
-the generator as it was before the first pull: they are the same, and nothing moves. The indices of
-any other sampler are kept until their batches have come.
+The native side draws the indices of torch's samplers itself, without a Python integer per sample,
+and keeps them. If Python needs them, `IndexOrder` draws them once more, from a copy of the
+generator before the first pull: they are the same, without side effects. The indices of any other
+sampler are kept until their batches have arrived.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.stream.batch_seeds import draw_seed
 
 
 class IndexRecipe(NamedTuple):
-    """The recipe by which the native side draws the very indices that the sampler would have
+    """Recipe by which the native side draws exactly the indices that the sampler would have
     yielded.
     """
 
@@ -32,7 +32,7 @@ class IndexRecipe(NamedTuple):
     drop_last: bool
     shuffle: bool
     generator: torch.Generator | None
-    share: _C.RankShareOptions | None = None  # of one rank, in the place of batch_size
+    share: _C.RankShareOptions | None = None  # of one rank, replaces batch_size
 
     @property
     def batch_count(self) -> int:
@@ -43,9 +43,9 @@ class IndexRecipe(NamedTuple):
 
 
 def recognise_sampler(index_sampler: Any) -> IndexRecipe | None:
-    """The recipe of exactly torch's BatchSampler, or of a rank's part, over RandomSampler (without
-    replacement, each sample once) or SequentialSampler; None for anything else, a subclass
-    included, and for a class of theirs whose ``__iter__`` the program has replaced."""
+    """Return the recipe of exactly torch's BatchSampler, or of a rank's part, over RandomSampler
+    (without replacement, each sample once) or SequentialSampler; None for anything else, including
+    a subclass, and for a class of theirs whose ``__iter__`` the program has replaced."""
     if type(index_sampler) not in (BatchSampler, RankBatchSampler):
         return None
     sampler = index_sampler.sampler
@@ -78,9 +78,9 @@ def _has_own_iter(kind: Any) -> bool:
 
 
 def is_untouched(sampler_iter: Any, index_sampler: Any) -> bool:
-    """Whether ``sampler_iter`` is what iter() of torch's BatchSampler, or of a rank's, has just
-    given. Programs advance an iterator's ``_sampler_iter``, or put another in its place, where they
-    have patched torch's ``_BaseDataLoaderIter.__init__`` or ``_reset``."""
+    """Return whether ``sampler_iter`` is the unused result of iter() of torch's BatchSampler, or of
+    a rank's. Programs advance an iterator's ``_sampler_iter``, or replace it, if they have patched
+    torch's ``_BaseDataLoaderIter.__init__`` or ``_reset``."""
     if not isinstance(sampler_iter, GeneratorType):
         return False
     frame: FrameType | None = sampler_iter.gi_frame  # None once it is exhausted
@@ -93,10 +93,10 @@ def is_untouched(sampler_iter: Any, index_sampler: Any) -> bool:
 
 
 class IndexOrder:
-    """The batches of indices of one epoch, by place. Confined to the trainer's thread.
+    """Batches of indices of one epoch, by place. Confined to the trainer's thread.
 
-    To be made right before the sampler is pulled for the first time. The permutation is drawn when
-    it is asked for, since few programs do: it takes eight bytes a sample.
+    Construct right before the sampler is pulled for the first time. The permutation is drawn on
+    demand, since few programs need it: it takes eight bytes per sample.
     """
 
     def __init__(self, recipe: IndexRecipe) -> None:
@@ -108,7 +108,7 @@ class IndexOrder:
             self._state = generator.get_state()
 
     def batch(self, place: int) -> list[int] | None:
-        """The indices of batch number ``place``, None past the last one."""
+        """Return the indices of batch number ``place``, None past the last one."""
         if not 0 <= place < self._recipe.batch_count:
             return None
         places = self._places(place)
@@ -120,7 +120,7 @@ class IndexOrder:
         return indices
 
     def _places(self, place: int) -> list[int]:
-        """The places of a batch's samples in the order."""
+        """Return the places of a batch's samples in the order."""
         recipe = self._recipe
         if recipe.share is None:
             first = place * recipe.batch_size
@@ -136,10 +136,10 @@ class IndexOrder:
 
 
 class AskedIndices:
-    """The indices that a sampler which is not torch's own gave for batches still to come."""
+    """Indices that a sampler other than torch's gave for batches not yet received."""
 
     def __init__(self, first: int) -> None:
-        """``first`` is the place in the epoch of the first batch that will be asked for."""
+        """Take ``first``, the place in the epoch of the first batch that will be requested."""
         self._first = first
         self._indices: deque[Any] = deque()
 
@@ -148,7 +148,7 @@ class AskedIndices:
         self._indices.append(index.copy() if type(index) is list else index)
 
     def after(self, answered_count: int) -> deque[Any]:
-        """The indices of the batches from that place on; earlier ones are dropped."""
+        """Return the indices of the batches from that place on; earlier ones are dropped."""
         while self._indices and self._first < answered_count:
             self._indices.popleft()
             self._first += 1

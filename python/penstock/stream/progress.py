@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far an epoch has come: the content of ``state_dict()``, and the start of a resumed epoch.
+"""The progress of an epoch: the content of ``state_dict()``, and the start of a resumed epoch.
 
-*Samplers.* The states of a program's sampler are taken from when the first one is asked for.
-Batches are asked for ahead, so a sampler has been pulled further than the batches that the program
-was given. Its state is therefore one of two kinds. A snapshot from before the place: the pulls
-since then are repeated at a resume. Or, at the first call in an epoch, the state of now: the
-indices that were pulled and whose batches are still to come are then a part of the loader's state.
-Without workers nothing is asked for ahead, so a snapshot is taken when a state is asked for, and
-one that is not too old serves it as well.
+*Samplers.* The states of a program's sampler are recorded once the first one is requested. Batches
+are requested ahead, so a sampler has been pulled further than the batches that the program has
+received. Its state is therefore of one of two kinds. A snapshot from before the place: a resume
+repeats the pulls since then. Or, at the first call in an epoch, the current state: the indices that
+were pulled and whose batches have not been delivered are then a part of the loader's state. Without
+workers no batch is requested ahead, so a snapshot is taken when a state is requested, and a
+snapshot that is not too old serves it as well.
 
 *Places.* The place of a batch is its number in the order of the sampler. With ``in_order=False`` a
-batch is delivered before one with a lower place that its worker still makes. A resumed epoch asks
-for the places that were left out first, from the lowest on, and then for all that follow. So a
-request's number is its place again as soon as those have been asked for.
+batch is delivered before one with a lower place that its worker still makes. A resumed epoch
+requests the skipped places first, from the lowest on, and then all that follow. So a request's
+number is its place again as soon as the skipped ones have been requested.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from penstock.stream.shard_state import (
 )
 
 SAMPLERS = ("batch_sampler", "sampler")  # the loader's names for them
-_KEPT_ON = 8  # indices are forgotten by as many, or more
+_KEPT_ON = 8  # indices are dropped by as many, or more
 
 
 class GeneratorHolder(Protocol):
-    """A loader, as far as it and its samplers hold generators of the user's."""
+    """Loader, as far as it and its samplers hold generators from the user."""
 
     generator: Any
     sampler: Any
@@ -50,7 +50,7 @@ class GeneratorHolder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GeneratorSnapshot:
-    """The states of the global generators and of those that the user gave to the loader."""
+    """States of the global generators and of the generators that the user gave to the loader."""
 
     of_globals: tuple[Any, ...]  # from generator_states()
     of_own: dict[str, torch.Tensor]
@@ -70,7 +70,7 @@ class GeneratorSnapshot:
 
 
 class GeneratorsReplayed(GeneratorsKept):
-    """The global generators as a snapshot has them, for the time of the context."""
+    """Sets the global generators to a snapshot, for the time of the context."""
 
     def __init__(self, snapshot: GeneratorSnapshot) -> None:
         self._snapshot = snapshot
@@ -81,8 +81,8 @@ class GeneratorsReplayed(GeneratorsKept):
 
 
 class PullsReplayed(GeneratorsReplayed):
-    """The global generators and the loader's own as a snapshot has them, for the time of the
-    context: pulls draw the same numbers again.
+    """Sets the global generators and the loader's to a snapshot, for the time of the context: pulls
+    draw the same numbers again.
     """
 
     def __init__(self, snapshot: GeneratorSnapshot, loader: GeneratorHolder) -> None:
@@ -100,7 +100,7 @@ class PullsReplayed(GeneratorsReplayed):
 
 
 def own_generators(loader: GeneratorHolder) -> dict[str, torch.Generator]:
-    """The generators that the user gave to the loader and its samplers, by where they are."""
+    """Return the generators that the user gave to the loader and its samplers, by their holders."""
     holders = {
         "loader": loader,
         "sampler": loader.sampler,
@@ -112,9 +112,9 @@ def own_generators(loader: GeneratorHolder) -> dict[str, torch.Generator]:
 
 
 def sampler_states(loader: GeneratorHolder) -> dict[str, Any] | None:
-    """The states between epochs of samplers of the user's own, by the loader's name for them.
+    """Return the states between epochs of the user's samplers, by the loader's name for them.
 
-    One that does not give its state has a StateFailure in the place of it.
+    A StateFailure replaces the state of a sampler that does not return it.
     """
     samplers = {name: getattr(loader, name) for name in SAMPLERS}
     states = {
@@ -134,7 +134,7 @@ def _state_or_failure(thing: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where a resumed epoch goes on."""
+    """Place where a resumed epoch continues."""
 
     base_seed: int
     left: PlacesLeft
@@ -148,10 +148,10 @@ class ResumePoint:
 
 
 class Progress:
-    """The account of one epoch, kept by its iterator and read by the loader.
+    """Account of one epoch, kept by its iterator and read by the loader.
 
-    The native stream counts batches where there is one. This class has the parts that only Python
-    knows: the generators, the sampler's states, and the states of datasets as objects.
+    The native stream, if any, counts batches. This class has the parts that only Python knows: the
+    generators, the sampler's states, and the states of datasets as objects.
 
     Confined to the trainer's thread.
     """
@@ -166,34 +166,34 @@ class Progress:
         draws_seed: bool = True,
         point: ResumePoint | None = None,
     ) -> None:
-        self.epoch = epoch  # that random numbers follow from; 0 with seeds of the worker's
-        self.number = 0  # of the loader's epochs, as many as have begun before this one
-        self.start = start  # before iter() drew anything
-        self.start_as_json: dict[str, Any] | None = None  # made when it is asked for
-        self.is_replayed = is_replayed  # the global generators are put back after iter()
+        self.epoch = epoch  # input of the random numbers; 0 if seeded by worker
+        self.number = 0  # number of the loader's epochs that started before this one
+        self.start = start  # before any draws of iter()
+        self.start_as_json: dict[str, Any] | None = None  # made on demand
+        self.is_replayed = is_replayed  # the global generators are restored after iter()
         self.draws_seed = draws_seed  # a base seed, which persistent workers keep from their first
         self.point = point
-        self.base_seed: int | None = None  # until the iterator is there
+        self.base_seed: int | None = None  # until the iterator exists
         self.samplers_before: dict[str, Any] | None = None  # their states before the epoch
         self.counts = _C.EpochProgress(shard_count)
-        self.share: _C.RankShare | None = None  # of the rank, where ranks share an order
-        # In the trainer's own process the states are those of the moment in which they are asked
-        # for: the program may have changed the dataset, or drawn, since the last answer.
+        self.share: _C.RankShare | None = None  # of the rank, if ranks share an order
+        # In the trainer process, states are taken when they are requested: the program may have
+        # changed the dataset, or drawn, since the last answer.
         self.shard_states_now: Callable[[], list[Any]] | None = None
-        # A state is bytes as long as it is the one that a worker of this process sent, in the
-        # native account. Those of a checkpoint are never read so.
+        # A state is bytes while it is one that a worker of this process sent, in the native
+        # account. Checkpointed states are never decoded in this way.
         self.decode_state: Callable[[bytes], Any] = pickle.loads
         # Until workers send others.
         self._resumed_states: list[dict[str, Any] | None] = [None] * shard_count
-        # The states of the shards after the epoch before, where workers that stay have them.
+        # The states of the shards after the epoch before, if persistent workers have them.
         self.states_before: list[Any] = [None] * shard_count
-        # The workers have made an epoch before, and nobody wanted to know in which states it left
-        # their datasets.
+        # The workers have made an epoch before, and the states in which it left their datasets were
+        # never requested.
         self.begins_in_unknown_state = False
-        self.state_interval: int | None = None  # steps between snapshots; None: nobody wants them
-        # The last thing that resuming does, with the generators as they are then.
+        self.state_interval: int | None = None  # steps between snapshots; None: none are wanted
+        # The last step of resuming, with the generators as they are then.
         self.finish_resuming: Callable[[], None] | None = None
-        self.first_step = 0  # steps of the epoch before it was resumed, where ranks share shards
+        self.first_step = 0  # steps of the epoch before it was resumed, if ranks share shards
         self.pulled_count = 0
         if point is not None:
             self.pulled_count = point.left.delivered_count
@@ -206,27 +206,27 @@ class Progress:
         self.sampler = SamplerNotes(
             self._resumed_left.first, None if point is None else point.sampler
         )
-        self._delivered: DeliveredPlaces | None = None  # where batches may come out of turn
+        self._delivered: DeliveredPlaces | None = None  # if batches may be delivered out of order
 
     @property
     def answered_count(self) -> int:
-        """Requests whose batch or error the user was given."""
+        """Return the number of requests whose batch or error the user has received."""
         return self.counts.answered_count
 
     @property
     def step(self) -> int:
-        """The steps that a rank which reads shards of its own has taken in the epoch."""
+        """Return the number of steps that a rank with separate shards has taken in the epoch."""
         resumed_count = 0 if self.point is None else self.point.left.delivered_count
         return self.first_step + self.answered_count - resumed_count
 
     @property
     def yielded_count(self) -> int:
-        """Batches the user was given."""
+        """Return the number of batches that the user has received."""
         return self.counts.yielded_count
 
     @property
     def shard_counts(self) -> list[int]:
-        """Answers by shard; for map-style datasets, by process."""
+        """Return the number of answers by shard; for map-style datasets, by process."""
         return self.counts.shard_counts
 
     @property
@@ -239,9 +239,9 @@ class Progress:
 
     @property
     def shard_states(self) -> list[Any]:
-        """The newest that is known of each shard, for a state of the loader. One that is older than
-        the last answer says under "batches" after how many it was taken. A StateFailure is in the
-        place of one that could not be taken."""
+        """Return the newest known state of each shard, for a state of the loader. One that is older
+        than the last answer has under "batches" the count after which it was taken. A StateFailure
+        replaces one that could not be taken."""
         if self.shard_states_now is not None:
             return copied_state(self.shard_states_now())
         return [*map(self._shard_state, range(len(self._resumed_states)))]
@@ -258,7 +258,7 @@ class Progress:
         return undated(dated(state, self.counts.shard_state_count(shard_id)), answer_count)
 
     def want_states(self, every: int) -> None:
-        """From now on snapshots are kept, about every so many steps."""
+        """Keep snapshots from now on, about every ``every`` steps."""
         self.state_interval = self.sampler.every = every
 
     def sampler_place(self) -> SamplerPlace:
@@ -267,25 +267,25 @@ class Progress:
 
     @property
     def left(self) -> PlacesLeft:
-        """The batches that are still to come; for iterable datasets, without their shards."""
+        """Return the batches not yet delivered; for iterable datasets, without their shards."""
         if self._delivered is not None:
             return self._delivered.left()
         return self._resumed_left.after(self.answered_count)
 
     def repeated_places(self) -> dict[int, int]:
-        """The batches that are made again for nothing, and by which process."""
+        """Return the batches that are made again and dropped, and the process that makes each."""
         return {} if self.point is None else self.point.repeated
 
     def place_of(self, number: int) -> int:
-        """The place in the epoch of the batch that is asked for by ``number``."""
+        """Return the place in the epoch of the batch that request ``number`` asks for."""
         return self._resumed_left.place_of(number)
 
     def deliver_in_any_order(self) -> None:
-        """To be called before the first batch where each delivery will be noted by its number."""
+        """Call before the first batch if each delivery will be noted by its number."""
         self._delivered = DeliveredPlaces(self._resumed_left)
 
     def note_delivery(self, number: int) -> None:
-        """The batch that was asked for by ``number`` goes to the program, in any order."""
+        """Note that the batch of request ``number`` is delivered to the program, in any order."""
         if self._delivered is not None:
             self._delivered.note(number)
 
@@ -295,7 +295,7 @@ class Progress:
 
     @property
     def first_shard_id(self) -> int:
-        """The shard whose turn it is first, where shards are read in turn."""
+        """Return the shard whose turn is first, if shards are read in turn."""
         last_shard_id = -1 if self.last_shard_id is None else self.last_shard_id
         return (last_shard_id + 1) % len(self._resumed_states)
 
@@ -303,22 +303,22 @@ class Progress:
         self.base_seed = base_seed
 
     def pull(self) -> None:
-        """The indices of the next request are there."""
+        """Note that the indices of the next request are available."""
         self.pulled_count += 1
 
     def note_sampler(self, index: Any) -> None:
-        """The sampler gave ``index``."""
+        """Note that the sampler gave ``index``."""
         self.sampler.note(index, self._first_left)
 
     def _first_left(self) -> int:
         return self.left.first
 
     def answer(self, shard_id: int, is_error: bool) -> None:
-        """The next request was answered, in the trainer's own process."""
+        """Note the answer to the next request, in the trainer process."""
         self.counts.answer(shard_id, is_error)
 
     def answer_pulled(self, shard_id: int, is_error: bool) -> None:
-        """The request that was pulled last was answered, where nothing is asked for ahead. An
+        """Note the answer to the request that was pulled last, if requests are not made ahead. An
         interrupt may have taken pulls before it."""
         missed_count = self.pulled_count - self.counts.answered_count
         if missed_count == 0:
@@ -328,20 +328,20 @@ class Progress:
         self.counts.answer(shard_id, is_error)
 
     def share_out(self, process_count: int) -> None:
-        """So many processes make the rest of a map-style dataset's epoch."""
+        """Have ``process_count`` processes make the rest of a map-style dataset's epoch."""
         self.counts.share_out(process_count)
         self._resumed_states = [None] * process_count
 
     def end_iterator(self, has_state: bool) -> None:
-        """The iterator ends, and its shards' states stay as they are now. Where nobody has wanted
-        to know one, what has a state lives on, for the first who does, until the next epoch."""
+        """End the iterator, and keep its shards' current states. If none was requested before,
+        objects with a state stay alive until the next epoch, for a first request."""
         if has_state and self.state_interval is None:
             return
         if has_state and self.shard_states_now is not None:
             try:
                 states = self.shard_states
             except Exception:
-                return  # raised again for those who ask
+                return  # raised again when a state is requested
             self._resumed_states = [
                 None if state is None else dated(state, count)
                 for state, count in zip(states, self.shard_counts, strict=False)
@@ -356,7 +356,7 @@ Take = Callable[[], dict[str, Any]]
 
 
 class SamplerPlace(NamedTuple):
-    """A sampler's state, and what to do from there to be at the first batch that is left."""
+    """Sampler state, and the steps from there to the first batch that is left."""
 
     state: dict[str, Any] | None
     pull_count: int  # of the epoch, after which it was taken
@@ -372,16 +372,16 @@ class _Note(NamedTuple):
 
 
 class SamplerNotes:
-    """Confined to the trainer's thread. Keeps nothing unless the sampler has a state, and then the
-    indices that are still to be delivered and the snapshots that they need.
+    """Confined to the trainer's thread. Keeps no data unless the sampler has a state, and then the
+    indices not yet delivered and the snapshots that they need.
     """
 
     def __init__(self, first: int, place: SamplerPlace | None = None) -> None:
-        """``first`` is the place in the epoch of the first batch that is left, and ``place`` that
-        of a state to go on from."""
-        self.every: int | None = None  # pulls between snapshots; None while nobody wants states
+        """Take ``first``, the place in the epoch of the first batch that is left, and ``place``,
+        the place of a state to continue from."""
+        self.every: int | None = None  # pulls between snapshots; None while no states are wanted
         self.is_over = False
-        self.is_ahead = True  # the sampler may be pulled further than the batches that were given
+        self.is_ahead = True  # the sampler may be pulled further than the delivered batches
         self._take: Take | None = None
         self._notes: deque[_Note] = deque()
         self._kept: deque[Any] = deque()  # indices of the batches from _kept_first on
@@ -399,12 +399,13 @@ class SamplerNotes:
         self._notes.append(_Note(place.pull_count, self.sample_count, place.state, place.is_over))
 
     def begin(self, take: Take | None) -> None:
-        """The sampler's iterator is new. ``take`` gives the state of both; None where they have
+        """Note a new iterator of the sampler. ``take`` returns the state of both; None if they have
         none."""
         self._take = take
 
     def note(self, index: Any, first_left: Callable[[], int]) -> None:
-        """The sampler gave ``index``; ``first_left()`` is the place of the first batch left."""
+        """Note that the sampler gave ``index``; ``first_left()`` is the place of the first batch
+        left."""
         self.pull_count += 1
         self.sample_count += len(index) if isinstance(index, (list, tuple)) else 1
         if self._take is None:
@@ -417,9 +418,9 @@ class SamplerNotes:
             self._notes.append(self._note_now())
 
     def place(self, first_left: int) -> SamplerPlace:
-        """Where the sampler is, for a state of which ``first_left`` is the first batch left.
+        """Return the sampler's place, for a state whose first batch left is ``first_left``.
 
-        Raises RuntimeError where the sampler does not give its state.
+        Raises RuntimeError if the sampler does not return its state.
         """
         if self._take is None or self.pull_count == 0:
             return SamplerPlace(None, first_left)
@@ -470,16 +471,16 @@ class PlacesLeft(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The lowest place that is left."""
+        """Return the lowest place that is left."""
         return self.missing[0] if self.missing else self.through
 
     def place_of(self, number: int) -> int:
-        """The place of request ``number`` of an epoch that goes on here, where the first request
-        has the number ``delivered_count``."""
+        """Return the place of request ``number`` of an epoch that continues here, where the first
+        request has the number ``delivered_count``."""
         return number if number >= self.through else self.missing[number - self.delivered_count]
 
     def after(self, number: int) -> PlacesLeft:
-        """The places that are left when all requests before ``number`` were answered."""
+        """Return the places that are left when all requests before ``number`` were answered."""
         missing = self.missing[number - self.delivered_count :]
         return PlacesLeft(max(self.through, number), missing)
 
@@ -488,8 +489,8 @@ class DeliveredPlaces:
     """Notes deliveries in any order. A place is left if it is in ``_missing``, or not before
     ``_through``.
 
-    Those that were asked for and raised an error stay missing: the number of a batch that could not
-    be made is not known here.
+    Requests that raised an error stay missing: the number of a batch that could not be made is not
+    known here.
     """
 
     def __init__(self, resumed: PlacesLeft) -> None:
@@ -498,7 +499,7 @@ class DeliveredPlaces:
         self._missing = set(resumed.missing)
 
     def note(self, number: int) -> None:
-        """Request ``number`` was answered with a batch, and the program has it."""
+        """Note that request ``number`` was answered with a batch, and the program has it."""
         place = self._resumed.place_of(number)
         self._missing.update(range(self._through, place))
         self._through = max(self._through, place + 1)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of datasets and of their iterators, and how a shard goes on from where it was left.
+"""The states of datasets and their iterators, and how a shard continues from an earlier place.
 
 An object with ``state_dict()`` and ``load_state_dict()`` is asked for its state once the loader's
-is wanted, every so many steps, and given it back at a resume. What came after it is made again, and
-so are the batches of any other iterable dataset, up to the place. A map-style dataset is one shard
-for each process that reads it.
+is wanted, every so many steps, and gets it back at a resume. Later batches are made again, and so
+are the batches of any other iterable dataset, up to the place. A map-style dataset is one shard for
+each process that reads it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _State = TypeVar("_State")
 
 
 class ShardStart(NamedTuple):
-    """Where a shard goes on. Picklable when the state is."""
+    """Place where a shard continues. Picklable if the state is."""
 
-    batch_count: int  # made of it before, those that raised included
-    # From shard_state(). Under "batches", after how many of them it was taken, if not the last.
+    batch_count: int  # batches made before, including failed ones
+    # From shard_state(). Its "batches" is the count after which it was taken, if not the last one.
     state: dict[str, Any] | None
 
     @property
     def state_count(self) -> int:
-        """The number of batches that need not be made again."""
+        """Return the number of batches that need not be made again."""
         return 0 if self.state is None else int(self.state.get("batches", self.batch_count))
 
 
-ShardStarts = dict[int, ShardStart]  # by shard; those that begin at their beginning are left out
+ShardStarts = dict[int, ShardStart]  # by shard; without shards that start at their first batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +54,33 @@ class StateFailure:
 
 
 def dated(state: Any, batch_count: int) -> Any:
-    """The state with the number of batches after which it was taken."""
+    """Return the state with the number of batches after which it was taken."""
     return state if isinstance(state, StateFailure) else {"batches": batch_count, **state}
 
 
 def undated(state: Any, batch_count: int) -> Any:
-    """The state without that number where it is the one after the last of ``batch_count``."""
+    """Return the state without that number if it is the one after the last of ``batch_count``."""
     if isinstance(state, StateFailure) or state["batches"] != batch_count:
         return state
     return {name: part for name, part in state.items() if name != "batches"} or None
 
 
 def is_state_due(sequence: int, every: int, lane_count: int) -> bool:
-    """Whether the state after batch ``sequence`` is one for a snapshot, which is made of the last
-    ones of all lanes before a multiple of ``every``."""
+    """Return whether the state after batch ``sequence`` is part of a snapshot, which has the last
+    states of all lanes before a multiple of ``every``."""
     return every <= lane_count or sequence % every >= every - lane_count
 
 
 def copied_state(state: _State) -> _State:
-    """As :func:`copy.deepcopy`, and nearly as quick as ``list.copy()`` where a state has long lists
-    of numbers: the order of an epoch, say."""
+    """Return a copy as :func:`copy.deepcopy`, nearly as quick as ``list.copy()`` for a state with
+    long lists of numbers, such as the order of an epoch."""
     copied: _State = _copied(state, {})
     return copied
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """``memo`` is that of :func:`copy.deepcopy`: a list that is there twice is in the copy, too."""
+    """Copy ``value`` with the ``memo`` of :func:`copy.deepcopy`: a list that occurs twice does so
+    in the copy, too."""
     kind = type(value)
     if kind not in (list, dict):
         return copy.deepcopy(value, memo)
@@ -101,7 +102,7 @@ def is_stateful(thing: Any) -> bool:
 
 
 def shard_state(fetcher: Any, dataset: Any) -> dict[str, Any] | StateFailure | None:
-    """The state of ``dataset`` and of the iterator that torch's ``fetcher`` has of it.
+    """Return the state of ``dataset`` and of its iterator in torch's ``fetcher``.
 
     None when neither has one.
     """
@@ -120,8 +121,8 @@ def shard_state(fetcher: Any, dataset: Any) -> dict[str, Any] | StateFailure | N
 
 
 def load_dataset_state(dataset: Any, start: ShardStart | None) -> ResumedDataset | None:
-    """Gives a dataset its state back; to be called before it is iterated. Returns what its later
-    passes need, of an iterable dataset that was in the middle of one."""
+    """Load a dataset's state; call before it is iterated. Returns the object that later passes of
+    an iterable dataset need if its state was in the middle of a pass."""
     if start is None or start.state is None or "dataset" not in start.state:
         return None
     is_iterable = isinstance(dataset, IterableDataset)
@@ -131,21 +132,21 @@ def load_dataset_state(dataset: Any, start: ShardStart | None) -> ResumedDataset
 
 
 class ResumedDataset:
-    """A dataset that goes on from a state, and then begins its passes at the beginning.
+    """Dataset that continues from a state, and then starts its passes at the first batch.
 
-    Some datasets, those of Hugging Face among them, begin each pass at the place that they were
-    given once. It shows by their state after the first batch of a pass, which is then the one after
-    the first batch of the resumed pass. They are given the state back that they had before.
+    Some datasets, including Hugging Face's, start each pass at the place that they once got. Their
+    state after the first batch of a pass shows it: it is then the one after the first batch of the
+    resumed pass. These datasets get the state back that they had before.
     """
 
     def __init__(self, dataset: Any) -> None:
-        """To be made before the dataset is given its state."""
+        """Construct before the dataset gets its state."""
         self._dataset = dataset
         self._before = self._state()
         self._after_first: Any = None  # batch of the resumed pass
 
     def fetch_first(self, fetch: Callable[[], Any], begin_anew: Callable[[], None]) -> Any:
-        """The first batch of a pass, or the exception in its place. ``begin_anew`` makes the
+        """Return the first batch of a pass, or the exception in its place. ``begin_anew`` makes the
         iterator of ``fetch`` again."""
         before = generator_states()
         try:
@@ -182,17 +183,17 @@ class ResumedDataset:
 def _are_equal(state: Any, other: Any) -> bool:
     try:
         return bool(state == other)
-    except Exception:  # as of tensors with several elements
+    except Exception:  # for example from tensors with several elements
         return pickle.dumps(state) == pickle.dumps(other)
 
 
 def load_between_epochs(iterated: Any, state: Any) -> None:
-    """Gives a dataset or a sampler the state that it had after an epoch, or before its first.
+    """Give a dataset or a sampler the state that it had after an epoch, or before its first.
 
-    What keeps its place says with such a state that it is at its end, and goes on there: its next
-    pass has nothing. That pass belongs to the epoch before, so it is made here. Where the next pass
-    has something, the state is given once more, since the first of it was taken. Not so for a
-    map-style dataset.
+    With such a state, an object that keeps its place is at its end, and continues there: its next
+    pass is empty. That pass belongs to the epoch before, so it is made here. If the next pass is
+    not empty, the state is given once more, since its first item was taken. This does not apply to
+    a map-style dataset.
     """
     load = iterated.load_state_dict
     load(state)
@@ -205,10 +206,10 @@ def load_between_epochs(iterated: Any, state: Any) -> None:
 
 
 def load_shard_between_epochs(dataset: Any, state: dict[str, Any]) -> None:
-    """Gives a dataset the state that its shard had after an epoch, from :func:`shard_state`.
+    """Give a dataset the state that its shard had after an epoch, from :func:`shard_state`.
 
-    Its iterator of that epoch may have kept what the next one goes on with: the global generators,
-    say.
+    Its iterator of that epoch may have kept data that the next one continues with, such as the
+    global generators.
     """
     if "iterator" in state:
         iterator = iter(dataset)
@@ -219,7 +220,7 @@ def load_shard_between_epochs(dataset: Any, state: dict[str, Any]) -> None:
 
 
 def draws_nothing(collate_fn: Callable[[Any], Any]) -> bool:
-    """Whether it is torch's own or one of penstock's, which draw no random numbers."""
+    """Return whether it is torch's or one of penstock's, which draw no random numbers."""
     is_ours = getattr(collate_fn, "draws_nothing", False)
     return is_ours or collate_fn in (default_collate, default_convert)
 
@@ -227,9 +228,9 @@ def draws_nothing(collate_fn: Callable[[Any], Any]) -> bool:
 def continue_iteration(
     fetcher: Any, start: ShardStart, indices: Any, before_batch: Callable[[int], None]
 ) -> None:
-    """Moves torch's fetcher of an iterable dataset, just made, to where its shard was left.
+    """Move torch's newly made fetcher of an iterable dataset to the place where its shard was left.
 
-    A state is given back. The batches after it, or all where there is none, are made again and
+    A state is loaded. The batches after it, or all batches without a state, are made again and
     dropped, each after ``before_batch(place)``; one that raises takes its place as it did before.
     """
     if start.state is not None:
@@ -239,7 +240,7 @@ def continue_iteration(
         fetcher.ended = start.state.get("ended", False)
     collate_fn = fetcher.collate_fn
     if draws_nothing(collate_fn):
-        fetcher.collate_fn = _drop  # one of the user's may draw numbers that change later samples
+        fetcher.collate_fn = _drop  # a user's function may draw numbers that change later samples
     try:
         for place in range(start.state_count + 1, start.batch_count + 1):
             before_batch(place)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognises datasets whose batches are rows of tensors, gathered by index and nothing else.
+"""Recognises datasets whose batches are only rows of tensors, gathered by index.
 
-The same rule serves the worker, which gathers them without Python, and the trainer, which may ask
-for more of them ahead.
+The same rule serves the worker, which gathers them without Python, and the trainer, which may
+request more of them ahead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from penstock import _C
 from penstock.compat.iterators import torch_collate
 
-# As torch ships it, whatever the user's program did to the registry before it imported penstock.
+# As torch ships it, even if the program changed the registry before it imported penstock.
 _COLLATE_FN_MAP: dict[Any, Any] = {
     torch.Tensor: torch_collate.collate_tensor_fn,
     float: torch_collate.collate_float_fn,
@@ -30,7 +30,7 @@ _COLLATE_FN_MAP: dict[Any, Any] = {
 
 
 def is_collate_map_untouched() -> bool:
-    """Whether default_collate is still the one that torch shipped."""
+    """Return whether default_collate is still the one that torch shipped."""
     current = torch_collate.default_collate_fn_map
     return len(current) == len(_COLLATE_FN_MAP) and all(
         current.get(kind) is collate_fn for kind, collate_fn in _COLLATE_FN_MAP.items()
@@ -38,12 +38,12 @@ def is_collate_map_untouched() -> bool:
 
 
 def plain_rows(dataset: Any, collate_fn: Callable[[Any], Any]) -> list[torch.Tensor] | None:
-    """The tensors of a plain TensorDataset under torch's own default_collate, or None."""
+    """Return the tensors of a plain TensorDataset under torch's default_collate, or None."""
     if type(dataset) is not TensorDataset or collate_fn is not torch_collate.default_collate:
         return None
     if not dataset.tensors or not is_collate_map_untouched() or hasattr(dataset, "__getitems__"):
         return None
-    getitem = TensorDataset.__getitem__  # a user may have put another in its place
+    getitem = TensorDataset.__getitem__  # a user may have replaced it
     if (getitem.__module__, getitem.__qualname__) != (
         "torch.utils.data.dataset",
         "TensorDataset.__getitem__",

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a running loader, and asks for the consequences: how many workers, which prices."""
+"""Measurement of a running loader, and its consequences: the number of workers, the prices."""

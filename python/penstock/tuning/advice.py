@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes that would make a program faster, the best first, each with its predicted step."""
+"""Changes that would make a program faster, the best first, each with its predicted step time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from penstock.tuning.limiting import (
 )
 from penstock.tuning.observation import LoaderSettings, Observation, spoken_bytes
 
-# Of settings that promise the same within this, the smallest are taken.
+# If several settings promise the same within this share, the smallest are taken.
 SAME_SHARE = 0.03
-_WAITING_WORKERS_PER_CPU = 4  # as csrc/cluster/worker_choice.h has it
-_WAITING_SHARE_MIN = 0.2  # of a worker's time, from which threads are worth their while
+_WAITING_WORKERS_PER_CPU = 4  # as in csrc/cluster/worker_choice.h
+_WAITING_SHARE_MIN = 0.2  # of a worker's time, from which threads are worthwhile
 _PREFETCH_FACTORS = (1, 2, 4, 8, 16)
 _THREADS = (1, 4, 16, 64)
-_MEMORY_SHARE = 0.25  # of what is free, for batches that are asked for ahead
+_MEMORY_SHARE = 0.25  # of free memory, for batches requested ahead
 _POOL_WORKERS_MAX = 64
 _ORDER_SHARE_MIN = 0.1  # of a step, from which in_order=False would end a wait
 _POOL_GAIN_MIN = 0.2
@@ -31,13 +31,13 @@ _POOL_GAIN_MIN = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing to do. ``settings`` are those of the loader after it; None where the loader alone
-    cannot make it: then ``text`` says what to do."""
+    """One change to make. ``settings`` are the loader's settings after it; None if the loader alone
+    cannot make it: then ``text`` describes the action."""
 
     text: str
     predicted_step_s: float | None
     settings: LoaderSettings | None = None
-    note: str = ""  # what else it changes
+    note: str = ""  # its other effects
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Advice:
 
 
 def advise(seen: Observation, allow_reordering: bool = False) -> Advice:
-    """What limits the program, and what to do about it, the most promising first."""
+    """Return what limits the program, and the changes to make, the most promising first."""
     diagnosis = diagnose(seen)
     changes = [*_of_settings(seen, allow_reordering), *_of_options_named_only(seen, diagnosis)]
     promised = [one.predicted_step_s for one in changes if one.predicted_step_s is not None]
@@ -65,8 +65,8 @@ def advise(seen: Observation, allow_reordering: bool = False) -> Advice:
 def possible_settings(
     seen: Observation, allow_reordering: bool = False
 ) -> Iterator[LoaderSettings]:
-    """All that could be tried: none of them changes the batches of the loader, unless that is
-    allowed."""
+    """Return all settings that could be tried: none of them changes the batches of the loader,
+    unless that is allowed."""
     now = seen.settings
     persistent = sorted({now.persistent_workers, True})
     waits_for_turn = seen.waiting.get("order_s", 0.0) > _ORDER_SHARE_MIN * seen.step_s
@@ -92,8 +92,8 @@ def possible_settings(
 def best_first(
     seen: Observation, candidates: Iterable[LoaderSettings]
 ) -> list[tuple[float, LoaderSettings]]:
-    """With the step that each promises. Those that promise the same are in the order of what they
-    cost: workers, threads, memory, and then of what they change."""
+    """Return the settings with the step time that each promises. Settings that promise the same are
+    in the order of their costs: workers, threads, memory, and then of their side effects."""
     known: dict[tuple[object, ...], float] = {}
 
     def promise(settings: LoaderSettings) -> float:
@@ -180,7 +180,7 @@ def _offloads(seen: Observation, workers: int) -> list[bool]:
 
 
 def _of_settings(seen: Observation, allow_reordering: bool) -> Iterator[Change]:
-    """The best settings of the loader, if they promise anything."""
+    """Yield the best settings of the loader, if they promise an improvement."""
     rated = best_first(seen, possible_settings(seen, allow_reordering))
     promised_s, settings = rated[0]
     if promised_s >= seen.whole_step_s * (1 - SAME_SHARE) or settings == seen.settings:
@@ -194,7 +194,7 @@ def _of_settings(seen: Observation, allow_reordering: bool) -> Iterator[Change]:
 
 
 def note_on(seen: Observation, settings: LoaderSettings) -> str:
-    """What a change of settings changes beside the speed."""
+    """Return the effects of a change of settings other than the speed."""
     now, notes = seen.settings, []
     if settings.fetch_threads > 1 and now.fetch_threads == 1:
         notes.append(
@@ -214,7 +214,7 @@ def note_on(seen: Observation, settings: LoaderSettings) -> str:
 
 
 def _of_options_named_only(seen: Observation, diagnosis: Diagnosis) -> Iterator[Change]:
-    """Options that change the stream: they are named, and not tried."""
+    """Yield options that change the stream: they are named, and not tried."""
     settings = seen.settings
     if seen.order_of_workers and not seen.has_pool and diagnosis.limit in _MAKING:
         yield Change(
@@ -255,7 +255,7 @@ _MAKING = (
 def _of_surroundings(
     seen: Observation, diagnosis: Diagnosis, promised_step_s: float
 ) -> Iterator[Change]:
-    """What the loader's options cannot do, which promise a step of so many seconds."""
+    """Yield changes beyond the loader's options, which promise ``promised_step_s`` per step."""
     limit = diagnosis.limit
     if (
         limit in (Limit.DATASET, Limit.TRANSFORM, Limit.COLLATE, Limit.WORKERS)
@@ -303,7 +303,7 @@ def _of_surroundings(
 
 
 def _pool(seen: Observation, promised_step_s: float) -> Iterator[Change]:
-    """As many workers elsewhere as keep the program busy, where this machine cannot."""
+    """Yield as many remote workers as keep the program busy, if this machine cannot."""
     own_s = max(seen.compute_s + seen.loader_s, (seen.trainer_cpu_s or 0.0) / max(1, seen.cpus))
     step_s = max(own_s, seen.making_s / _POOL_WORKERS_MAX)
     if step_s <= 0 or step_s > promised_step_s * (1 - _POOL_GAIN_MIN):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What limits a program: one name, the reason in a sentence, from what was seen alone. And how long
-a step would take with other settings of the loader.
+"""The limiting factor of a program: one name, and the reason in a sentence, from observations
+alone. Also, the predicted time of a step with other settings of the loader.
 
 As in csrc/graph/price.h, a loader and its program are stages that work at the same time, and a step
-takes as long as the slowest: the program, the workers, the link, the CPUs that all share. Batches
-differ, so the seconds that were seen are played again, batch by batch, with the new number of
-workers and of batches that are asked for ahead.
+takes as long as the slowest: the program, the workers, the link, the CPUs that all share.
+Batches differ, so the observed seconds are replayed, batch by batch, with the new number of workers
+and of batches requested ahead.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from penstock.tuning.observation import (
     spoken_time,
 )
 
-# Below these shares of a step nothing is gained that anybody would see.
+# Below these shares of a step, a gain would not be noticeable.
 WAITING_SHARE_MIN = 0.08
 _START_SHARE_MIN = 0.12
 _LOADER_SHARE_MIN = 0.5
 _MOVABLE_SHARE_MIN = 0.1
-# A change that takes this part of the waiting away shows what the waiting was for.
+# A change that removes this share of the waiting shows the cause of the waiting.
 _CURE_SHARE = 0.6
 _WORKERS_CURE_SHARE = 0.35
 _ENOUGH_AHEAD = 16  # batches for each worker
-# A sample is slow that takes this many times as long as its batch's samples do.
+# A sample is slow if it takes this many times as long as its batch's samples do.
 SLOW_SAMPLE_RATIO = 5.0
-_SURELY_SLOW_S = 0.2  # longer than a thread waits for a CPU, as a rule
+_SURELY_SLOW_S = 0.2  # longer than a thread usually waits for a CPU
 _WAITING_DATASET_SHARE = 0.5
 _NO_MEMORY_SHARE = 0.25  # of the batches
-_PAGES_READ_PER_S = 50.0  # from a disk, by processes that were at work before
+_PAGES_READ_PER_S = 50.0  # from a disk, by processes that were running before
 _MEMORY_FREE_MIN = 256 << 20
-_REPLAYED_MIN = 256  # batches; those that were seen are repeated
+_REPLAYED_MIN = 256  # batches; the observed ones are repeated
 _REPLAYED_MAX = 2048
-# The part of a dataset's seconds that is taken for waiting where nobody knows the CPU's.
+# The share of a dataset's seconds that counts as waiting if the CPU time is unknown.
 _UNKNOWN_CPU_SHARE = 1.0
 
 
 class Limit(Enum):
-    """The names of what limits a program."""
+    """Names of a program's limiting factors."""
 
     TRAINER = "trainer"
     OFFLOAD = "offload"
@@ -78,7 +78,7 @@ class Diagnosis:
 
 
 def diagnose(seen: Observation) -> Diagnosis:
-    """The same observation always gives the same diagnosis."""
+    """Return the diagnosis of an observation. The same observation always gives the same one."""
     for look in (_memory, _worker_start, _trainer, _elsewhere, _making):
         found = look(seen)
         if found is not None:
@@ -156,7 +156,7 @@ def _trainer(seen: Observation) -> Diagnosis | None:
 
 
 def _elsewhere(seen: Observation) -> Diagnosis | None:
-    """Waiting that is not for batches to be made."""
+    """Diagnose waiting that is not for making batches."""
     waiting = {name: seconds for name, seconds in seen.waiting.items() if seconds > 0}
     making_s = sum(waiting.get(name, 0.0) for name in MAKING_PARTS)
     wire_s = waiting.get("wire_s", 0.0)
@@ -242,7 +242,7 @@ def _storage(seen: Observation) -> Diagnosis | None:
     stage, _ = _main_stage(seen)
     waits_s = waiting_in_dataset_s(seen)
     is_of_dataset = stage in (Limit.DATASET, Limit.TRANSFORM)
-    # Waiting for a CPU is no work, and may be for other programs.
+    # Waiting for a CPU is no work, and may be caused by other programs.
     if not is_of_dataset or waits_s <= _WAITING_DATASET_SHARE * undelayed_making_s(seen):
         return None
     return Diagnosis(
@@ -292,22 +292,22 @@ def _waits(seen: Observation) -> str:
 
 
 def _waiting(seen: Observation) -> str:
-    """The share of the waiting: the one that the report itself tells, or that of a step."""
+    """Return the share of the waiting: the one that the report itself shows, or a step's."""
     if seen.waiting_share is not None:
         return f"{spoken_share(seen.waiting_share)} of the time"
     return f"{spoken_share(seen.waiting_s / max(seen.step_s, 1e-12))} of a step"
 
 
 def _cures(step_s: float, share: float, seen: Observation) -> bool:
-    """Whether a step of ``step_s``, as the model has it, takes this share of the model's waiting
-    away. A part of the waiting that was seen may be for other programs on these CPUs."""
+    """Return whether a modelled step of ``step_s`` removes this share of the model's waiting. A
+    part of the observed waiting may be caused by other programs on these CPUs."""
     now_s = modelled_step_s(seen, seen.settings)
     waiting_s = now_s - own_step_s(seen)
     return waiting_s > 0 and now_s - step_s >= share * waiting_s
 
 
 def _even(seen: Observation) -> Observation:
-    """As if no sample were slow."""
+    """Return the observation as if no sample were slow."""
     batches = tuple(
         MadeBatch(max(0.0, one.making_s - one.slow_sample_s), one.compute_s) for one in seen.batches
     )
@@ -318,7 +318,7 @@ def _even(seen: Observation) -> Observation:
 
 
 def _slow_samples(seen: Observation) -> str | None:
-    """The slowest samples in words, if they are far slower than others."""
+    """Describe the slowest samples, if they are far slower than others."""
     if not seen.slow_samples or not any(one.slow_sample_s > 0 for one in seen.batches):
         return None
     usual_s = seen.dataset_s / max(1, seen.batch_samples)
@@ -332,7 +332,7 @@ def _slow_samples(seen: Observation) -> str | None:
 
 
 def _even_waiting_s(seen: Observation) -> float:
-    """The waiting that would be left if all batches were like the mean."""
+    """Return the waiting that would be left if all batches were like the mean."""
     own_s = seen.compute_s + seen.loader_s
     return max(0.0, seen.making_s / max(1, seen.settings.num_workers) - own_s)
 
@@ -364,7 +364,7 @@ def _shares_of_making(seen: Observation) -> str:
 def replayed_step_s(
     batches: Sequence[MadeBatch], settings: LoaderSettings, loader_s: float
 ) -> float:
-    """The mean step where these batches come again and again, with CPUs for everybody."""
+    """Return the mean step time if these batches are repeated, with CPUs for all processes."""
     if not batches:
         return 0.0
     if settings.num_workers == 0:
@@ -387,14 +387,14 @@ def replayed_step_s(
 
 
 def predicted_step_s(seen: Observation, settings: LoaderSettings) -> float:
-    """Seconds of a whole step with ``settings``, by what was seen with others."""
+    """Return the seconds of a whole step with ``settings``, from observations with others."""
     now, then = modelled_step_s(seen, seen.settings), modelled_step_s(seen, settings)
     within = seen.step_s * then / now if now > 0 else seen.step_s
     return within + _start_share_s(seen, settings)
 
 
 def modelled_step_s(seen: Observation, settings: LoaderSettings) -> float:
-    """The slowest stage, an epoch's start apart."""
+    """Return the time of the slowest stage, without an epoch's start."""
     moved_s = _moved_s(seen, settings)
     scale = _making_scale(seen, settings)
     computing = 1 - _compute_delay_s(seen) / seen.compute_s if seen.compute_s > 0 else 1.0
@@ -407,13 +407,13 @@ def modelled_step_s(seen: Observation, settings: LoaderSettings) -> float:
 
 
 def own_step_s(seen: Observation) -> float:
-    """The step of a program that never waits, neither for a batch nor for a CPU."""
+    """Return the step time of a program that never waits, neither for a batch nor for a CPU."""
     return seen.compute_s - _compute_delay_s(seen) + seen.loader_s
 
 
 def cpus_step_s(seen: Observation) -> float:
-    """What everybody computes for a step, over the CPUs that they share. 0 where that is unknown,
-    or the workers are elsewhere."""
+    """Return the CPU time of all processes for a step, divided by the CPUs that they share. 0 if it
+    is unknown, or if the workers are elsewhere."""
     if seen.worker_cpu_s is None or seen.has_pool:
         return 0.0
     trainer_s = seen.trainer_cpu_s if seen.trainer_cpu_s is not None else seen.compute_s
@@ -421,19 +421,19 @@ def cpus_step_s(seen: Observation) -> float:
 
 
 def batches_of(seen: Observation) -> Sequence[MadeBatch]:
-    """Those that were seen; where only means are known, one that is like the mean."""
+    """Return the observed batches; if only means are known, one that is like the mean."""
     return seen.batches or (MadeBatch(seen.making_s, seen.compute_s),)
 
 
 def waiting_in_dataset_s(seen: Observation) -> float:
-    """Of a worker's seconds for a batch, those in which it neither was on a CPU nor waited for
-    one: for storage, a network or a lock."""
+    """Return a worker's seconds for a batch in which it neither was on a CPU nor waited for one:
+    for storage, a network or a lock."""
     share = seen.cpu_share
     return seen.making_s * (1 - (_UNKNOWN_CPU_SHARE if share is None else share))
 
 
 def _making_scale(seen: Observation, settings: LoaderSettings) -> float:
-    """How much longer than now a worker takes for a batch. Threads share its waiting."""
+    """Return the factor by which a worker takes longer for a batch. Threads share its waiting."""
     if seen.making_s <= 0:
         return 1.0
     waits_s = waiting_in_dataset_s(seen)
@@ -445,13 +445,14 @@ def _making_scale(seen: Observation, settings: LoaderSettings) -> float:
 
 
 def undelayed_making_s(seen: Observation) -> float:
-    """A worker's seconds for a batch but for those in which it waited for a CPU: the CPUs are a
-    stage of their own."""
+    """Return a worker's seconds for a batch without the wait for a CPU: the CPUs are a separate
+    stage.
+    """
     return seen.making_s - _delay_s(seen)
 
 
 def _delay_s(seen: Observation) -> float:
-    """Of a worker's seconds for a batch. What was counted is of all its threads."""
+    """Return the CPU wait in a worker's seconds for a batch. The count covers all its threads."""
     if seen.worker_cpu_s is None:
         return 0.0
     return min(seen.worker_delay_s, max(0.0, seen.making_s - seen.worker_cpu_s))
@@ -468,7 +469,8 @@ def _moved_s(seen: Observation, settings: LoaderSettings) -> float:
 
 
 def _start_share_s(seen: Observation, settings: LoaderSettings) -> float:
-    """Workers that stay begin an epoch with the batches that they made while the last one ended."""
+    """Return a step's share of the start: persistent workers start an epoch with the batches that
+    they made while the last one ended."""
     if settings.num_workers == 0:
         return 0.0
     if settings.persistent_workers and not seen.settings.persistent_workers:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the costs of a batch measured while a loader runs (csrc/graph/load_meter.h). This module
-reads the clock of the trainer's device, the processes of the workers, and the seconds of the
-training thread's work."""
+"""Measurement of a batch's costs while a loader runs (csrc/graph/load_meter.h). This module reads
+the clock of the trainer's device, the processes of the workers, and the seconds of the training
+thread's work."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import torch
 from penstock import _C
 from penstock.tuning.process_resources import shared_cpus
 
-# Batches, those with boundary tensors, fetch_s, prefix_s, bytes, and of a pool its workers and the
-# bytes a second that come from them.
+# Batches, batches with boundary tensors, fetch_s, prefix_s, bytes, and of a pool its workers and
+# the bytes a second received from them.
 Counters = tuple[int, int, float, float, int, int, float]
 
 _ENOUGH_CPUS = 1 << 20  # for any number of workers
-# One step in so many is timed on a device: the two events cost the host some 0.05 ms.
+# One of this many steps is timed on a device: the two events cost the host some 0.05 ms.
 _DEVICE_TIMED_EVERY = 4
-_PENDING_MAX = 256  # stretches that a device has not come to the end of; others are not measured
+_PENDING_MAX = 256  # stretches that a device has not finished; others are not measured
 
 logger = logging.getLogger(__name__)
 
@@ -34,18 +34,18 @@ class LoadMeter:
     def __init__(self) -> None:
         self.native = _C.LoadMeter()
         self.clock = TrainerClock(None)
-        self.sends_whole = True  # leaves that the trainer does not read come all the same
+        self.sends_whole = True  # also leaves that the trainer does not read are sent
         self.are_elsewhere = False  # the workers, or some of them
         self._pids: Sequence[int] = ()
         self._step_count = 0
 
     def begin(self, workers: int, pids: Sequence[int], in_flight_max: int) -> None:
-        """An epoch begins with a number of ``workers``, whose processes are ``pids``."""
+        """Start an epoch with a number of ``workers``, whose processes are ``pids``."""
         self._pids = pids
         self.native.begin(workers, in_flight_max)
 
     def note(self, called_at: float, returned_at: float, counters: Counters) -> None:
-        """A batch was delivered, for a call of ``next()`` that lasted from then until then."""
+        """Note the delivery of a batch by a call of ``next()`` between these times."""
         self.native.note(called_at, returned_at, counters, self.sends_whole)
         if self.clock.is_of_device:
             self._step_count += 1
@@ -55,16 +55,16 @@ class LoadMeter:
                 self.clock.begin("step")
 
     def note_call(self) -> None:
-        """``next()`` is called: the trainer's work on a batch has ended."""
+        """Note a call of ``next()``: the trainer's work on a batch has ended."""
         if self.clock.is_of_device:
             self.clock.end()
 
     def note_waiting(self, seconds: float) -> None:
-        """The program waited for batches to look at them ahead."""
+        """Note that the program waited for batches to look at them ahead."""
         self.native.note_waiting(seconds)
 
     def shared_cpus(self) -> int:
-        """How many CPUs the trainer and its workers may use together."""
+        """Return the number of CPUs that the trainer and its workers may use together."""
         return _ENOUGH_CPUS if self.are_elsewhere else shared_cpus(self._pids)
 
 
@@ -72,9 +72,9 @@ class TrainerClock:
     """Times stretches between ``begin`` and ``end``. Confined to the training thread.
 
     With a GPU, or another accelerator, these are events on the stream that is current there: the
-    time between them is the device's time for the work that was given to it in between. Nothing
-    waits for the device, so a stretch is known some time after it ended. Elsewhere, and on a device
-    whose events have no times, it is the host's clock.
+    time between them is the device's time for the work submitted to it in between. The host does
+    not wait for the device, so a stretch is known some time after it ended. Elsewhere, and on a
+    device whose events have no times, it is the host's clock.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class TrainerClock:
 
     @property
     def is_of_device(self) -> bool:
-        """Whether it is another clock than the host's."""
+        """Return whether it is another clock than the host's."""
         return self._make_event is not None
 
     def begin(self, label: Hashable) -> None:
-        """A stretch that is still open is given up."""
+        """Start a stretch; one that is still open is discarded."""
         self._open = (label, self._now()) if len(self._pending) < _PENDING_MAX else None
 
     def end(self) -> None:
@@ -108,7 +108,7 @@ class TrainerClock:
             self._pending.append((label, began, self._now()))
 
     def take(self) -> list[tuple[Any, float]]:
-        """The stretches that are known and were not taken before, in order."""
+        """Return the stretches that are known and were not taken before, in order."""
         while self._pending and self._pending[0][2].query():
             label, began, ended = self._pending.popleft()
             try:

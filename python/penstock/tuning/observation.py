@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was seen of a loader and of the program that reads it: its options, numbers, and the words
-in which people read them."""
+"""Observations of a loader and of the program that reads it: its options, its numbers, and their
+wording for people."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-# The parts of waiting that end with a batch being made, by the names of the fields of StepTimes.
+# The parts of waiting that end when a batch is made, by the names of the fields of StepTimes.
 MAKING_PARTS = ("dataset_s", "collate_s", "prefix_s", "worker_s", "order_s")
 
 
 @dataclass(frozen=True, slots=True)
 class MadeBatch:
-    """One batch: the seconds that its worker took, and for how long the program then computed."""
+    """One batch: the seconds that its worker took, and the seconds that the program then
+    computed."""
 
     making_s: float
     compute_s: float = 0.0
-    # Seconds that its slowest sample took beyond what the samples take as a rule.
+    # Seconds that its slowest sample took beyond the usual time of a sample.
     slow_sample_s: float = 0.0
 
 
@@ -26,12 +27,12 @@ class MadeBatch:
 class Observation:
     """Means over ``steps`` steps of one loader. Seconds of a step or of a batch.
 
-    ``waiting`` has the seconds of a step by part, as StepTimes names them. Of a worker's seconds
-    for a batch, ``dataset_s`` includes ``transform_s`` where that is known. ``worker_cpu_s`` is
-    how long it is on a CPU for a batch, and ``worker_delay_s`` how long it waits for one, as does
-    the program's thread for ``trainer_delay_s`` of a step's ``compute_s`` at most. The
+    ``waiting`` has the seconds of a step by part, by the field names of StepTimes. Of a worker's
+    seconds for a batch, ``dataset_s`` includes ``transform_s`` if that is known. ``worker_cpu_s``
+    is the time that it is on a CPU for a batch, and ``worker_delay_s`` the time that it waits for
+    one, as does the program's thread for ``trainer_delay_s`` of a step's ``compute_s`` at most. The
     seconds until the first batch of an epoch, ``start_s``, are in none of the others.
-    ``waiting_share`` is the part of all the time, these included, where a report tells it.
+    ``waiting_share`` is the share of all the time, including these, if a report has it.
     """
 
     settings: LoaderSettings
@@ -50,7 +51,7 @@ class Observation:
     trainer_cpu_s: float | None = None
     trainer_delay_s: float = 0.0
     cpus: int = 1
-    batches: tuple[MadeBatch, ...] = ()  # in turn; none where only means are known
+    batches: tuple[MadeBatch, ...] = ()  # in turn; none if only means are known
     start_s: float = 0.0
     waiting_share: float | None = None
     epoch_steps: float | None = None  # of an epoch; None: without end, or unknown
@@ -67,12 +68,12 @@ class Observation:
     has_pool: bool = False
     pool_workers: int = 0
     is_on_gpu: bool = False
-    movable_s: float | None = None  # of the trainer's for a step; None: nobody has looked
+    movable_s: float | None = None  # of the trainer's for a step; None: not examined
     is_offloaded: bool = False
 
     @property
     def making_s(self) -> float:
-        """A worker's seconds for a batch."""
+        """Return a worker's seconds for a batch."""
         return self.dataset_s + self.collate_s + self.prefix_s
 
     @property
@@ -81,17 +82,17 @@ class Observation:
 
     @property
     def start_share_s(self) -> float:
-        """Of the waiting at the beginning of an epoch, the part of one step."""
+        """Return one step's share of the waiting at the start of an epoch."""
         return self.start_s / self.epoch_steps if self.epoch_steps else 0.0
 
     @property
     def whole_step_s(self) -> float:
-        """A step, with its part of the waiting at the beginning of the epoch."""
+        """Return the time of a step, with its share of the waiting at the start of the epoch."""
         return self.step_s + self.start_share_s
 
     @property
     def cpu_share(self) -> float | None:
-        """Of the time that a worker makes a batch, the part on a CPU or waiting for one."""
+        """Return the share of a worker's time for a batch on a CPU or waiting for one."""
         if self.worker_cpu_s is None or self.making_s <= 0:
             return None
         return min(1.0, (self.worker_cpu_s + self.worker_delay_s) / self.making_s)
@@ -99,8 +100,8 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class LoaderSettings:
-    """As a loader has them. ``seeding`` and ``in_order`` change the random numbers of samples or
-    the order of batches; the others leave the batches of a map-style dataset alone."""
+    """Settings of a loader. ``seeding`` and ``in_order`` change the random numbers of samples or
+    the order of batches; the others do not change the batches of a map-style dataset."""
 
     num_workers: int = 0
     fetch_threads: int = 1
@@ -113,12 +114,12 @@ class LoaderSettings:
 
     @property
     def ahead(self) -> int:
-        """The batches that are asked for ahead."""
+        """Return the number of batches requested ahead."""
         return self.num_workers * self.prefetch_factor
 
     def changes_from(self, before: LoaderSettings) -> dict[str, Any]:
-        """The options, ``offload`` apart, whose values differ from those of ``before``, and without
-        which the new values could not be."""
+        """Return the options, except ``offload``, whose values differ from ``before``, and the
+        options that the new values need."""
         changed = {
             one.name: getattr(self, one.name)
             for one in fields(self)
@@ -129,7 +130,7 @@ class LoaderSettings:
         return changed
 
     def spoken_changes_from(self, before: LoaderSettings) -> str:
-        """In words of code: ``num_workers=2, prefetch_factor=4``."""
+        """Return the changes as code: ``num_workers=2, prefetch_factor=4``."""
         words = [f"{name}={value!r}" for name, value in self.changes_from(before).items()]
         if self.offload and not before.offload:
             words.append("penstock.offload(model, loader)")
@@ -137,7 +138,7 @@ class LoaderSettings:
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> LoaderSettings:
-        """Of attributes as a loader has them, where ``prefetch_factor`` may be None."""
+        """Return the settings in a loader's attributes, where ``prefetch_factor`` may be None."""
         given = {
             one.name: values[one.name]
             for one in fields(LoaderSettings)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPUs and the memory that this process may use, and how long processes were on a CPU.
+"""The CPUs and the memory that this process may use, and the CPU time of processes.
 
 CPUs are limited by affinity, by the quotas of cgroups, and by the number of ranks on the machine;
-memory by the machine's and by that of cgroups.
+memory by the machine's and by the limits of cgroups.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def usable_cpus(root: Path = _ROOT) -> int:
-    """At least 1. The ranks that torchrun starts on one machine share its CPUs evenly."""
+    """Return the usable CPUs, at least 1. The ranks that torchrun starts on one machine share its
+    CPUs evenly."""
     count = float(len(os.sched_getaffinity(0)))
     count = min([count, *_quotas(root)])
     return max(1, int(count / _local_rank_count()))
 
 
 def shared_cpus(pids: Iterable[int], root: Path = _ROOT) -> int:
-    """How many CPUs this process and those of ``pids`` may use together: where each may run differs
-    when they were pinned. A process that is gone uses none.
+    """Return the CPUs that this process and the processes of ``pids`` may use together: their
+    affinities differ when they were pinned. A process that has ended uses none.
     """
     cpus = set(os.sched_getaffinity(0))
     for pid in pids:
@@ -44,8 +45,8 @@ def _local_rank_count() -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """In CPUs, from every cgroup that this process is in, up to the root of the mounted
-    hierarchy."""
+    """Yield quotas in CPUs, from every cgroup that this process is in, up to the root of the
+    mounted hierarchy."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if not controllers:
@@ -60,7 +61,8 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _and_above(mount: Path, group: str) -> Iterator[Path]:
-    """In a container ``group`` may be named as the host has it, and only the mount be there."""
+    """Yield the folders of ``group`` and of the groups above it. In a container it may have its
+    name on the host, and only the mount exist."""
     folder = mount / group.lstrip("/")
     while folder != mount:
         yield folder
@@ -69,13 +71,13 @@ def _and_above(mount: Path, group: str) -> Iterator[Path]:
 
 
 def _ratio(quota: str, period: str) -> Iterator[float]:
-    """Nothing where there is no limit ("max", or -1)."""
+    """Yield the ratio, or no value if there is no limit ("max", or -1)."""
     if quota.strip().isdecimal() and period.strip().isdecimal() and int(period) > 0:
         yield int(quota) / int(period)
 
 
 def memory_left_bytes(root: Path = _ROOT) -> int | None:
-    """None where the system does not say."""
+    """Return the bytes of free memory; None if the system does not report it."""
     free = re.search(r"^MemAvailable:\s*(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     left = [1024 * int(free[1])] if free else []
     return min([*left, *_left_in_groups(root)], default=None)
@@ -100,7 +102,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
 
 
 def _cache_bytes(group: Path) -> int:
-    """Of files, which the system gives up when memory is asked for."""
+    """Return the bytes of cached files, which the system frees when memory is requested."""
     text = _read(group / "memory.stat")
     found = re.search(r"^(?:total_inactive_file|inactive_file) (\d+)$", text, re.MULTILINE)
     return int(found[1]) if found else 0
@@ -125,8 +127,8 @@ class ProcessTimes:
 
 
 def process_times(pids: Sequence[int]) -> ProcessTimes | None:
-    """Of these processes together; None if the system does not say. A dead process counts until
-    somebody has waited for it.
+    """Return the sum for these processes; None if the system does not report it. A dead process
+    counts until it is reaped.
     """
     try:
         return sum(map(_times_of, pids), start=ProcessTimes())
@@ -135,7 +137,7 @@ def process_times(pids: Sequence[int]) -> ProcessTimes | None:
 
 
 def thread_delay_s() -> float:
-    """How long the calling thread has waited for a CPU so far; 0 where the system does not say."""
+    """Return the calling thread's CPU wait so far; 0 if the system does not report it."""
     try:
         fields = Path("/proc/thread-self/schedstat").read_text().split()
         return int(fields[1]) * 1e-9
@@ -144,8 +146,8 @@ def thread_delay_s() -> float:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float | None:
-    """Seconds that these processes were on a CPU or waited for one, together; None if the system
-    does not say.
+    """Return the total seconds that these processes were on a CPU or waited for one; None if the
+    system does not report it.
     """
     times = process_times(pids)
     return None if times is None else times.on_cpu_s + times.delay_s

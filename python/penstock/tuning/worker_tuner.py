@@ -20,19 +20,19 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerTuner:
-    """A loader's knowledge of how many workers it needs. Confined to the trainer's thread."""
+    """Knowledge of how many workers a loader needs. Confined to the trainer's thread."""
 
     def __init__(self, window_s: float = FIRST_WINDOW_S) -> None:
         self._native = _C.WorkerTuner(window_s)
         self.meter = self._native.meter
         self.choice: _C.WorkerChoice | None = None
-        self._owner: object | None = None  # of the stretch that is open
+        self._owner: object | None = None  # of the open stretch
         self._pids: Sequence[int] = ()
 
     def begin_stretch(
         self, owner: object, workers: int, counters: dict[str, Any], pids: Sequence[int]
     ) -> None:
-        """A batch was just delivered, and ``owner`` counts from here on."""
+        """Note that a batch was just delivered; ``owner`` counts from here on."""
         self._owner, self._pids = owner, pids
         self.meter.begin(
             id(owner), workers, counters, cpu_seconds(pids), time.process_time(), time.monotonic()
@@ -46,18 +46,19 @@ class WorkerTuner:
         self._owner = None
 
     def is_due(self, workers: int) -> bool:
-        """Whether enough batches of the present number of workers were seen to choose anew."""
+        """Return whether enough batches were seen with ``workers`` workers to choose again."""
         return self._native.is_due(workers)
 
     def choose(self, shards: int | None) -> int:
-        """The number of workers to go on with, by the meter."""
+        """Return the number of workers to continue with, by the meter."""
         self.choice = self._native.choose(_C.WorkerLimits(usable_cpus(), shards))
         is_change = self.choice.workers != self.choice.measured.workers
         _log.log(logging.INFO if is_change else logging.DEBUG, "%s", self.choice)
         return self.choice.workers
 
     def give_up(self, workers: int, workers_before: int, error: OSError) -> None:
-        """So many could not be started; the loader goes on with those that it had before."""
+        """Note that ``workers`` workers could not be started; the loader keeps its previous
+        ones."""
         self._native.give_up(workers_before)
         _log.warning(
             "%d workers could not be started (%s), so the loader goes on with %d; raise the limits "
@@ -69,20 +70,20 @@ class WorkerTuner:
 
 
 class AutomaticCount(int):
-    """The value of a loader's ``num_workers`` after ``num_workers="auto"``.
+    """Value of a loader's ``num_workers`` after ``num_workers="auto"``.
 
-    An int to everybody who reads it. A framework that builds a loader anew from the attributes of
-    another hands it on, so that the new one chooses by itself too; copies and pickles keep it.
+    It reads as a plain int. A framework that rebuilds a loader from another's attributes passes it
+    on, so that the new one chooses by itself too; copies and pickles keep it.
     """
 
     __slots__ = ()
 
 
 def first_count(num_workers: Any, seeding: Any, shards: Any) -> Any:
-    """The number of workers that the constructor stores for the ``num_workers`` that it was given.
+    """Return the number of workers that the constructor stores for its ``num_workers`` argument.
 
-    One of a loader that chose by itself is a plain number where this one cannot: accelerate copies
-    torch's options, and ``seeding`` is none of them. Raises TypeError for a word but "auto".
+    A number chosen by another loader becomes a plain number if this one cannot choose: accelerate
+    copies torch's options, without ``seeding``. Raises TypeError for any text except "auto".
     """
     is_asked_for = isinstance(num_workers, str) and num_workers == AUTO
     if isinstance(num_workers, str) and not is_asked_for:
