@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of a plan in as few groups as a picture has room for, and the tensors between them.
+"""Group the calls of a plan, and the tensors between them, so that they fit into a picture.
 
-A small plan has a group for each call. In a larger one, calls that have to stay, which no cut could
-move, become one group where each is read by the next alone, and so do calls that do the same beside
-each other. If that is not enough, all calls that have to stay become one group wherever they follow
-each other. Then the other calls are joined in the same ways, and at last a few at a time.
+In a small plan, each call is a separate group. In a larger plan, two kinds of calls that have to
+stay (no cut could move them) are merged: chains, in which each call is read by the next one only,
+and parallel calls that do the same. If that is not enough, all calls that have to stay are merged
+wherever they are consecutive. Then the other calls are merged in the same ways, and finally a few
+at a time.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import Literal
 
 from penstock.graph.plan_record import PlannedCall, PlannedEdge, PlanRecord, shorten
 
-# What a plan does with a call: "cheaper" ones could move, but stay for their price.
+# The plan's decision for a call. "cheaper" calls could move, but stay because of their price.
 Role = Literal["moved", "cheaper", "stays", "both"]
 
 _ROLES: frozenset[Role] = frozenset(("moved", "cheaper", "stays", "both"))
 
-SMALL_MAX = 40  # calls that each have a group of their own
+SMALL_MAX = 40  # calls that each have a separate group
 GROUPS_MAX = 60
 LINKS_MAX = 150
-_BESIDE_MIN = 4  # calls, or tensors of the batch, that become one beside each other
-_COULD_MOVE = "it could move"  # how the reasons of such calls begin
+_BESIDE_MIN = 4  # parallel calls, or tensors of the batch, that are merged into one group
+_COULD_MOVE = "it could move"  # prefix of the reasons of such calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +33,17 @@ class CallGroup:
     """Calls in the order of the program, or tensors of the batch, or the result of forward."""
 
     calls: tuple[PlannedCall, ...] = ()
-    role: Role | None = None  # of its calls
+    role: Role | None = None  # role of its calls
     leaves: tuple[int, ...] = ()  # numbers of tensors of the batch
-    beside: int = 1  # how many alike stand beside each other in it
+    beside: int = 1  # number of parallel equal members in the group
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLink:
-    source: int  # a number of a group
+    source: int  # group number
     target: int
     tensor_bytes: int
-    crosses: bool  # from the workers, or from the batch as it is, to the trainer
+    crosses: bool  # from the workers, or from the unchanged batch, to the trainer
 
 
 def role_of(call: PlannedCall) -> Role:
@@ -54,7 +55,7 @@ def role_of(call: PlannedCall) -> Role:
 
 
 def group_calls(plan: PlanRecord) -> tuple[list[CallGroup], list[GroupLink]]:
-    """The groups in the order of the program: tensors of the batch first, the result last."""
+    """Return the groups in program order: tensors of the batch first, the result last."""
     grouping = _Grouping(plan)
     if grouping.call_count > SMALL_MAX:
         grouping.join_chains({"stays"})
@@ -76,7 +77,7 @@ _Node = tuple[str, int]  # ("leaf", number), ("call", index) or ("result", 0)
 
 
 class _Grouping:
-    """Who is in one group with whom. A group is named by its first node."""
+    """A partition of the nodes into groups. A group is named after its first node."""
 
     def __init__(self, plan: PlanRecord) -> None:
         self._calls = {call.index: call for call in (*plan.moved, *plan.kept)}
@@ -135,7 +136,7 @@ class _Grouping:
         return {(source, target) for source, target in pairs if source != target}
 
     def _neighbours(self) -> tuple[dict[_Node, list[_Node]], dict[_Node, list[_Node]]]:
-        """Of each group, those that it reads and those that read it."""
+        """Return for each group the groups that it reads and the groups that read it."""
         above: dict[_Node, list[_Node]] = {node: [] for node in self._members}
         below: dict[_Node, list[_Node]] = {node: [] for node in self._members}
         for source, target in sorted(self._pairs(), key=lambda pair: (pair[0][1], pair[1][1])):
@@ -144,7 +145,7 @@ class _Grouping:
         return above, below
 
     def _join(self, groups: Sequence[_Node]) -> None:
-        """Makes one group of several; it takes the place of the first."""
+        """Merge several groups into one, which takes the position of the first."""
         first = groups[0]
         for other in groups[1:]:
             moved = self._members.pop(other)
@@ -154,14 +155,16 @@ class _Grouping:
         self._members[first].sort(key=lambda node: node[1])
 
     def join_leaves(self) -> None:
-        """Joins the tensors of the batch where there are many."""
+        """Merge the tensors of the batch if there are many."""
         leaves = [node for node in self._members if node[0] == "leaf"]
         if len(leaves) >= _BESIDE_MIN:
             self._join(leaves)
 
     def join_chains(self, roles: Set[Role]) -> None:
-        """Joins calls of one of the ``roles`` of which each is read by the next alone and reads it
-        alone."""
+        """Merge chains of calls of the ``roles``.
+
+        In a chain, each call is read by the next call only, and the next call reads no other.
+        """
         above, below = self._neighbours()
         for node in self._nodes:
             readers = below.get(node, [])
@@ -174,8 +177,7 @@ class _Grouping:
                 self._join(homes)
 
     def join_alike(self, roles: Set[Role]) -> None:
-        """Joins groups that are made of the same calls, read the same groups and are read by the
-        same."""
+        """Merge groups of equal calls that read the same groups and have the same readers."""
         while True:
             above, below = self._neighbours()
             alike: dict[Hashable, list[_Node]] = {}
@@ -192,9 +194,11 @@ class _Grouping:
                 self._beside[nodes[0]] = len(nodes)
 
     def join_runs(self, roles: Set[Role], size_max: int | None = None) -> None:
-        """Joins groups of one of the ``roles`` that follow each other in an order in which every
-        group comes after those that it reads, so that the picture has no circle for it. The order
-        goes on with the role that it is at for as long as it can."""
+        """Merge groups of the ``roles`` that are consecutive in a topological order.
+
+        In such an order, every group follows the groups that it reads, so merging creates no cycle
+        in the picture. The order stays with the current role for as long as possible.
+        """
         order = self._in_order()
         runs: list[list[_Node]] = []
         for node in order:
@@ -215,8 +219,8 @@ class _Grouping:
     def _in_order(self) -> list[_Node]:
         above, below = self._neighbours()
         places = {node: place for place, node in enumerate(self._members)}
-        # Calls that write to the same memory are one call, which may read what reads it. Such a way
-        # back does not count.
+        # Calls that write to the same memory are one call, which may read a result of its readers.
+        # Such a back edge is ignored.
         waits = {node: {a for a in above[node] if places[a] < places[node]} for node in above}
         ready = [node for node in self._members if not waits[node]]
         order: list[_Node] = []
@@ -244,7 +248,7 @@ def _name(call: PlannedCall) -> str:
 
 
 def title_of(group: CallGroup, characters_max: int) -> str:
-    """The names of a group's calls, or of the first and the last, and how many they are."""
+    """Return the names of a group's calls, or the first and the last name, and their number."""
     names = [_name(call) for call in group.calls]
     count = len(names) // group.beside
     if count == 1:
@@ -260,7 +264,7 @@ def title_of(group: CallGroup, characters_max: int) -> str:
 
 
 def shared_places(calls: Iterable[PlannedCall]) -> str:
-    """Where calls are in the program: "model.py:14", "model.py:14-20", "model.py, layers.py"."""
+    """Return the source lines of calls: "model.py:14", "model.py:14-20", "model.py, layers.py"."""
     lines: dict[str, list[int]] = {}
     for call in calls:
         file, _, line = call.operator.rpartition(" at ")[2].rpartition(":")

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph that Dynamo captured: its capture, the kinds of its inputs, and the reasons to refuse it.
+"""Capture a graph with Dynamo, classify its inputs, and find the reasons to refuse it.
 
 A source name alone does not identify an input: a slice of a batch looks like the batch, and a
 buffer can look like a local variable. So inputs are compared by identity with the batch's tensors
-and with the model's buffers. Every other input is state, and stays with the trainer, unless it is
-a constant of a module or of the global scope.
+and with the model's buffers. Every other input is state, and stays with the trainer, unless it is a
+constant of a module or of the global scope.
 
-Some captured graphs mean more than their operators say, or are wrong: Dynamo recorded something
-else than the program does, and then the trainer has to run the program itself. Some settings of the
-process change the meaning of operators, and workers have the defaults. Autocast is no such setting,
-since its casts are operators of their own once a graph is written down; its state is part of a
+Some captured graphs mean more than their operators show, or are wrong: Dynamo recorded something
+different from the program, and then the trainer has to run the program itself. Some process-wide
+settings change the meaning of operators, and workers use the defaults. Autocast is not such a
+setting, since its casts are separate operators after a graph is lowered; its state is part of a
 graph's meaning.
 """
 
@@ -42,13 +42,13 @@ from penstock.graph.sizes import SizeBinding, SizeConditions, Unlowerable, Unrun
 
 LeafLookup = Callable[[torch.Tensor], int | None]
 
-# A "made" one is computed in the graph itself, by an expression in front of the captured calls.
+# A "made" input is computed in the graph itself, by an expression in front of the captured calls.
 InputKind = Literal["leaf", "const", "state", "int", "made"]
 
-# Run by Dynamo, optimizers give other bits than by Python.
+# Optimizers give different bits under Dynamo than under Python.
 OPTIMIZER_FILES = os.sep + os.path.join("torch", "optim", "")
-# Calls after which Dynamo still takes a tensor for its former self: a shape that the program reads
-# then is the one from before (torch 2.11; test_random_finds.py has programs that show it).
+# After these calls, Dynamo still uses the tensor's former metadata: if the program then reads a
+# shape, it gets the old one (torch 2.11; test_random_finds.py has programs that show it).
 STALE_SHAPES = frozenset(
     {"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
 )
@@ -68,7 +68,7 @@ class Placeholder:
     is_tensor: bool
     dynamic_dims: tuple[int, ...]
     size_of: tuple[int, int] | None
-    is_parameter: bool = False  # which no tensor of a batch ever is
+    is_parameter: bool = False  # a tensor of a batch is never one
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class SeveralGraphs(Unlowerable):
 
 
 class CaptureAborted(Exception):
-    """Stops Dynamo once there is a graph: nothing of it is to run."""
+    """Stops Dynamo once a graph is captured, before any of it runs."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,14 @@ class GraphInput:
     """The meaning of one input of a captured graph."""
 
     kind: InputKind
-    label: str  # how Dynamo names the source: L['self']._buffers['mean']
+    label: str  # Dynamo's name of the source: L['self']._buffers['mean']
     leaf_index: int = -1
     dynamic_dims: tuple[int, ...] = ()
-    size_of: tuple[int, int] | None = None  # an int that is this dimension of that input
+    size_of: tuple[int, int] | None = None  # for an int that is a size: the input and its dimension
 
 
 def read_placeholders(graph_module: fx.GraphModule) -> list[Placeholder]:
-    """Reads Dynamo's notes on each input; to be called while it compiles."""
+    """Read Dynamo's notes on each input; call only while Dynamo compiles."""
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     index_by_source: dict[str, int] = {}
     for index, node in enumerate(nodes):
@@ -112,7 +112,7 @@ def classify(
     leaf_index_of: LeafLookup,
     buffers: Mapping[int, torch.Tensor],
 ) -> list[GraphInput]:
-    """The kind of each argument. `buffers` is by id."""
+    """Return the kind of each argument. The keys of `buffers` are ids."""
     inputs: list[GraphInput] = []
     for place, value in zip(placeholders, arguments, strict=True):
         if not isinstance(value, torch.Tensor):
@@ -130,7 +130,7 @@ def classify(
 
 
 def is_plain(value: torch.Tensor) -> bool:
-    """Whether a worker could hold what this tensor holds: strided, without a history."""
+    """Return whether a worker could hold this tensor's content: strided, without a history."""
     return (
         type(value) in (torch.Tensor, torch.nn.Buffer)
         and not value.requires_grad
@@ -144,13 +144,17 @@ def is_plain(value: torch.Tensor) -> bool:
 def capture_whole(
     call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Captured:
-    """Captures one call as one graph and runs nothing of it. Raises Unlowerable with the reason,
-    SeveralGraphs if it is one of those."""
+    """Capture one call as one graph without running any of it.
+
+    Raises:
+        Unlowerable: the call cannot be captured; the message is the reason. Its subclass
+            SeveralGraphs is raised if the call needs several graphs.
+    """
     captured: list[Captured] = []
 
     def backend(dynamos: fx.GraphModule, examples: Sequence[Any]) -> Any:
-        # From torch 2.12 on Dynamo empties a graph whose compilation fails. A graph's deep copy has
-        # new nodes with the same metadata and the same tensors.
+        # From torch 2.12 on, Dynamo empties a graph whose compilation fails. A deep copy has new
+        # nodes with the same metadata and the same tensors.
         kept = graph_module(dynamos, copy.deepcopy(dynamos.graph))
         captured.append(Captured(kept, read_placeholders(dynamos), list(examples)))
         raise CaptureAborted
@@ -165,21 +169,20 @@ def capture_whole(
             ) from error
     if not captured:
         raise Unlowerable("there is nothing to move: no tensor operator was captured")
-    # Dynamo keeps the backend, and so the list, for as long as the process lives.
+    # Dynamo keeps the backend, and therefore the list, until the process ends.
     last = captured[-1]
     captured.clear()
     return last
 
 
 def first_sentence(error: BaseException) -> str:
-    """The one line of a Dynamo error that names its subject."""
+    """Return the line of a Dynamo error that names its subject."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def tie_sizes(inputs: Sequence[GraphInput]) -> list[GraphInput]:
-    """Integers that are a symbolic size of a leaf follow it; all others are numbers of their
-    own."""
+    """Tie integers that are a symbolic size of a leaf to it; all others are independent."""
     tied: list[GraphInput] = []
     for item in inputs:
         if item.size_of is not None:
@@ -228,8 +231,11 @@ def _placeholder(node: fx.Node, index_by_source: Mapping[str, int]) -> Placehold
 def fake_inputs(
     mode: FakeTensorMode, inputs: Sequence[GraphInput], examples: Sequence[Any], symbolic: bool
 ) -> tuple[list[Any], SizeConditions]:
-    """Arguments of `mode` for a captured graph, and the conditions under which the graph does the
-    same with others. With `symbolic`, dynamic dimensions of leaves are symbols."""
+    """Return arguments in `mode` for a captured graph, and the conditions on other arguments.
+
+    For arguments that meet the conditions, the graph does the same. With `symbolic`, dynamic
+    dimensions of leaves are symbols.
+    """
     arguments: list[Any] = [None] * len(inputs)
     conditions = SizeConditions([], [])
     for index, (item, example) in enumerate(zip(inputs, examples, strict=True)):
@@ -268,19 +274,23 @@ def fake_inputs(
 
 
 def refuse_by_construction(graph_module: fx.GraphModule) -> None:
-    """Raises Unlowerable for graphs whose meaning is more than their operators, Unrunnable for
-    those that even the trainer must not run."""
+    """Reject graphs whose operators do not show their full meaning.
+
+    Raises:
+        Unlowerable: the graph means more than its operators show.
+        Unrunnable: not even the trainer may run the graph.
+    """
     begun = Counter(node.target for node in graph_module.graph.nodes if node.op == "call_function")
     if begun[AUTOCAST_BEGIN] != begun[AUTOCAST_END]:
         raise Unlowerable("autocast begins or ends in the middle of a part of forward")
     for node in graph_module.graph.nodes:
         name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
         if isinstance(node.target, HigherOrderOperator):
-            # Some of them (checkpointing) give other bits than eager does.
+            # Some of them (checkpointing) give different bits than eager does.
             raise Unrunnable(f"the model uses the higher-order operator {node.target}")
         is_number = isinstance(node.meta.get("example_value"), torch.SymFloat)
         if node.meta.get("unbacked_bindings") and not is_number:
-            # Dynamo asserts its assumption about that size; eager assumes nothing.
+            # Dynamo asserts its assumption about that size; eager assumes no size.
             raise Unrunnable(f"{call_label(node)} gives a tensor whose size depends on contents")
         if _is_split_addcdiv(node):
             raise Unrunnable(f"{call_label(node)} is one operator in eager and three in Dynamo")
@@ -294,14 +304,14 @@ def refuse_by_construction(graph_module: fx.GraphModule) -> None:
         if node.op == "call_function" and name == "_enter_inference_mode":
             raise Unlowerable("forward switches inference_mode")
         if node.op == "call_function" and name.endswith("_increment_nesting"):
-            # Its levels are the process's own: a walk that ends between two of them leaves one.
+            # Its levels are process-wide: a walk that ends between two of them leaves one active.
             raise Unlowerable("forward uses a torch.func transform")
         if node.op == "call_module":
             raise Unlowerable(f"the module {node.target} was not inlined")
 
 
 def refuse_by_surroundings() -> None:
-    """Raises Unlowerable where the meaning of operators depends on more than their arguments."""
+    """Raise Unlowerable if the meaning of operators depends on more than their arguments."""
     if torch.get_default_dtype() is not torch.float32:
         raise Unlowerable(f"the default dtype is {torch.get_default_dtype()}, not torch.float32")
     if is_under_transform():
@@ -309,8 +319,11 @@ def refuse_by_surroundings() -> None:
 
 
 def _is_split_addcdiv(node: fx.Node) -> bool:
-    """Whether Dynamo made `node` of `torch.addcdiv(x, a, b, value=v)`, which it always takes apart:
-    it rounds three times then, where eager rounds once or twice."""
+    """Return whether `node` is Dynamo's decomposition of `torch.addcdiv(x, a, b, value=v)`.
+
+    Dynamo always decomposes this call; the parts round three times, where eager rounds once or
+    twice.
+    """
     calls = [node]
     for target in (torch.mul, torch.div):
         operand = calls[-1].args[-1 if target is torch.mul else 0] if calls[-1].args else None
@@ -322,15 +335,15 @@ def _is_split_addcdiv(node: fx.Node) -> bool:
 
 
 def call_label(node: fx.Node) -> str:
-    """`interpolate at model.py:12`, as a person would say which call it is."""
+    """Return the operator and its source line for messages: `interpolate at model.py:12`."""
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if isinstance(node.target, OpOverload):
-        target = target.partition(".")[0]  # which overload it is, the program did not say
+        target = target.partition(".")[0]  # the program does not name the overload
     return f"{target or node.target} at {source_line(node)}" if source_line(node) else str(target)
 
 
 def source_line(node: fx.Node) -> str:
-    """`model.py:12`, the innermost line of the user's program, or nothing."""
+    """Return the innermost line of the user's program (`model.py:12`), or an empty string."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     if not lines:
@@ -341,15 +354,15 @@ def source_line(node: fx.Node) -> str:
 
 
 def spoken_source(label: str) -> str:
-    """`net.0.weight` for `L['self']._modules['net']._modules['0']._parameters['weight']`."""
+    """Return `net.0.weight` for `L['self']._modules['net']._modules['0']._parameters['weight']`."""
     members = MODULE_MEMBER.findall(label)
     return ".".join(members) if MEMBER_PATH.fullmatch(label) else label
 
 
 class AutocastState(NamedTuple):
-    """Autocast's settings now, on the CPU and on the process's other devices."""
+    """The current autocast settings of the CPU and of the process's other devices."""
 
-    cpu: torch.dtype | None  # None: it is off
+    cpu: torch.dtype | None  # None: off
     device: torch.dtype | None
 
     @classmethod
@@ -358,21 +371,21 @@ class AutocastState(NamedTuple):
 
     @property
     def enabled(self) -> list[tuple[str, torch.dtype]]:
-        """The types of devices for which it is on, and the dtypes that it casts to."""
+        """Return the device types for which autocast is on, with the dtypes that it casts to."""
         pairs = (("cpu", self.cpu), (device_type(), self.device))
         return [(device, dtype) for device, dtype in pairs if dtype is not None]
 
 
 def device_type() -> str:
-    """The type of the process's devices beside the CPU: "cuda" where it has none."""
+    """Return the type of the process's devices other than the CPU; "cuda" if it has none."""
     return accelerator_type() or "cuda"
 
 
 class autocast_put_back:  # noqa: N801 - used as a function
-    """Leaves autocast as it was, also when an error leaves a region of a graph in the middle.
+    """Restores autocast on exit, even if an error leaves a region of a graph in the middle.
 
-    No generator of contextlib's: that writes to the error's ``__traceback__``, which the classes of
-    some errors refuse.
+    It is not a contextlib generator, because that writes to the error's ``__traceback__``, which
+    some error classes reject.
     """
 
     def __enter__(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices when a tensor that workers hold a copy of has changed."""
+"""Detect changes in tensors that workers hold a copy of."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from penstock.compat.storages import write_count
 
 SMALL_BYTES_MAX = 16_384
 SMALL_COUNT_MAX = 16
-# So many bytes of the others are compared in each call, one after the other.
+# Bytes of the large constants that are compared in each call, in turn.
 TURN_BYTES = 65_536
 
 
 class ConstantWatch:
     """Remembers tensors by position, address, version and content. Confined to one thread.
 
-    A version that moved is not yet a change: DistributedDataParallel broadcasts buffers, which
-    bumps their versions and writes the same bits. Nor is one that stayed a proof: writes through
-    ``.data``, NumPy or DLPack leave it. So small constants, such as means and bounds, are compared
-    each time (2 us for each); large ones a piece at a time (10 us a call), and all of them when an
-    epoch begins. Those on a device are compared then alone, since the host would have to wait for
-    the device.
+    A new version does not prove a change: DistributedDataParallel broadcasts buffers, which
+    increments their versions and writes the same bits. An equal version does not prove the
+    opposite: writes through ``.data``, NumPy or DLPack do not change it. So small constants, such
+    as means and bounds, are compared in each call (2 us for each); large ones piece by piece (10 us
+    a call), and completely at the start of an epoch. Constants on a device are compared only then,
+    since the host would have to wait for the device.
     """
 
     def __init__(self, constants: Mapping[int, torch.Tensor]) -> None:
@@ -38,13 +38,15 @@ class ConstantWatch:
             if tensor.is_contiguous() and tensor.device.type == "cpu":
                 (self._small if is_small else self._large).append(index)
         self._epoch = -1
-        self._turn, self._offset = 0, 0  # of the large ones
+        self._turn, self._offset = 0, 0  # position in the large constants
 
     def changed(self, inputs: Sequence[Any], epoch: int = 0) -> list[int]:
-        """The positions whose tensors now hold something else. `epoch` is that of the batch which
-        is to be computed with them."""
+        """Return the positions whose tensors now have other contents.
+
+        `epoch` is the epoch of the batch that is about to be computed with them.
+        """
         changed: list[int] = []
-        is_new = epoch > self._epoch  # of two iterators at a time, one is older
+        is_new = epoch > self._epoch  # with two iterators at a time, one is older
         self._epoch = max(epoch, self._epoch)
         for index, mark in self._marks.items():
             tensor, copy = inputs[index], self._copies[index]
@@ -65,7 +67,7 @@ class ConstantWatch:
         return changed if other is None or other in changed else [*changed, other]
 
     def _next_piece(self) -> int | None:
-        """Compares the next bytes of the large constants; the position of one that is other."""
+        """Compare the next bytes of the large constants; return the position of a changed one."""
         left = min(TURN_BYTES, sum(self._marks[index].now.numel() for index in self._large))
         while left > 0:
             index = self._large[self._turn]
@@ -82,10 +84,10 @@ class ConstantWatch:
 
 
 class _Mark:
-    """Where a tensor lies and how often it was written to, and its bytes beside those of a copy."""
+    """The address and write count of a tensor, and views of its bytes and of its copy's bytes."""
 
     def __init__(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
-        # Holding the memory keeps its address from being given to another tensor.
+        # Holding the memory prevents its address from being reused for another tensor.
         self._held = tensor.untyped_storage()
         self._address = tensor.data_ptr()
         self._version = write_count(tensor)
@@ -100,12 +102,12 @@ _NONE = torch.empty(0, dtype=torch.uint8)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's own memory, seen as bytes."""
+    """Return the tensor's memory as bytes."""
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def is_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal in dtype, shape, strides and every bit, not-a-numbers included."""
+    """Return whether dtype, shape, strides and every bit are equal, including NaNs."""
     if (a.dtype, a.shape, a.stride()) != (b.dtype, b.shape, b.stride()):
         return False
     flat_a, flat_b = (

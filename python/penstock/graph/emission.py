@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints a lowering as text of the intermediate representation (`csrc/graph/ir_text.h` has the
-grammar)."""
+"""Print a lowering as text of the intermediate representation.
+
+`csrc/graph/ir_text.h` has the grammar.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ SIZE_OPERATORS = {
     "max": "size::max",
     "min": "size::min",
 }
-# What an operator that a worker runs does not take.
+# Keyword arguments that a worker's operator does not accept.
 _OF_DEVICES = ("device", "non_blocking", "pin_memory")
 LABEL_CHARACTERS_MAX = 200
 QUOTED_BYTES_MAX = 4096
@@ -34,19 +36,17 @@ QUOTED_BYTES_MAX = 4096
 
 @dataclass(frozen=True)
 class Emission:
-    """The text, and the tensors behind its constants by name, in the order in which it names
-    them."""
+    """The text, and the tensors of its constants by name, in the order in which it names them."""
 
     text: str
     constants: dict[str, torch.Tensor]
-    held: list[torch.Tensor | None]  # the same, with a None for each state input in its place
-    nodes: list[int]  # the node of each recorded operator
-    placed: set[Name]  # values that are a tensor of the batch, as it came, on a device
+    held: list[torch.Tensor | None]  # the same, with None in the position of each state input
+    nodes: list[int]  # node of each recorded operator
+    placed: set[Name]  # unchanged tensors of the batch on a device
 
 
 def emit(lowering: Lowering, arguments: Sequence[Any]) -> Emission:
-    """Prints `lowering` for the graph inputs `arguments`, whose constants' contents are
-    digested."""
+    """Print `lowering` for the graph inputs `arguments`; the text has digests of the constants."""
     return _Printer(lowering, arguments).print()
 
 
@@ -106,7 +106,7 @@ class _Printer:
             self._constant(name, "literal", value)
 
     def _constant(self, name: Name, label: str, tensor: torch.Tensor) -> None:
-        tensor = tensor.detach().cpu()  # as workers have it
+        tensor = tensor.detach().cpu()  # as workers hold it
         self._constants[str(name)] = tensor
         self._held.append(tensor)
         self._lines.append(
@@ -127,7 +127,7 @@ class _Printer:
         return f"[{', '.join(dims)}]"
 
     def _unit_labels(self) -> dict[int, str]:
-        """One label per unit: its calls, and where they are written."""
+        """Return one label per unit: its calls and their source lines."""
         members: dict[int, list[Any]] = {}
         for node, unit in zip(self._lowering.nodes, self._lowering.unit_of, strict=True):
             if node not in self._lowering.droppable:
@@ -153,8 +153,8 @@ class _Printer:
             parts = [self._argument(arg, suffix) for arg in op.args]
             parts += [f"{k}={self._argument(v, suffix)}" for k, v in kwargs.items()]
         except Unlowerable:
-            # The operator takes something that has no text (a generator, a complex number). It
-            # stays.
+            # The operator takes an argument without a text form (a generator, a complex number), so
+            # it stays.
             target = "unwritable::" + op.target.partition("::")[2].replace(".", "_")
             parts = [str(name) for name in _names_in([op.args, list(op.kwargs.values())])]
             device = None
@@ -170,18 +170,18 @@ class _Printer:
         return [self._forms[name] for name in op.outputs if name in self._forms]
 
     def _device_of(self, op: RecordedOp) -> torch.device | None:
-        """The device, other than the CPU, that an operator works on."""
+        """Return the device, other than the CPU, that an operator works on."""
         if not op.target.startswith(("aten::", "declared::", "prims::")):
             return None
         made = self._forms_of(op)
         if not made:
-            # A list of tensors is where the operands are.
+            # The operands may be in a list of tensors.
             names = _names_in([op.args, list(op.kwargs.values())])
             made = [self._forms[name] for name in names if name in self._forms]
         return next((form.device for form in made if form.device.type != "cpu"), None)
 
     def _on_host(self, op: RecordedOp) -> tuple[str, dict[str, Any]]:
-        """The same operator where a worker runs it."""
+        """Return the same operator as a worker runs it."""
         kwargs = {k: v for k, v in op.kwargs.items() if k not in _OF_DEVICES and v is not None}
         if op.target == "aten::_to_copy" and isinstance(op.args[0], Name):
             source, made = self._forms[op.args[0]], self._forms[op.outputs[0]]
@@ -197,7 +197,7 @@ class _Printer:
         return index is not None and self._lowering.inputs[index].kind == "leaf"
 
     def _operand_forms(self, op: RecordedOp, kwargs: dict[str, Any]) -> list[str]:
-        """The dtype of each value that an operator is given, and whether it is on the host."""
+        """Return the dtype of each operand value, and whether it is on the host."""
         found: list[str] = []
         for value in _values_in([op.args, list(kwargs.values())]):
             form = self._forms.get(value) if isinstance(value, Name) else None
@@ -229,7 +229,7 @@ class _Printer:
 
 
 def _values_in(value: Any) -> list[Any]:
-    """The values by name, and the sizes that become values: an expression of a symbol does."""
+    """Return the values by name, including sizes that become values: expressions of symbols do."""
     if isinstance(value, Name) or (isinstance(value, sympy.Basic) and not value.is_number):
         return [value]
     if isinstance(value, (list, tuple)):
@@ -246,7 +246,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def literal(value: Any) -> str:
-    """One argument that is not a value, in the grammar's spelling."""
+    """Return one argument that is not a value, in the spelling of the grammar."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -275,7 +275,7 @@ def literal(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """The text between quotes, with the grammar's escapes, cut to its cap."""
+    """Return the text in quotes, with the grammar's escapes, truncated to its limit."""
     out: list[str] = []
     for byte in text.encode("utf-8", "replace")[: QUOTED_BYTES_MAX // 4]:
         character = chr(byte)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results that a captured graph hands on to the next one, as expressions of the batch.
+"""Express the results that a captured graph passes to the next graph in terms of the batch.
 
 Where Python has to run in the middle of a forward, Dynamo captures several graphs, and the later
-ones are given results of the earlier ones. A result that follows from the batch alone can still
-move: it has an expression, and the graph that receives it is extended by the expression and
-analysed like a graph of one piece, from the batch's own tensors on. The trainer still runs the
-captured graph: there the inputs are at hand, and nothing of their expressions is run again.
+graphs take results of the earlier ones as inputs. A result that depends only on the batch can still
+move: it has an expression. The receiving graph is extended by the expression and analysed like a
+single graph that starts from the batch's tensors. The trainer still runs the captured graph: there,
+the inputs are available, and no part of their expressions runs again.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from penstock.graph.recording import Name
 from penstock.graph.sizes import Unlowerable
 from penstock.graph.suffix import build_reference
 
-# An expression of more calls is not followed into the next graph: each graph would analyse all of
-# those before it once more.
+# Longer expressions are not followed into the next graph: each graph would analyse all calls before
+# it once more.
 EXPRESSION_CALLS_MAX = 2000
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Expression:
-    """How one tensor follows from a batch. Two are the same if they are one object."""
+    """The computation of one tensor from a batch. Two are the same if they are one object."""
 
-    graph_module: fx.GraphModule  # takes the inputs in order, gives the tensor
+    graph_module: fx.GraphModule  # takes the inputs in order, returns the tensor
     inputs: tuple[GraphInput, ...]  # leaves, constants and integers
-    # When its calls were captured; None if they are operators as they come out of autocast.
+    # Autocast's state at the capture of its calls; None for operators that autocast has processed.
     autocast: AutocastState | None
 
 
@@ -45,16 +45,17 @@ class Expression:
 class Result:
     """A result of a captured graph that has an expression."""
 
-    position: int  # among the graph's results
+    position: int  # index among the graph's results
     expression: Expression
-    taken: tuple[int, ...]  # which of the graph's inputs are those of the expression
+    taken: tuple[int, ...]  # the graph's inputs that are the expression's inputs
 
 
 def expressions_of(lowering: Lowering, changing: set[int]) -> list[Result]:
-    """The results of a graph that follow from the batch; `changing` are the units that do not.
+    """Return the results of a graph that depend only on the batch.
 
-    A result has none if it shares memory with another result, or with a value that is not the
-    batch's: a write through the one would not be seen in the expression of the other.
+    `changing` has the units that depend on more. A result has no expression if it shares memory
+    with another result, or with a value that is not the batch's: a write through one of them would
+    not be visible in the expression of the other.
     """
     output = next(iter(reversed(lowering.graph_module.graph.nodes)))
     results = output.args[0]
@@ -76,7 +77,7 @@ def expressions_of(lowering: Lowering, changing: set[int]) -> list[Result]:
 
 
 def holds(value: torch.Tensor) -> bool:
-    """Whether a tensor may stand for its expression: eager made it without a history."""
+    """Return whether an expression may replace the tensor: eager computed it without a history."""
     return not value.requires_grad and not value.is_inference()
 
 
@@ -99,7 +100,7 @@ def _unshared(lowering: Lowering, names: list[tuple[int, Name]]) -> Iterator[tup
 def _expression(
     lowering: Lowering, changing: set[int], name: Name
 ) -> Iterator[tuple[Expression, tuple[int, ...]]]:
-    """The expression of a value and the inputs it takes, or nothing."""
+    """Yield the expression of a value and the inputs that it takes, if it has one."""
     try:
         module = build_reference(lowering, changing, [name])
     except Unlowerable:
@@ -107,7 +108,7 @@ def _expression(
     graph = module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     taken = [index for index, node in enumerate(placeholders) if node.users]
-    # An integer that is the size of an input needs that input, so that it can be followed.
+    # An integer that is the size of an input needs that input, so that it can be derived.
     sized = {lowering.inputs[index].size_of for index in taken} - {None}
     taken = sorted({*taken, *(base for base, _ in filter(None, sized))})
     if any(lowering.inputs[index].kind in ("state", "made") for index in taken):
@@ -134,15 +135,18 @@ def _placed(item: GraphInput, place: dict[int, int]) -> GraphInput:
 
 @dataclass
 class ExtendedGraph:
-    """The graph, whose first inputs are those of the captured one. `added` says where the others
-    come from: an input of the captured graph, and a place among its expression's inputs."""
+    """The extended graph, whose first inputs are the inputs of the captured one.
+
+    `added` has the sources of the other inputs: an input of the captured graph, and a position
+    among the inputs of that input's expression.
+    """
 
     graph_module: fx.GraphModule
     inputs: list[GraphInput]
     added: list[tuple[int, int]] = field(default_factory=list)
     given: dict[fx.Node, int] = field(default_factory=dict)  # the input that a node computes
     in_front: set[fx.Node] = field(default_factory=set)  # calls of the expressions
-    # The nodes whose values nobody has computed yet: they are as good as calls of the graph.
+    # The nodes whose values are not computed yet: they are treated like calls of the graph.
     waiting: set[fx.Node] = field(default_factory=set)
 
 
@@ -152,8 +156,11 @@ def extend(
     expressions: Mapping[int, Expression],
     waiting: Set[int] = frozenset(),
 ) -> ExtendedGraph:
-    """Puts `expressions`, which are by input, in front of the graph; `inputs` has the kinds of its
-    inputs. Those in `waiting` are not at hand."""
+    """Put `expressions`, which are keyed by input, in front of the graph.
+
+    `inputs` has the kinds of the graph's inputs. The values of inputs in `waiting` are not
+    available.
+    """
     if not expressions:
         return ExtendedGraph(graph_module, tie_sizes(inputs))
     extended = _Extension(graph_module, inputs, waiting).extend(expressions)
@@ -172,7 +179,7 @@ class _Extension:
         self._copies: dict[fx.Node, fx.Node] = {}
         self._extended = ExtendedGraph(graph_module, list(inputs))
         self._placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
-        self._leaves: dict[int, int] = {}  # the input that holds a leaf
+        self._leaves: dict[int, int] = {}  # input index by leaf
 
     def extend(self, expressions: Mapping[int, Expression]) -> ExtendedGraph:
         extended = self._extended
@@ -206,7 +213,7 @@ class _Extension:
         return extended
 
     def _add_inputs(self, index: int, expression: Expression, nodes: list[fx.Node]) -> list[int]:
-        """Makes inputs of an expression inputs of the whole; tells which each of them is."""
+        """Make inputs of an expression inputs of the whole graph; return their indices."""
         places: list[int] = []
         for position, item in enumerate(expression.inputs):
             if item.kind == "leaf" and item.leaf_index in self._leaves:
@@ -225,7 +232,7 @@ class _Extension:
         return places
 
     def _inline(self, expression: Expression, arguments: Sequence[fx.Node]) -> list[fx.Node]:
-        """Copies the calls of an expression; the result comes once more at the end."""
+        """Copy the calls of an expression; its result is repeated at the end."""
         begins = self._begin_outside_autocast() if expression.autocast is None else []
         calls: list[fx.Node] = list(begins)
         copies: dict[fx.Node, fx.Node] = {}
@@ -245,14 +252,14 @@ class _Extension:
         return [*calls, result]
 
     def _begin_outside_autocast(self) -> list[fx.Node]:
-        """A region for calls that have been through autocast already."""
+        """Open a region for calls that autocast has already processed."""
         return [
             self._graph.call_function(AUTOCAST_BEGIN, (device, dtype, False, False))
             for device, dtype in AutocastState.now().enabled
         ]
 
     def _tie_sizes(self, results: Mapping[int, fx.Node]) -> None:
-        """Integers that are a size of a value computed here follow it."""
+        """Derive integers that are a size of a value computed here from that value."""
         for index, node in enumerate(self._placeholders):
             item = self._extended.inputs[index]
             if item.size_of is not None and item.size_of[0] in results:

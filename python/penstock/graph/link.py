@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers of a loader as a plan sees them: the link from them and the libraries they run."""
+"""Describe a loader's workers for a plan: the link to them and the libraries that they run."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import NamedTuple
 
 import torch
 
-# The tensors of the batch that a library takes, by leaf; they have no values.
+# The batch tensors that a library takes, by leaf; they have no values.
 LibraryLeaves = Sequence[tuple[int, torch.Tensor]]
 
 
 class Link(NamedTuple):
-    """The way of a batch from the workers of a pool to the trainer, as a loader has measured it."""
+    """The connection from a pool's workers to the trainer, as measured by a loader."""
 
     worker_count: int
-    bytes_per_s: float  # from all workers together; 0 while it is not known
-    sends_whole: bool  # tensors that the trainer does not need cross all the same
+    bytes_per_s: float  # total of all workers; 0 while unknown
+    sends_whole: bool  # tensors that the trainer does not need are sent, too
 
 
 @dataclass(frozen=True)
 class Library:
-    """A prefix as a shared library, which a worker may run in the place of its executor."""
+    """A prefix as a shared library, which a worker may run in place of its executor."""
 
     code: bytes = b""
     leaves: LibraryLeaves = ()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured graph written down: call by call, and operator by operator.
+"""Lower a captured graph, call by call and operator by operator.
 
-A `Lowering` knows the captured graph call by call (as Dynamo saw it and the trainer runs it) and
-operator by operator (as a worker can run it), and how the two hang together: which call made which
-value (`homes`), the values that every call reads (`reads`), and which calls move together
-(`unit_of`). `CallNotes` records the calls, and `recording.py` their operators.
+A `Lowering` has the captured graph call by call (as Dynamo saw it and the trainer runs it) and
+operator by operator (as a worker can run it), and relates the two: the call that made each value
+(`homes`), the values that every call reads (`reads`), and the calls that move together (`unit_of`).
+`CallNotes` records the calls, and `recording.py` their operators.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from penstock.graph.capture import (
 from penstock.graph.recording import Name, Recorder, Recording, WholeOperators
 from penstock.graph.sizes import SizeConditions, Unlowerable, has_unknown
 
-# The types that a call may return beside tensors. A torch.Size holds integers, perhaps symbolic
-# ones.
+# The types that a call may return in addition to tensors. A torch.Size holds integers, perhaps
+# symbolic ones.
 PLAIN_RESULTS = (
     int,
     float,
@@ -60,7 +60,7 @@ IS_NO_OPERATOR = "it is no operator: it has an effect, and nothing to compute"
 
 @dataclass
 class Lowering:
-    """A captured graph, written down. Nothing in it depends on the values of any tensor."""
+    """A lowered captured graph. It does not depend on the values of any tensor."""
 
     graph_module: fx.GraphModule
     inputs: list[GraphInput]
@@ -74,11 +74,11 @@ class Lowering:
     droppable: set[fx.Node]
     unit_of: list[int]
     output_names: list[Name]
-    attributes: dict[Name, torch.Tensor]  # tensors that the graph module itself holds
-    given: dict[Name, int]  # computed in front of the captured calls, and at hand as that input
-    waiting: set[Name]  # inputs of the captured calls that nobody has computed yet
-    in_front: set[fx.Node]  # the calls that are
-    regions: dict[fx.Node, fx.Node]  # under autocast: where each ends, by where it begins
+    attributes: dict[Name, torch.Tensor]  # tensors in the graph module itself
+    given: dict[Name, int]  # computed before the captured calls; the input that has the value
+    waiting: set[Name]  # inputs of the captured calls that are not computed yet
+    in_front: set[fx.Node]  # calls before the captured ones
+    regions: dict[fx.Node, fx.Node]  # under autocast: the end of each, by its start
     autocast: AutocastState
 
 
@@ -92,17 +92,20 @@ def lower(
     in_front: Set[fx.Node] = frozenset(),
     waiting: Set[fx.Node] = frozenset(),
 ) -> Lowering:
-    """Writes `graph_module` down for inputs like `examples`. Raises Unlowerable with the reason.
+    """Lower `graph_module` for inputs like `examples`.
 
     With `symbolic`, dimensions of leaves that Dynamo treats as dynamic stay symbols; without, every
-    size is the example's, and the conditions say so. `given`, `in_front` and `waiting` are those of
-    an ExtendedGraph.
+    size is the example's, and the conditions record this. `given`, `in_front` and `waiting` are the
+    fields of an ExtendedGraph.
+
+    Raises:
+        Unlowerable: the graph cannot be lowered; the message is the reason.
     """
     refuse_by_construction(graph_module)
     shape_env = ShapeEnv(specialize_zero_one=True) if symbolic else None
     mode = FakeTensorMode(shape_env=shape_env)
     mode.cache_enabled = False  # torch's cache of results keeps the symbols of each plan
-    mode.allow_scalar_outputs = symbolic  # a number read from a tensor is one that nobody knows
+    mode.allow_scalar_outputs = symbolic  # a number read from a tensor is unknown
     arguments, conditions = fake_inputs(mode, inputs, examples, symbolic)
     recorder = Recorder(shape_env)
     input_names: dict[Name, int] = {}
@@ -156,8 +159,10 @@ def lower(
 
 
 def leaves_of(lowering: Lowering, inputs: Sequence[Any], leaf_count: int) -> list[torch.Tensor]:
-    """All tensors of the batch by number, as workers have them, on the CPU; those that the model
-    was not given are empty."""
+    """Return all tensors of the batch by number, on the CPU, as workers hold them.
+
+    Tensors that the model was not given are empty.
+    """
     leaves = [torch.empty(0) for _ in range(leaf_count)]
     for item, value in zip(lowering.inputs, inputs, strict=True):
         if item.kind == "leaf":
@@ -167,8 +172,10 @@ def leaves_of(lowering: Lowering, inputs: Sequence[Any], leaf_count: int) -> lis
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps out of the user's log torch's message about an operator that takes no symbolic sizes:
-    it is tried again without."""
+    """Keep torch's message about an operator without symbolic sizes out of the user's log.
+
+    Lowering is tried again without symbolic sizes.
+    """
     logger = logging.getLogger(LOGGER)
 
     def is_another(record: logging.LogRecord) -> bool:
@@ -182,7 +189,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _join(call_count: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
-    """Numbers the calls so that joined ones have the same number, the smallest of them."""
+    """Number the calls so that joined calls share a number, the smallest of their indices."""
     unit_of = list(range(call_count))
 
     def root(index: int) -> int:
@@ -198,11 +205,11 @@ def _join(call_count: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
 
 @dataclass(frozen=True)
 class Home:
-    """The call that made a value, and where in its result the value sits."""
+    """The call that made a value, and the value's position in the call's result."""
 
     node: fx.Node
     path: tuple[Any, ...]
-    since: fx.Node  # the call after which it sits there: a later one, when that wrote to the object
+    since: fx.Node  # the call after which it is there: a later one, if that wrote to the object
 
 
 class CallNotes(fx.Interpreter):
@@ -264,8 +271,8 @@ class CallNotes(fx.Interpreter):
             return super().run_node(n)
         op_count = len(self._recorder.recording.ops)
         if not self._staying.isdisjoint(_names_of(list(read.values()))):
-            # It depends on a parameter, so it stays whatever it is made of. Dynamo's own
-            # decompositions keep sizes symbolic where those of eager assume them.
+            # It depends on a parameter, so it stays in any case. Dynamo's decompositions keep sizes
+            # symbolic where eager's decompositions fix them.
             with enable_python_dispatcher():
                 value = super().run_node(n)
             self._staying.update(_names_of(self._recorder.names_in(value)))
@@ -305,21 +312,21 @@ class CallNotes(fx.Interpreter):
             for leaf in tree_leaves(self.env[argument]):
                 known = self._home_of_object.get(id(leaf))
                 if known is not None and self._recorder.name_of(leaf) not in self.homes:
-                    # A write that gives no result (`y[mask] = 0`).
+                    # A write without a result (`y[mask] = 0`).
                     name = self._recorder.name_of(leaf)
                     self.homes[name] = Home(known.node, known.path, node)
         ops = recording.ops[op_count:]
         read = _names_of(list(self.reads[node].values()))
         if not ops and node.op != "get_attr":
             made = [leaf for leaf in tree_leaves(value) if leaf is not None]
-            # `y.detach_()` never gets below autograd, which it changes.
+            # `y.detach_()` changes autograd and does not reach the level below it.
             is_write = node.op == "call_method" and str(node.target).endswith("_")
             if (
                 made
                 and not any(_is_unknown(leaf) for leaf in made)
                 and not (is_write and not self._staying.isdisjoint(read))
             ):
-                # It hands on a value that exists already, or an integer: nothing to run anywhere.
+                # It returns an existing value or an integer: there is no operator to run.
                 self.droppable.add(node)
             else:
                 self._recorder.pin_call(read, IS_NO_OPERATOR)
@@ -333,7 +340,7 @@ class CallNotes(fx.Interpreter):
 
 
 def _is_unknown(value: Any) -> bool:
-    """Whether a number follows from the values of a tensor, which nobody knows here."""
+    """Return whether a number depends on the values of a tensor, which are unknown here."""
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
         return True
     return isinstance(value, torch.SymInt) and has_unknown(value.node.expr)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the native part for plans, and puts them in the words of the façade.
+"""Get plans from the native part and convert them for the façade.
 
-A plan names which call hands which bytes to which (csrc/graph/call_flow.h), and on which device.
-The capture knows the sizes of the tensors.
+A plan names the bytes that each call passes to each other call (csrc/graph/call_flow.h), and their
+device. The capture has the sizes of the tensors.
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ from penstock.graph.plan import CutTotals, Plan, PlannedCall, PlannedEdge
 from penstock.graph.recording import Name
 from penstock.graph.sizes import evaluate
 
-# By value: its bytes, and the number of the memory that it shares with others of that number. A
-# value whose size is not known is left out.
+# By value: its bytes, and the number of its memory, which values that share memory have in common.
+# Values of unknown size are left out.
 Extents = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedMemory:
-    """What a recording knows of the values of its graph, by name: those that the program has as
-    well, and the number of each one's memory."""
+    """A recording's facts about the values of its graph, by bare name.
+
+    `known_outside` has the values that the program also holds, `numbers` the number of each value's
+    memory.
+    """
 
     known_outside: Set[str] = frozenset()
     numbers: Mapping[str, int] = field(default_factory=dict)
 
 
 def recorded_memory(lowering: Lowering) -> RecordedMemory:
-    """The memory of the values of a recording."""
+    """Return the memory of the values of a recording."""
     return RecordedMemory(
         {name.bare for name in lowering.given},
         {name.bare: form.storage for name, form in lowering.recording.forms.items()},
@@ -56,11 +59,12 @@ def make_plans(
     memory: RecordedMemory | None = None,
     may_be_inexact: Set[str] = frozenset(),
 ) -> _C.PricedPlans:
-    """The plan that was asked for, and those that it is held against, by one calibration.
+    """Return the requested plan and the plans that it is compared with, from one calibration.
 
-    Times and prices a graph; runs the movable nodes on `leaves`, unless there is a `calibration` of
-    this very graph. Without a recorded `memory`, values share what their operators allow. Values
-    that `may_be_inexact` may have other last bits than on their device."""
+    Time and price a graph; run the movable nodes on `leaves`, unless there is a `calibration` of
+    exactly this graph. Without a recorded `memory`, values share memory wherever their operators
+    allow it. For values in `may_be_inexact`, the last bits may differ from the device's results.
+    """
     memory = memory or RecordedMemory()
     verdicts = _C.analyse_effects(
         graph, allow_random, memory.known_outside, memory.numbers, may_be_inexact
@@ -78,8 +82,11 @@ def read_plan(
     inexact_reasons: Mapping[int, str] | None = None,
     exact: _C.PricedPlans | None = None,
 ) -> Plan:
-    """The native plan without the `hidden` units, in the words of the façade. Units with other
-    bits than on their device move for `inexact_reasons`; without them, the plans are `exact`."""
+    """Return the native plan without the `hidden` units, as a Plan.
+
+    Units whose bits differ from the device's results move for `inexact_reasons`; `exact` has the
+    plans in which these units stay.
+    """
     reasons, inexact_reasons = reasons or {}, inexact_reasons or {}
     native: Any = plans.chosen
     return Plan(
@@ -124,8 +131,11 @@ def _totals(native: _C.Plan) -> tuple[float, float, int, int]:
 
 
 def _exact_totals(plans: _C.PricedPlans, exact: _C.PricedPlans) -> CutTotals:
-    """The costs of a plan for which calls with other bits than on their device have to stay, as
-    those of plans for which they may move: what stays and may move is the trainer's work."""
+    """Return the costs of the plan in which calls with bits unlike their device's have to stay.
+
+    They are comparable with the plans in which these calls may move: calls that stay here and may
+    move there count as the trainer's work.
+    """
     worker_s, _, boundary_bytes, sent_bytes = _totals(exact.chosen)
     moved = {group.group for group in exact.chosen.moved}
     trainer_s = sum(group.trainer_s for group in plans.none.kept if group.group not in moved)
@@ -150,8 +160,10 @@ def _call(group: Any, place: str, flow: CallFlow, reason: str | None = None) -> 
 
 
 def state_reasons(lowering: Lowering) -> dict[int, str]:
-    """By unit, why a call stays, or the parameter or state that it reads: for people it says more
-    than the operators that the call is made of."""
+    """Return by unit why a call stays, or the parameter or state that it reads.
+
+    This is more informative for users than the operators of the call.
+    """
     pins = lowering.recording.pins
     reasons = {lowering.unit_of[call_index]: reason for call_index, reason in pins.items()}
     for node, unit in zip(lowering.nodes, lowering.unit_of, strict=True):
@@ -180,8 +192,11 @@ def _spoken_state(label: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallFlow:
-    """`made_bytes` and `devices` are by group: memory that the group's calls allocate and others
-    read, and the device of their results if that is not the CPU."""
+    """The data flow between calls.
+
+    `made_bytes` and `devices` are by group: memory that the group's calls allocate and others read,
+    and the device of their results if that is not the CPU.
+    """
 
     made_bytes: Mapping[int, int]
     edges: tuple[PlannedEdge, ...]
@@ -189,7 +204,7 @@ class CallFlow:
 
 
 def recorded_extents(lowering: Lowering, inputs: Sequence[Any]) -> Extents:
-    """The extents of all tensors of a recording, for the sizes of `inputs`."""
+    """Return the extents of all tensors of a recording, for the sizes of `inputs`."""
     values = lowering.conditions.values(lowering.conditions.sizes(inputs))
     extents: dict[str, tuple[int, int]] = {}
     for name, form in lowering.recording.forms.items():
@@ -197,7 +212,7 @@ def recorded_extents(lowering: Lowering, inputs: Sequence[Any]) -> Extents:
             sizes = [evaluate(size, values) for size in form.sizes]
             strides = [evaluate(stride, values) for stride in form.strides]
         except (TypeError, ValueError):
-            continue  # a size that only the values of a tensor decide
+            continue  # the size depends on the values of a tensor
         if 0 in sizes:
             count = 0
         elif strides:  # an expanded dimension repeats its bytes
@@ -209,7 +224,7 @@ def recorded_extents(lowering: Lowering, inputs: Sequence[Any]) -> Extents:
 
 
 def recorded_devices(lowering: Lowering) -> dict[int, str]:
-    """By unit of a recording, the device of its results if that is not the CPU."""
+    """Return the device of each unit's results, by unit, where that is not the CPU."""
     return {
         lowering.unit_of[op.call_index]: str(lowering.recording.forms[name].device)
         for op in lowering.recording.ops
@@ -221,7 +236,7 @@ def recorded_devices(lowering: Lowering) -> dict[int, str]:
 def read_flow(
     graph: _C.Graph, extents: Extents, devices: Mapping[int, str] | None = None
 ) -> CallFlow:
-    """The flow of the graph's calls."""
+    """Return the data flow between the graph's calls."""
     made_bytes, edges = graph.flow(extents)
     return CallFlow(
         made_bytes,

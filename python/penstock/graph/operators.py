@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about operators: which only compute, which stand for which, which are written down whole.
+"""Facts about operators: the pure ones, substitutes, and composites that are recorded whole.
 
-`stateless` is the user's word that an operator of another library only computes.
+With `stateless`, the user declares that an operator of another library is pure.
 
-Functional operators stand for writes, and scalar ones for numbers. The decisions, and the operators
-that they are made for, are in csrc/capture/operator_twins.h.
+Functional operators are substitutes for writes, and scalar ones for numbers. The decisions, and the
+operators that they apply to, are in csrc/capture/operator_twins.h.
 
-Some calls are written down whole, as one composite operator, before they come apart. Their parts
+Some calls are recorded whole, as one composite operator, instead of as their parts. Their parts
 depend on whether the tensors are plain ones, and fake tensors are not: one_hot loses its range
-check, upsampling and padding bake symbolic sizes in, and singular values come with their vectors,
-by a routine that rounds otherwise. An inverse comes apart into numbers and a check of them, which
-is no use alone.
+check, upsampling and padding bake symbolic sizes in, and singular values are computed along with
+their vectors, by a routine that rounds differently. An inverse decomposes into numbers and a check
+of them, which is useless alone.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def stateless(operator: Op) -> Op:
 
 
 def is_declared(overload: OpOverload) -> bool:
-    """Whether `overload` was declared to be stateless."""
+    """Return whether `overload` was declared to be stateless."""
     return bool(getattr(overload, _DECLARED, False))
 
 
@@ -113,21 +113,21 @@ def _refuse_effects(overload: OpOverload) -> None:
 
 
 class Twin(NamedTuple):
-    """An operator that computes the values that another writes."""
+    """An operator that computes the values that another one writes."""
 
     operator: OpOverload
-    is_view_alone: bool  # the write changes how memory is looked at, and no data
+    is_view_alone: bool  # the write changes the view of the memory and no data
 
 
 @functools.cache
 def functional_twin(func: OpOverload) -> Twin | None:
-    """`aten::sub.Tensor` for `aten::sub_.Tensor`: same arguments, same result, nothing written."""
+    """Return `aten::sub.Tensor` for `aten::sub_.Tensor`: same arguments and result, no write."""
     found = _C.functional_twin(operator_name(func))
     return None if found is None else Twin(_overload_named(found[0]), found[1])
 
 
 def with_numbers(func: OpOverload, args: list[Any]) -> OpOverload:
-    """`aten::sub.Scalar` for `aten::sub.Tensor` where Python numbers stand for tensors."""
+    """Return `aten::sub.Scalar` for `aten::sub.Tensor` if Python numbers replace tensors."""
     places = frozenset(i for i, arg in enumerate(args) if isinstance(arg, (int, float)))
     return _with_numbers_at(func, places) if places else func
 
@@ -139,7 +139,7 @@ def _with_numbers_at(func: OpOverload, places: frozenset[int]) -> OpOverload:
 
 
 def written_arguments(func: OpOverload, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors that `func` writes to, by its schema or by our own list."""
+    """Return the tensors that `func` writes to, by its schema or by our own list."""
     written: list[torch.Tensor] = []
     for position, flag in _written(func):
         if flag is None or _argument(func, flag, args, kwargs) is not False:
@@ -245,7 +245,7 @@ def whole_old_norm(
 
 
 def _refuse_options(options: Mapping[str, Any]) -> None:
-    """`out` and `dtype` are not written down."""
+    """Reject `out` and `dtype`, which are not recorded."""
     given = [name for name, value in options.items() if value is not None]
     if given:
         raise Unlowerable(f"a norm is called with {given[0]}")
@@ -285,7 +285,7 @@ def _per_dim(value: Any, dims: int) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else [value] * dims
 
 
-# Norms of matrices that are made of singular values.
+# Matrix norms that are computed from singular values.
 SINGULAR_ORDERS = (2, -2, "nuc")
 
 WHOLE_CALLS: dict[Any, Callable[..., tuple[OpOverload, list[Any]] | None]] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer of `explain` and of `loader.plan`, and its forms for notebooks and other programs."""
+"""The plan that `explain` and `loader.plan` return, with its forms for notebooks and programs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from penstock.graph.plan_svg import format_svg
 __all__ = ["CutTotals", "Plan", "PlannedCall", "PlannedEdge", "RunningPrice", "joined"]
 
 _TEXT_MAX = 200  # characters of an operator or a reason
-_APART_MAX = 16  # workers
+_APART_MAX = 16  # worker count
 
-# The calls of "both" sides stand outside the two boxes: no tensor crosses because of them.
+# Calls on "both" sides are drawn outside the two boxes: they cause no tensor to cross.
 _CLUSTERS = (("worker", "workers"), ("trainer", "trainer"))
 
-OPEN_CALLS_MAX = 40  # a longer table is folded
+OPEN_CALLS_MAX = 40  # longer tables are folded
 _PLACE_COLOURS = {"worker": "46,160,67", "trainer": "210,120,30", "both": "128,128,128"}
 _CELL = "padding:2px 10px;border:0;"
 _NUMBER = f"{_CELL}text-align:right;font-variant-numeric:tabular-nums;"
@@ -86,9 +86,9 @@ class Plan(PlanRecord):
 
 
 def joined(plans: Sequence[Plan]) -> Plan:
-    """The plan of a model that runs as several graphs, from theirs, in order.
+    """Return the plan of a model that runs as several graphs, from their plans in order.
 
-    A tensor that is given to more than one graph is counted for each.
+    A tensor that is passed to several graphs is counted for each of them.
     """
     if len(plans) == 1:
         return plans[0]
@@ -112,8 +112,10 @@ def joined(plans: Sequence[Plan]) -> Plan:
 
 
 def _joined_totals(plans: Sequence[Plan]) -> tuple[CutTotals, ...]:
-    """The costs of all graphs by cut; a graph of which nothing moves by `cut_tolerance` is cut the
-    same without it."""
+    """Return the costs of all graphs by cut.
+
+    A graph in which `cut_tolerance` moves no call has the same cut without it.
+    """
     of_graphs = [{total.cut: total for total in plan.totals} for plan in plans if plan.totals]
     return tuple(
         CutTotals(
@@ -129,7 +131,7 @@ def _joined_totals(plans: Sequence[Plan]) -> tuple[CutTotals, ...]:
 
 
 def _joined_prices(prices: Sequence[RunningPrice]) -> RunningPrice | None:
-    """A step is that of all graphs already, so the newest price holds."""
+    """Return the newest price: a measured step already includes all graphs."""
     if not prices:
         return None
     newest = max(prices, key=lambda price: price.times)
@@ -141,7 +143,7 @@ def _joined_prices(prices: Sequence[RunningPrice]) -> RunningPrice | None:
 
 
 def _renumbered(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans with calls that have numbers of their own."""
+    """Return the plans with call numbers that are unique among all of them."""
     renumbered: list[Plan] = []
     first = 0
 
@@ -166,13 +168,13 @@ def _renumbered(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def told_plan(plan: PlanRecord, bytes_max: int) -> str:
-    """A plan as a pool's controller is told it, for the people who look at the pool.
+    """Return a plan as it is sent to a pool's controller, for the pool's users.
 
-    One JSON object of ``bytes_max`` bytes at most, of which it needs 4,096. It has ``verdict``, a
-    sentence; ``refused``, or null; ``reasons``, a list of sentences; ``calls``, each with
-    ``index``, ``operator``, ``place``, ``reason`` (a number of that list), ``seconds`` a batch
-    where it runs, ``bytes`` that it makes and the ``device`` that the program runs it on, or null
-    for the CPU; ``edges``, each with ``source``, ``target``, ``bytes`` and ``leaf`` as in
+    The result is one JSON object of at most ``bytes_max`` bytes, which must be at least 4,096. It
+    has ``verdict``, a sentence; ``refused``, or null; ``reasons``, a list of sentences; ``calls``,
+    each with ``index``, ``operator``, ``place``, ``reason`` (an index into that list), ``seconds``
+    a batch where it runs, ``bytes`` that it makes and the ``device`` that the program runs it on,
+    or null for the CPU; ``edges``, each with ``source``, ``target``, ``bytes`` and ``leaf`` as in
     `PlannedEdge`; ``totals`` and ``priced`` as in `PlanRecord`; ``calls_left_out``, the number of
     calls that did not fit; and ``workers_apart`` as in `PlanRecord`, at most 16.
     """
@@ -229,9 +231,11 @@ def _told_fields(plan: PlanRecord, calls: list[PlannedCall], left_out: int) -> d
 
 
 def format_dot(plan: PlanRecord) -> str:
-    """A plan as a graph in Graphviz's language: calls are nodes with their time, tensors are edges
-    with their bytes; edges that cross the cut are bold. A plan that was refused is one node with
-    the reason."""
+    """Return a plan as a graph in Graphviz's language.
+
+    Calls are nodes with their time, tensors are edges with their bytes; edges that cross the cut
+    are bold. A plan that was refused is one node with the reason.
+    """
     lines = ["digraph plan {", "  node [shape=box];"]
     if plan.refused is not None:
         lines += [
@@ -281,20 +285,22 @@ def _dot_edge(edge: PlannedEdge, crosses: bool) -> str:
 
 
 def _quote(text: str) -> str:
-    """A string of the language. A backslash in a label begins an escape (`\\N` is the node's
-    name), so those of the text are doubled."""
+    """Return a string literal of the language.
+
+    A backslash in a label starts an escape (`\\N` is the node's name), so backslashes of the text
+    are doubled.
+    """
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
 
 def format_html(plan: PlanRecord) -> str:
-    """A plan as a piece of HTML for a notebook: the verdict, the calls, the reasons by their
-    numbers, the costs of each way to cut.
+    """Return a plan as HTML for a notebook: verdict, calls, numbered reasons, costs of each cut.
 
-    It holds all that it needs. Text has the colour of the page, and grounds are translucent, so
-    that it is readable on light and on dark pages: a notebook's theme need not be that of the
-    system, which a media query would ask for. Styles stand at the elements, since notebooks remove
-    style sheets from documents that they do not trust.
+    The HTML is self-contained. Text has the colour of the page, and backgrounds are translucent, so
+    that it is readable on light and on dark pages: a notebook's theme may differ from the system's
+    theme, which a media query would return. Styles are inline, since notebooks remove style sheets
+    from untrusted documents.
     """
     if plan.refused is not None:
         return _html_whole([_html_verdict(f"nothing moves: {plan.refused}")])

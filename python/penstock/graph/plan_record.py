@@ -16,7 +16,7 @@ COLUMNS = 100
 # The width that the other columns leave, with bytes below a gigabyte.
 OPERATOR_CHARACTERS_MAX = 48
 
-# Reasons that differ by a name alone, of which a deep model has one for each parameter.
+# Reasons that differ only in a name; a deep model has one for each parameter.
 KINDS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -27,7 +27,7 @@ KINDS = tuple(
     )
 )
 _READ = re.compile(r"it reads (\S+), which training changes")
-NAMES_MAX = 6  # of parameters in a line of the table
+NAMES_MAX = 6  # parameters per line of the table
 CUT_NAMES = {
     "none": "no cut",
     "maximal": "everything that can move",
@@ -40,94 +40,93 @@ CUT_NAMES = {
 class PlannedCall:
     """One call of the model's forward (or several that write to the same memory)."""
 
-    index: int  # by which edges name it; calls are numbered in the order of the program
-    operator: str  # as the program says it: "interpolate at model.py:14"
-    place: str  # "worker", "trainer", or "both" for values that each side computes for itself
+    index: int  # edges refer to it; calls are numbered in the order of the program
+    operator: str  # with its source line: "interpolate at model.py:14"
+    place: str  # "worker", "trainer", or "both" for values that each side computes separately
     reason: str
     worker_s: float  # per batch, where a worker runs it
-    # Per batch, where the trainer runs it, on `device` by that device's events; 0 for calls that
-    # cannot move.
+    # Per batch, where the trainer runs it, by the events of `device`; 0 for calls that cannot move.
     trainer_s: float
-    made_bytes: int  # memory that it allocates per batch and other calls read; a view makes none
-    # How far results that follow from it were from the device's own at most, as `cut_tolerance`
-    # counts; None where it does not move by that.
+    made_bytes: int  # memory that it allocates per batch and other calls read; 0 for views
+    # The largest difference of results that depend on it from the device's results, as
+    # `cut_tolerance` measures; None if it does not move by the tolerance.
     largest_difference: float | None = None
-    device: str | None = None  # where the program has its results, if not on the CPU
+    device: str | None = None  # device of its results in the program, if not the CPU
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedEdge:
-    """Tensors that one call hands to another; parameters and constants are left out."""
+    """Tensors that one call passes to another; parameters and constants are left out."""
 
-    source: int | None  # `index` of the call that makes them; None: they come with the batch
+    source: int | None  # `index` of the call that makes them; None: tensors of the batch
     target: int | None  # `index` of the call that reads them; None: forward returns them
     tensor_bytes: int  # per batch, memory that tensors share counted once
-    leaf: int | None  # which tensor of the batch, counted from 0, where `source` is None
+    leaf: int | None  # number of the batch's tensor, from 0, if `source` is None
 
 
 @dataclass(frozen=True, slots=True)
 class CutTotals:
-    """The costs per batch of one way to cut, by the same measurement as the others."""
+    """The costs per batch of one cut, by the same measurement as the other cuts."""
 
     cut: Literal["none", "maximal", "chosen", "exact"]
-    worker_s: float  # a worker's seconds
+    worker_s: float  # seconds per worker
     trainer_s: float  # the trainer's seconds on calls that could move and stay
     # Bytes that the trainer reads: of the workers' results, and of the raw batch.
     boundary_bytes: int
-    # Bytes that a pool's workers send: the same, or of the whole raw batch where all of it crosses.
+    # Bytes that a pool's workers send: the same, or of the whole raw batch if it is sent entirely.
     # Tensors that the model is not given are not counted.
     sent_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class RunningPrice:
-    """How long a step takes with a plan, priced by measurements of the running loader.
+    """The step time with a plan, priced by measurements of the running loader.
 
-    Seconds are per batch. `step_s` is that of the slowest side: the trainer, the workers, who share
-    the batches, the link to a pool's workers or to the trainer's device, or the CPUs that all of
-    them share.
+    Seconds are per batch. `step_s` is the time of the slowest part: the trainer, the workers, which
+    share the batches, the link to a pool's workers or to the trainer's device, or the CPUs that all
+    of them share.
     """
 
-    times: int  # how often the plan was priced so
-    changes: int  # and how often it was changed for it
-    trainer_s: float  # the trainer at work, all of a step included
-    worker_s: float  # a worker at work, the dataset included
+    times: int  # how often the plan was priced this way
+    changes: int  # how often the price changed the plan
+    trainer_s: float  # trainer time, including all of a step
+    worker_s: float  # worker time, including the dataset
     worker_count: int
-    link_s: float  # the bytes of a batch on their way from a pool's workers, or to a device
+    link_s: float  # transfer of a batch from a pool's workers, or to a device
     step_s: float
-    is_held: bool  # a change made steps longer and was taken back: no other until loads shift
+    is_held: bool  # a change made steps longer and was reverted: no other until loads shift
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
     """A cut with its prices; bytes and seconds are per batch.
 
-    `refused` is None, or the one sentence that says why the whole model stays in the trainer.
+    `refused` is None, or one sentence with the reason why the whole model stays in the trainer.
     """
 
     moved: tuple[PlannedCall, ...] = ()
     kept: tuple[PlannedCall, ...] = ()
     raw_bytes: int = 0  # the batch as the dataset makes it
-    maximal_bytes: int = 0  # the boundary when everything that can move does
-    boundary_bytes: int = 0  # bytes of it that the trainer reads with this plan
-    worker_s: float = 0.0  # a worker's seconds per batch
+    maximal_bytes: int = 0  # boundary size if everything that can move does
+    boundary_bytes: int = 0  # bytes of the boundary that the trainer reads with this plan
+    worker_s: float = 0.0  # seconds per batch and worker
     trainer_s: float = 0.0  # the trainer's seconds per batch on calls that could move and stay
     refused: str | None = None
-    # Of no cut, the maximal cut and this one, in this order; where `cut_tolerance` moves something,
-    # of what this one would be without it, too.
+    # For no cut, the maximal cut and this one, in this order; if `cut_tolerance` moves calls, also
+    # for this cut without it.
     totals: tuple[CutTotals, ...] = ()
     edges: tuple[PlannedEdge, ...] = ()
-    # The link to a pool's workers, when the plan was made; None in one machine.
+    # The link to a pool's workers when the plan was made; None on one machine.
     link_bytes_per_s: float | None = None
-    # From pinned memory to the device that the program has its batches on; None without one.
+    # From pinned memory to the device on which the program has its batches; None without one.
     copy_bytes_per_s: float | None = None
-    priced: RunningPrice | None = None  # None: by the calibration on one batch alone
-    # Workers of a pool that run only the part of it that is exact on every CPU, and why.
+    priced: RunningPrice | None = None  # None: priced by the calibration on one batch alone
+    # Workers of a pool that run only the part that is exact on every CPU, with the reasons.
     workers_apart: tuple[str, ...] = ()
 
 
 def format_plan(plan: PlanRecord) -> str:
-    """One line a call, then the reasons by their numbers, then the costs of each way to cut."""
+    """Return one line per call, then the numbered reasons, then the costs of each cut."""
     if plan.refused is not None:
         return "\n".join(wrap(f"nothing moves: {plan.refused}"))
     reasons = NumberedReasons([*plan.moved, *plan.kept])
@@ -166,12 +165,12 @@ class NumberedReasons:
         return self._numbers[kind_of(call.reason)]
 
     def spoken(self) -> list[str]:
-        """One sentence for each number."""
+        """Return one sentence for each number."""
         return [_spoken(list(reasons)) for reasons in self._kinds.values()]
 
 
 def total_rows(plan: PlanRecord) -> list[tuple[str, ...]]:
-    """The costs of each way to cut, below their titles; bytes are sent by a pool alone."""
+    """Return the costs of each cut, below their titles; only a pool has sent bytes."""
     rows = [("per batch", "worker ms", "trainer ms", "bytes read", "bytes sent")]
     rows += [
         (
@@ -188,7 +187,7 @@ def total_rows(plan: PlanRecord) -> list[tuple[str, ...]]:
 
 
 def notes(plan: PlanRecord) -> list[str]:
-    """What the figures of a plan mean."""
+    """Return the notes that explain the figures of a plan."""
     found = [
         "Worker ms and trainer ms are those of calls that could move, each timed alone, one after "
         "the other; in a step they overlap with other work. Bytes read are the trainer's, out of "
@@ -221,7 +220,7 @@ def notes(plan: PlanRecord) -> list[str]:
 
 
 def verdict(plan: PlanRecord) -> str:
-    """One sentence: how much moves, and the time that it spares the trainer."""
+    """Return one sentence: how much moves, and the time that this saves the trainer."""
     count = len(plan.moved) + len(plan.kept)
     moved = f"{len(plan.moved)} of {count} calls run in the workers"
     spent = {item.cut: item.trainer_s for item in plan.totals}
@@ -236,7 +235,7 @@ def verdict(plan: PlanRecord) -> str:
 
 
 def _spoken(reasons: list[str]) -> str:
-    """One reason, or the common part of several calls' reasons and the part that each has alone."""
+    """Return one reason, or the common part of several reasons and each call's specific part."""
     if len(reasons) == 1:
         return reasons[0]
     read = [match[1] for reason in reasons if (match := _READ.match(reason))]
@@ -249,7 +248,7 @@ def _spoken(reasons: list[str]) -> str:
 
 
 def format_price(price: RunningPrice) -> str:
-    """A sentence or two."""
+    """Return a sentence or two about a price."""
     workers = "1 worker" if price.worker_count == 1 else f"{price.worker_count} workers"
     changes = {0: "never changed", 1: "changed once"}.get(
         price.changes, f"changed {price.changes} times"
@@ -264,12 +263,12 @@ def format_price(price: RunningPrice) -> str:
 
 
 def kind_of(reason: str) -> object:
-    """Equal for reasons that stand in one line of the table."""
+    """Return a key that is equal for reasons that share a line of the table."""
     return next((kind for kind in KINDS if kind.match(reason)), reason)
 
 
 def align(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
-    """The rows in columns, with a rule under the first."""
+    """Return the rows in columns, with a rule under the first."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(sides))]
     lines = [
         "  ".join(
@@ -288,13 +287,12 @@ def wrap(text: str, indent: str = "") -> list[str]:
 
 
 def shorten(text: str, characters_max: int) -> str:
-    """The text with its middle left out: the name of the call is at its begin, the place at its
-    end."""
+    """Return the text without its middle: the call's name is at its start, its line at its end."""
     if len(text) <= characters_max:
         return text
     what, separator, where = text.rpartition(" at ")
     room = characters_max - len(separator) - len(where) - 1
-    if room < 8:  # it is no call, or its file has a very long name
+    if room < 8:  # not a call, or its file has a very long name
         return f"{text[: characters_max // 2]}…{text[-((characters_max - 1) // 2) :]}"
     return f"{what[:room]}…{separator}{where}"
 

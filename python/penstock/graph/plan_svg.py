@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as a picture, in SVG, and the places of its boxes.
+"""Draw a plan as an SVG picture, and lay out its boxes.
 
-The file holds all that it needs. Its colours follow the reader's setting, light or dark; a viewer
-that knows no such setting shows the light ones. What a call is, where it runs and why is shown when
-the pointer rests on it.
+The file is self-contained. Its colours follow the reader's setting, light or dark; viewers without
+such a setting show the light ones. Hovering over a box shows its call, where it runs, and why.
 
-Boxes stand in layers, from top to bottom. The method is Sugiyama's: a layer for each box, points
-where long edges pass the layers between, an order within each layer with few crossings, and places
-that keep the order and are near those of the neighbours. Bands lie one below the other: no box of a
-band is above one of an earlier band.
+Boxes are arranged in layers, from top to bottom, by Sugiyama's method: a layer for each box, dummy
+points where long edges pass intermediate layers, an order within each layer with few crossings, and
+positions that keep the order and are near the neighbours' positions. Bands lie one below the other:
+no box of a band is above a box of an earlier band.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from penstock.graph.plan_record import (
     verdict,
 )
 
-_CHARACTER = 7.3  # the width of one, in a font in which all have the same
+_CHARACTER = 7.3  # width of a character in a monospace font
 _LINE = 16.0
 _MARGIN = 24.0
-_FRAME = 26.0  # from a frame to what stands in it
+_FRAME = 26.0  # from a frame to its content
 _HEAD_COLUMNS = 84
 _TEXT_MAX = 30  # characters of a line in a box
 _TOLD_CALLS_MAX = 24
 _TOLD_REASONS_MAX = 6
-_LABELS_MAX = 16  # of edges that cross; more would hide each other
+_LABELS_MAX = 16  # labels of crossing edges; more would hide each other
 
 # Tensors of the batch, values that both sides compute, the workers, the trainer, the result.
 _BATCH, _BOTH, _WORKERS, _TRAINER, _RESULT = range(5)
@@ -72,17 +71,20 @@ text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mo
 GAP = 28.0  # between boxes of a layer
 PASSING_GAP = 14.0  # between edges that pass it
 LAYER_GAP = 44.0
-BAND_GAP = 72.0  # room for the frames of bands, and for what is written on edges between them
+BAND_GAP = 72.0  # room for the frames of bands, and for the labels of edges between them
 _ORDER_SWEEPS = 12
 _PLACE_SWEEPS = 24
-_PASSING_WEIGHT = 4.0  # long edges are straight where they can be
+_PASSING_WEIGHT = 4.0  # long edges are straight where possible
 _LONE_WEIGHT = 0.01
 
 
 def format_svg(plan: PlanRecord) -> str:
-    """Calls are boxes with their time, tensors are edges; those that cross the cut are thick and
-    have their bytes. Of a large plan several calls share a box. A plan that was refused is the
-    sentence that says why."""
+    """Return the plan as SVG.
+
+    Calls are boxes with their time, tensors are edges; edges that cross the cut are thick and
+    labelled with their bytes. In a large plan, several calls share a box. A plan that was refused
+    is drawn as the sentence with the reason.
+    """
     if plan.refused is not None:
         verdict_lines = _wrapped(f"nothing moves: {plan.refused}")
         return _picture(verdict_lines, [], [], _HEAD_COLUMNS * _CHARACTER, 0.0)
@@ -125,14 +127,14 @@ def _bands(groups: Sequence[CallGroup], links: Sequence[GroupLink]) -> list[int]
         _BAND[group.role] if group.role else (_BATCH if group.leaves else _RESULT)
         for group in groups
     ]
-    for link in links:  # what both sides compute of a worker's value stands below it
+    for link in links:  # computations of both sides on a worker's value are drawn below it
         if groups[link.target].role == "both":
             bands[link.target] = max(bands[link.target], bands[link.source])
     return bands
 
 
 def _lines(group: CallGroup) -> list[str]:
-    """What stands in the box."""
+    """Return the lines in the box."""
     if group.leaves:
         if len(group.leaves) == 1:
             return [f"tensor {group.leaves[0]} of the batch"]
@@ -155,7 +157,7 @@ def _box(group: CallGroup, lines: Sequence[str], band: int) -> Box:
 
 
 def _frames(plan: PlanRecord, boxes: Sequence[Box], layout: Layout) -> tuple[list[str], list[str]]:
-    """Around what the workers run and what the trainer runs; and their titles, to be drawn last."""
+    """Return the frames around the workers' and the trainer's calls, and the titles, drawn last."""
     spent = f": {plan.trainer_s * 1e3:.3f} ms a batch on calls that could move"
     names = {
         _WORKERS: f"workers: {plan.worker_s * 1e3:.3f} ms a batch",
@@ -214,7 +216,7 @@ def _node(group: CallGroup, lines: Sequence[str], box: Box, centre: tuple[float,
         for number, line, kind in zip(range(len(lines)), lines, ("", "place"), strict=False)
     ]
     behind = ""
-    if group.beside > 1:  # several alike, one behind the other
+    if group.beside > 1:  # several equal members, one behind the other
         behind = _rectangle(f"box {kind}", left + 4, top + 4, box, radius)
     return (
         f"<g>{_title(_told(group))}{behind}{_rectangle(f'box {kind}', left, top, box, radius)}"
@@ -230,7 +232,7 @@ def _rectangle(kind: str, left: float, top: float, box: Box, radius: float) -> s
 
 
 def _told(group: CallGroup) -> str:
-    """What is shown of a box when the pointer rests on it."""
+    """Return the tooltip of a box."""
     if group.leaves:
         return f"of the batch: tensors {', '.join(map(str, group.leaves))}"
     if not group.calls or group.role is None:
@@ -249,7 +251,7 @@ def _told(group: CallGroup) -> str:
 
 
 def _byte_labels(links: Sequence[GroupLink], layout: Layout) -> Iterable[str]:
-    """The bytes of edges that cross, each where its edge comes to its end."""
+    """Yield the byte labels of edges that cross, each near the end of its edge."""
     crossing = [
         (link, route) for link, route in zip(links, layout.routes, strict=True) if link.crosses
     ]
@@ -275,7 +277,7 @@ def _picture(
     width: float,
     height: float,
 ) -> str:
-    """With the text above what was drawn."""
+    """Return the picture with the text above the drawing."""
     head = [*verdict_lines, *costs]
     head_height = _LINE * len(head) + (_FRAME + _LINE if height else 0)
     full_width, full_height = width + 2 * _MARGIN, height + head_height + 2 * _MARGIN
@@ -315,7 +317,7 @@ def _title(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """XML has no way to write most control characters, so each is shown as its code."""
+    """Escape for XML; most control characters have no XML form, so their codes are shown."""
     shown = "".join(
         one if one.isprintable() or one in "\n\t" else f"\\x{ord(one):02x}" for one in text
     )
@@ -338,8 +340,8 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    centres: list[tuple[float, float]]  # of the boxes
-    routes: list[list[tuple[float, float]]]  # of the edges, from the one box's edge to the other's
+    centres: list[tuple[float, float]]  # centres of the boxes
+    routes: list[list[tuple[float, float]]]  # edges, from border to border of their boxes
     width: float
     height: float
 
@@ -358,8 +360,11 @@ class _Cell:
 
 
 def lay_out(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> Layout:
-    """``edges`` are pairs of numbers of boxes. One that leads to an earlier band, or to an earlier
-    box of the same band, is drawn upwards."""
+    """Lay out boxes in layers.
+
+    ``edges`` are pairs of box numbers. An edge to an earlier band, or to an earlier box of the same
+    band, is drawn upwards.
+    """
     downward = [_downward(boxes, edge) for edge in edges]
     layers_of = _layers(boxes, downward)
     cells = [
@@ -409,7 +414,7 @@ def _layers(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> list[int]
         members = [number for number, box in enumerate(boxes) if box.band == band]
         for number in members:
             layers[number] = max([first, *(layers[one] + 1 for one in above[number])])
-        # What reads nothing of its band stands right above what reads it.
+        # A box that reads no box of its band is directly above its reader.
         for number in reversed(members):
             readers = [layers[one] for one in below[number] if boxes[one].band == band]
             if readers and not any(boxes[one].band == band for one in above[number]):
@@ -419,7 +424,7 @@ def _layers(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> list[int]
 
 
 def _path(cells: list[_Cell], source: int, target: int) -> list[int]:
-    """Makes the points where an edge passes layers. Returns the cells from end to end."""
+    """Create the points where an edge passes layers. Return the cells from end to end."""
     path = [source]
     for layer in range(cells[source].layer + 1, cells[target].layer):
         cells.append(_Cell(layer, 0.0, 0.0, False))
@@ -432,7 +437,7 @@ def _path(cells: list[_Cell], source: int, target: int) -> list[int]:
 
 
 def _ordered(cells: Sequence[_Cell]) -> list[list[int]]:
-    """The cells of each layer from left to right, with few crossings of edges."""
+    """Return the cells of each layer from left to right, with few crossings of edges."""
     layers: list[list[int]] = [[] for _ in range(1 + max((c.layer for c in cells), default=-1))]
     for number in _first_visits(cells):
         layers[cells[number].layer].append(number)
@@ -450,7 +455,7 @@ def _ordered(cells: Sequence[_Cell]) -> list[list[int]]:
 
 
 def _first_visits(cells: Sequence[_Cell]) -> list[int]:
-    """All cells, in the order in which one comes to them from the top, downwards first."""
+    """Return all cells in depth-first order, downwards from the topmost cells."""
     seen: dict[int, None] = {}
     roots = sorted(range(len(cells)), key=lambda number: cells[number].layer)
     for root in roots:
@@ -495,7 +500,7 @@ def _crossings(cells: Sequence[_Cell], layers: Sequence[Sequence[int]]) -> int:
 
 
 def _place(cells: Sequence[_Cell], layers: Sequence[Sequence[int]]) -> None:
-    """Gives each cell its x: near the mean of its neighbours, and apart from those of its layer."""
+    """Set each cell's x: near the mean of its neighbours, and apart from the cells of its layer."""
     for layer in layers:
         x = 0.0
         for place, number in enumerate(layer):
@@ -514,7 +519,7 @@ def _place(cells: Sequence[_Cell], layers: Sequence[Sequence[int]]) -> None:
 def _wish(
     cells: Sequence[_Cell], layer: Sequence[int], place: int, is_down: bool
 ) -> tuple[float, float]:
-    """Where a cell would best stand, and how much that matters."""
+    """Return the best position of a cell, and its weight."""
     cell = cells[layer[place]]
     near = (cell.above if is_down else cell.below) or (cell.above + cell.below)
     if near:
@@ -525,7 +530,7 @@ def _wish(
 
 
 def _distance(cells: Sequence[_Cell], layer: Sequence[int], place: int) -> float:
-    """From the centre of the cell before, at least."""
+    """Return the minimum distance from the centre of the previous cell."""
     if place == 0:
         return 0.0
     before, own = cells[layer[place - 1]], cells[layer[place]]
@@ -536,9 +541,12 @@ def _distance(cells: Sequence[_Cell], layer: Sequence[int], place: int) -> float
 def _settle(
     cells: Sequence[_Cell], layer: Sequence[int], wishes: Sequence[tuple[float, float]]
 ) -> None:
-    """Puts the cells of a layer where the weighted squares of their distances from their wishes are
-    least, with their order and their distances kept: neighbours that would come too near form a
-    block, which stands at the mean of its wishes."""
+    """Place the cells of a layer near their wishes.
+
+    The positions minimise the weighted squares of the distances from the wishes, and keep the order
+    and the minimum distances: neighbours that would be too close form a block, which is placed at
+    the mean of its wishes.
+    """
     blocks: list[tuple[float, float, int]] = []  # sum of wishes, weight, count of cells
     offsets: list[float] = []
     for place, (wish, weight) in enumerate(wishes):
@@ -558,7 +566,7 @@ def _settle(
 def _heights(
     boxes: Sequence[Box], cells: Sequence[_Cell], layers: Sequence[Sequence[int]]
 ) -> tuple[list[float], list[float]]:
-    """The top and the bottom of each layer."""
+    """Return the top and the bottom of each layer."""
     bands = [max(boxes[n].band for n in layer if n < len(boxes)) for layer in layers]
     tops: list[float] = []
     bottoms: list[float] = []

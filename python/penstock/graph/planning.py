@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a lowering to a cut: hands the text to the native analysis and reads its plan back."""
+"""Plan a cut of a lowered graph: run the native analysis on its text and read the plan back."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from penstock.graph.tolerance import Tolerance, with_differences
 
 CutMode = Literal["auto", "maximal", "none"]
 
-# How many calls may turn out to have to stay, one after the other. Each costs a calibration run.
+# Limit of calls that turn out to have to stay, one after another. Each costs a calibration run.
 PINS_MAX = 8
-# Operators that may run once more in the trainer whatever they stand beside.
+# Operators that may run once more in the trainer, regardless of the rest of their unit.
 COMPUTES_NOTHING = ("opaque::", "size::", "list::", "aten::_linalg_check_errors")
 
 
@@ -54,9 +54,9 @@ class CutOptions:
     mode: CutMode
     allow_random: bool
     worker_count: int
-    draws_of: str = ""  # names the graph whose draws may move; other names, other numbers
-    link: Link | None = None  # to a pool's workers
-    tolerance: Tolerance | None = None  # of a device's results
+    draws_of: str = ""  # name of the graph whose draws may move; another name gives other numbers
+    link: Link | None = None  # link to a pool's workers
+    tolerance: Tolerance | None = None  # tolerance for a device's results
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "maximal", "none"):
@@ -65,7 +65,7 @@ class CutOptions:
             )
 
     def prices(self) -> _C.Prices:
-        """The prices before the loader has run."""
+        """Return the prices before the loader has run."""
         if self.link is None:
             return _C.Prices.of_local_workers(self.worker_count)
         workers, bytes_per_s, sends_whole = self.link
@@ -81,22 +81,22 @@ class BoundaryValue:
 
     name: Name
     key: str
-    unit: int  # the call that makes it, and those that move with it
-    operator: str  # the call that makes it, for messages
+    unit: int  # unit of the call that makes it, with the calls that move with that
+    operator: str  # label of the call that makes it, for messages
     is_random: bool
     form: Form
-    leaf: int | None = None  # the input that it is, on a device: no worker sends it
-    # The units behind it that move by the tolerance, with their calls. Where there are none, a
-    # worker gives its bits.
+    leaf: int | None = None  # for a copy of an input on a device, which no worker sends: that input
+    # The units behind it that move by the tolerance, with their calls. If empty, a worker's result
+    # is bit-for-bit identical.
     inexact: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
-        """Where the trainer reads it."""
+        """Return the device on which the trainer reads it."""
         return self.form.device
 
     def layout(self, values: dict[sympy.Symbol, sympy.Integer]) -> Layout:
-        """Dtype, shape and strides for one combination of sizes."""
+        """Return dtype, shape and strides for one combination of sizes."""
         return (
             self.form.dtype,
             tuple(evaluate(size, values) for size in self.form.sizes),
@@ -106,24 +106,26 @@ class BoundaryValue:
 
 @dataclass(frozen=True)
 class PlannedCut:
-    """A plan and the programs that carry it out. Without boundary values nothing moves and the rest
-    is empty."""
+    """A plan and the programs that implement it.
+
+    Without boundary values, all calls stay and the remaining fields are empty.
+    """
 
     plan: Plan
     boundary: list[BoundaryValue]
     prefix: str = ""
     prefix_constants: tuple[torch.Tensor, ...] = ()
-    seed: int = 0  # of the prefix's random draws
+    seed: int = 0  # seed of the prefix's random draws
     constant_inputs: tuple[int, ...] = ()  # graph inputs that the prefix has copies of
-    results: tuple[Result, ...] = ()  # returned values that follow from the batch
+    results: tuple[Result, ...] = ()  # returned values that depend only on the batch
     suffix: fx.GraphModule | None = None
     reference: fx.GraphModule | None = None  # computes the boundary values that are not random
-    native: _C.PricedPlans | None = None  # the plans that it was chosen from, for other prices
-    differences: tuple[float, ...] = ()  # of each boundary value, on the batch of the plan
+    native: _C.PricedPlans | None = None  # the priced plans with this choice, for other prices
+    differences: tuple[float, ...] = ()  # by boundary value, on the batch of the plan
 
     @property
     def behind(self) -> list[Mapping[int, str]]:
-        """The units behind each boundary value that move by the tolerance."""
+        """Return the units behind each boundary value that move by the tolerance."""
         return [item.inexact for item in self.boundary]
 
 
@@ -134,11 +136,13 @@ def plan_cut(
     options: CutOptions,
     mistrusted: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[Lowering, PlannedCut]:
-    """Lowers (with symbolic sizes if that works), times and cuts a graph for inputs like `inputs`.
+    """Lower (with symbolic sizes if possible), time and cut a graph for inputs like `inputs`.
 
-    The movable operators are run, on `inputs`; parameters, buffers and random generators stay as
-    they are. Units that are `mistrusted`, for that reason, stay. Raises Unlowerable with the reason
-    when there can be no plan.
+    The movable operators are run, on `inputs`; parameters, buffers and random generators do not
+    change. Units that are `mistrusted` stay, with the reason given there.
+
+    Raises:
+        Unlowerable: no plan is possible; the message is the reason.
     """
 
     how = Planning(options, set(mistrusted))
@@ -165,9 +169,9 @@ def plan_again(
     prices: _C.Prices,
     calibration: Any,
 ) -> PlannedCut:
-    """Another cut of a graph that was planned before, by the loader's present measurements.
+    """Plan another cut of a graph that was planned before, by the loader's present measurements.
 
-    Nothing is timed. Raises as :func:`plan_cut` does, and leaves the plan before unchanged.
+    No timing takes place. Raises like :func:`plan_cut`, and leaves the former plan unchanged.
     """
     return _plan_once(
         lowering, inputs, leaf_count, Planning(options, mistrusted, prices, calibration)
@@ -176,7 +180,7 @@ def plan_again(
 
 @dataclass(frozen=True)
 class Planning:
-    """How to plan, beside the graph and its inputs."""
+    """How to plan, in addition to the graph and its inputs."""
 
     options: CutOptions
     mistrusted: Set[int] = frozenset()
@@ -185,7 +189,7 @@ class Planning:
 
 
 def _pin(lowering: Lowering, mistrusted: Mapping[int, str]) -> None:
-    """Makes units stay."""
+    """Make units stay."""
     recording = lowering.recording
     for op in list(recording.ops):
         reason = mistrusted.get(lowering.unit_of[op.call_index])
@@ -195,7 +199,7 @@ def _pin(lowering: Lowering, mistrusted: Mapping[int, str]) -> None:
 
 @contextlib.contextmanager
 def native_refusals() -> Iterator[None]:
-    """An error of the native part is a refusal with the error's text as the reason."""
+    """Convert an error of the native part into a refusal with the error's text as the reason."""
     try:
         yield
     except (ValueError, RuntimeError, PenstockError) as error:
@@ -224,8 +228,7 @@ def price_plans(
 
 
 class _BeyondTolerance(Unlowerable):
-    """These units differ by more than is allowed, for these reasons. Without them another plan may
-    do."""
+    """Raised for units that differ by more than the tolerance. Another plan may omit them."""
 
     def __init__(self, units: Mapping[int, str]) -> None:
         super().__init__("; ".join(dict.fromkeys(units.values())))
@@ -257,8 +260,12 @@ def _plan_once(
     leaf_count: int,
     how: Planning,
 ) -> PlannedCut:
-    """One attempt; raises MustStay when only a plan with one call fewer can be carried out, and
-    _BeyondTolerance when only one with fewer calls that move by the tolerance can."""
+    """Make one attempt.
+
+    Raises:
+        MustStay: only a plan that moves one call fewer can be implemented.
+        _BeyondTolerance: only a plan in which fewer calls move by the tolerance can be implemented.
+    """
     leaves = leaves_of(lowering, inputs, leaf_count)
     emission = emit(lowering, inputs)
     memory = recorded_memory(lowering)
@@ -284,7 +291,7 @@ def _plan_once(
     for text in prefix.output_names:
         name = Name(f"%{text}")
         if lowering.recording.forms[name].is_lazy and name not in lowering.given:
-            # A slab holds memory and not how it is read, so this view of it is made where it is
+            # A slab holds memory and not the way to read it, so this view is made where it is
             # needed.
             raise MustStay(f"{name} is a lazy conjugate or negative", calls[name], [name])
     changing = _changing_units(lowering, emission, verdicts)
@@ -322,7 +329,7 @@ def _plan_once(
             raise Unlowerable(f"the size of the result of {item.operator} follows from values")
     if not boundary:
         return PlannedCut(plan, [], results=results, native=plans)
-    # A prefix does not ship values that the trainer has at hand.
+    # A prefix does not send values that the trainer already has.
     at_hand = {item.name.bare for item in boundary if item.leaf is not None}
     shipped = prefix.without_outputs(memory.known_outside | at_hand)
     constants = [f"%{name}" for name in shipped.constant_names]
@@ -350,12 +357,12 @@ def _plan_once(
 
 
 def _seed_of_prefix(draws_of: str) -> int:
-    """The seed of the graph whose draws are named so: 64 bits of the name's SHA-256."""
+    """Return the seed of the graph with draws of this name: 64 bits of the name's SHA-256."""
     return int.from_bytes(sha256(draws_of.encode()).digest()[:8], "little")
 
 
 def _placed_leaf(lowering: Lowering, name: Name) -> int:
-    """The input that is the leaf of which this value is a copy on a device."""
+    """Return the graph input of which this value is a copy on a device: a leaf."""
     makers = {made: op for op in lowering.recording.ops for made in op.outputs}
     while name not in lowering.input_names:
         name = makers[name].args[0]
@@ -363,7 +370,7 @@ def _placed_leaf(lowering: Lowering, name: Name) -> int:
 
 
 def _unit(group: _C.PlanGroup) -> int:
-    """The number of a unit: each operator of a lowering belongs to one."""
+    """Return the number of a unit: each operator of a lowering belongs to one."""
     assert group.group is not None
     return group.group
 
@@ -373,8 +380,7 @@ def _expression(size: Any) -> Any:
 
 
 def _changing_units(lowering: Lowering, emission: Emission, verdicts: Sequence[Any]) -> set[int]:
-    """The units that do more than follow from the batch; that they have to stay is another
-    matter."""
+    """Return the units that depend on more than the batch, whether or not they have to stay."""
     return {
         lowering.unit_of[op.call_index]
         for op, node in zip(lowering.recording.ops, emission.nodes, strict=True)
@@ -383,7 +389,7 @@ def _changing_units(lowering: Lowering, emission: Emission, verdicts: Sequence[A
 
 
 def _floating_values(lowering: Lowering) -> frozenset[str]:
-    """The tensors of floating-point numbers, by name."""
+    """Return the names of the floating-point tensors."""
     return frozenset(
         name.bare
         for name, form in lowering.recording.forms.items()
@@ -394,8 +400,10 @@ def _floating_values(lowering: Lowering) -> frozenset[str]:
 def _inexact_units(
     lowering: Lowering, emission: Emission, verdicts: Sequence[Any]
 ) -> dict[int, str]:
-    """The units that may move although a CPU gives other bits than their device, and the reason of
-    each."""
+    """Return the units that may move although a CPU gives other bits than their device.
+
+    The values are the reasons.
+    """
     return {
         lowering.unit_of[op.call_index]: verdicts[node].reason
         for op, node in zip(lowering.recording.ops, emission.nodes, strict=True)
@@ -404,7 +412,7 @@ def _inexact_units(
 
 
 def _units_behind(lowering: Lowering, name: Name) -> set[int]:
-    """The units that a value follows from."""
+    """Return the units that a value depends on."""
     makers = {made: op for op in lowering.recording.ops for made in op.outputs}
     units: set[int] = set()
     seen: set[Name] = set()
@@ -425,8 +433,10 @@ def _calls(lowering: Lowering) -> dict[Name, int]:
 
 
 def _run_by_both(lowering: Lowering, prefix: _C.Graph) -> set[int]:
-    """The units of which the prefix has every operator, whatever they are in the trainer: a view of
-    a constant that the model also returns."""
+    """Return the units of which the prefix has every operator, whether or not they stay.
+
+    An example is a view of a constant that the model also returns.
+    """
     made = prefix.made_names
     operators = [op for op in lowering.recording.ops if not op.target.startswith(COMPUTES_NOTHING)]
     elsewhere = {
@@ -444,10 +454,11 @@ def _check_fidelity(
     leaves: list[torch.Tensor],
     tolerance: Tolerance | None,
 ) -> tuple[float, ...]:
-    """Holds the prefix against the calls it came from, on this very batch: bit for bit, and by the
-    tolerance where calls move by that. Returns the differences of the boundary values.
+    """Compare the prefix with its original calls on this very batch.
 
-    It catches an operator that lowering misread and a layout that fake tensors mispredict.
+    Results are compared bit for bit, or by the tolerance for calls that move by it. Return the
+    differences of the boundary values. The comparison catches an operator that lowering
+    misinterpreted and a layout that fake tensors mispredict.
     """
     assert planned.reference is not None
     with torch.inference_mode(False), torch.no_grad():
@@ -494,13 +505,16 @@ def _check_fidelity(
     return tuple(differences.get(item.name, 0.0) for item in planned.boundary)
 
 
-# So many runs of batches that were not compared are kept: those of as many epochs.
+# Limit of runs of unchecked batches that are kept, enough for as many epochs.
 RUNS_MAX = 32
 
 
 class UncheckedBatches:
-    """The batches that were used without a comparison since the last one that was right. With
-    `verify_every` out of reach that may be all of a training's, so they are kept as runs."""
+    """The batches used without a comparison since the last successful one.
+
+    With a very large `verify_every`, these may be all batches of a training, so they are kept as
+    runs.
+    """
 
     def __init__(self) -> None:
         self._runs: deque[tuple[int, int, int]] = deque(maxlen=RUNS_MAX)  # epoch, first, last
@@ -520,7 +534,7 @@ class UncheckedBatches:
         self._has_dropped = False
 
     def __str__(self) -> str:
-        """Which batches they are, for people."""
+        """Return the batches as text for users."""
         if not self._runs:
             return "No batch was used without a comparison since the last one that was right"
         parts = [

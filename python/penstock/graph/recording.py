@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes down the ATen operators behind each call of a captured graph.
+"""Record the ATen operators behind each call of a captured graph.
 
 The graph is interpreted on fake tensors while a dispatch mode watches: the operators that reach the
-dispatcher below autograd are exactly those that eager would run, so no decomposition of ours can
-change a bit. The result is in single-assignment form: every tensor object has a name, and an
-in-place write to a tensor whose memory nobody else has becomes its functional twin and gives the
-object a new name.
+dispatcher below autograd are exactly the operators that eager would run, so no decomposition of
+ours can change a bit. The result is in single-assignment form: every tensor object has a name, and
+an in-place write to a tensor that shares its memory with no other one is recorded as its functional
+twin and gives the object a new name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from penstock.graph.sizes import expression_of
 
 aten = torch.ops.aten
 
-# Computes nothing; the call that it belongs to stays in the trainer.
+# Computes no value; the call that it belongs to stays in the trainer.
 PINNED = "opaque::pinned"
 
 
@@ -55,14 +55,13 @@ class Name:
 
     @property
     def bare(self) -> str:
-        """The text without its "%", as the native graph has it."""
+        """Return the text without its "%", as in the native graph."""
         return self.text.removeprefix("%")
 
 
 @dataclass
 class RecordedOp:
-    """One operator. Tensors among the arguments are `Name`s and symbolic sizes are sympy
-    expressions."""
+    """One operator. Tensor arguments are `Name`s, and symbolic sizes are sympy expressions."""
 
     target: str
     args: list[Any]
@@ -80,7 +79,7 @@ class Form:
     strides: tuple[Any, ...]
     storage: int
     device: torch.device
-    is_lazy: bool = False  # its numbers are the conjugates or the negatives of those in memory
+    is_lazy: bool = False  # its memory holds the conjugates or the negatives of its numbers
 
 
 @dataclass
@@ -93,16 +92,16 @@ class Recording:
     mutated_storages: set[int] = field(default_factory=set)
     forms: dict[Name, Form] = field(default_factory=dict)
     fused_calls: list[tuple[int, int]] = field(default_factory=list)  # calls that stay together
-    pins: dict[int, str] = field(default_factory=dict)  # why a call never moves
+    pins: dict[int, str] = field(default_factory=dict)  # reasons why calls never move
 
     def pin(self, call_index: int, values: Sequence[Name], reason: str) -> None:
-        """Makes a call one that never moves, for that `reason`, and that needs `values`."""
+        """Mark a call as one that never moves, for that `reason`, and that needs `values`."""
         self.pins.setdefault(call_index, reason)
         self.ops.append(RecordedOp(PINNED, list(values), {}, [], call_index))
 
 
-# Questions about sizes and dtypes that reach the dispatcher, as when sizes are symbolic; they
-# compute nothing.
+# Queries of sizes and dtypes, which reach the dispatcher if sizes are symbolic, for example; they
+# compute no values.
 SILENT_OPERATORS = frozenset(
     {
         torch.ops.prim.device.default,
@@ -130,25 +129,31 @@ SILENT_OPERATORS = frozenset(
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory. Layouts without a storage are their own memory."""
+    """Return a key that is equal for tensors that share memory.
+
+    A tensor whose layout has no storage counts as separate memory.
+    """
     if tensor.layout is not torch.strided:
         return id(tensor)
     return identity(tensor.untyped_storage())
 
 
 class Recorder(TorchDispatchMode):
-    """Confined to the thread that lowers. `begin_call` tells it whose operators come next."""
+    """Records operators. Confined to the thread that lowers.
+
+    `begin_call` sets the call to which the next operators belong.
+    """
 
     def __init__(self, shape_env: ShapeEnv | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self._shape_env = shape_env
-        # Weak, so that a tensor nobody can write through any more does not count: factories make
+        # Weak, so that a tensor that cannot be written to any more does not count: factories make
         # two.
         self._names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._objects: dict[int, list[TensorWeakRef]] = {}  # storage -> the tensors on it
+        self._objects: dict[int, list[TensorWeakRef]] = {}  # storage -> tensors on it
         self._held: list[Any] = []  # storages, so that their keys stay unique
-        self._origin: dict[int, int | None] = {}  # storage -> call that made it; None: an input
+        self._origin: dict[int, int | None] = {}  # storage -> call that made it; None: input
         self._call_index = -1
         self._paused = False
         self._name_count = 0
@@ -161,25 +166,25 @@ class Recorder(TorchDispatchMode):
         self._origin[storage_key(tensor)] = None
 
     def note_input_memory(self, tensor: torch.Tensor) -> None:
-        """Says that others look at this tensor's memory too, as they do at an input's."""
+        """Mark this tensor's memory as shared with others, like an input's memory."""
         self._origin[storage_key(tensor)] = None
 
     def name_of(self, tensor: torch.Tensor) -> Name:
-        """The name under which the tensor's present value is known."""
+        """Return the name of the tensor's present value."""
         name: Name | None = self._names.get(tensor)
         if name is None:
-            # A tensor that the program made out of Python numbers.
+            # A tensor that the program made from Python numbers.
             name = Name(f"%l{len(self.recording.literals)}")
             self.recording.literals[name] = tensor
             self.name_input(tensor, name)
         return name
 
     def names_in(self, value: Any) -> Any:
-        """The same nest with every tensor replaced by its present name."""
+        """Return the same nest with every tensor replaced by its present name."""
         return tree_map_only(torch.Tensor, self.name_of, value)
 
     def record_whole(self, operator: OpOverload, args: list[Any]) -> Any:
-        """Writes `operator` down as one node, without the operators that it is composed of."""
+        """Record `operator` as one node, without the operators that it is composed of."""
         encoded = self._encode(args)
         self._paused = True
         try:
@@ -191,13 +196,11 @@ class Recorder(TorchDispatchMode):
         return out
 
     def pin_call(self, values: Sequence[Name], reason: str) -> None:
-        """Makes the present call one that never moves, for that `reason`, and that needs
-        `values`."""
+        """Mark the present call as one that never moves, for `reason`, and that needs `values`."""
         self.recording.pin(self._call_index, values, reason)
 
     def note_reads(self, values: Sequence[Name]) -> None:
-        """Says that the present call looks at `values`, though no operator of it does
-        (`expand_as`)."""
+        """Record that the present call reads `values`, even if no operator does (`expand_as`)."""
         for value in values:
             op = RecordedOp("size::numel", [value], {}, [self._fresh_name()], self._call_index)
             self.recording.ops.append(op)
@@ -239,7 +242,7 @@ class Recorder(TorchDispatchMode):
     def _twin_of(
         self, func: OpOverload, args: Any, kwargs: Any, written: list[torch.Tensor]
     ) -> OpOverload | None:
-        """The functional operator that may stand in for a write, or None when it may not."""
+        """Return the functional operator that may replace a write, or None if there is none."""
         target = written[0]
         key = storage_key(target)
         if len(written) != 1 or not args or target is not args[0] or target.requires_grad:
@@ -247,16 +250,16 @@ class Recorder(TorchDispatchMode):
         if self._origin.get(key) is None:
             return None  # an input
         if any(other is not target for other in self._living(key)):
-            return None  # something else looks at this memory too
+            return None  # shares its memory with another tensor
         if any(other is target for other in tree_leaves([args[1:], kwargs])):
-            # `y.add_(y, alpha=0.3)`: kernels that read the tensor that they write take other paths
-            # through their loops, with other roundings.
+            # `y.add_(y, alpha=0.3)`: kernels that read the tensor they write to take other paths
+            # through their loops, and round differently.
             return None
         twin = functional_twin(func)
         if twin is None:
             return None
         if twin.is_view_alone:
-            return twin.operator  # no data moves, so there is nothing that could differ
+            return twin.operator  # no data moves, so there is no result that could differ
         result = twin.operator(*args, **kwargs)
         same = (
             isinstance(result, torch.Tensor)
@@ -307,7 +310,7 @@ class Recorder(TorchDispatchMode):
                 self._rebind(tensor, element)
 
     def _encode(self, value: Any) -> Any:
-        """Arguments as they are now: tensors by name, symbolic sizes by expression."""
+        """Return the present arguments: tensors by name, symbolic sizes by expression."""
         if isinstance(value, torch.Tensor):
             return self.name_of(value)
         if isinstance(value, torch.SymInt):
@@ -343,14 +346,14 @@ class Recorder(TorchDispatchMode):
         self._origin.setdefault(key, self._call_index)
 
     def _living(self, key: int) -> list[torch.Tensor]:
-        """The tensors that still look at a storage."""
+        """Return the tensors on a storage that are still alive."""
         living = [(ref, ref()) for ref in self._objects[key]]
         self._objects[key] = [ref for ref, tensor in living if tensor is not None]
         return [tensor for _, tensor in living if tensor is not None]
 
 
 class WholeOperators(TorchFunctionMode):
-    """Catches calls that must be written down whole, before they come apart."""
+    """Intercepts calls that must be recorded whole, before they are decomposed."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

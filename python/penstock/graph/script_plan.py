@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of TorchScript programs, which the native part reads, and the programs that carry them
-out."""
+"""Plan TorchScript programs, which the native part reads, and build the programs of both sides."""
 
 from __future__ import annotations
 
@@ -26,12 +25,12 @@ from penstock.graph.planning import (
 )
 from penstock.graph.sizes import Unlowerable
 
-NO_STORAGE = 2**32 - 1  # of a value that is no tensor, or was not measured
+NO_STORAGE = 2**32 - 1  # of a value that is not a tensor or was not measured
 KNOWN_LIBRARIES = frozenset(
     {"aten", "size", "list", "opaque", "opaque_view", "torchscript", "declared"}
 )
 
-# Under which a comparison holds: sizes, threads, whether there are gradients, whether TorchScript
+# The conditions of a comparison: sizes, threads, whether gradients are on, whether TorchScript
 # optimizes.
 Setting = tuple[Any, ...]
 
@@ -50,18 +49,18 @@ class ScriptCut:
     """One plan of a program, for calls of one kind. Confined to the training thread."""
 
     leaf_indices: list[int | None]
-    call: Any  # the one that it was planned with
+    call: Any  # the call that it was planned with
     program: Any
     native: Any  # the plan
     planned: PlannedCut
     boundary: list[Shipped]
-    suffix: Any = None  # as it was found to be right
+    suffix: Any = None  # the version that passed the comparison
     reference: Any = None
     constants: ConstantWatch | None = None
-    # Of the process, when it was planned: what workers compute follows from them.
+    # The process's settings at planning time: the workers' results depend on them.
     settings: str = field(default_factory=_C.kernel_settings)
     runs: Counter[Setting] = field(default_factory=Counter)  # of the whole, by (grads, optimizes)
-    layouts: dict[Setting, list[Layout]] = field(default_factory=dict)  # of settings that compared
+    layouts: dict[Setting, list[Layout]] = field(default_factory=dict)  # by setting of a comparison
     refused: set[Setting] = field(default_factory=set)
     makers: set[int] = field(default_factory=set)  # workers of which a batch was compared
     used_count: int = 0
@@ -69,17 +68,20 @@ class ScriptCut:
 
     @property
     def raw_leaves(self) -> frozenset[int]:
-        """The leaves of the batch that the part that stays reads."""
+        """Return the leaves of the batch that the remaining part reads."""
         return frozenset(self.native.raw_leaves)
 
     @property
     def keys(self) -> frozenset[str]:
-        """Those of its boundary tensors."""
+        """Return the keys of its boundary tensors."""
         return frozenset(item.key for item in self.boundary)
 
     def suffixes(self, is_optimized: bool) -> Iterator[tuple[Any, bool]]:
-        """Ways to run the part that stays, and whether TorchScript is to keep small groups when it
-        optimizes: a group of the whole may be small without the calls that move."""
+        """Yield ways to run the remaining part.
+
+        Each has the program, and whether TorchScript is to keep small groups when it optimizes: a
+        group of the whole program may be small without the calls that move.
+        """
         for keeps_small_groups in (False, True) if is_optimized else (False,):
             suffix = self.program.suffix(self.native, is_optimized=is_optimized)
             yield suffix, keeps_small_groups
@@ -88,8 +90,13 @@ class ScriptCut:
 def plan_program(
     callee: Any, call: Any, leaf_indices: Sequence[int | None], leaf_count: int, options: CutOptions
 ) -> ScriptCut:
-    """Reads and cuts a TorchScript program for calls like `call`, whose tensors are those of the
-    batch that `leaf_indices` says. Raises Unlowerable with the reason when there is no plan."""
+    """Read and cut a TorchScript program for calls like `call`.
+
+    `leaf_indices` has the leaf of the batch that each tensor of the call is.
+
+    Raises:
+        Unlowerable: there is no plan; the message is the reason.
+    """
     leaves = [torch.empty(0) for _ in range(leaf_count)]
     for index, tensor in zip(leaf_indices, call.tensors, strict=True):
         if index is not None:
@@ -132,8 +139,10 @@ def plan_program(
 
 
 def _refuse_effects(graph: _C.Graph) -> None:
-    """Raises Unlowerable for operators that may do more than compute: for the comparison, the part
-    that stays is run once more."""
+    """Raise Unlowerable for operators that may have side effects.
+
+    The comparison runs the remaining part once more.
+    """
     for operator in sorted(graph.operators):
         library, _, name = operator.partition("::")
         if library not in KNOWN_LIBRARIES:
@@ -145,8 +154,11 @@ def _refuse_effects(graph: _C.Graph) -> None:
 
 
 def plan_script(model: Any, leaves: Sequence[torch.Tensor], options: CutOptions) -> Plan:
-    """The plan of a TorchScript module or function whose arguments are `leaves`. Raises Unlowerable
-    with the reason."""
+    """Return the plan of a TorchScript module or function whose arguments are `leaves`.
+
+    Raises:
+        Unlowerable: there is no plan; the message is the reason.
+    """
     with native_refusals():
         if isinstance(model, torch.jit.ScriptModule):
             captured, constants = _C.capture_torchscript(model, list(leaves))
@@ -161,8 +173,8 @@ def plan_script(model: Any, leaves: Sequence[torch.Tensor], options: CutOptions)
 
 
 def _spoken_plan(graph: _C.Graph, plans: _C.PricedPlans) -> Plan:
-    """The plan of a program, in the words of the façade."""
-    # A call that cannot move was not run, so nothing is known of the size of its results.
+    """Return the plan of a program as a Plan."""
+    # A call that cannot move was not run, so the sizes of its results are unknown.
     extents = {
         name: (size.bytes, size.storage)
         for name, size in zip(graph.value_names, plans.calibration.values, strict=True)
@@ -176,7 +188,7 @@ def _on_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _held(graph: _C.Graph, constants: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """The constants on the CPU. What training changes is not run for a plan."""
+    """Return the constants on the CPU, with None for state: it is not run for a plan."""
     kinds = [one.kind for one in graph.inputs if one.kind in ("const", "state")]
     return [
         tensor.detach().cpu() if kind == "const" else None
@@ -185,12 +197,12 @@ def _held(graph: _C.Graph, constants: Sequence[torch.Tensor]) -> list[torch.Tens
 
 
 def _planning(options: CutOptions) -> Planning:
-    """TorchScript draws in the order of its own program, so that draws stay."""
+    """Keep random draws in the trainer: TorchScript draws in the order of its program."""
     return Planning(replace(options, allow_random=False))
 
 
 def _check_fidelity(cut: ScriptCut, callee: Any, leaves: list[torch.Tensor]) -> None:
-    """Holds the prefix against the calls it came from, on this very batch, bit for bit."""
+    """Compare the prefix with its original calls on this very batch, bit for bit."""
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
         with native_refusals():
             executor = _C.Executor(

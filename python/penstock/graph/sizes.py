@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that are not known until a batch arrives.
+"""Handle sizes that are unknown until a batch arrives.
 
 Dynamo makes a dimension symbolic once it has seen two values of it. Lowering then runs under a
-shape environment of its own, so that whatever it assumes about a size never becomes a guard of the
-user's program; the assumptions are kept here instead and asked again for every new combination of
-sizes.
+separate shape environment, so that its assumptions about a size never become guards of the user's
+program; the assumptions are kept here instead and checked for every new combination of sizes.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from penstock.compat.fake_tensors import (
 
 T = TypeVar("T")
 
-# How many combinations of sizes a table of layouts remembers before it starts over, and how many
-# workers a cut remembers to have compared a batch of.
+# How many combinations of sizes a table of layouts holds before it is cleared, and of how many
+# workers a cut remembers that a batch was compared.
 REMEMBERED_SIZES = 4096
 REMEMBERED_MAKERS = 4096
 
 
 class Unlowerable(Exception):
-    """A construct that has no faithful form in the text of a prefix; the message is the reason."""
+    """A construct has no faithful form in the text of a prefix; the message is the reason."""
 
 
 class Unrunnable(Unlowerable):
-    """A graph that would give other results than eager if the trainer ran it as Dynamo wrote it."""
+    """A graph would give other results than eager if the trainer ran it as Dynamo recorded it."""
 
 
 @dataclass(frozen=True)
 class SizeBinding:
-    """A symbol stands for one dimension of one input of the captured graph."""
+    """The dimension of an input of the captured graph that a symbol represents."""
 
     symbol: sympy.Symbol
     input_index: int
@@ -56,31 +55,34 @@ class SizeBinding:
 
 @dataclass
 class SizeConditions:
-    """The conditions on the inputs' sizes under which one lowering is the right one."""
+    """The conditions on the inputs' sizes under which a lowering is valid."""
 
     bindings: list[SizeBinding]
     guards: list[sympy.Basic]
     fixed_sizes: list[tuple[int, int, int]] = field(default_factory=list)  # input, dim, size
     fixed_ints: list[tuple[int, int]] = field(default_factory=list)  # input, value
     strides: list[tuple[int, tuple[Any, ...]]] = field(default_factory=list)  # input, strides
-    _native: _C.InputConditions | None = None  # once they are complete
+    _native: _C.InputConditions | None = None  # set once the conditions are complete
 
     def hold(self, inputs: Sequence[Any]) -> bool:
-        """Whether the lowering these conditions belong to may be used for `inputs`."""
+        """Return whether the lowering of these conditions may be used for `inputs`."""
         if self._native is None:
             self._native = self._to_native()
         return self._native.hold(inputs)
 
     def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """The value of every symbol for these inputs, in the order of `bindings`."""
+        """Return the value of every symbol for these inputs, in the order of `bindings`."""
         return tuple(inputs[b.input_index].shape[b.dim] for b in self.bindings)
 
     def values(self, sizes: Sequence[int]) -> dict[sympy.Symbol, sympy.Integer]:
         return {b.symbol: sympy.Integer(size) for b, size in zip(self.bindings, sizes, strict=True)}
 
     def _to_native(self) -> _C.InputConditions:
-        """The conditions in the form of csrc/graph/size_conditions.h, which is asked at every call.
-        A guard that has no such form is asked here, once for each combination of sizes."""
+        """Return the conditions as csrc/graph/size_conditions.h takes them, for checks of every
+        call.
+
+        A guard without such a form is checked here, once for each combination of sizes.
+        """
         places = {binding.symbol: place for place, binding in enumerate(self.bindings)}
         guards: list[NativeExpression] = []
         unusual: list[sympy.Basic] = []
@@ -122,7 +124,7 @@ _CONNECTIVES = {sympy.And: "and", sympy.Or: "or", sympy.Not: "not"}
 
 
 def _native_condition(guard: sympy.Basic, places: Mapping[sympy.Symbol, int]) -> NativeExpression:
-    """Raises Unlowerable for a guard that compares other things than integers."""
+    """Convert a guard; raise Unlowerable if it compares other things than integers."""
     if guard in (sympy.true, sympy.false):
         return int(bool(guard))
     if type(guard) in _CONNECTIVES:
@@ -153,13 +155,13 @@ def _native_size(size: int | sympy.Basic, places: Mapping[sympy.Symbol, int]) ->
 
 
 def evaluate(value: Any, values: dict[sympy.Symbol, sympy.Integer]) -> int:
-    """A size or stride that may be symbolic, for one combination of sizes."""
+    """Return a size or stride, which may be symbolic, for one combination of sizes."""
     expression = expression_of(value, None)
     return expression if isinstance(expression, int) else int(expression.xreplace(values))
 
 
 def expression_of(value: Any, shape_env: ShapeEnv | None) -> int | sympy.Basic:
-    """The expression behind an int or SymInt; an int when it is one after all."""
+    """Return the expression behind an int or SymInt; an int if the expression is constant."""
     if not isinstance(value, torch.SymInt):
         return int(value)
     expression = value.node.expr
@@ -169,7 +171,7 @@ def expression_of(value: Any, shape_env: ShapeEnv | None) -> int | sympy.Basic:
 
 
 def has_unknown(expression: Any) -> bool:
-    """Whether the expression of a size holds a number that follows from the values of a tensor."""
+    """Return whether a size's expression has a number that depends on the values of a tensor."""
     return isinstance(expression, sympy.Basic) and any(
         symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
         for symbol in expression.free_symbols
@@ -185,8 +187,11 @@ def fold(
     literal: Callable[[int], T],
     binary: BinaryEmitter[T],
 ) -> T:
-    """Rebuilds an integer expression out of symbols, integers and the operators
-    add, mul, floordiv, mod, max and min. Anything else is Unlowerable."""
+    """Rebuild an integer expression.
+
+    It may consist of symbols, integers and the operators add, mul, floordiv, mod, max and min.
+    Raises Unlowerable for any other part.
+    """
 
     def chain(operator: str, parts: Sequence[sympy.Basic]) -> T:
         result = visit(parts[0])

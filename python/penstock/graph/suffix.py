@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts a captured graph together again around a cut.
+"""Reassemble a captured graph around a cut.
 
-The suffix is made of the very calls that Dynamo saw, in their order, so that autograd, hooks and
-the random generators see the same as before. Only the calls that moved are gone, and their results
-come in as further arguments. The reference of a prefix has the calls that moved: it runs them
-eagerly in the trainer, which is the oracle that boundary tensors are compared with.
+The suffix consists of the very calls that Dynamo saw, in their order, so that autograd, hooks and
+the random generators see the same as before. Only the calls that moved are missing, and their
+results are additional arguments. The reference of a prefix has the calls that moved: it runs them
+eagerly in the trainer, as the oracle for boundary tensors.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from penstock.graph.sizes import Unlowerable, expression_of, fold
 
 
 class MustStay(Unlowerable):
-    """A call that the plan moved or copied and that can only run in its place, which needs
-    `values`. Another plan may do."""
+    """Raised for a moved or copied call that can only run in its original position.
+
+    There, the call needs `values`. Another plan may do.
+    """
 
     def __init__(self, reason: str, call_index: int, values: Sequence[Name]) -> None:
         super().__init__(reason)
@@ -39,10 +41,10 @@ class MustStay(Unlowerable):
 def build_suffix(
     lowering: Lowering, kept: set[int], moved: set[int], boundary: Sequence[Name]
 ) -> fx.GraphModule:
-    """The graph without the units in `moved`; takes the graph's own inputs, then the boundary
-    tensors.
+    """Return the graph without the units in `moved`.
 
-    Units in neither set are computed wherever they are needed.
+    It takes the original inputs, then the boundary tensors. Units in neither set are computed
+    wherever they are needed.
     """
     assembly = _Assembly(lowering, moved, moved, boundary, lowering.given)
     for node in lowering.nodes:
@@ -60,8 +62,10 @@ def build_suffix(
 
 
 def build_reference(lowering: Lowering, kept: set[int], values: Sequence[Name]) -> fx.GraphModule:
-    """Computes `values` from the graph's own inputs, as eager would, with no call that is
-    `kept`."""
+    """Return a graph that computes `values` from the original inputs, as eager would.
+
+    It has no call of the units that are `kept`.
+    """
     assembly = _Assembly(lowering, set(), kept, [], {})
     for name in values:
         assembly.need_name(name)
@@ -100,7 +104,7 @@ class _Assembly:
         self._calls = self._calls_of(forbidden)
 
     def need(self, node: fx.Node) -> None:
-        """Marks a call, all it reads, and the calls that write to the same memory."""
+        """Mark a call, its operands' calls, and the calls that write to the same memory."""
         place = self.index_of.get(node)
         fault = None if place is None else self._calls.need(place)
         if fault is None:
@@ -112,7 +116,7 @@ class _Assembly:
         raise self._needed_twice(culprit, None if reader is None else self._lowering.nodes[reader])
 
     def _calls_of(self, forbidden: set[int]) -> _C.NeededCalls:
-        """All calls, none of them needed so far. Those of `forbidden` units must not be run."""
+        """Return all calls, none of them needed so far. Calls of `forbidden` units must not run."""
         lowering = self._lowering
         calls = []
         for node, unit in zip(lowering.nodes, lowering.unit_of, strict=True):
@@ -157,7 +161,7 @@ class _Assembly:
         return homes
 
     def _is_copied(self, node: fx.Node) -> bool:
-        """Whether readers of `node` read a copy of the call, rather than values by name."""
+        """Return whether readers of `node` read a copy of the call, rather than values by name."""
         if node.op == "placeholder" or node in self._lowering.droppable:
             return node.op == "get_attr"
         if node in self._in_front:
@@ -165,7 +169,7 @@ class _Assembly:
         return self._lowering.unit_of[self.index_of[node]] not in self._moved
 
     def _home(self, name: Name) -> fx.Node | None:
-        """The call to run for `name`; None when it is at hand anyway."""
+        """Return the call to run for `name`; None if the value is available anyway."""
         if name in self._boundary or name in self._at_hand:
             return None
         home = self._lowering.homes.get(name)
@@ -190,11 +194,11 @@ class _Assembly:
             self._copies[node] = copy
             for name in snapshots or ():
                 if self._lowering.homes[name].since is node:
-                    # A later call writes to this object; the value that it has now is needed.
+                    # A later call writes to this object; its value at this point is needed.
                     self._snapshots[name] = self._graph.call_method("clone", (self.value(name),))
 
     def read(self, reader: fx.Node, argument: fx.Node) -> Any:
-        """The value that stands for `argument` where `reader` reads it."""
+        """Return the value that replaces `argument` where `reader` reads it."""
         if argument in self._copies:
             return self._copies[argument]
         return tree_map(self._stand_in, self._lowering.reads[reader][argument])
@@ -209,7 +213,7 @@ class _Assembly:
         return value
 
     def value(self, name: Name) -> fx.Node:
-        """The node that holds a value by name."""
+        """Return the node that holds a value by name."""
         if name in self._snapshots:
             return self._snapshots[name]
         if name in self._boundary:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a worker's results may be from a device's own, where the user allows a difference.
+"""Measure how far a worker's results are from a device's, if the user allows a difference.
 
-The difference of two tensors is the largest of their elements', in units in the last place, or as a
-part of the largest magnitude in the device's tensor: numbers near zero, which are what is left when
-large ones cancel, have no digits in common and still are right to that part.
+The difference of two tensors is the largest difference of their elements, in units in the last
+place, or relative to the largest magnitude in the device's tensor: numbers near zero, which remain
+when large ones cancel, have no digits in common and are still accurate relative to that magnitude.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ULPS = {
     torch.float32: torch.int32,
     torch.float64: torch.int64,
 }
-_EXACT_ULPS_MAX = float(1 << 62)  # beyond it a difference of 64-bit integers may overflow
+_EXACT_ULPS_MAX = float(1 << 62)  # above this, a difference of 64-bit integers may overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Tolerance:
 
     @staticmethod
     def of(cut_tolerance: Any) -> Tolerance | None:
-        """The option of `offload` and `explain`: units in the last place, or a relative error."""
+        """Parse the option of `offload` and `explain`: ulps or a relative error."""
         if cut_tolerance is None:
             return None
         if isinstance(cut_tolerance, Real) and not isinstance(cut_tolerance, bool):
@@ -55,7 +55,7 @@ class Tolerance:
         return self.spoken(self.largest)
 
     def spoken(self, difference: float) -> str:
-        """A difference, for people."""
+        """Return a difference as text for users."""
         if math.isinf(difference):
             return "more than can be measured"
         if self.unit == "relative":
@@ -63,14 +63,14 @@ class Tolerance:
         return f"{difference:,.0f} unit{'s' if difference != 1 else ''} in the last place"
 
     def why_beyond(self, difference: float) -> str:
-        """Why a call stays that would move by the tolerance."""
+        """Return why a call stays that would move by the tolerance."""
         return (
             f"what follows from it differs from the device's own by {self.spoken(difference)}, and "
             f"cut_tolerance allows {self}"
         )
 
     def difference(self, made: torch.Tensor, own: torch.Tensor) -> float:
-        """How far `made` is from the device's `own`; infinity where they cannot be compared."""
+        """Return the difference between `made` and the device's `own`; inf if incomparable."""
         if is_same_bits(made, own):
             return 0.0
         if (made.dtype, made.shape, made.stride()) != (own.dtype, own.shape, own.stride()):
@@ -92,8 +92,11 @@ def with_differences(
     differences: Sequence[float],
     tolerance: Tolerance | None,
 ) -> Plan:
-    """The plan with the largest `differences` that were seen of boundary values, at the calls
-    `behind` each that move by the tolerance."""
+    """Return the plan with the largest `differences` of its boundary values so far.
+
+    They are shown at the calls that move by the tolerance; `behind` has these calls for each
+    boundary value.
+    """
     largest: dict[int, float] = {}
     for units, difference in zip(behind, differences, strict=True):
         for unit in units:
@@ -123,7 +126,7 @@ def _real_numbers(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _ulps(made: torch.Tensor, own: torch.Tensor) -> float:
-    """The number of floating-point numbers between two that are farthest apart."""
+    """Return the largest distance of corresponding elements, in units in the last place."""
     a, b = _places(made), _places(own)
     apart = (a - b).abs()
     if own.dtype is torch.float64:
@@ -134,7 +137,7 @@ def _ulps(made: torch.Tensor, own: torch.Tensor) -> float:
 
 
 def _places(tensor: torch.Tensor) -> torch.Tensor:
-    """The places of numbers in the order of all of their dtype; both zeros have place 0."""
+    """Return the rank of each number among all numbers of its dtype; both zeros have rank 0."""
     bits = tensor.contiguous().view(_ULPS[tensor.dtype])
     places = bits.long()
     return places.where(places >= 0, torch.iinfo(bits.dtype).min - places)
