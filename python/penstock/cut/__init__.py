@@ -1,4 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts plans into force on running models: offload() and detach(), cuts in use, pricing them
-again.
-"""
+"""Apply plans to running models: offload() and detach(), the cuts in use, and repricing."""

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graphs that Dynamo captured for offloaded models: one backend for the process.
+"""Keep the graphs that Dynamo captured for offloaded models: one backend per process.
 
 Dynamo keeps captured graphs with the code of a forward, behind guards. Instances of one class, the
 loaders of one model, folds and sweeps run the same code, so they share a graph where its guards
-allow it. A graph therefore holds nothing of a model: when it runs, it finds the offloaded call that
+allow it. A graph therefore holds no data of a model: when it runs, it finds the offloaded call that
 is running on its thread, and that call has the cuts.
 
-A graph that no open call has run lately is kept for the next model of its kind. Of each frame, a
-few are; older ones are taken out of Dynamo's cache.
+A graph that no open call has run lately is kept for the next model of its kind. A few are kept for
+each frame; older ones are removed from Dynamo's cache.
 
-Where the user compiled the model, the user's compiler is given every captured graph as it stands,
-and its result is the reference. The part of a cut graph that stays is given to the same compiler.
-Fused and laid out anew it may round otherwise than it did within the whole, so no cut is used
+If the user compiled the model, the user's compiler receives every captured graph unchanged, and its
+result is the reference. The remaining part of a cut graph is compiled by the same compiler. With
+other fusions and layouts, it may round differently than within the whole graph, so no cut is used
 before both gave the same bits (`whole_comparison.py`).
 """
 
@@ -58,7 +58,7 @@ from penstock.graph.operators import is_declared
 from penstock.graph.sizes import Unlowerable, Unrunnable
 from penstock.tracking.lazy_tensor import LazyTensor, memory_in, plain
 
-# How many graphs of one frame are kept that no open call uses.
+# Limit of graphs per frame that are kept although no open call uses them.
 UNUSED_MAX = 8
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -68,26 +68,28 @@ class GraphRunner(Protocol):
     """An offloaded call, which runs captured graphs."""
 
     def note_capture(self, frame: int) -> None:
-        """Dynamo captures a graph of this frame for the call."""
+        """Handle Dynamo's capture of a graph of this frame for the call."""
 
     def run_graph(self, graph: CapturedGraph, inputs: Sequence[Any]) -> Any:
-        """Runs a graph, or a part of it."""
+        """Run a graph, or a part of it."""
 
     def stamp(self) -> tuple[Any, ProgramStamp]:
-        """What the model runs, an object for all models alike, which is held weakly, and the
-        program's state now."""
+        """Return the model's program and that program's present state.
+
+        The program is an object that models share, and is held weakly.
+        """
 
     @property
     def is_observing(self) -> bool:
-        """Whether nothing of the program may run in place of a graph."""
+        """Return whether no part of the program may run in place of a graph."""
         ...
 
     def refuse_frame(self, examples: Sequence[Any], reason: str) -> None:
-        """Python runs a frame whose graph cannot be run as it is."""
+        """Handle a frame that Python runs because its graph cannot run as recorded."""
 
 
 class CapturedGraph:
-    """One captured graph. Confined to the thread that captures it but for `run_whole`."""
+    """One captured graph. Confined to the thread that captures it, except for `run_whole`."""
 
     def __init__(
         self,
@@ -98,28 +100,28 @@ class CapturedGraph:
         is_dynamic: bool = False,
         refusal: str | None = None,
     ) -> None:
-        """`refusal` says why no part of it can move."""
+        """`refusal` is the reason why no part of it can move."""
         self.module = module
         self.run_whole = run_whole
         self.placeholders = placeholders
         self.is_dynamic = is_dynamic
         self.refusal = refusal
         self.is_whole_frame = ends_by_returning(module)
-        self.code: weakref.ref[types.CodeType] | None = None  # of the frame, once it is known
+        self.code: weakref.ref[types.CodeType] | None = None  # of the frame, once known
         self.capture: Capture | None = current_capture()
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # open calls that have run it
         self.contained: set[tuple[int, ...]] = set()  # see `eager_comparison.observe`
-        # Of which program it was captured, and in which state of that.
+        # The program of which it was captured, and its state then.
         self.stamp = _running.calls[-1].stamp() if _running.calls else None
 
     def drop(self) -> None:
-        """Takes the graph out of Dynamo's cache: calls that fit it are captured anew."""
+        """Remove the graph from Dynamo's cache: calls that fit it are captured again."""
         code = None if self.code is None else self.code()
         if code is not None and self.capture is not None:
             drop_capture(code, self.capture)
 
     def by(self, user: UserCompile | None) -> CompiledGraph | None:
-        """The graph in the hands of the user's compiler, where there is one."""
+        """Return the graph as compiled by the user's compiler, if there is one."""
         return None if user is None else CompiledGraph(user, self.run_whole, self.is_dynamic)
 
 
@@ -128,15 +130,15 @@ class _Running(threading.local):
         self.calls: list[GraphRunner] = []
 
 
-_running = _Running()  # of each thread
+_running = _Running()  # per thread
 _frames: dict[int, list[weakref.ref[CapturedGraph]]] = {}  # by Dynamo's number of the frame
-_newest: weakref.ref[CapturedGraph] | None = None  # whose code is not known yet
+_newest: weakref.ref[CapturedGraph] | None = None  # the graph whose code is not known yet
 _skipped: WeakIdKeyDictionary = WeakIdKeyDictionary()  # why Python runs a class or a function
-_broken: WeakIdKeyDictionary = WeakIdKeyDictionary()  # code of frames that are no one graph
+_broken: WeakIdKeyDictionary = WeakIdKeyDictionary()  # code of frames that are not one graph
 
 
 def begin_run(call: GraphRunner) -> None:
-    """To be called when an offloaded call begins to run, and `end_run` when it ends."""
+    """Mark the start of an offloaded call's run; call `end_run` at its end."""
     _running.calls.append(call)
 
 
@@ -145,7 +147,7 @@ def end_run() -> None:
 
 
 def why_skipped(model: Any) -> str | None:
-    """Why Dynamo leaves the forward of such models to Python since one of them was captured."""
+    """Return why Dynamo has left the forward of such models to Python since a capture of one."""
     reason: str | None = _skipped.get(_program_of(model))
     return reason
 
@@ -155,13 +157,15 @@ def note_skipped(model: Any, reason: str) -> None:
 
 
 def is_broken(code: types.CodeType) -> bool:
-    """Whether Dynamo has captured the frame as more or less than one graph: lines of the program
-    run before or after the graph then."""
+    """Return whether Dynamo has captured the frame as more or less than one graph.
+
+    Lines of the program then run before or after the graph.
+    """
     return code in _broken
 
 
 def note_broken(code: types.CodeType) -> None:
-    """Python has run the frame, and Dynamo at most frames that it calls."""
+    """Note that Python ran the frame, and Dynamo at most frames that it calls."""
     _broken[code] = True
 
 
@@ -170,13 +174,13 @@ def _program_of(model: Any) -> Any:
 
 
 def capture_graph(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """The Dynamo backend for models that the user did not compile."""
+    """Dynamo backend for models that the user did not compile."""
     call = _begin_capture()
     try:
         refuse_by_construction(graph_module)
         placeholders = read_placeholders(graph_module)
     except Unrunnable as refusal:
-        # The frame is run by Python, as it would be without us.
+        # Python runs the frame, as it does without penstock.
         if call is not None:
             call.refuse_frame(examples, str(refusal))
             if call.is_observing:
@@ -190,8 +194,11 @@ def capture_graph(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Call
 
 
 class UserBackend:
-    """The Dynamo backend for models that the user compiled with one backend. Backends are equal
-    where the user's are, so that models share their graphs as they do without penstock."""
+    """Dynamo backend for models that the user compiled with one backend.
+
+    Backends are equal if the user's backends are, so that models share their graphs as they do
+    without penstock.
+    """
 
     def __init__(self, user: UserCompile) -> None:
         self._user = user.backend
@@ -203,7 +210,7 @@ class UserBackend:
         return hash(type(self))
 
     def __call__(self, graph_module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        """Compiles a graph. One that cannot be cut is left to the user's own backend."""
+        """Compile a graph. The user's backend gets graphs that cannot be cut."""
         _begin_capture()
         examples = _with_plain_examples(graph_module, examples)
         is_dynamic = any(not isinstance(example, torch.Tensor) for example in examples)
@@ -222,13 +229,16 @@ class UserBackend:
 
 
 def _with_plain_examples(graph_module: fx.GraphModule, examples: Sequence[Any]) -> list[Any]:
-    """The examples with an ordinary tensor for each lazy one, in the graph, too: when the graph
-    runs, it is given the values, and what compilers do with wrappers is made for others."""
+    """Return the examples with an ordinary tensor in place of each lazy one.
+
+    The graph is changed accordingly: when it runs, it receives the values, and compilers' treatment
+    of wrappers is meant for other wrappers.
+    """
     given: list[Any] = []
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     for node, example in zip(nodes, examples, strict=True):
         if isinstance(example, LazyTensor):
-            # Without values, as Dynamo's own: it knows where the sizes of that one come from.
+            # Without values, made from Dynamo's fake tensor: Dynamo knows the sources of its sizes.
             fake = node.meta["example_value"]
             example = node.meta["example_value"] = plain(fake)
             if fake.requires_grad:
@@ -238,7 +248,7 @@ def _with_plain_examples(graph_module: fx.GraphModule, examples: Sequence[Any]) 
 
 
 def _with_memory(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's compiler has seen ordinary tensors, and its code may read their memory."""
+    """Pass `run` ordinary tensors for lazy ones: code of the user's compiler may read memory."""
 
     def run_whole(*inputs: Any) -> Any:
         if LazyTensor in map(type, inputs):
@@ -249,7 +259,7 @@ def _with_memory(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _begin_capture() -> GraphRunner | None:
-    """Notes a capture for the running call, and makes room for its graph."""
+    """Note a capture for the running call, and make room for its graph."""
     call = _running.calls[-1] if _running.calls else None
     capture = current_capture()
     if capture is None:
@@ -261,7 +271,7 @@ def _begin_capture() -> GraphRunner | None:
 
 
 def _kept(graph: CapturedGraph) -> Callable[..., Any]:
-    """The callable that Dynamo runs in place of the graph."""
+    """Return the callable that Dynamo runs in place of the graph."""
     global _newest
     _newest = weakref.ref(graph)
     if graph.capture is not None:
@@ -276,7 +286,7 @@ def _kept(graph: CapturedGraph) -> Callable[..., Any]:
 
 
 def _note_code(code: types.CodeType) -> None:
-    """Dynamo has made the code that takes the place of this frame's."""
+    """Note the code that Dynamo has made to replace this frame's code."""
     if not _running.calls:
         return
     graph = None if _newest is None else _newest()
@@ -289,8 +299,11 @@ def _note_code(code: types.CodeType) -> None:
 
 
 def drop_stale(model: Any) -> None:
-    """Takes the graphs of a program out of Dynamo's cache that were captured before something
-    changed that Dynamo does not guard. To be called before another model runs it first."""
+    """Remove stale graphs of a program from Dynamo's cache.
+
+    These were captured before a change that Dynamo does not guard. Call this before another model
+    runs the program for the first time.
+    """
     program = _program_of(model)
     graphs = [graph for known in _frames.values() for one in known if (graph := one()) is not None]
     for graph in graphs:
@@ -300,12 +313,12 @@ def drop_stale(model: Any) -> None:
 
 
 def stamp_of(model: Any, modules: Sequence[torch.nn.Module]) -> tuple[Any, ProgramStamp]:
-    """See `GraphRunner.stamp`."""
+    """Return the stamp for `GraphRunner.stamp`."""
     return weakref.ref(_program_of(model)), ProgramStamp(list(modules))
 
 
 def _forget_unused(frame: int) -> None:
-    """Takes graphs of a frame that are no longer used out of Dynamo's cache, the oldest first."""
+    """Remove graphs of a frame that are no longer used from Dynamo's cache, the oldest first."""
     graphs = [graph for known in _frames.get(frame, ()) if (graph := known()) is not None]
     unused = [graph for graph in graphs if not graph.users]
     for graph in unused[: max(0, len(unused) - UNUSED_MAX)]:
@@ -313,13 +326,15 @@ def _forget_unused(frame: int) -> None:
         graphs.remove(graph)
     _frames[frame] = [weakref.ref(graph) for graph in graphs]
     for other in [other for other, known in _frames.items() if not any(one() for one in known)]:
-        del _frames[other]  # its code is gone
+        del _frames[other]  # its code was freed
 
 
 @functools.cache
 def capturing(*, whole: bool) -> OptimizeContext:
-    """What `torch.compile` would make of our backend, for all models alike: Dynamo keeps each. With
-    `whole`, a call that is not one graph raises before any of it runs."""
+    """Return the `torch.compile` context of our backend, one for all models: Dynamo keeps each.
+
+    With `whole`, a call that is not one graph raises before any of it runs.
+    """
     note_captured_code(_note_code)
     beside = capturing(whole=False) if whole else None
     context: Any = optimize_apart(capture_graph, beside, nopython=whole)
@@ -329,8 +344,10 @@ def capturing(*, whole: bool) -> OptimizeContext:
 
 @dataclass(frozen=True)
 class UserCompile:
-    """One call of `torch.compile` by the user. Arguments that only inductor takes, such as `mode`,
-    are within the backend."""
+    """One call of `torch.compile` by the user.
+
+    Arguments that only inductor takes, such as `mode`, are within the backend.
+    """
 
     context: OptimizeContext
 
@@ -340,13 +357,13 @@ class UserCompile:
 
     @property
     def backend_name(self) -> str:
-        """The backend's name, for people."""
+        """Return the backend's name for users."""
         backend = self.backend
         name = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", None)
         return str(name or type(backend).__name__)
 
     def with_backend(self, backend: Backend) -> Any:
-        """The user's call of torch.compile with another backend."""
+        """Return the user's call of torch.compile with another backend."""
         original, options = compiled_by(self.context)
         context_manager = getattr(original, "backend_ctx_ctor", None)
         if context_manager is not None:
@@ -357,8 +374,7 @@ class UserCompile:
         return optimize(backend, **options)
 
     def compile_part(self, part: fx.GraphModule, is_dynamic: bool) -> Callable[..., Any]:
-        """Compiles the part of a graph that stays; `is_dynamic` says that the graph has sizes that
-        vary."""
+        """Compile the remaining part of a graph; `is_dynamic` if the graph has varying sizes."""
         backend, options = compiled_by(self.context)
         dynamic = True if is_dynamic else options["dynamic"]
         compiled: Callable[..., Any] = optimize(backend, nopython=True, dynamic=dynamic)(
@@ -368,8 +384,10 @@ class UserCompile:
 
 
 def user_compile_of(model: Any) -> UserCompile | None:
-    """The call of `torch.compile` that `model` is the result of, or that `model.compile()` made;
-    None where there was none, or one that turned compilation off."""
+    """Return the call of `torch.compile` that made `model`, or that `model.compile()` made.
+
+    Return None if there was none, or if it turned compilation off.
+    """
     if isinstance(model, OptimizedModule):
         context: Any = model.dynamo_ctx
     elif isinstance(model, torch.nn.Module):
@@ -380,8 +398,9 @@ def user_compile_of(model: Any) -> UserCompile | None:
 
 
 def recompiled(model: Any, context: Any) -> Callable[..., Any]:
-    """The function that the user calls by way of `model`, compiled by `context` in place of the
-    user's own.
+    """Return the function that the user calls by way of `model`, compiled by `context`.
+
+    It replaces the function that the user compiled.
     """
     if isinstance(model, OptimizedModule):
         return OptimizedModule(module_under(model), context).forward
@@ -391,7 +410,7 @@ def recompiled(model: Any, context: Any) -> Callable[..., Any]:
 
 
 def compiled_target(model: Any) -> Any:
-    """The module or function that was compiled: buffers are looked for there."""
+    """Return the module or function that was compiled: its buffers are looked up there."""
     if isinstance(model, OptimizedModule):
         return module_under(model)
     return function_under(model)
@@ -399,7 +418,7 @@ def compiled_target(model: Any) -> Any:
 
 @dataclass
 class CompiledGraph:
-    """One captured graph in the hands of the user's compiler."""
+    """One captured graph as compiled by the user's compiler."""
 
     user: UserCompile
     run_whole: Callable[..., Any]
@@ -410,8 +429,7 @@ class CompiledGraph:
 
 
 def refuse_repeats(graph_module: fx.GraphModule) -> None:
-    """Raises Unlowerable for calls that may do more than compute: to compare, the graph is run once
-    more."""
+    """Raise Unlowerable for calls that may have side effects: to compare, the graph runs again."""
     for node in graph_module.graph.nodes:
         if node.op != "call_function":
             continue
@@ -438,7 +456,7 @@ _KNOWN_MODULES = frozenset({"torch", "_operator", "builtins", "math"})
 
 
 def copy_of(original: fx.GraphModule) -> fx.GraphModule:
-    """A copy of the graph over the same tensors. Compilers change the graph that they are given."""
+    """Return a copy of the graph over the same tensors: compilers change their input graph."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in original.graph.nodes:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state that the captured graphs of one offloaded model share.
+"""Hold the state that the captured graphs of one offloaded model share.
 
-`CutContext` has it: the call that runs (`ModelCall`), the plan that the loader shows (`ShownPlan`),
+`CutContext` has it: the current call (`ModelCall`), the plan that the loader shows (`ShownPlan`),
 and the leaves that stay with a pool's workers (`LeafWithholding`).
 """
 
@@ -35,18 +35,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# After this many calls in a row without a batch of the loader, the plan says so.
+# After this many calls in a row without a batch of the loader, the plan reports this.
 FOREIGN_CALLS_MAX = 16
-# How many calls may go back to the trainer one after the other before all do.
+# Limit of calls that return to the trainer one after another before all of them do.
 MISTRUSTS_MAX = 4
 
 
 class UsedCut(NamedTuple):
-    """The cut of one graph that ran: which leaves the trainer reads, and the boundary tensors that
-    stand for the others."""
+    """The cut of one graph that ran: the leaves that the trainer reads, and the boundary tensors.
+
+    The boundary tensors replace the other leaves.
+    """
 
     raw_leaves: frozenset[int]
-    keys: frozenset[str]  # empty where nothing moves
+    keys: frozenset[str]  # empty if all calls stay
     is_settled: bool  # it was compared, and is not being timed
 
 
@@ -55,13 +57,13 @@ class ModelCall:
     """One call, which may run several captured graphs. Confined to the training thread."""
 
     is_foreign: bool = True  # no tensor of the loader was seen so far
-    has_written: bool = False  # a tensor of the batch was given that was written to before
-    has_stranger: bool = False  # the program may have made an input of the batch
-    follows_calls: bool = False  # it has, and it is known how
+    has_written: bool = False  # an input is a tensor of the batch that was written to before
+    has_stranger: bool = False  # the program may have made an input from the batch
+    follows_calls: bool = False  # it has, by known operators
     has_planned: bool = False
-    plans: list[Plan] = field(default_factory=list)  # of the graphs that ran
-    cuts: list[UsedCut] = field(default_factory=list)  # the same
-    _batch: weakref.ref[BatchHandle] | None = None  # once a graph has seen it
+    plans: list[Plan] = field(default_factory=list)  # plans of the graphs that ran
+    cuts: list[UsedCut] = field(default_factory=list)  # cuts of the graphs that ran
+    _batch: weakref.ref[BatchHandle] | None = None  # set when a graph has seen it
     _graph_count: int = 0
 
     def note_batch(self, handle: BatchHandle) -> None:
@@ -74,9 +76,11 @@ class ModelCall:
     def note_inputs(
         self, knows_batch: bool, has_stranger: Callable[[], bool], *, follows_calls: bool
     ) -> None:
-        """Notes the inputs of a graph. Later graphs of a call have results of the earlier ones, so
-        only the first tells how the program made its inputs; `has_stranger` is asked for it
-        alone."""
+        """Note the inputs of a graph.
+
+        Later graphs of a call take results of the earlier ones, so only the first graph shows how
+        the program made its inputs; `has_stranger` is called for it only.
+        """
         if knows_batch:
             self.is_foreign = False
         self.follows_calls |= follows_calls
@@ -86,7 +90,7 @@ class ModelCall:
 
     @property
     def moves(self) -> bool:
-        """Whether a graph that ran has work that moved to the workers."""
+        """Return whether calls of a graph that ran moved to the workers."""
         return any(plan.moved for plan in self.plans)
 
 
@@ -108,24 +112,24 @@ class CutHost(PlanHost, PrefixHost, Protocol):
 class CutContext:
     """The state of one offloaded model. Confined to the training thread."""
 
-    target: Any  # the model, or the function that stands for a training step; held weakly
+    target: Any  # the model, or a function such as a training step; held weakly
     host: weakref.ref[CutHost]
     provenance: ProvenanceTable
     options: CutOptions
     verify_every: int
-    name: str = ""  # of the model, for people
-    user: int = field(init=False)  # the number of the offloaded model at its loader
-    is_open: bool = True  # False once cutting was given up
-    repricer: Repricer | None = None  # with cut="auto", while nothing random may move
+    name: str = ""  # the model's name for users
+    user: int = field(init=False)  # number of the offloaded model at its loader
+    is_open: bool = True  # False after cutting was given up
+    repricer: Repricer | None = None  # with cut="auto", while no random draw may move
     mistrusts: int = 0  # how often a worker was found to be wrong
-    call_weight: int = 1  # how many calls this one stands for, the others being like it
-    withholding: LeafWithholding | None = None  # of the loader, where leaves may stay behind
-    call: ModelCall = field(default_factory=ModelCall)  # that runs, or ran last
+    call_weight: int = 1  # number of similar calls that this one represents
+    withholding: LeafWithholding | None = None  # of the loader, if leaves may stay with workers
+    call: ModelCall = field(default_factory=ModelCall)  # the current or last call
     lazy: LazyBatches = field(init=False)
     plan: ShownPlan = field(init=False)
     prefixes: InstalledPrefixes = field(init=False)
-    _foreign_calls: int = 0  # since the last call with a tensor of the loader
-    _captured_count: int = 0  # graphs
+    _foreign_calls: int = 0  # calls since the last one with a tensor of the loader
+    _captured_count: int = 0  # number of graphs
 
     def __post_init__(self) -> None:
         self.name = self.name or spoken_model(self.target)
@@ -136,18 +140,18 @@ class CutContext:
         self.prefixes = InstalledPrefixes(self.user, self.host, self.provenance.use)
 
     def buffers(self) -> Iterator[torch.Tensor]:
-        """Tensors that are the model's own, wherever in its forward they are met."""
+        """Yield the buffers of the model, wherever its forward reads them."""
         for module in modules_of(self.target()):
             yield from module.buffers()
 
     def options_of_graph(self) -> CutOptions:
-        """To be called for each captured graph: the options, and a name for its draws."""
+        """Return the options and a name for the draws; call once for each captured graph."""
         self._captured_count += 1
         name = f"{self.options.draws_of}.{self._captured_count}"
         return replace(self.options, draws_of=name)
 
     def with_link(self, options: CutOptions) -> CutOptions:
-        """The options with the link to the workers as it is now."""
+        """Return the options with the present link to the workers."""
         host = self.host()
         link = None if host is None else host._link()
         if link is not None and self.withholding is None:
@@ -155,12 +159,12 @@ class CutContext:
         return replace(options, link=link)
 
     def begin_call(self) -> None:
-        """To be called before the model runs."""
+        """Start a call; call before the model runs."""
         self.call = ModelCall()
         self.provenance.use.note_call(self.user, self.name)
 
     def end_call(self, has_run_graph: bool) -> None:
-        """To be called after the model ran."""
+        """End a call; call after the model ran."""
         call = self.call
         if has_run_graph:
             self._note_foreign()
@@ -173,8 +177,7 @@ class CutContext:
             self.plan.note_call(call)
 
     def mistrust(self, operators: Sequence[str], message: str) -> None:
-        """Notes that workers were wrong about `operators`: their other results are compared
-        anew."""
+        """Note that workers were wrong about `operators`: compare their other results again."""
         logger.warning("penstock: %s", message)
         self.mistrusts += 1
         if self.mistrusts > MISTRUSTS_MAX:
@@ -184,10 +187,9 @@ class CutContext:
             )
 
     def _note_foreign(self) -> None:
-        """Counts calls without any tensor of the loader, so that a cut that never comes has a
-        reason."""
+        """Count calls without any tensor of the loader, to report why no cut is ever made."""
         if self.lazy.is_sampling:
-            return  # most calls are to see nothing of their batches
+            return  # by design, most calls see no lazy tensors of their batches
         self._foreign_calls = self._foreign_calls + 1 if self.call.is_foreign else 0
         if self._foreign_calls == FOREIGN_CALLS_MAX and self.call.has_written:
             self.plan.refuse(
@@ -205,7 +207,7 @@ class CutContext:
             )
 
     def give_up(self, reason: str) -> None:
-        """Stops cutting for good; training goes on with whole graphs."""
+        """Stop cutting for good; training continues with whole graphs."""
         if self.is_open:
             logger.warning(
                 "penstock: %s; the whole of %s runs in the trainer from here on", reason, self.name
@@ -213,7 +215,7 @@ class CutContext:
             self.close(Plan(refused=reason))
 
     def close(self, plan: Plan | None = None) -> None:
-        """Stops cutting and withdraws the workers' prefixes; the loader shows `plan` then."""
+        """Stop cutting and withdraw the workers' prefixes; the loader then shows `plan`."""
         self.is_open = False
         self.lazy.give_up()
         self.prefixes.close()
@@ -223,7 +225,7 @@ class CutContext:
 
 
 def forget_user(user: int, host: Callable[[], CutHost | None], provenance: ProvenanceTable) -> None:
-    """Frees what a loader has for an offloaded model that is detached, or gone."""
+    """Free a loader's data of an offloaded model that was detached or deleted."""
     if provenance.deferral is not None:
         provenance.deferral.forget_user(user)
     if provenance.withholding is not None:
@@ -238,19 +240,19 @@ def forget_user(user: int, host: Callable[[], CutHost | None], provenance: Prove
         loader._remove_prefixes(unused)
     loader._show_plan(plan)
     if needs_no_meter:
-        loader._load_meter = None  # from the next epoch on nothing is measured
+        loader._load_meter = None  # no measurements from the next epoch on
 
 
 def weakly(target: Any) -> Callable[[], Any]:
-    """A reference to a model or a function that does not keep it."""
+    """Return a reference to a model or a function that does not keep it alive."""
     try:
         return weakref.WeakMethod(target) if inspect.ismethod(target) else weakref.ref(target)
-    except TypeError:  # an object that is called and has no weak references
+    except TypeError:  # a callable object without weak references
         return lambda: target
 
 
 def spoken_model(model: Any) -> str:
-    """The model's class, or a function's name, and the line of the program that offloads it."""
+    """Return the model's class, or a function's name, and the program line that offloads it."""
     name = type(model).__name__
     if not isinstance(model, torch.nn.Module):
         name = getattr(model, "__name__", name)
@@ -259,8 +261,11 @@ def spoken_model(model: Any) -> str:
 
 
 def modules_of(target: Any) -> Iterator[torch.nn.Module]:
-    """The model itself, or the models that a function can name: the object it is bound to, those it
-    closes over, and those among its globals."""
+    """Yield the model itself, or the models that a function can name.
+
+    These are the object that it is bound to, the models in its closure, and the models among its
+    globals.
+    """
     if isinstance(target, torch.nn.Module):
         yield target
     elif isinstance(target, functools.partial):
@@ -279,29 +284,31 @@ def modules_of(target: Any) -> Iterator[torch.nn.Module]:
 
 
 class ShownPlan:
-    """The plan that a loader shows for one offloaded model, and its log lines. Confined to the
-    training thread."""
+    """The plan that a loader shows for one offloaded model, and its log lines.
+
+    Confined to the training thread.
+    """
 
     def __init__(
         self, name: str, user: int, host: Callable[[], PlanHost | None], use: LoaderUse
     ) -> None:
-        """``name`` is the offloaded model's for people, ``user`` the id of its context."""
+        """``name`` is the offloaded model's name for users, ``user`` the id of its context."""
         self._name = name
         self._user = user
         self._host = host
         self._use = use
-        self._is_told = False  # that something moves
+        self._is_told = False  # whether the log has reported that calls move
         self._reasons: set[str] = set()  # refusals that were logged
-        self._calls_by_rows: Counter[int | None] = Counter()  # of their batches
+        self._calls_by_rows: Counter[int | None] = Counter()  # by the rows of their batches
         self._made_of: list[Plan] = []  # the plans of the graphs of one call
 
     @property
     def is_one_graph(self) -> bool:
-        """Whether the last calls ran as one captured graph, as far as they knew the batch."""
+        """Return whether the last calls ran as one captured graph, if they knew the batch."""
         return len(self._made_of) <= 1
 
     def note_call(self, call: ModelCall) -> None:
-        """To be called after each call of the model: its plan is that of all graphs that ran."""
+        """Show the joined plan of all graphs that ran; call after each call of the model."""
         if call.plans and self._is_of_usual_batch(call) and not self._is_made_of(call.plans):
             self._made_of = call.plans
             self.publish(joined(call.plans))
@@ -311,17 +318,16 @@ class ShownPlan:
         return len(shown) == len(plans) and all(map(_are_same, shown, plans))
 
     def _is_of_usual_batch(self, call: ModelCall) -> bool:
-        """Whether most calls so far were given batches of as many rows as this one's.
+        """Return whether this call's batch has the number of rows that most calls had so far.
 
-        The last batch of an epoch is often smaller, and its plan would hide the one of all others.
+        The last batch of an epoch is often smaller, and its plan would hide the plan of all others.
         """
         rows = None if call.batch is None else call.batch.rows
         self._calls_by_rows[rows] += 1
         return self._calls_by_rows[rows] >= max(self._calls_by_rows.values())
 
     def publish(self, plan: Plan) -> None:
-        """Makes `plan` the model's plan in force. A refusal never hides a plan that moves
-        something."""
+        """Make `plan` the model's plan in force. A refusal never hides a plan that moves calls."""
         shown = self._use.plan_of(self._user)
         if plan.refused is None or shown is None or shown.refused is not None:
             self.show(plan)
@@ -330,20 +336,20 @@ class ShownPlan:
             logger.info("penstock: %s print(loader.plan) shows which", verdict(plan))
 
     def refuse(self, reason: str) -> None:
-        """Notes that a captured graph stays whole."""
+        """Note that a captured graph stays whole."""
         if reason not in self._reasons:
             self._reasons.add(reason)
             logger.warning("penstock: nothing of %s moves to the workers: %s", self._name, reason)
         self.publish(Plan(refused=reason))
 
     def note_idle(self, reason: str) -> None:
-        """Notes that no graph runs any more, so that no plan is in force."""
+        """Note that no graph runs any more, so that no plan is in force."""
         self._made_of = []
         self.show(None)
         self.refuse(reason)
 
     def show(self, plan: Plan | None) -> None:
-        """Makes the loader's plan that of all of its models, of which this one has `plan`."""
+        """Set this model's `plan` and show the loader's plan, which covers all of its models."""
         plan_of_all = self._use.set_plan(self._user, plan)
         host = self._host()
         if host is not None:
@@ -355,7 +361,7 @@ def _are_same(a: Plan, b: Plan) -> bool:
 
 
 class ShipmentHost(Protocol):
-    """The part of a loader that tells workers what to send."""
+    """The part of a loader that controls which tensors workers send."""
 
     def _set_shipment(self, message: bytes | None) -> None: ...
 
@@ -363,33 +369,34 @@ class ShipmentHost(Protocol):
 
 
 class LeafWithholding:
-    """Has leaves of a pool's batches stay with the workers of one loader, whatever models are
-    offloaded to it. Confined to the training thread.
+    """Lets leaves of a pool's batches stay with the workers of one loader.
 
-    Which leaves, and when, is decided in ``csrc/loader/leaf_withholding.h``. While the program is
-    watched, the leaves in question are given out as lazy tensors that have their values, which
-    notice when they are read.
+    It covers all models that are offloaded to the loader. Confined to the training thread.
+
+    ``csrc/loader/leaf_withholding.h`` decides when, and for which leaves. While the program is
+    watched, the program receives these leaves as lazy tensors that have their values and record
+    reads.
     """
 
     def __init__(
         self, host: Callable[[], ShipmentHost | None], changed: Callable[[], None]
     ) -> None:
-        """`changed` is called when batches begin to carry other leaves than before."""
+        """`changed` is called when batches start to carry other leaves than before."""
         self.lazy_leaves: Set[int] = frozenset()
         self._host = host
         self._changed = changed
         self._native = _C.LeafWithholding()
 
     def take(self, user: int, verify_every: int) -> None:
-        """Notes an offloaded model, whose results are compared for one batch in `verify_every`."""
+        """Note an offloaded model, whose results are compared for one batch in `verify_every`."""
         self._native.take(user, verify_every)
 
     def forget(self, user: int) -> None:
-        """Notes that a model is offloaded no more."""
+        """Note that a model is no longer offloaded."""
         self._obey(self._native.forget(user))
 
     def note_call(self, user: int, batch: BatchHandle | None, cuts: Sequence[UsedCut]) -> None:
-        """To be called after each call of a model, whose graphs ran with these cuts."""
+        """Note a model call, whose graphs ran with these cuts; call after each call of a model."""
         if batch is None or self._native.is_withholding or not self._is_possible():
             self._native.note_call(user, None, [])
             return
@@ -397,12 +404,14 @@ class LeafWithholding:
         self._obey(self._native.note_call(user, seen, cuts))
 
     def send_whole(self) -> None:
-        """Has batches come whole from the next on that is asked for, and watches the program anew:
-        a plan has changed."""
+        """Request whole batches from the next request on, and watch the program again.
+
+        Call this when a plan has changed.
+        """
         self._obey(self._native.send_whole())
 
     def note_recall(self, leaf: int) -> None:
-        """A leaf that had stayed with its worker was read."""
+        """Note that a leaf that had stayed with its worker was read."""
         order = self._native.note_recall(leaf)
         if order is not None:
             logger.info("penstock: tensor %d of the batch is read time and again; it is sent", leaf)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One captured graph in training: finds its plans, runs the suffix when it safely can, else the
-whole graph.
+"""Run one captured graph in training.
 
-Every call asks again whether each batch tensor is the loader's own, untouched, whether the workers
-sent all that the suffix needs, and whether the constants are still those that the workers have
-(`CheckedBoundary`). Any doubt runs the whole graph on the raw inputs, which are always there.
+Find its plans, and run the suffix when this is safe, otherwise the whole graph. Every call checks
+whether each batch tensor is the loader's and unchanged, whether the workers sent all tensors that
+the suffix needs, and whether the workers' constants are still current (`CheckedBoundary`). If any
+check fails, the whole graph runs on the raw inputs, which are always available.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ logger = logging.getLogger(__name__)
 
 
 class CutGraph:
-    """The callable that Dynamo runs in place of one captured graph. Confined to the training
-    thread."""
+    """The callable that Dynamo runs in place of one captured graph.
+
+    Confined to the training thread.
+    """
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class CutGraph:
         placeholders: Sequence[Placeholder],
         compiled: CompiledGraph | None = None,
     ) -> None:
-        """`compiled` is the result of the user's compiler for the graph, where there is one."""
+        """`compiled` is the result of the user's compiler for the graph, if there is one."""
         options = context.options_of_graph()
         whole = WholeGraph(graph_module, placeholders, compiled)
         self._context = context
@@ -63,7 +65,8 @@ class CutGraph:
         self._run_whole = whole.run
         self._has_regions = any(node.target is AUTOCAST_BEGIN for node in graph_module.graph.nodes)
         self._placeholders = whole.placeholders
-        # A batch's tensor that a module keeps counts as a constant, which will be seen to change.
+        # A batch tensor that a module keeps counts as a constant; the constant watch will detect
+        # that it changes.
         self._looked_up = [
             i
             for i, p in enumerate(placeholders)
@@ -88,7 +91,7 @@ class CutGraph:
             if boundary is None and call is not None and cut is not None:
                 cut, boundary = self._former(cut, call)
         except Exception as error:
-            # Nothing of the graph has run yet, so the whole of it still can.
+            # No part of the graph has run yet, so the whole graph still can.
             logger.debug("the cut failed", exc_info=True)
             self._context.give_up(f"the cut failed ({type(error).__name__}: {error})")
             return self._run_all(inputs, lazy)
@@ -112,8 +115,10 @@ class CutGraph:
         return results
 
     def look_at(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Plans for a call of the graph, and compares the workers' results, without running it.
-        Returns the inputs with all of their values."""
+        """Plan a call of the graph, and compare the workers' results, without running the graph.
+
+        Return the inputs with all of their values.
+        """
         inputs, lazy = _taken_apart(inputs)
         try:
             call, cut = self._find(inputs, lazy)
@@ -136,8 +141,10 @@ class CutGraph:
         cut.is_used = True
 
     def _former(self, cut: LiveCut, call: GraphCall) -> tuple[LiveCut, list[torch.Tensor] | None]:
-        """The cut that was in force before, for a batch that lacks the boundary tensors of the
-        present one and has left leaves behind for those of the former."""
+        """Return the former cut for a batch that has withheld leaves according to it.
+
+        Such a batch lacks the boundary tensors of the present cut.
+        """
         former = cut.former
         if former is None or not call.withheld:
             return cut, None
@@ -145,7 +152,7 @@ class CutGraph:
         return (cut, None) if boundary is None else (former, boundary)
 
     def _record(self, item: Result, call: GraphCall, result: Any) -> None:
-        """Notes the expression of a result, for the graph that it may be given to."""
+        """Note the expression of a result, for graphs that take it as input."""
         if isinstance(result, torch.Tensor) and holds(result):
             taken = [call.inputs[index] for index in item.taken]
             inputs = tuple(
@@ -159,8 +166,7 @@ class CutGraph:
     def _find(
         self, inputs: Sequence[Any], lazy: LazyInputs | None
     ) -> tuple[GraphCall | None, LiveCut | None]:
-        """The inputs that are of a batch, and the cut for such, planned now if there is none
-        yet."""
+        """Return the call with the inputs of a batch, and its cut, planned now if missing."""
         handle: BatchHandle | None = None
         provenance_of: dict[int, Provenance] = {}
         for index in self._looked_up:
@@ -203,7 +209,7 @@ class CutGraph:
         return call, self._planner.plan(call)
 
     def _has_stranger(self, inputs: Sequence[Any], known: Mapping[int, Provenance]) -> bool:
-        """Whether a tensor came that the program may have made of the batch before the call."""
+        """Return whether the program may have made an input from the batch before the call."""
         return any(
             index not in known
             and self._placeholders[index].place == "local"
@@ -212,7 +218,7 @@ class CutGraph:
         )
 
     def _run_all(self, inputs: Sequence[Any], lazy: LazyInputs | None) -> Any:
-        """Runs the whole graph, which needs all values of its own inputs."""
+        """Run the whole graph, which needs all values of its inputs."""
         return self._run_whole(*(inputs if lazy is None else lazy.computed()))
 
     def _run_timed(
@@ -223,7 +229,7 @@ class CutGraph:
         inputs: Sequence[Any],
         lazy: LazyInputs | None,
     ) -> Any:
-        """Runs the whole graph or the suffix, whichever is to be timed."""
+        """Run the one that is to be timed: the whole graph or the suffix."""
         repricer, suffix = self._context.repricer, cut.suffix
         assert repricer is not None and suffix is not None
 
@@ -232,13 +238,13 @@ class CutGraph:
                 compute_waiting(call.handle)
             return suffix(*call.inputs, *boundary)
 
-        call.recall(is_check=True)  # which is no part of either
+        call.recall(is_check=True)  # counts for neither of them
 
         return repricer.run_timed(cut, lambda: self._run_all(inputs, lazy), run_suffix)
 
 
 def _taken_apart(inputs: Sequence[Any]) -> tuple[Sequence[Any], LazyInputs | None]:
-    """The inputs of a call, and what is known of the lazy tensors among them, if there are any."""
+    """Return the inputs of a call, and the facts about lazy tensors among them, if any."""
     if LazyTensor not in map(type, inputs):
         return inputs, None
     lazy = LazyInputs.of(inputs)
@@ -246,14 +252,14 @@ def _taken_apart(inputs: Sequence[Any]) -> tuple[Sequence[Any], LazyInputs | Non
 
 
 class CheckedBoundary:
-    """The boundary tensors of calls of one captured graph, where they may stand for the results of
-    moved calls. Confined to the training thread.
+    """The boundary tensors of one captured graph's calls, if they may replace moved results.
 
-    They may if the workers sent all of them, nobody wrote to them, their layout is that of eager,
-    and the constants and the process's numeric settings are still those that the workers have. A
-    worker whose kernels are of another kind sends what it could compute exactly, and the rest is
-    computed here. The first batch of each worker, and one in every `verify_every`, is also computed
-    here and compared: bit for bit, or by their difference where calls moved by `cut_tolerance`.
+    Confined to the training thread. They may replace them if the workers sent all of them, the
+    program did not write to them, their layout is eager's, and the constants and the process's
+    numeric settings are still the workers'. A worker with kernels of another kind sends the results
+    that it could compute exactly, and the rest is computed here. The first batch of each worker,
+    and one in every `verify_every`, is also computed here and compared: bit for bit, or by their
+    difference for calls that moved by `cut_tolerance`.
     """
 
     def __init__(
@@ -268,8 +274,10 @@ class CheckedBoundary:
     def of(
         self, cut: LiveCut, call: GraphCall, *, is_due: bool = False
     ) -> list[torch.Tensor] | None:
-        """The boundary tensors of this call, or None when the whole graph has to run. They are
-        compared if `is_due`, and as the class's text says."""
+        """Return the boundary tensors of this call, or None if the whole graph has to run.
+
+        They are compared if `is_due`, and in the cases that the class describes.
+        """
         if cut.constants is None:
             return None
         changed = cut.constants.changed(call.inputs, call.handle.epoch)
@@ -277,22 +285,22 @@ class CheckedBoundary:
             self._planner.note_changed(cut, changed)
             return None
         if cut.settings != _C.kernel_settings():
-            self._in_use.forget(cut)  # and planned again under the present ones
+            self._in_use.forget(cut)  # it is planned again under the present settings
             return None
         sizes = cut.lowering.conditions.sizes(call.inputs)
         boundary = self._shipped(cut, call, sizes)
         if boundary is None and cut.drawn is None:
             boundary = self._completed(cut, call, sizes)
         if boundary is None:
-            # Another draw than a worker's would be another training, at a moment of the clock's.
+            # With draws other than the worker's, training would depend on timing.
             return None if cut.drawn is None else cut.drawn.run(call.inputs, call.handle)
-        # Kernels split their work by size and by the number of threads, and the workers have one
-        # thread each: a combination that is new here is compared like a first batch.
+        # Kernels split their work by size and by the number of threads, and each worker has one
+        # thread: a new combination is compared like a first batch.
         setting = (sizes, torch.get_num_threads())
         if not is_due:
             is_due = cut.used_count == 0 or cut.unchecked_count + 1 >= self._context.verify_every
         if call.withheld and cut.unchecked_count + 1 < 2 * self._context.verify_every:
-            is_due = False  # a batch that came whole is about to
+            is_due = False  # a whole batch is expected soon
         is_new = setting not in cut.verified or call.handle.maker not in cut.verified_makers
         if is_due or is_new or cut.mistrusts != self._context.mistrusts:
             own = self._verify(cut, call, boundary)
@@ -317,7 +325,7 @@ class CheckedBoundary:
     def _shipped(
         self, cut: LiveCut, call: GraphCall, sizes: tuple[int, ...]
     ) -> list[torch.Tensor] | None:
-        """The boundary tensors that came with the batch, if all that are needed have."""
+        """Return the boundary tensors that the batch carries, if it has all that are needed."""
         sent = [item.key for item in cut.planned.boundary if item.leaf is None]
         tensors = self._unwritten(call, sent)
         if tensors is None:
@@ -328,7 +336,7 @@ class CheckedBoundary:
     def _placed(
         self, cut: LiveCut, call: GraphCall, sent: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """The boundary tensors where the trainer reads them, from those that workers have sent."""
+        """Return the boundary tensors where the trainer reads them, from the workers' tensors."""
         if any(item.leaf is not None for item in cut.planned.boundary):
             call.recall()
         come = iter(sent)
@@ -346,7 +354,7 @@ class CheckedBoundary:
     def _completed(
         self, cut: LiveCut, call: GraphCall, sizes: tuple[int, ...]
     ) -> list[torch.Tensor] | None:
-        """The boundary tensors of a batch whose worker has run the exact part of the prefix."""
+        """Return the boundary tensors of a batch whose worker ran the exact part of the prefix."""
         if not call.handle.boundary or cut.rest is None:
             return None
         given = self._unwritten(call, cut.rest.keys)
@@ -362,7 +370,7 @@ class CheckedBoundary:
         return boundary if has_layouts(boundary, cut.layouts(sizes)) else None
 
     def _unwritten(self, call: GraphCall, keys: Sequence[str]) -> list[torch.Tensor] | None:
-        """The tensors of these keys, if all have come and are as they came."""
+        """Return the tensors of these keys, if all have arrived and are unchanged."""
         shipped = call.handle.boundary
         if any(key not in shipped for key in keys):
             return None
@@ -377,8 +385,11 @@ class CheckedBoundary:
     def _verify(
         self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]
     ) -> list[torch.Tensor] | None:
-        """Runs the moved calls on the raw inputs and compares. Returns the boundary tensors to the
-        trainer's own bits, or None where the workers' are not as they should be."""
+        """Run the moved calls on the raw inputs and compare.
+
+        Return the boundary tensors with the trainer's bits, or None if the workers' tensors are
+        wrong.
+        """
         assert cut.reference is not None
         call.recall(is_check=True)
         if self._context.repricer is not None:
@@ -388,7 +399,7 @@ class CheckedBoundary:
                 computed = iter(cut.reference(*call.inputs))
                 drawn = [] if cut.drawn is None else cut.drawn.run(call.inputs, call.handle)
             except Exception:
-                return None  # the whole graph will say the same, in the user's own words
+                return None  # the whole graph will raise it, with the user's message
         own = [
             drawn[index] if item.is_random else next(computed)
             for index, item in enumerate(cut.planned.boundary)
@@ -414,8 +425,10 @@ class CheckedBoundary:
         return [mine if item.inexact else made for item, made, mine in compared]
 
     def _compare_whole(self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]) -> bool:
-        """Runs the compiled suffix, on boundary tensors of the trainer's own, and the compiled
-        whole and compares bit for bit."""
+        """Compare the compiled suffix with the compiled whole bit for bit.
+
+        The suffix runs on boundary tensors that the trainer computed.
+        """
         assert cut.suffix is not None and self._whole.compiled is not None
         run_whole, suffix, count = self._whole.run, cut.suffix, len(self._whole.placeholders)
         name = self._whole.compiled.user.backend_name
@@ -445,9 +458,12 @@ class CheckedBoundary:
         wrong: Sequence[BoundaryValue],
         beyond: Sequence[tuple[BoundaryValue, float]],
     ) -> None:
-        """Takes back into the trainer the calls for which a worker gave another result, and those
-        that moved by the tolerance and gave one `beyond` it. Batches that are under way lack
-        tensors that the next cut needs, so they are computed anew."""
+        """Return calls with wrong results to the trainer.
+
+        These are the calls for which a worker gave another result, and the calls moved by the
+        tolerance with a result `beyond` it. Batches in flight lack tensors that the next cut needs,
+        so they are computed again.
+        """
         where = f"in batch {call.handle.sequence} of epoch {call.handle.epoch}"
         units = {item.unit: "a worker's result of it was not the trainer's own" for item in wrong}
         operators = sorted({item.operator for item in wrong})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cuts of one captured graph: plans them, keeps those in use, and knows when to plan none."""
+"""Plan the cuts of one captured graph, keep the ones in use, and decide when to plan none."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from penstock.graph.sizes import Unlowerable
 
 logger = logging.getLogger(__name__)
 
-# How many plans one captured graph may have (other sizes, other uses of the batch), and how many
-# refusals it remembers, before it stops trying. Each costs a calibration run.
+# Limits of the plans of one captured graph (other sizes, other uses of the batch), and of its
+# refusals, before planning stops. Each costs a calibration run.
 PLANS_MAX = 8
 REFUSALS_MAX = 8
 # How often a constant may change before it counts as state.
@@ -41,8 +41,10 @@ CONSTANT_CHANGES_MAX = 1
 
 
 class CutPlanner:
-    """Plans cuts of one captured graph, for calls that none in use fits. Confined to the training
-    thread."""
+    """Plans cuts of one captured graph, for calls that none in use fits.
+
+    Confined to the training thread.
+    """
 
     def __init__(
         self, context: CutContext, options: CutOptions, whole: WholeGraph, in_use: CutsInUse
@@ -53,10 +55,10 @@ class CutPlanner:
         self._in_use = in_use
         self._refusals = 0
         self._refused: set[Signature] = set()
-        self._changes: Counter[str] = Counter()  # of constants, by label
+        self._changes: Counter[str] = Counter()  # changes of constants, by label
 
     def plan(self, call: GraphCall) -> LiveCut | None:
-        """A cut for calls like `call`, in force from now on, or None where none is made."""
+        """Return a cut for calls like `call`, in force from now on, or None if none is made."""
         if len(self._in_use.cuts) >= PLANS_MAX or self._refusals >= REFUSALS_MAX:
             return None
         signature = self._signature(call)
@@ -69,8 +71,7 @@ class CutPlanner:
             self.refuse(call, str(refusal))
             return None
         except Exception as error:
-            # Planning is no part of training: whatever goes wrong in it must not end the user's
-            # run.
+            # Planning is not part of training: its errors must not end the user's run.
             logger.debug("planning failed", exc_info=True)
             self.refuse(call, f"planning failed: {type(error).__name__}: {error}")
             return None
@@ -80,14 +81,16 @@ class CutPlanner:
         return cut
 
     def refuse(self, call: GraphCall, reason: str) -> None:
-        """Plans no cut for calls like `call` from now on."""
+        """Plan no cut for calls like `call` from now on."""
         self._refusals += 1
         self._refused.add(self._signature(call))
         self._context.plan.refuse(reason)
 
     def note_changed(self, cut: LiveCut, changed: Sequence[int]) -> None:
-        """Forgets a cut of which these inputs were constants and have changed. It is planned again;
-        an input that keeps changing is state."""
+        """Forget a cut because these inputs, which it treats as constants, have changed.
+
+        It is planned again; an input that keeps changing is state.
+        """
         for index in changed:
             label = cut.lowering.inputs[index].label
             self._changes[label] += 1
@@ -100,7 +103,7 @@ class CutPlanner:
 
     def _try_plan(self, call: GraphCall) -> LiveCut:
         refuse_by_surroundings()
-        # Whatever waits, or stayed with a worker, is needed for the calibration.
+        # The calibration needs lazy values and leaves that stayed with a worker.
         call.recall()
         call.inputs = call.with_added((), frozenset())
         autocast = AutocastState.now()
@@ -124,8 +127,10 @@ class CutPlanner:
     def _plan_with(
         self, call: GraphCall, leaf_index: dict[int, int], expressions: dict[int, Expression]
     ) -> LiveCut:
-        """A cut that follows its inputs by these expressions; other results of earlier graphs are
-        state."""
+        """Plan a cut that derives its inputs by these expressions.
+
+        Other results of earlier graphs are state.
+        """
         variant = (call.pattern, frozenset(expressions))
         changing = {label for label, count in self._changes.items() if count > CONSTANT_CHANGES_MAX}
         own = classify(
@@ -169,8 +174,10 @@ class CutPlanner:
 
 
 def _gives_out_waiting(lowering: Lowering) -> bool:
-    """Whether a result shares memory with a value that is computed in place of an input: the
-    program has that input, too, and would have other memory there."""
+    """Return whether a result shares memory with a value that is computed in place of an input.
+
+    The program also has that input, and would have other memory there.
+    """
     forms = lowering.recording.forms
     leaves = {
         forms[name].storage
@@ -195,7 +202,7 @@ class CutsInUse:
         self._context = context
         self._options = options
         self._whole = whole
-        self._mistrusted: dict[Variant, dict[int, str]] = {}  # units that stay, and why
+        self._mistrusted: dict[Variant, dict[int, str]] = {}  # units that stay, with the reasons
         self._forgotten: Counter[Signature] = Counter()  # cuts that were not used, by call
         context.prefixes.add_graph(self)
 
@@ -207,7 +214,7 @@ class CutsInUse:
         planned: PlannedCut,
         inputs: Sequence[Any],
     ) -> LiveCut:
-        """A cut that was planned, with all that it runs, and not in force yet."""
+        """Make a cut that was planned, with all that it runs; it is not in force yet."""
         cut = LiveCut(
             lowering,
             variant,
@@ -228,7 +235,7 @@ class CutsInUse:
         return cut
 
     def put_in_force(self, cut: LiveCut, inputs: Sequence[Any]) -> None:
-        """Makes a cut one of those in use."""
+        """Add a cut to the cuts in use."""
         if cut.suffix is not None:
             self._context.prefixes.install(cut.planned)
             self._note_change()
@@ -236,8 +243,10 @@ class CutsInUse:
         self._context.prefixes.known_ids.append(KnownIds.of(cut.lowering, cut.planned, inputs))
 
     def repriced(self, cut: LiveCut, call: GraphCall) -> LiveCut:
-        """The cut, or another for the same calls that replaces it from this batch on. Batches that
-        are under way lack tensors that the other needs; the whole graph runs on these."""
+        """Return the cut, or another for the same calls that replaces it from this batch on.
+
+        Batches in flight lack tensors that the other cut needs; the whole graph runs on these.
+        """
         repricer = self._context.repricer
         if repricer is None:
             return cut
@@ -250,7 +259,7 @@ class CutsInUse:
             other = change
         else:
             assert native is not None
-            # A value that waits is as good as any other input here.
+            # Here, a lazy value is equivalent to any other input.
             call.recall(is_check=True)
             inputs = call.with_added((), frozenset())
             try:
@@ -285,17 +294,19 @@ class CutsInUse:
             self._context.withholding.send_whole()
 
     def mistrusted(self, variant: Variant) -> Mapping[int, str]:
-        """The units that stay in cuts of that kind since a worker was wrong about them, and why."""
+        """Return the units that stay in such cuts because a worker was wrong, with the reasons."""
         return self._mistrusted.get(variant, {})
 
     def mistrust(self, cut: LiveCut, units: Mapping[int, str]) -> None:
-        """Stops using a cut of which a worker made something else. The next one leaves these
-        units to the trainer, for these reasons."""
+        """Stop using a cut for which a worker sent other results.
+
+        The next one leaves these units to the trainer, for these reasons.
+        """
         self._mistrusted.setdefault(cut.variant, {}).update(units)
         self.forget(cut)
 
     def forget(self, cut: LiveCut) -> None:
-        """Stops using a cut, and has its prefix withdrawn unless another cut has the same."""
+        """Stop using a cut, and withdraw its prefix unless another cut has the same."""
         self.cuts.remove(cut)
         self._context.prefixes.withdraw(cut.planned)
         self._note_change()
@@ -306,13 +317,15 @@ class CutsInUse:
         self.forget(cut)
 
     def is_often_unused(self, signature: Signature) -> bool:
-        """Whether cuts for such calls were forgotten too often to plan another."""
+        """Return whether cuts for such calls were forgotten too often to plan another."""
         return self._forgotten[signature] > FORGOTTEN_MAX
 
 
 class WholeGraph:
-    """One captured graph as Dynamo found it, or as the user's compiler left it. It runs when no cut
-    can. Confined to the training thread."""
+    """One captured graph as Dynamo or the user's compiler produced it.
+
+    It runs when no cut can. Confined to the training thread.
+    """
 
     def __init__(
         self,
@@ -320,7 +333,7 @@ class WholeGraph:
         placeholders: Sequence[Placeholder],
         compiled: CompiledGraph | None,
     ) -> None:
-        """`compiled` is the result of the user's compiler for the graph, where there is one."""
+        """`compiled` is the result of the user's compiler for the graph, if there is one."""
         self.graph_module = graph_module
         self.placeholders = list(placeholders)
         self.compiled = compiled
@@ -329,12 +342,14 @@ class WholeGraph:
         )
 
     def run_of_suffix(self, suffix: fx.GraphModule) -> Callable[..., Any]:
-        """The part that stays, run by the runner of the whole."""
+        """Return the suffix as run by the runner of the whole graph."""
         return suffix.forward if self.compiled is None else self.compiled.compile_suffix(suffix)
 
     def writes_to_inputs(self, lowering: Lowering) -> bool:
-        """Whether something is written that may lie in the memory of another input, made before
-        this graph, whose value nobody knows here."""
+        """Return whether a write may change the memory of an input made before this graph.
+
+        The value of that input is unknown here.
+        """
         recording = lowering.recording
         written = recording.mutated_storages
         made_before = (*lowering.given, *lowering.waiting)

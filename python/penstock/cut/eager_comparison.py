@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares a captured graph with the forward that it was captured of.
+"""Compare a captured graph with the forward from which it was captured.
 
-A graph is what a forward did when it was captured. Where a program has changed something since then
-that Dynamo does not guard, the graph goes on as before. So some calls (the first, the first of each
-epoch, one in `verify_every`, and any before which something was seen to move) are run by Python, as
-they would be without penstock, and the graph is run beside it for nothing but the comparison.
+A graph repeats a forward as it was at the capture. If the program has changed something since then
+that Dynamo does not guard, the graph remains the same. So for some calls (the first, the first of
+each epoch, one in `verify_every`, and any call before which a change was detected), Python runs the
+forward as it would without penstock, and the graph runs in addition, only for the comparison.
 
-The run for the comparison leaves no trace. It comes first and is the graph alone: no hook, no
-`print` and no other line of the program runs in it. It works on copies of what it may write to, and
-the generators are put back. A graph with an operator that may do more than compute, or that writes
-to a parameter, is not compared; that is found out once for each graph, in a run of its own, since
-some composite operators take other kernels where a dispatch mode watches. A call that Dynamo
-captures as several graphs has lines of the program between them, so it is not run beside; where
-something was seen to move, it is captured anew.
+The comparison run has no side effects. It precedes the forward and runs only the graph: no hook, no
+`print` and no other line of the program. It works on copies of the tensors that it may write to,
+and the generators are restored. A graph with an operator that may have side effects, or that writes
+to a parameter, is not compared; this is determined once for each graph, in a separate run, since
+some composite operators use other kernels where a dispatch mode watches. A call that Dynamo
+captures as several graphs has lines of the program between them, so it has no comparison run; if a
+change was detected, it is captured again.
 
-Some kernels add in another order each time. So a difference counts if the graph gives the same bits
-when it is run once more, on copies of what it was given and with the generators as they were.
+Some kernels add in a different order each time. So a difference counts only if the graph gives the
+same bits in a second run, on copies of the same inputs and with the same generator states.
 
-Dynamo takes it that the environment, classes and functions stay as they were when it captured a
-graph. A program may replace a method between two epochs, or read a variable that it sets. A look
-at all of that (`ProgramState`) takes some microseconds, so it is taken before each call.
+Dynamo assumes that the environment, classes and functions stay as they were when it captured a
+graph. A program may replace a method between two epochs, or read a variable that it sets. A check
+of all of them (`ProgramState`) takes some microseconds, so each call is preceded by one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MISSING = object()
 
 
 class NotContained(Exception):
-    """The graph would do what cannot be undone."""
+    """Raised if the graph would have effects that cannot be undone."""
 
 
 class Observed(Exception):
@@ -65,19 +65,21 @@ class Observed(Exception):
 
 @dataclass
 class Observation:
-    """A graph's results for one call, and all that it would have left behind."""
+    """A graph's results for one call, and all side effects that the run would have had."""
 
     results: list[torch.Tensor] = field(default_factory=list)
     given: list[torch.Tensor] = field(default_factory=list)  # inputs
-    copies: list[torch.Tensor] = field(default_factory=list)  # in their places, after the run
-    drawn: list[torch.Tensor] = field(default_factory=list)  # the generators' states
-    # How often inputs were written to before the forward runs, and copies before the graph did.
+    copies: list[torch.Tensor] = field(default_factory=list)  # in their positions, after the run
+    drawn: list[torch.Tensor] = field(default_factory=list)  # states of the generators
+    # Write counts of inputs before the forward runs, and of copies before the graph ran.
     versions: list[tuple[int, int]] = field(default_factory=list)
-    again: Callable[[], Observation] | None = None  # runs the graph as it was run before
+    again: Callable[[], Observation] | None = None  # runs the graph again under the same conditions
 
     def difference(self, result: Any, had: Iterable[torch.Tensor]) -> str | None:
-        """The first thing in which the forward, which has run now and returned `result`, was other
-        than the graph. It may return a tensor that it `had` before, which no graph does."""
+        """Return the first difference between the graph and the forward, which returned `result`.
+
+        The forward may return a tensor that it `had` before, which no graph does.
+        """
         given = {id(tensor) for tensor in (*self.given, *had)}
         for tensor in _tensors_of(result):
             if id(tensor) not in given and not any(_is_same(tensor, one) for one in self.results):
@@ -85,7 +87,7 @@ class Observation:
         for tensor, copy, version in zip(self.given, self.copies, self.versions, strict=True):
             if (_writes(tensor), _writes(copy)) == version:
                 continue
-            # A graph that writes to what was not copied is not run.
+            # A graph that writes to tensors without copies is not run.
             if tensor is copy or not is_same_bits(tensor, copy):
                 return "buffers"
         if not all(map(torch.equal, self.drawn, torch_states())):
@@ -93,15 +95,17 @@ class Observation:
         return None
 
     def is_repeatable(self) -> bool:
-        """Whether the graph gives the same bits when it is run again. Kernels that add in any order
-        do not, and then a difference from the forward tells nothing."""
+        """Return whether the graph gives the same bits when it runs again.
+
+        Kernels that add in any order do not; a difference from the forward is then meaningless.
+        """
         assert self.again is not None
         for tensor, copy, (version, _) in zip(self.given, self.copies, self.versions, strict=True):
             if tensor is copy and _writes(tensor) != version:
-                return True  # as far as can be found out: the graph's input is gone
+                return True  # cannot be determined: the graph's input has changed
         try:
             other = self.again()
-        except Exception:  # such as too little memory beside what the forward has saved
+        except Exception:  # such as too little memory along with the tensors that the forward saved
             return True
         return all(
             _is_same(a, b)
@@ -114,9 +118,11 @@ class Observation:
 def observe(
     run: Callable[..., Any], inputs: Sequence[Any], contained: set[tuple[int, ...]]
 ) -> Observation:
-    """Runs a graph without a trace. Raises NotContained where that cannot be done. `contained` is
-    kept with the graph: for which inputs that are not copied it is known to do nothing but
-    compute."""
+    """Run a graph without side effects. Raises NotContained if that is impossible.
+
+    `contained` belongs to the graph: it has the sets of uncopied inputs for which the graph is
+    known to have no side effects.
+    """
     spare = _copies(inputs)
     uncopied = tuple(
         place
@@ -147,7 +153,7 @@ def _observed(run: Callable[..., Any], inputs: Sequence[Any]) -> Observation:
     with (
         torch.set_grad_enabled(torch.is_grad_enabled()),
         autocast_put_back(),
-        # The program's own hooks are not called, and nothing is saved for a backward.
+        # The program's hooks are not called, and no tensors are saved for a backward pass.
         torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing),
     ):
         results = [one for one in tree_leaves(run(*copies)) if isinstance(one, torch.Tensor)]
@@ -167,7 +173,7 @@ def _nothing(_: Any) -> Any:
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:
-    """Copies of the tensors among the inputs, but for parameters and what is large."""
+    """Return the inputs with copies of the tensors, except parameters and large tensors."""
 
     def is_copied(tensor: torch.Tensor) -> bool:
         return (
@@ -180,8 +186,7 @@ def _copies(inputs: Sequence[Any]) -> list[Any]:
 
 
 class _Contained(TorchDispatchMode):
-    """Refuses operators that may do more than compute, and writes to tensors that were not
-    copied."""
+    """Rejects operators that may have side effects, and writes to tensors that were not copied."""
 
     def __init__(self, uncopied: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -219,8 +224,10 @@ def _writes(tensor: torch.Tensor) -> int:
 
 
 def _tensors_of(result: Any) -> list[torch.Tensor]:
-    """The tensors of a forward's result, in whatever it has put them; none where that holds itself
-    or is half made."""
+    """Return the tensors of a forward's result, in containers and objects of any kind.
+
+    Return none if the result contains itself or is half initialised.
+    """
     try:
         tensors = flatten_batch(result) or [
             one for one in tree_leaves(result) if isinstance(one, torch.Tensor)
@@ -231,7 +238,7 @@ def _tensors_of(result: Any) -> list[torch.Tensor]:
 
 
 def _attributes(module: torch.nn.Module) -> Iterator[Any]:
-    """The attributes of a module, with what is in its dicts, lists and tuples."""
+    """Yield the attributes of a module, including the items of its dicts, lists and tuples."""
     for value in vars(module).values():
         if isinstance(value, dict):
             yield from value.values()
@@ -245,26 +252,26 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.layout is not b.layout or a.requires_grad != b.requires_grad or a.device != b.device:
         return False
     if a.layout is not torch.strided:
-        return a.shape == b.shape  # which is compared no further
+        return a.shape == b.shape  # only the shape is compared
     return is_same_bits(a, b)
 
 
 class Schedule:
-    """Which calls of one offloaded model are compared. Confined to the training thread."""
+    """Decides which calls of one offloaded model are compared. Confined to the training thread."""
 
     def __init__(self, modules: Callable[[], Iterable[torch.nn.Module]], verify_every: int) -> None:
-        """`modules` gives those of the model, which may be gone."""
+        """`modules` returns the model's modules; the model may have been deleted."""
         self._modules = modules
         self._verify_every = verify_every
-        # By mode, since the last comparison: programs take turns at training and validation, which
-        # have graphs of their own.
+        # By mode, since the last comparison: programs alternate between training and validation,
+        # which have separate graphs.
         self._calls: Counter[Mode] = Counter()
         self._epochs: dict[Mode, int] = {}
         self._moved: dict[Mode, list[str]] = {}
         self._state = ProgramState(self._all_modules())
 
     def is_due(self, mode: Mode, epoch: int) -> bool:
-        """Whether the call that comes is to be compared; to be asked once for each."""
+        """Return whether the next call is to be compared; call exactly once for each."""
         self._calls[mode] += 1
         changes = self._state.changes()
         if changes:
@@ -274,15 +281,15 @@ class Schedule:
         return epoch != self._epochs.get(mode) or self._calls[mode] >= self._verify_every
 
     def has_moved(self, mode: Mode) -> bool:
-        """Whether something was seen to move since the last comparison."""
+        """Return whether a change was detected since the last comparison."""
         return bool(self._moved.get(mode))
 
     def has_other_code(self, mode: Mode) -> bool:
-        """Whether functions were seen to be replaced, and not the environment alone."""
+        """Return whether functions were replaced, rather than only the environment changed."""
         return any(not name.startswith("os.environ") for name in self._moved.get(mode, ()))
 
     def tensors_before(self, arguments: Any) -> list[torch.Tensor]:
-        """The tensors that there are before a call: its arguments, and those of the model."""
+        """Return the tensors that exist before a call: its arguments, and the model's tensors."""
         attributes = (one for module in self._all_modules() for one in _attributes(module))
         values = (*tree_leaves(arguments), *attributes)
         return [
@@ -291,13 +298,13 @@ class Schedule:
         ]
 
     def done(self, mode: Mode, epoch: int) -> None:
-        """To be called after a comparison, or where none is possible."""
+        """Note a comparison; also call this if none is possible."""
         if epoch != self._epochs.get(mode):
             self._state.watch(self._all_modules())  # the model may have other parts by now
         self._calls[mode], self._epochs[mode], self._moved[mode] = 0, epoch, []
 
     def spoken_reason(self, mode: Mode, difference: str) -> str:
-        """What differs and what has changed, for people."""
+        """Return the differences and the detected changes as text for users."""
         changed = [*dict.fromkeys(self._moved.get(mode, ())), *shadowed_parts(self._all_modules())]
         if changed:
             because = f"{', '.join(changed)} changed"
@@ -310,13 +317,15 @@ class Schedule:
 
 
 class ProgramState:
-    """The parts of a program that a captured graph depends on and Dynamo does not guard. Confined
-    to one thread."""
+    """The parts of a program that a captured graph depends on and Dynamo does not guard.
+
+    Confined to one thread.
+    """
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
-        """`modules` are those of the model, with all that are inside of them."""
-        patch_modules()  # else the first capture would be a change of the program
-        # Mappings that live, how people call them, and copies.
+        """`modules` are the model's modules, including all nested ones."""
+        patch_modules()  # otherwise the first capture would count as a change of the program
+        # Live mappings, their names for users, and copies.
         self._watched: list[tuple[Mapping[Any, Any], str, dict[Any, Any]]] = []
         self._kinds: set[type] = set()
         functional = vars(torch.nn.functional)
@@ -328,14 +337,14 @@ class ProgramState:
         self._group_then = default_group()
 
     def watch(self, modules: list[torch.nn.Module]) -> None:
-        """Watches the classes of these modules, too."""
+        """Watch the classes of these modules, too."""
         kinds = _classes_of(modules)
         for kind in kinds - self._kinds:
             self._watched.append((vars(kind), f"{kind.__qualname__}.", dict(vars(kind))))
         self._kinds |= kinds
 
     def changes(self) -> list[str]:
-        """Names what was changed since this was asked last."""
+        """Return names of the changes since the last call."""
         changed: list[str] = []
         if self._variables != self._variables_then:
             now, then = self._variables, self._variables_then
@@ -361,8 +370,10 @@ class ProgramState:
 
 
 class ProgramStamp:
-    """The state of a program, to be held by what must keep nothing of it: functions are held
-    weakly."""
+    """The state of a program, for holders that must keep none of it alive.
+
+    Functions are held weakly.
+    """
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
         patch_modules()
@@ -370,7 +381,7 @@ class ProgramStamp:
         self._then = self._now()
 
     def is_as_it_was(self) -> bool:
-        """Whether nothing was changed since it was made."""
+        """Return whether the state is unchanged since this stamp was made."""
         return self._then == self._now()
 
     def _now(self) -> tuple[Any, ...]:
@@ -380,7 +391,7 @@ class ProgramStamp:
             len(places),
             dict(_variables()),
             [{name: _weakly(one) for name, one in place.items()} for place in places],
-            [list(hooks) for hooks in global_hooks()],  # by numbers that are given once
+            [list(hooks) for hooks in global_hooks()],  # hook ids, which are unique
             id(default_group()),
         )
 
@@ -390,17 +401,19 @@ def _classes_of(modules: list[torch.nn.Module]) -> set[type]:
 
 
 def _variables() -> Mapping[Any, Any]:
-    """The environment, without decoding each variable."""
+    """Return the environment, without decoding each variable."""
     variables: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
     return variables
 
 
 def _weakly(value: Any) -> Any:
-    """What tells a function or a property from another, and keeps neither. Dynamo guards plain
-    values."""
+    """Return a value that identifies a function or a property and keeps neither alive.
+
+    Dynamo guards plain values.
+    """
     if isinstance(value, property):
         return [_weakly(one) for one in (value.fget, value.fset, value.fdel)]
-    value = getattr(value, "__func__", value)  # of a static method or one of a class
+    value = getattr(value, "__func__", value)  # the function of a static method or a class method
     return weakref.ref(value) if isinstance(value, types.FunctionType) else None
 
 
@@ -411,12 +424,12 @@ def _differ(living: Mapping[Any, Any], copy: Mapping[Any, Any]) -> bool:
 def _is_unchanged(living: Mapping[Any, Any], copy: Mapping[Any, Any]) -> bool:
     try:
         return bool(living == copy)
-    except Exception:  # of a value that cannot be compared with the one before, such as an array
+    except Exception:  # values that cannot be compared with former ones, such as arrays
         return False
 
 
 def _replaced(then: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[str]:
-    """The functions, methods and properties that are others now. Dynamo guards plain values."""
+    """Return the replaced functions, methods and properties; Dynamo guards plain values."""
     names = [
         str(name)
         for name in now.keys() | then.keys()
@@ -430,7 +443,7 @@ def _replaced(then: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[str]:
 
 
 def shadowed_parts(modules: list[torch.nn.Module]) -> list[str]:
-    """Names submodules, parameters and buffers that an attribute of the same name hides."""
+    """Return the submodules, parameters and buffers that an attribute of the same name hides."""
     return [
         f"{type(module).__name__}.{name}"
         for module in modules

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ids that an offloaded model will look up for a batch, before the model is run on it.
+"""Find the ids that an offloaded model will look up for a batch, before the model runs on it.
 
-Often the ids are not in the batch: the model makes them, by hashing or crossing columns. The cut
-moves that into the workers, so the ids come with the batch, and can be read off it while it is
-still to be trained on.
+Often the batch does not contain the ids: the model computes them, by hashing or crossing columns.
+The cut moves this computation into the workers, so the batch carries the ids, and they can be read
+while the batch still waits to be trained on.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.T
 
 
 def _calls_of(call: Any) -> tuple[Any, ...]:
-    """The offloaded calls of a model: one for each of its loaders."""
+    """Return the offloaded calls of a model: one for each of its loaders."""
     return call.calls if isinstance(call, SeveralLoaders) else (call,)
 
 
 def _context_of(calls: tuple[Any, ...], leaves: Sequence[Any]) -> CutContext:
-    """That of the loader which the batch came from, as far as that shows."""
+    """Return the context of the batch's loader; the first context if that is unknown."""
     contexts: list[CutContext] = [call.context for call in calls]
     known = (one for one in contexts if any(one.provenance.lookup(leaf) for leaf in leaves))
     return next(known, contexts[0])

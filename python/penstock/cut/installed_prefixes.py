@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prefixes that a loader's workers run for one offloaded model.
+"""Manage the prefixes that a loader's workers run for one offloaded model.
 
-They are installed, compiled, and taken back when nobody uses their results.
+They are installed, compiled, and withdrawn when their results are no longer used.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ from penstock.tracking.loader_use import LoaderUse
 
 logger = logging.getLogger(__name__)
 
-# A cut that was used so often will be used on.
+# Number of uses after which a cut is expected to remain in use.
 CALLS_BEFORE_COMPILING = 32
 CALLS_BETWEEN_LOOKS = 16
 EXIT_S_MAX = 5.0
 
-# A cut that was not used in this many calls, while batches brought all that it needs, is forgotten.
-# If its calls come again it is planned again, at most once in as many calls: planning runs
-# operators.
+# A cut that was not used in this many calls, while batches carried all that it needs, is forgotten.
+# If such calls recur, it is planned again, at most once in as many calls: planning runs operators.
 UNUSED_CALLS_MAX = 64
 FORGOTTEN_MAX = 2
 
 
 class PrefixHost(Protocol):
-    """The part of a loader that gives prefixes to its workers."""
+    """The part of a loader that sends prefixes to its workers."""
 
     def _install_prefix(
         self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
@@ -54,8 +53,8 @@ class InstalledPrefixes:
     """The prefixes of one offloaded model. Confined to the training thread."""
 
     def __init__(self, user: int, host: Callable[[], PrefixHost | None], use: LoaderUse) -> None:
-        """``user`` is the offloaded model, by the id of its context."""
-        self.compiler: CompiledPrefixes | None = None  # if prefixes are to be compiled
+        """``user`` is the offloaded model's context id."""
+        self.compiler: CompiledPrefixes | None = None  # set if prefixes are to be compiled
         self.known_ids: list[KnownIds] = []  # by cut that is in use
         self._user = user
         self._host = host
@@ -64,49 +63,50 @@ class InstalledPrefixes:
         self._unused = UnusedCuts()
 
     def compile(self) -> None:
-        """Has prefixes compiled from now on."""
+        """Compile prefixes from now on."""
         self.compiler = CompiledPrefixes(self._send)
 
     def add_graph(self, cuts: CutsOfGraph) -> None:
-        """Notes that a captured graph has cuts, which may come out of use."""
+        """Note that a captured graph has cuts, which may become unused."""
         self._unused.add(cuts)
 
     def install(self, cut: PlannedCut) -> None:
-        """Has workers run the prefix of a cut, where it has one."""
+        """Make workers run the prefix of a cut, if it has one."""
         if cut.prefix and cut.prefix not in self._installed:
             self._installed.add(cut.prefix)
             if self._use.take_prefix(self._user, cut.prefix):
                 self._send(cut)
 
     def _send(self, cut: PlannedCut) -> None:
-        """Gives workers a prefix, or the compiled library of one that they have."""
+        """Send workers a prefix, or the compiled library of a prefix that they have."""
         host = self._host()
         if host is not None and cut.prefix in self._installed:
             library = Library() if self.compiler is None else self.compiler.library_of(cut.prefix)
             host._install_prefix(cut.prefix, list(cut.prefix_constants), cut.seed, library)
 
     def withdraw(self, cut: PlannedCut) -> None:
-        """Notes that a cut is in use no more. The workers stop running its prefix, unless another
-        that is in use has the same."""
+        """Note that a cut is no longer in use.
+
+        The workers stop running its prefix, unless another cut in use has the same one.
+        """
         self.known_ids[:] = [known for known in self.known_ids if known.planned is not cut]
         if all(known.planned.prefix != cut.prefix for known in self.known_ids):
             self._withdraw({cut.prefix})
 
     def note_call(self, batch: BatchHandle | None) -> None:
-        """To be called after each call of the model: withdraws prefixes whose results nobody
-        uses."""
+        """Withdraw prefixes whose results are unused; call after each call of the model."""
         if batch is not None and self._unused.end_call(batch.boundary.keys()):
             self._withdraw(self._unused.orphans(self._installed))
 
     def close(self) -> None:
-        """Withdraws all, and ends a compiler that is at work."""
+        """Withdraw all prefixes, and stop a running compiler."""
         if self.compiler is not None:
             self.compiler.close()
         self.known_ids.clear()
         self._withdraw(self._installed)
 
     def _withdraw(self, prefixes: Set[str]) -> None:
-        """Makes the workers stop running those of them that they were given."""
+        """Make the workers stop running the given prefixes, as far as they are installed."""
         host, given = self._host(), self._installed & prefixes
         if host is not None and given:
             unused = self._use.drop_prefixes(self._user, given)
@@ -119,17 +119,18 @@ class InstalledPrefixes:
 
 
 class CompiledPrefixes:
-    """Has prefixes of one offloaded model compiled by AOTInductor beside the training, and gives
-    workers the libraries. Confined to the training thread.
+    """Compiles prefixes of one offloaded model with AOTInductor during training.
 
-    Whether a library is used is for each worker to find out: it has to give the executor's bits,
-    and to take less time. Nothing waits for the compiler, and nothing is lost where it fails.
+    Workers receive the libraries. Confined to the training thread.
+
+    Each worker decides whether to use a library: it has to give the executor's bits, and to take
+    less time. Training does not wait for the compiler, and a failure has no effect.
     """
 
     def __init__(self, install: Callable[[PlannedCut], None]) -> None:
-        """`install` gives workers a prefix anew, with its library."""
+        """`install` sends workers a prefix again, with its library."""
         self._install = install
-        self._libraries: dict[str, Library] = {}  # by prefix; empty where there is none
+        self._libraries: dict[str, Library] = {}  # by prefix; empty if there is none
         self._process: _Compilation | None = None
         self._call_count = 0
 
@@ -137,7 +138,7 @@ class CompiledPrefixes:
         return self._libraries.get(prefix, Library())
 
     def look_at(self, cut: LiveCut, call: GraphCall) -> None:
-        """To be called for each call of a cut that is used."""
+        """Consider a cut for compilation; call for each call of a cut that is used."""
         if self._process is not None:
             self._call_count += 1
             if self._call_count % CALLS_BETWEEN_LOOKS == 0 and self._process.has_ended():
@@ -150,7 +151,7 @@ class CompiledPrefixes:
             self._begin(cut, call)
 
     def close(self) -> None:
-        """Ends a compiler that is at work."""
+        """Stop a running compiler."""
         if self._process is not None:
             self._process.end()
             self._process = None
@@ -175,8 +176,10 @@ class CompiledPrefixes:
 
 
 def _job_for(cut: LiveCut, call: GraphCall) -> tuple[CompileJob, LibraryLeaves]:
-    """The job to compile for calls like `call`. Raises ValueError with the reason where that
-    cannot be said without the process that trains."""
+    """Return the job to compile for calls like `call`.
+
+    Raises ValueError, with the reason, if the job depends on the process that trains.
+    """
     planned, lowering = cut.planned, cut.lowering
     assert planned.reference is not None
     if cut.drawn is not None:
@@ -207,7 +210,7 @@ def _job_for(cut: LiveCut, call: GraphCall) -> tuple[CompileJob, LibraryLeaves]:
 
 
 class _Compilation:
-    """A compiler at work in a process of its own, through files without a name."""
+    """A compiler in a separate process, which communicates through unnamed files."""
 
     def __init__(self, planned: PlannedCut, job: CompileJob, leaves: LibraryLeaves) -> None:
         self.planned, self.leaves = planned, leaves
@@ -232,7 +235,7 @@ class _Compilation:
                     "CUDA_VISIBLE_DEVICES": "",
                     "OMP_NUM_THREADS": "1",
                 },
-                start_new_session=True,  # with the compilers that it starts
+                start_new_session=True,  # together with the compilers that it starts
             )
         self.end = weakref.finalize(self, _end, self._process)
 
@@ -240,7 +243,7 @@ class _Compilation:
         return self._process.poll() is not None
 
     def result(self) -> tuple[bytes, str]:
-        """The library, and if there is none the reason."""
+        """Return the library, and the reason if there is none."""
         with self._library, self._messages:
             self._messages.seek(0)
             said = self._messages.read().decode(errors="replace").strip()
@@ -252,7 +255,7 @@ class _Compilation:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a compiler, and the processes that it has started, and waits for it."""
+    """Stop a compiler and the processes that it has started, and wait for it."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGTERM)
@@ -265,21 +268,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class CutsOfGraph(Protocol):
-    """The cuts in use of one captured graph, which owns them: they are gone with it."""
+    """The cuts in use of one captured graph, which owns them: they are freed together."""
 
     @property
     def cuts(self) -> Sequence[LiveCut]: ...
 
     def forget_unused(self, cut: LiveCut) -> None:
-        """Stops using a cut, and has its prefix withdrawn."""
+        """Stop using a cut, and withdraw its prefix."""
 
 
 class UnusedCuts:
     """Finds the unused cuts of one offloaded model. Confined to the training thread.
 
-    A program may leave captured graphs behind: a number that changed made Dynamo capture another,
-    or a pattern of calls does not come again. Their prefixes would run for every batch that fits
-    them.
+    A program may leave captured graphs behind: a changed number made Dynamo capture another graph,
+    or a pattern of calls does not recur. Their prefixes would run for every batch that fits them.
     """
 
     def __init__(self) -> None:
@@ -290,8 +292,11 @@ class UnusedCuts:
         self._of_graphs.add(cuts)
 
     def end_call(self, shipped: Set[str]) -> bool:
-        """To be called after each call of the model, whose batch came with the boundary tensors
-        `shipped`, by key. Returns whether it is a call after which something was looked for."""
+        """Count a call; call after each call of the model.
+
+        The batch carried the boundary tensors `shipped`, by key. Return whether the unused cuts
+        were checked after this call.
+        """
         self._call_count += 1
         if self._call_count < UNUSED_CALLS_MAX:
             return False
@@ -310,7 +315,7 @@ class UnusedCuts:
         return True
 
     def orphans(self, installed: Iterable[str]) -> set[str]:
-        """The prefixes of graphs that are gone, as they are after `torch._dynamo.reset()`."""
+        """Return the prefixes of graphs that were freed, as after `torch._dynamo.reset()`."""
         owned = {cut.planned.prefix for owner in list(self._of_graphs) for cut in owner.cuts}
         return set(installed) - owned
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cut of a captured graph while it is in use, and one call of the graph.
+"""Define one cut of a captured graph while it is in use, and one call of the graph.
 
-A cut may draw random numbers (`DrawnPrefix`), and it tells the ids that a batch will look up in the
+A cut may draw random numbers (`DrawnPrefix`), and it has the ids that a batch will look up in the
 embeddings of the model (`KnownIds`).
 """
 
@@ -26,50 +26,52 @@ from penstock.graph.sizes import REMEMBERED_SIZES
 from penstock.tracking.batch_origin import BatchHandle, Provenance
 from penstock.tracking.lazy_value import LazyValue
 
-# The inputs that are of the batch, the kind of each, and whether it is still to be computed.
+# The batch's inputs: index, kind, and whether the value is still to be computed.
 Pattern = tuple[tuple[int, int | Expression, bool], ...]
-# A pattern, and the inputs that are followed by their expressions. It fixes how calls are numbered.
+# A pattern, and the inputs that are derived by their expressions. It determines the numbering of
+# calls.
 Variant = tuple[Pattern, frozenset[int]]
-# A pattern, and the graph's own inputs apart from their values: calls that get one plan.
+# A pattern, and the graph's original inputs without their values: such calls share one plan.
 Signature = tuple[Any, ...]
 
-# Operators whose first two arguments are a table and the ids that are looked up in it.
+# Operators whose first two arguments are a table and the ids to look up in it.
 _LOOKUPS = ("aten::embedding", "aten::embedding_bag", "aten::_embedding_bag")
-# Operators that leave the ids and their order as they are. EmbeddingBag flattens its input so.
+# Operators that keep the ids and their order. EmbeddingBag flattens its input with them.
 _SAME_IDS = ("aten::view", "aten::reshape", "aten::_unsafe_view", "aten::unsqueeze", "aten::clone")
 
 
 @dataclass
 class LiveCut:
-    """The state of a cut that is in use, and the code that it runs. Confined to the training
-    thread.
+    """The state of a cut that is in use, and the code that it runs.
+
+    Confined to the training thread.
     """
 
     lowering: Lowering
     variant: Variant
-    added: list[tuple[int, int]]  # inputs beside the graph's own: see ExtendedGraph
+    added: list[tuple[int, int]]  # inputs in addition to the graph's: see ExtendedGraph
     planned: PlannedCut
     suffix: Callable[..., Any] | None = None
     reference: Callable[..., Any] | None = None
     constants: ConstantWatch | None = None
-    drawn: DrawnPrefix | None = None  # where the prefix draws random numbers
-    writes_inputs: bool = False  # to tensors that others may follow from
-    mistrusts: int = 0  # of the context, when this cut was compared last
-    differences: list[float] = field(init=False)  # of its boundary tensors, the largest seen
+    drawn: DrawnPrefix | None = None  # set if the prefix draws random numbers
+    writes_inputs: bool = False  # to tensors that others may depend on
+    mistrusts: int = 0  # the context's count at the last comparison of this cut
+    differences: list[float] = field(init=False)  # largest so far, by boundary tensor
     used_count: int = 0
-    unchecked_count: int = 0  # of these, since the last that was compared
-    is_used: bool = True  # lately; see UnusedCuts
-    former: LiveCut | None = None  # whose boundary tensors batches that are under way may carry
+    unchecked_count: int = 0  # uses since the last comparison
+    is_used: bool = True  # recently; see UnusedCuts
+    former: LiveCut | None = None  # batches in flight may have its boundary tensors
     signature: Signature = ()  # of the call that it was planned for
-    priced: _C.PricedCut | None = None  # where it may be replaced by a cut of another price
-    plan: Plan = field(init=False)  # as it is shown: with the price, once it is known
+    priced: _C.PricedCut | None = None  # set if a cut of another price may replace it
+    plan: Plan = field(init=False)  # the plan as shown: with the price, once known
     unchecked: UncheckedBatches = field(default_factory=UncheckedBatches)
     verified: set[tuple[tuple[int, ...], int]] = field(default_factory=set)  # sizes, threads
     verified_makers: set[int] = field(default_factory=set)  # workers of which a batch was compared
-    # Of the process, when it was planned: what workers compute follows from them.
+    # The process's settings at planning time: the workers' results depend on them.
     settings: str = field(default_factory=_C.kernel_settings)
     _rest: _C.PrefixRest | None = None
-    _has_rest: bool = True  # as far as is known
+    _has_rest: bool = True  # False once it is known to have none
     _layouts: dict[tuple[int, ...], list[Layout]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,12 +80,12 @@ class LiveCut:
 
     @functools.cached_property
     def keys(self) -> frozenset[str]:
-        """Those of its boundary tensors."""
+        """Return the keys of its boundary tensors."""
         return frozenset(item.key for item in self.planned.boundary if item.leaf is None)
 
     @functools.cached_property
     def raw_leaves(self) -> frozenset[int]:
-        """The leaves of the batch that the suffix reads, as they came or on a device."""
+        """Return the leaves of the batch that the suffix reads, unchanged or on a device."""
         native = self.planned.native
         if native is None:
             return frozenset()
@@ -96,13 +98,15 @@ class LiveCut:
 
     @property
     def is_settled(self) -> bool:
-        """Whether its boundary tensors were compared, and its calls are timed no more."""
+        """Return whether its boundary tensors were compared, and its calls are no longer timed."""
         return self.used_count > 0 and not (self.priced and self.priced.wants_timed_calls)
 
     @property
     def rest(self) -> _C.PrefixRest | None:
-        """The trainer's part where a worker's kernels are of another kind, so that it has run only
-        the exact part of the prefix; None where there is no such part."""
+        """Return the trainer's part for a worker with other kernels; None if there is no such part.
+
+        Such a worker has run only the exact part of the prefix.
+        """
         if self._rest is None and self._has_rest:
             constants = [constant.detach().clone() for constant in self.planned.prefix_constants]
             try:
@@ -112,7 +116,7 @@ class LiveCut:
         return self._rest
 
     def layouts(self, sizes: tuple[int, ...]) -> list[Layout]:
-        """The layouts of the boundary tensors as eager makes them: kernels depend on them."""
+        """Return the layouts that eager gives the boundary tensors: kernels depend on them."""
         layouts = self._layouts.get(sizes)
         if layouts is None:
             if len(self._layouts) >= REMEMBERED_SIZES:
@@ -129,7 +133,7 @@ class GraphCall:
 
     handle: BatchHandle
     found: dict[int, Provenance]  # by input
-    inputs: Sequence[Any]  # with those that a cut has added
+    inputs: Sequence[Any]  # including inputs that a cut has added
     waiting: dict[int, LazyValue] = field(default_factory=dict)  # by input: still to be computed
     withheld: dict[int, LazyValue] = field(default_factory=dict)  # by input: still with a worker
 
@@ -141,8 +145,10 @@ class GraphCall:
         )
 
     def recall(self, leaves: Set[int] | None = None, *, is_check: bool = False) -> None:
-        """Has the inputs that stayed with a worker come, or those of them that are these leaves of
-        the batch. Blocks. A check of ours is no read that says that the leaf is wanted."""
+        """Fetch the inputs that stayed with a worker, or only the given leaves of them. Blocks.
+
+        With `is_check`, the read is penstock's and does not count as the program's use of the leaf.
+        """
         wanted = [
             index for index in self.withheld if leaves is None or self.found[index].source in leaves
         ]
@@ -155,7 +161,7 @@ class GraphCall:
             self.inputs = inputs
 
     def with_added(self, added: Sequence[tuple[int, int]], followed: Set[int]) -> Sequence[Any]:
-        """The inputs of a cut that has `added` some, and follows those inputs by expressions."""
+        """Return the inputs of a cut with `added` inputs and inputs derived by expressions."""
         return [
             *(
                 self.waiting[index].materialise()
@@ -178,9 +184,9 @@ def has_layouts(tensors: Sequence[torch.Tensor], layouts: Sequence[Layout]) -> b
 class DrawnPrefix:
     """A prefix that draws random numbers, in the trainer. Thread-compatible.
 
-    The draws of such a prefix for a batch follow from the batch's place in the stream and from
-    nothing else. So the trainer can make a result that no worker has sent, and compare one that a
-    worker has sent with its own.
+    The draws of such a prefix for a batch depend only on the batch's position in the stream. So the
+    trainer can compute a result that no worker has sent, and compare a worker's result with one
+    that it computes.
     """
 
     executor: Any
@@ -197,8 +203,10 @@ class DrawnPrefix:
         return DrawnPrefix(executor, seed, lowering)
 
     def run(self, inputs: Sequence[Any], handle: BatchHandle) -> list[torch.Tensor]:
-        """The boundary tensors of the batch `handle`, given the inputs of a call. No generator
-        moves. Raises PenstockError where an operator fails."""
+        """Return the boundary tensors of the batch `handle`, given the inputs of a call.
+
+        No generator changes. Raises PenstockError if an operator fails.
+        """
         leaves = leaves_of(self.lowering, inputs, handle.leaf_count)
         seed = _C.seed_of_batch(self.seed, *handle.place)
         made: list[torch.Tensor] = self.executor.run(leaves, seed)
@@ -207,22 +215,24 @@ class DrawnPrefix:
 
 @dataclass(frozen=True, slots=True)
 class IdSource:
-    """Where the ids of one lookup are found."""
+    """The source of the ids of one lookup."""
 
     table: Any  # the parameter
-    place: str | int | None  # the key of a boundary tensor, the number of a leaf, or unknown
+    place: str | int | None  # the key of a boundary tensor, the number of a leaf, or None: unknown
 
 
 @dataclass
 class KnownIds:
-    """The ids that a batch will look up in the embeddings of the model, as far as one cut that fits
-    it tells."""
+    """The ids that a batch will look up in the embeddings of the model, as known from one cut.
+
+    The cut has to fit the batch.
+    """
 
     planned: PlannedCut
     sources: list[IdSource]
     _lowering: Lowering
-    _leaves: tuple[tuple[int, int], ...]  # input of the graph, tensor of the batch
-    _shapes: list[tuple[int | None, ...]]  # of these; None: any
+    _leaves: tuple[tuple[int, int], ...]  # graph input, batch tensor
+    _shapes: list[tuple[int | None, ...]]  # their shapes; None: any size
     _executor: _C.Executor | None = None
 
     @staticmethod
@@ -231,7 +241,7 @@ class KnownIds:
         planned: PlannedCut,
         inputs: Sequence[Any],
     ) -> KnownIds:
-        """``inputs`` are the graph's, on which the cut was planned."""
+        """``inputs`` are the inputs of the graph on which the cut was planned."""
         leaves = tuple(
             (index, item.leaf_index)
             for index, item in enumerate(lowering.inputs)
@@ -269,13 +279,13 @@ class KnownIds:
 
     @property
     def call(self) -> tuple[int, ...]:
-        """The tensors of the batch that the model is called with."""
+        """Return the tensors of the batch that the model is called with."""
         return tuple(leaf_index for _, leaf_index in self._leaves)
 
     def fits(self, leaves: Sequence[torch.Tensor]) -> bool:
-        """Whether this is the cut of a batch with these tensors, as far as they tell."""
+        """Return whether this cut fits a batch with these tensors, judging by the tensors alone."""
         if self._lowering.conditions.fixed_ints:
-            return False  # it also depends on numbers that are no batch's
+            return False  # it also depends on numbers that are not in a batch
         inputs: list[Any] = [None] * len(self._lowering.inputs)
         for (index, leaf_index), shape in zip(self._leaves, self._shapes, strict=True):
             if leaf_index >= len(leaves) or leaves[leaf_index].dim() != len(shape):
@@ -297,9 +307,7 @@ class KnownIds:
         return self._compute(leaves).get(source.place)
 
     def _compute(self, leaves: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors that a worker would have sent, by key; nothing where they draw random
-        numbers.
-        """
+        """Return the tensors that a worker would have sent, by key; none for random draws."""
         planned = self.planned
         if any(item.is_random for item in planned.boundary):
             return {}

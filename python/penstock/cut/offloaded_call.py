@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callable that stands in the place of an offloaded model's call.
+"""Define the callable that replaces an offloaded model's call.
 
-It runs the graphs that Dynamo captured of the model, cut where that pays.
+It runs the graphs that Dynamo captured of the model, cut if this pays off.
 """
 
 from __future__ import annotations
@@ -72,28 +72,27 @@ from penstock.tracking.lazy_tensor import (
 
 logger = logging.getLogger(__name__)
 
-# After this many calls in a row without a captured graph, the plan says so.
+# After this many calls in a row without a captured graph, the plan reports this.
 UNCAPTURED_CALLS_MAX = 16
 _CAPTURES_OF_ALL_MAX = 1 << 30
-# A capture takes seconds. A model that is to be captured more often is put back.
+# A capture takes seconds. A model that needs more captures is no longer cut.
 _RECAPTURES_MAX = 32
 
 
 class StandIn:
-    """The part that does not depend on how the model is captured."""
+    """The part that is independent of how the model is captured."""
 
     context: CutContext
 
     def _end_with_model_or_loader(self) -> None:
-        """Has the loader free what it has for the model when that is gone, and the other way
-        round."""
+        """Free the loader's data of the model when the model is deleted, and vice versa."""
         context, this = self.context, weakref.ref(self)
         forget = functools.partial(forget_user, context.user, context.host, context.provenance)
         self._departure = weakref.finalize(self, context.provenance.departures.append, forget)
         self._departure.atexit = False
 
         def close(_: Any) -> None:
-            # Module globals are cleared while Python goes down.
+            # Module globals are cleared during Python's shutdown.
             if sys is None or sys.is_finalizing():
                 return
             call = this()
@@ -101,27 +100,26 @@ class StandIn:
                 call.close()
 
         host = context.host()
-        # The reference is this object's own, and goes with it.
+        # The reference belongs to this object and is freed with it.
         self._host_gone = None if host is None else weakref.ref(host, close)
 
     @property
     def options(self) -> CutOptions:
-        """The options of `offload`, as its caller gave them."""
+        """Return the options of `offload`, as its caller gave them."""
         return self.context.options
 
     def __reduce__(self) -> Any:
-        """A copy of the model is not offloaded, also where its class pickles all it has."""
+        """Make copies of the model not offloaded, even if its class pickles all attributes."""
         return _no_call, ()
 
     def close(self) -> None:
-        """Ends cutting in silence; prefixes that workers run for this model are withdrawn."""
+        """Stop cutting silently, and withdraw the prefixes that workers run for this model."""
         self._departure.detach()
         self.context.close()
 
 
 class OffloadedCall(StandIn):
-    """Stands where `model.compile` puts its callable, or for a function. Confined to the training
-    thread."""
+    """Replaces the callable of `model.compile`, or a function. Confined to the training thread."""
 
     def __init__(
         self,
@@ -132,9 +130,11 @@ class OffloadedCall(StandIn):
         former: Any = None,
         is_compared: bool = True,
     ) -> None:
-        """`call_impl` runs without penstock, and `former` stood in this place. `user` is how the
-        user compiled `model`. Without `is_compared` no call is run by Python for the comparison
-        with the captured graph alone."""
+        """`call_impl` runs without penstock, and `former` was in this position before.
+
+        `user` is the user's way of compiling `model`. Without `is_compared`, Python runs no call
+        only for the comparison with the captured graph.
+        """
         self.call_impl = call_impl
         self.former = former
         self.context = context
@@ -147,9 +147,9 @@ class OffloadedCall(StandIn):
         self._is_new = True
         self._has_run_graph = False
         self._has_run_root = False  # the graph of the frame that is called first
-        self._has_captured = False  # in this call
-        self._uncaptured_calls = 0  # since the last call of which a graph ran
-        # Random numbers have to be drawn by the place of the batch in every call.
+        self._has_captured = False  # during this call
+        self._uncaptured_calls = 0  # since the last call in which a graph ran
+        # In every call, random draws have to depend on the position of the batch.
         can_be_still = user is None and not context.options.allow_random
         self._still = StillModel(model) if can_be_still else None
         self._guards_hooks = False
@@ -157,7 +157,7 @@ class OffloadedCall(StandIn):
         if user is not None:
             self._compiled = recompiled(model, user.with_backend(UserBackend(user)))
             self._with_room = with_settings(self._compiled, **_ROOM)
-            # Dynamo calls modules of torch.nn by a frame of its own, the same for all.
+            # Dynamo calls modules of torch.nn through a separate frame, the same for all.
             is_torchs = type(context.target()).__module__.startswith("torch.")
             self._inlined = _code_of(wrap_inline(_code_of)) if is_torchs else None
         else:
@@ -165,10 +165,10 @@ class OffloadedCall(StandIn):
             self._compiled = self._with_room = _as_eager(capturing(whole=False)(self._traced))
         self._schedule: Schedule | None = None
         if user is None and is_compared:
-            target = context.target  # which is held weakly
+            target = context.target  # held weakly
             self._schedule = Schedule(lambda: modules_of(target()), context.verify_every)
         self._recaptures = 0
-        self._several_graphs: set[Mode] = set()  # modes in which a call is no one graph
+        self._several_graphs: set[Mode] = set()  # modes in which a call is not one graph
         self._observation: Observation | None = None
         self.is_observing = False
         self._end_with_model_or_loader()
@@ -177,7 +177,7 @@ class OffloadedCall(StandIn):
         if is_tracing():
             return self.call_impl(*args, **kwargs)
         if not self.context.is_open:
-            # The code of the user's compiler is used on.
+            # The code of the user's compiler remains in use.
             run = self.call_impl if self._user is None else self._compiled
             return run(*args, **kwargs)
         if self._still is not None:
@@ -198,7 +198,7 @@ class OffloadedCall(StandIn):
         except Exception as error:
             if self._has_run_graph or self._user or not _is_capture_failure(error):
                 raise
-            # Dynamo traces before it runs: none of the forward has happened yet.
+            # Dynamo traces before it runs: no part of the forward has run yet.
             reason = f"the model cannot be captured ({first_sentence(error)})"
         finally:
             self._end_run()
@@ -206,15 +206,18 @@ class OffloadedCall(StandIn):
         return self.call_impl(*args, **kwargs)
 
     def stamp(self) -> tuple[Any, ProgramStamp]:
-        """See `GraphRunner`."""
+        """Implement `GraphRunner`."""
         target = self.context.target()
         return stamp_of(target, [part for one in modules_of(target) for part in one.modules()])
 
     def _needs_room(self) -> bool:
-        """Whether Dynamo's limit may keep it from a capture in the call that comes. It counts all
-        models of a class, those that the program compiles included; ours counts for each."""
+        """Return whether Dynamo's limit may prevent a capture in the next call.
+
+        It counts all models of a class, including models that the program compiles; ours counts
+        each model.
+        """
         if self._user is None and not self._is_new:
-            return False  # settled by `_as_eager`
+            return False  # handled by `_as_eager`
         if self._user is None:
             drop_stale(self.context.target())
         code = self._code
@@ -256,12 +259,14 @@ class OffloadedCall(StandIn):
         return is_training, torch.is_grad_enabled()
 
     def _is_observable(self) -> bool:
-        """Whether Dynamo runs the call as one graph, and no line of the program, as far as is known
-        before."""
+        """Return whether Dynamo will run the call as one graph without any line of the program.
+
+        The answer is based on the facts known before the call.
+        """
         code = self._code
         return (
             code is not None
-            and not self.options.allow_random  # the draws are not the forward's own
+            and not self.options.allow_random  # the draws differ from the forward's
             and self._mode not in self._several_graphs
             and self._uncaptured_calls == 0
             and not is_skipped(self._traced if self._owner is None else self._owner.forward)
@@ -271,7 +276,7 @@ class OffloadedCall(StandIn):
 
     @property
     def _code(self) -> types.CodeType | None:
-        """That of the frame which Dynamo captures first."""
+        """Return the code of the frame that Dynamo captures first."""
         if self._user is None:
             owner = self._owner
             return _code_of(self._traced if owner is None else owner.forward)
@@ -280,13 +285,13 @@ class OffloadedCall(StandIn):
 
     @property
     def _owner(self) -> torch.nn.Module | None:
-        """The module whose forward Dynamo captures; hooks around it run in Python in any case."""
+        """Return the module whose forward Dynamo captures; hooks around it always run in Python."""
         owner = getattr(self.call_impl, "__self__", None)
         is_own = self._traced is self.call_impl and isinstance(owner, torch.nn.Module)
         return owner if is_own else None
 
     def _run_compared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the call in Python, and a captured graph beside it."""
+        """Run the call in Python, and a captured graph for comparison."""
         for item in tree_leaves((args, kwargs)):
             if type(item) is LazyTensor:
                 hush(item)
@@ -343,8 +348,10 @@ class OffloadedCall(StandIn):
     def _observe(
         self, traced: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Observation | None, Any]:
-        """What the captured graph of a call gives; None where it cannot be run for that alone. If
-        Dynamo left the frame to Python, the call has happened, and its result is given."""
+        """Return the observation of a call's captured graph; None if that cannot run alone.
+
+        If Dynamo left the frame to Python, the call has run, and its result is returned.
+        """
         code, result = self._code, _NONE
         if code is not None:
             take_again(code)
@@ -358,7 +365,8 @@ class OffloadedCall(StandIn):
         except Observed:
             pass
         except Exception:
-            # Nothing of the program has run. If this is an error of the program's, it comes again.
+            # No part of the program has run. If this is an error of the program, it will be raised
+            # again.
             logger.debug("a call is not compared", exc_info=True)
         finally:
             if result is _NONE:
@@ -371,7 +379,7 @@ class OffloadedCall(StandIn):
         return observation, result
 
     def _capture_anew(self) -> None:
-        """Has Dynamo capture the model again, since something was seen to move."""
+        """Have Dynamo capture the model again, since a change was detected."""
         self._recaptures += 1
         if self._recaptures > _RECAPTURES_MAX and self.context.is_open:
             self.context.give_up("the program keeps replacing functions that its forward may call")
@@ -386,13 +394,13 @@ class OffloadedCall(StandIn):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Frees the cuts. The graphs stay for other models of this kind."""
+        """Free the cuts. The graphs stay for other models of this kind."""
         for graph in list(self._graphs):
             graph.users.discard(self)
         self._graphs.clear()
 
     def note_capture(self, frame: int) -> None:
-        """See `GraphRunner`. An error raised here ends up in `__call__`."""
+        """Implement `GraphRunner`. An error raised here propagates to `__call__`."""
         self._has_captured = True
         self._captures[frame] += 1
         if self._captures[frame] > self._captures_max and self.context.is_open:
@@ -402,13 +410,13 @@ class OffloadedCall(StandIn):
                 f"part depends on keeps changing; TORCH_LOGS=recompiles shows what"
             )
         if self._user is None and dynamo_config.skip_nnmodule_hook_guards:
-            # The guards of this graph are made after the backend returns. Without those on hooks, a
-            # hook added later would never fire.
+            # The guards of this graph are made after the backend returns. Without guards on hooks,
+            # a hook added later would never run.
             dynamo_config.skip_nnmodule_hook_guards = False
             self._guards_hooks = True
 
     def run_graph(self, graph: CapturedGraph, inputs: Sequence[Any]) -> Any:
-        """See `GraphRunner`."""
+        """Implement `GraphRunner`."""
         self._has_run_graph = True
         if self._schedule is not None and graph.code is not None and graph.code() is self._code:
             self._has_run_root = True
@@ -440,7 +448,7 @@ class OffloadedCall(StandIn):
         return CutGraph(self.context, graph.module, graph.placeholders, graph.by(self._user))
 
     def refuse_frame(self, examples: Sequence[Any], reason: str) -> None:
-        """See `GraphRunner`."""
+        """Implement `GraphRunner`."""
         lookup = self.context.provenance.lookup
         if any(isinstance(one, torch.Tensor) and lookup(one) is not None for one in examples):
             self.context.plan.refuse(reason)
@@ -460,7 +468,7 @@ class OffloadedCall(StandIn):
             self.context.plan.note_idle(self._why_uncaptured())
 
     def _why_uncaptured(self) -> str:
-        """Why Dynamo captures nothing, as far as that shows."""
+        """Return why Dynamo captures no graph, if that can be determined."""
         target = self.context.target()
         skipped = why_skipped(target)
         if skipped is not None:
@@ -474,7 +482,8 @@ class OffloadedCall(StandIn):
 
 
 _NONE = object()
-# Captures are counted for each offloaded model and not, as Dynamo does, for all instances together.
+# Captures are counted for each offloaded model, unlike in Dynamo, which counts all instances
+# together.
 _ROOM: dict[str, Any] = {
     "recompile_limit": _CAPTURES_OF_ALL_MAX,
     "accumulated_recompile_limit": _CAPTURES_OF_ALL_MAX,
@@ -491,22 +500,24 @@ def _with_values(item: Any) -> Any:
 
 
 def _as_eager(compiled: Callable[..., Any], *, suppress_errors: bool = True) -> Callable[..., Any]:
-    """Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
+    """Give a compiled function eager's results.
+
+    Dynamo records add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
     twice where eager rounds once; and NumPy's functions as torch's, which draw other numbers.
-    Python runs the calls that it cannot take, whatever has run before them."""
+    Python runs the calls that Dynamo cannot capture, regardless of the calls that ran before them.
+    """
     return with_settings(
         compiled,
         enable_dynamo_decompositions=False,
         trace_numpy=False,
         suppress_errors=suppress_errors,
-        record_runtime_overhead=False,  # marks for a profiler, in each graph of each call
+        record_runtime_overhead=False,  # profiler marks in each graph of each call
         **_ROOM,
     )
 
 
 def _traceable(call_impl: Callable[..., Any]) -> Callable[..., Any]:
-    """Dynamo skips the frames of torch.nn's own modules unless they are called by a frame that it
-    takes."""
+    """Wrap modules of torch.nn: Dynamo skips their frames if no captured frame calls them."""
     target = getattr(call_impl, "__self__", None)
     if not isinstance(target, torch.nn.Module) or not type(target).__module__.startswith("torch."):
         return call_impl
@@ -522,8 +533,11 @@ def _traceable(call_impl: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=32)
 def _code_for(parts: tuple[tuple[str, type], ...], code: types.CodeType) -> types.CodeType:
-    """A frame for modules of these parts. What Dynamo finds out about a frame holds for its code
-    object, so one that it cannot capture is not to spoil it for all others."""
+    """Return the code object of a separate frame for modules of these parts.
+
+    Dynamo's findings about a frame hold for its code object, so one frame that it cannot capture
+    must not affect all others.
+    """
     return code.replace(co_name=f"call_{parts[0][1].__name__}")
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`offload`: moves the calls of a model that follow from the batch alone into the loader's workers.
+"""`offload`: move the calls of a model that depend only on the batch into the loader's workers.
 
-It installs a Dynamo backend of our own by way of `model.compile`, so the model keeps its class, its
-parameters, its hooks and its state_dict. Whatever cannot be handled leaves the model running as it
-did before.
+It installs a penstock Dynamo backend by way of `model.compile`, so the model keeps its class, its
+parameters, its hooks and its state_dict. For any unsupported construct, the model runs as it did
+before.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=Callable[..., Any])
 
 _SCRIPTS = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
-_CALL = "_penstock_call"  # the attribute of a function that stands for another
+_CALL = "_penstock_call"  # the attribute of a function that replaces another
 
 
 def offload(
@@ -134,8 +134,10 @@ def offload(
 def _make_call(
     model: Any, loader: Any, options: CutOptions, verify_every: int, compile_prefix: bool
 ) -> OffloadedCall | OffloadedScript | None:
-    """The call that stands for `model` with batches of `loader`. None, with a warning, where
-    nothing can be moved."""
+    """Return the call that replaces `model` for batches of `loader`.
+
+    Return None, with a warning, if no call can be moved.
+    """
     with _as_it_was(model) as bare:
         reason = _refusal(bare, loader)
         if reason is not None:
@@ -161,7 +163,7 @@ def _make_call(
         if compile_prefix:
             context.prefixes.compile()
         if options.mode == "auto" and not options.allow_random and user is None:
-            # With random draws another plan would be another training, at a moment of the clock's.
+            # With random draws, another plan would make training depend on timing.
             context.repricer = _repricer(bare, loader, context)
         if not isinstance(bare, torch.nn.Module):
             return OffloadedCall(context, bare, bare, user)
@@ -172,7 +174,7 @@ def _make_call(
 
 @contextlib.contextmanager
 def _as_it_was(model: Any) -> Iterator[Any]:
-    """The model without `offload`, for the time of the context."""
+    """Yield the model without `offload`, for the duration of the context."""
     call = offloaded_call(model)
     if call is None:
         yield model
@@ -188,12 +190,12 @@ def _as_it_was(model: Any) -> Iterator[Any]:
 
 
 def _put_in_place(model: Any, call: OffloadedCall | OffloadedScript) -> Any:
-    """Has `call` run where `model` is called, beside the calls of other loaders."""
+    """Install `call` where `model` is called, in addition to the calls of other loaders."""
     former = offloaded_call(model)
     if former is None:
         if not isinstance(model, torch.nn.Module):
             return _standing_for(model, call)
-        # TorchScript itself does not look here: it calls the module's program.
+        # TorchScript does not use this attribute: it calls the module's program.
         model.__dict__[_place_of_call(model)] = call
         return model
     if not isinstance(former, SeveralLoaders):
@@ -204,14 +206,14 @@ def _put_in_place(model: Any, call: OffloadedCall | OffloadedScript) -> Any:
 
 
 def _call_for(call: Any, loader: Any) -> Any:
-    """The part of a model's stand-in that belongs to a loader, or None."""
+    """Return the part of a model's stand-in that belongs to a loader, or None."""
     if isinstance(call, SeveralLoaders):
         return call.call_for(loader)
     return call if call.context.host() is loader else None
 
 
 def _without(model: Any, call: Any, own: Any) -> Any:
-    """The model without the call of one loader."""
+    """Return the model without the call of one loader."""
     if call is own:
         return detach(model)
     call.remove(own)
@@ -237,7 +239,7 @@ def _repricer(model: Any, loader: Any, context: CutContext) -> Repricer:
 
 
 def _share_withholding(loader: Any, context: CutContext) -> None:
-    """Has the loader's leaves stay with the workers where the model does not need them."""
+    """Let the loader's leaves stay with the workers if the model does not need them."""
     shared = context.provenance.withholding
     own = shared if isinstance(shared, LeafWithholding) else None
     if own is None:
@@ -268,7 +270,7 @@ def detach(model: M) -> M:
 
 
 def offloaded_call(model: Any) -> OffloadedCall | OffloadedScript | SeveralLoaders | None:
-    """The callable that `offload` put in front of a module or made a function of, or None."""
+    """Return the callable by which `offload` replaced a module's call or a function, or None."""
     if isinstance(model, torch.nn.Module):
         call = model.__dict__.get(_place_of_call(model))
     else:
@@ -277,12 +279,13 @@ def offloaded_call(model: Any) -> OffloadedCall | OffloadedScript | SeveralLoade
 
 
 class SeveralLoaders(StandIn):
-    """Stands in the place of the call of a model that is used with several loaders. Confined to the
-    training thread.
+    """Replaces the call of a model that is used with several loaders.
 
-    The model has an offloaded call of its own for each of them, with its own plans. A call of the
-    model belongs to the loader that its tensors came from, and to the one that delivered last where
-    that does not show.
+    Confined to the training thread.
+
+    The model has a separate offloaded call for each loader, with separate plans. A call of the
+    model belongs to the loader of its tensors; if that is unknown, to the loader that delivered
+    last.
     """
 
     def __init__(self, first: Any) -> None:
@@ -292,7 +295,7 @@ class SeveralLoaders(StandIn):
 
     @property
     def context(self) -> Any:  # type: ignore[override]
-        """That of the loader that delivered last."""
+        """Return the context of the loader that delivered last."""
         return self._newest().context
 
     @property
@@ -300,11 +303,11 @@ class SeveralLoaders(StandIn):
         return tuple(self._calls)
 
     def call_for(self, loader: Any) -> Any:
-        """The call that belongs to a loader, or None."""
+        """Return the call that belongs to a loader, or None."""
         return next((call for call in self._calls if call.context.host() is loader), None)
 
     def add(self, call: Any) -> None:
-        """Loaders that are gone leave nothing behind."""
+        """Add a call, and close the calls of loaders that were deleted."""
         for old in [old for old in self._calls if old.context.host() is None]:
             self._calls.remove(old)
             old.close()
@@ -329,7 +332,7 @@ class SeveralLoaders(StandIn):
         return self._newest()
 
     def _newest(self) -> Any:
-        """The call of the loader that delivered last, of those that are alive."""
+        """Return the call of the loader that delivered last, among the loaders that are alive."""
         return max(
             self._calls,
             key=lambda call: (
@@ -340,8 +343,7 @@ class SeveralLoaders(StandIn):
 
 
 def _is_of(provenance: ProvenanceTable, tensor: torch.Tensor) -> bool:
-    """Whether a tensor came from the loader with that table, or waits to be computed of its
-    batch."""
+    """Return whether a tensor is from the loader with that table, or a lazy value of its batch."""
     value = tensor._value if type(tensor) is LazyTensor else None
     if value is not None:
         return value.table.provenance is provenance
@@ -349,7 +351,7 @@ def _is_of(provenance: ProvenanceTable, tensor: torch.Tensor) -> bool:
 
 
 def _place_of_call(model: torch.nn.Module) -> str:
-    """The attribute that holds the function that is called in place of the module's own forward."""
+    """Return the attribute whose function is called in place of the module's forward."""
     has_own = isinstance(model, (OptimizedModule, torch.jit.ScriptModule))
     return "forward" if has_own else COMPILED_CALL
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles one prefix with AOTInductor: a program that runs beside the training.
+"""Compile one prefix with AOTInductor: a program that runs alongside the training.
 
     python -m penstock.cut.prefix_compiler JOB LIBRARY
 
-JOB and LIBRARY are descriptors of files without a name: a pickled `CompileJob` is read from one and
-the shared library is written to the other. Whatever the compilers leave on disk meanwhile lies in a
-folder of this process, which goes with it, and it goes when the process that started it does.
+JOB and LIBRARY are descriptors of unnamed files: a pickled `CompileJob` is read from one and the
+shared library is written to the other. Temporary files of the compilers are in a folder of this
+process, which is removed at its exit; the process ends when its parent does.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from torch import nn
 from penstock.compat.dynamo import compile_ahead
 
 PARENT_CHECK_S = 0.2
-NICENESS = 10  # the training and its workers come first
+NICENESS = 10  # the training and its workers have priority
 CALL_BY_NAME = "aoti_torch_proxy_executor_call_function("
 
 
 @dataclass(frozen=True)
 class CompileJob:
-    """A graph for calls of one kind. Without a value an input is not read."""
+    """A graph for calls of one kind. An input without a value is not read."""
 
     graph: Any  # fx.GraphModule
-    inputs: list[Any]  # by placeholder: tensors that stay as they are, numbers, or None
+    inputs: list[Any]  # by placeholder: tensors that do not change, numbers, or None
     leaves: list[tuple[int, torch.Tensor]]  # placeholder, and the batch's tensor, without values
 
 
 class OfLeaves(nn.Module):
-    """Gives a captured graph the batch's tensors and the other inputs that it was captured with."""
+    """Calls a captured graph with the batch's tensors and the other inputs of its capture."""
 
     def __init__(self, job: CompileJob) -> None:
         super().__init__()
@@ -60,7 +60,8 @@ class OfLeaves(nn.Module):
     def forward(self, *leaves: torch.Tensor) -> Any:
         inputs = list(self._inputs)
         for index in self._tensors:
-            # `get_buffer` takes as long as a small operator, which benches would count as eager's.
+            # `get_buffer` takes as long as a small operator, which benches would attribute to
+            # eager.
             inputs[index] = self._buffers[f"input_{index}"]
         for index, leaf in zip(self._leaves, leaves, strict=True):
             inputs[index] = leaf
@@ -68,13 +69,16 @@ class OfLeaves(nn.Module):
 
 
 def compile_job(job: CompileJob, folder: str) -> bytes:
-    """The shared library of a job, for calls from one thread. Raises the compilers' exceptions, and
-    RuntimeError where it would need operators that it can only call by name."""
+    """Return the shared library of a job, for calls from one thread.
+
+    Raises the compilers' exceptions, and RuntimeError if the library would need operators that it
+    can only call by name.
+    """
     examples = tuple(
         torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).zero_()
         for _, leaf in job.leaves
     )
-    torch.set_num_threads(1)  # which is written into the code
+    torch.set_num_threads(1)  # this is compiled into the code
     with torch.no_grad():
         exported = torch.export.export(OfLeaves(job), examples, strict=False)
         path = compile_ahead(exported.module(), examples, folder + "/prefix.so")
@@ -87,7 +91,7 @@ def compile_job(job: CompileJob, folder: str) -> bytes:
 
 @contextlib.contextmanager
 def own_folder() -> Iterator[str]:
-    """A folder for all that is written, gone with this process or with its parent."""
+    """Yield a folder for all output, removed at the end of this process or of its parent."""
     folder = tempfile.mkdtemp(prefix="penstock-compiler-")
     parent = os.getppid()
 
@@ -102,7 +106,8 @@ def own_folder() -> Iterator[str]:
 
     signal.signal(signal.SIGTERM, end)
     threading.Thread(target=watch, daemon=True).start()
-    # Read when Inductor is imported. Its processes for compiling in parallel would be ours to end.
+    # Read when Inductor is imported. Processes for parallel compilation would have to be stopped
+    # here.
     os.environ.update(TORCHINDUCTOR_CACHE_DIR=folder, TORCHINDUCTOR_COMPILE_THREADS="1")
     try:
         yield folder
@@ -124,7 +129,8 @@ if __name__ == "__main__":
     try:
         main(*map(int, sys.argv[1:]))
     except Exception:
-        # The last line that is said is the reason. Modules may say more when the interpreter ends.
+        # The last line of the output is the reason. Modules may write more when the interpreter
+        # exits.
         traceback.print_exc()
         status = 1
     else:

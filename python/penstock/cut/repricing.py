@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the plans of an offloaded model priced again while its loader runs. When a plan changes is
-decided in csrc/graph/repricer.h; here calls are timed, and a change is logged and shown."""
+"""Reprice the plans of an offloaded model while its loader runs.
+
+csrc/graph/repricer.h decides when a plan changes; this module times calls, and logs and shows
+changes.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,15 @@ from penstock.tuning.load_meter import LoadMeter, TrainerClock
 
 logger = logging.getLogger(__name__)
 
-# The replacement of a cut: one that was in use before, or the prices that another is planned for.
+# The replacement of a cut: one that was in use before, or the prices for planning another.
 Change = LiveCut | _C.Prices
 
 
 class Repricer:
-    """Prices the plans of one offloaded model with ``cut="auto"``. Confined to the training
-    thread."""
+    """Prices the plans of one offloaded model with ``cut="auto"``.
+
+    Confined to the training thread.
+    """
 
     def __init__(self, meter: LoadMeter, clock: TrainerClock) -> None:
         self._meter = meter
@@ -31,13 +36,13 @@ class Repricer:
         self._left: LiveCut | None = None  # by the newest change
 
     def note_odd_step(self) -> None:
-        """Something was planned or compared in this step."""
+        """Note that this step included planning or a comparison."""
         self._meter.native.skip()
 
     def run_timed(
         self, cut: LiveCut, run_whole: Callable[[], Any], run_suffix: Callable[[], Any]
     ) -> Any:
-        """Runs the graph, one way or the other, and may time it."""
+        """Run the whole graph or the suffix, and time it if a timed call is due."""
         assert cut.priced is not None
         call = cut.priced.next_timed_call()
         if call is None:
@@ -48,13 +53,15 @@ class Repricer:
         self._clock.end()
         self._take_times()
         if not cut.priced.wants_timed_calls:
-            # The trainer was slower than it will be, and workers got ahead.
+            # The trainer was slower than normal, and workers got ahead.
             self._meter.native.forget()
         return results
 
     def look_at(self, cut: LiveCut, weight: int = 1) -> Change | None:
-        """To be called for each call of a cut, or for one that stands for `weight` of them. Returns
-        the cut that replaces it, if another promises to be better, or has been."""
+        """Note a call of a cut, or a call that represents `weight` calls; call for each.
+
+        Return the cut that replaces it, if another promises to be better, or has been.
+        """
         if cut.priced is None:
             return None
         self._take_times()
@@ -66,7 +73,7 @@ class Repricer:
         return self._left if change is True else change
 
     def changed(self, old: LiveCut, new: LiveCut, where: str) -> None:
-        """One cut was replaced by another, which is in force from the next batches on."""
+        """Note that one cut was replaced by another, which is in force from the next batches on."""
         assert old.priced is not None and new.priced is not None
         is_back = self._native.changed(old.priced, new.priced)
         self._left = old
@@ -87,19 +94,19 @@ class Repricer:
         )
 
     def give_up(self, cut: LiveCut) -> None:
-        """The other plan cannot be carried out."""
+        """Note that the other plan cannot be implemented."""
         if cut.priced is not None:
             self._native.give_up(cut.priced)
             _show(cut)
 
     def _take_times(self) -> None:
-        """Notes the timed calls that a device has come to the end of."""
+        """Note the timed calls that a device has finished."""
         for (priced, call), seconds in self._clock.take():
             priced.note_timed_call(call, seconds)
 
 
 def _show(cut: LiveCut) -> None:
-    """Puts the newest price into the plan that the loader shows."""
+    """Put the newest price into the plan that the loader shows."""
     shown = cut.priced.shown if cut.priced is not None else None
     if shown is None:
         return

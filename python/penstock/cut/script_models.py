@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TorchScript modules and functions in training.
+"""Run TorchScript modules and functions in training.
 
-The native part reads the program, and the part that stays is a program of TorchScript again, over
-the module's own parameters. TorchScript's optimizer makes other kernels and other gradients from
-the second run of a program on. So a cut is used only once the module and its part that stays have
-both run often enough to be optimized, and gave the same bits.
+The native part reads the program, and the remaining part is again a TorchScript program, with the
+module's parameters. TorchScript's optimizer makes other kernels and other gradients from the second
+run of a program on. So a cut is used only after the module and its remaining part have both run
+often enough to be optimized, and gave the same bits.
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ from penstock.tracking.lazy_tensor import memory_in
 logger = logging.getLogger(__name__)
 
 # A program is profiled, then optimized, and so are the programs of its gradients; from this run on
-# it stays as it is.
+# it no longer changes.
 SETTLED_RUNS = 4
-# How many plans one module may have (its modes, other arguments), and how many refusals.
+# Limits of the plans of one module (its modes, other arguments), and of its refusals.
 PLANS_MAX = 8
 
 
 class OffloadedScript(StandIn):
-    """Stands for the forward of a ScriptModule, or for a ScriptFunction. Confined to the training
-    thread."""
+    """Replaces the forward of a ScriptModule, or a ScriptFunction.
+
+    Confined to the training thread.
+    """
 
     def __init__(self, context: CutContext, model: Any, call_impl: Callable[..., Any]) -> None:
         self.context = context
-        # The function that runs without penstock, and the one that stood in this place.
+        # The function that runs without penstock, and the former one in this position.
         self.call_impl = call_impl
         self.former = call_impl
         self._model = model
@@ -66,7 +68,7 @@ class OffloadedScript(StandIn):
         try:
             found = self._find(args, kwargs)
         except Exception as error:
-            # Nothing has run yet, so the whole still can.
+            # No part has run yet, so the whole program still can.
             logger.debug("the cut failed", exc_info=True)
             self.context.give_up(f"the cut failed ({type(error).__name__}: {error})")
             found = None
@@ -79,7 +81,7 @@ class OffloadedScript(StandIn):
             self.context.end_call(True)
 
     def _run_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """TorchScript reads memory, and so does whoever it leaves its kernels to."""
+        """Run the whole program on plain tensors: TorchScript and its backends read memory."""
         if self.context.provenance.deferral is not None:
             args, kwargs = memory_in((args, kwargs))
         return self.call_impl(*args, **kwargs)
@@ -87,11 +89,11 @@ class OffloadedScript(StandIn):
     def _find(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ScriptCut, Any, list[torch.Tensor]] | None:
-        """The cut for this call and its boundary tensors, or None when the whole has to run."""
+        """Return the cut for this call and its boundary tensors, or None to run the whole."""
         try:
             call = _C.ScriptCall(self._model, args, kwargs)
         except (TypeError, RuntimeError):
-            return None  # the module says so in its own words
+            return None  # the module raises its own error
         tensors = call.tensors
         given = self._given(tensors)
         if given is None:
@@ -125,7 +127,7 @@ class OffloadedScript(StandIn):
                 return
 
     def _given(self, tensors: Sequence[torch.Tensor]) -> GraphCall | None:
-        """What is known of the tensors of a call; None where they are of no batch, or of two."""
+        """Return the facts about the tensors of a call; None if they are of no batch, or of two."""
         lazy = LazyInputs.of(tensors)
         handle: BatchHandle | None = None
         leaves: dict[int, Provenance] = {}
@@ -163,8 +165,7 @@ class OffloadedScript(StandIn):
             self._refuse(str(refusal))
             return None
         except Exception as error:
-            # Planning is no part of training: whatever goes wrong in it must not end the user's
-            # run.
+            # Planning is not part of training: its errors must not end the user's run.
             logger.debug("planning failed", exc_info=True)
             self._refuse(f"planning failed: {type(error).__name__}: {error}")
             return None
@@ -200,7 +201,7 @@ class OffloadedScript(StandIn):
                 self.context.give_up("a buffer that workers have a copy of keeps changing")
             return None
         if cut.settings != _C.kernel_settings():
-            self._forget(cut)  # and planned again under the present ones
+            self._forget(cut)  # it is planned again under the present settings
             return None
         boundary = [handle.boundary.get(item.key) for item in cut.boundary]
         if cut.runs[_mode()] < SETTLED_RUNS or any(tensor is None for tensor in boundary):
@@ -245,7 +246,7 @@ class OffloadedScript(StandIn):
         boundary: list[torch.Tensor],
         handle: BatchHandle,
     ) -> bool:
-        """Compares the workers' results."""
+        """Compare the workers' results."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             expected = cut.reference.run(self._model, call)
         wrong = sorted(
@@ -267,7 +268,7 @@ class OffloadedScript(StandIn):
     def _is_suffix_right(
         self, cut: ScriptCut, call: Any, boundary: list[torch.Tensor], setting: Setting
     ) -> bool:
-        """Compares the results of the part that stays with those of the whole."""
+        """Compare the results of the remaining part with the results of the whole."""
         difference = self._difference(cut, call, boundary)
         if difference is not None:
             if len(cut.refused) >= REMEMBERED_SIZES:
@@ -279,8 +280,9 @@ class OffloadedScript(StandIn):
         return difference is None
 
     def _difference(self, cut: ScriptCut, call: Any, boundary: list[torch.Tensor]) -> str | None:
-        """The first result in which the part that stays differs from the whole, both on copies of
-        the model.
+        """Return the first result in which the remaining part differs from the whole.
+
+        Both run on copies of the model.
         """
         whole = _C.whole_script(self._model)
 
@@ -296,8 +298,8 @@ class OffloadedScript(StandIn):
             with _small_groups(keeps_small_groups):
                 for _ in range(SETTLED_RUNS):
                     observe(side(suffix, boundary), call.tensors)
-            # One batch does not show every rounding: the program that is put together has to be the
-            # same, too.
+            # One batch does not show every rounding: the reassembled program has to be the same,
+            # too.
             if cut.program.is_optimized_alike(cut.native, whole, suffix):
                 cut.suffix = suffix
                 break
@@ -312,8 +314,10 @@ class OffloadedScript(StandIn):
 
 
 def _twin(model: torch.nn.Module) -> Any:
-    """A copy with parameters of its own. With gradients on, TorchScript copies them as results of
-    the model's."""
+    """Return a copy with separate parameters.
+
+    With gradients on, TorchScript would copy them as results of the model's parameters.
+    """
     with torch.no_grad():
         twin = copy.deepcopy(model)
     for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
@@ -323,8 +327,10 @@ def _twin(model: torch.nn.Module) -> Any:
 
 @contextlib.contextmanager
 def _small_groups(keeps_them: bool) -> Iterator[None]:
-    """Whether TorchScript keeps groups to differentiate that have few operators. It is a switch of
-    the process, which is off as a rule."""
+    """Set whether TorchScript keeps differentiable groups that have few operators.
+
+    It is a process-wide switch, which is normally off.
+    """
     if not keeps_them:
         yield
         return

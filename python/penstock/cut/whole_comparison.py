@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds a model's part that stays against the whole model, results and gradients, bit for bit.
+"""Compare a model's remaining part with the whole model: results and gradients, bit for bit.
 
-Where Python runs both, they make the same calls and there is nothing to compare. A compiler makes
-its own kernels for each, so this is done before a cut of a compiled model is used: both run on
-copies of their inputs, under the same random numbers, and nothing of it can be seen by the program.
+If Python runs both, they make the same calls and no comparison is needed. A compiler makes separate
+kernels for each, so they are compared before a cut of a compiled model is used: both run on copies
+of their inputs, with the same random numbers, without side effects that the program could observe.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from penstock.stream.batch_seeds import AllGeneratorsKept, torch_states
 
 
 class Side(NamedTuple):
-    """One way to compute, on its own copy of the model."""
+    """One way to compute, on a separate copy of the model."""
 
     run: Callable[[Sequence[Any]], Any]
     held: Sequence[torch.Tensor] = ()  # parameters and buffers that are not among the inputs
 
 
 def first_difference(whole: Side, part: Side, inputs: Sequence[Any]) -> str | None:
-    """The first difference between two ways to compute the same from `inputs`, or None. Both are
-    run once, on copies of the inputs; gradients are those of whatever requires grad.
+    """Return the first difference between two ways to compute the same from `inputs`, or None.
+
+    Both are run once, on copies of the inputs; gradients are taken of every tensor that requires
+    grad.
     """
     expected, seen = observe(whole, inputs), observe(part, inputs)
     for kind, ours, theirs in zip(_KINDS, seen, expected, strict=True):
@@ -41,7 +43,7 @@ _KINDS = ("results", "what it writes to", "gradients", "random numbers")
 
 
 def observe(side: Side, inputs: Sequence[Any]) -> tuple[list[Any], ...]:
-    """All that comes of running one side forward and backward, in the order of `_KINDS`."""
+    """Run one side forward and backward; return all its effects in the order of `_KINDS`."""
     copies = copies_of(inputs)
     with AllGeneratorsKept():
         results = tree_leaves(side.run(copies))
@@ -58,8 +60,10 @@ def observe(side: Side, inputs: Sequence[Any]) -> tuple[list[Any], ...]:
 def copies_of(
     inputs: Sequence[Any], is_copied: Callable[[torch.Tensor], bool] = lambda _: True
 ) -> list[Any]:
-    """The inputs, those that `is_copied` with memory of their own; copies of inputs that share
-    memory share it, too."""
+    """Return the inputs, with copies of the tensors for which `is_copied` is true.
+
+    Copies of inputs that share memory share it, too.
+    """
     storages: dict[int, torch.UntypedStorage] = {}
     copies: dict[int, torch.Tensor] = {}
 
@@ -82,7 +86,7 @@ def copies_of(
                     tensor.stride(),
                 )
         if isinstance(tensor, torch.nn.Parameter):
-            # Compilers tell parameters from other tensors.
+            # Compilers distinguish parameters from other tensors.
             fresh = torch.nn.Parameter(fresh, requires_grad=False)
         copies[id(tensor)] = fresh.requires_grad_(tensor.requires_grad)
         return fresh
@@ -97,7 +101,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def _seeds(ends: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Something to begin the gradients with."""
+    """Return the initial gradients of the backward pass."""
     generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(end.shape, generator=generator).to(dtype=end.dtype, device=end.device)
