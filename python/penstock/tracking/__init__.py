@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensor came from which batch, and tensors whose values wait until they are asked for."""
+"""Track the batch of each tensor, and provide tensors whose values are computed on demand."""

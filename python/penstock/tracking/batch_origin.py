@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells a model's input apart from any other tensor: which batch it came with, and whether it is
-still unchanged, or follows from such tensors.
+"""Track the origin of a model's inputs.
 
-The table is keyed by tensor identity and holds tensors weakly, so a batch dies when the user drops
-it. A tensor that was written to in place since its delivery has lost its provenance.
+For each tensor, this is the batch that it was delivered with, whether it is still unchanged, or
+whether it depends on such tensors.
+
+The table is keyed by tensor identity and holds tensors weakly, so a batch is freed when the user
+drops it. A tensor that was written to in place since its delivery has lost its provenance.
 
 Leaves of a batch may have stayed with the worker that made it (:class:`WithheldLeaves`). The
-program has lazy tensors in their place. When the values of one are asked for, the whole batch is
-recalled: from the worker that made it while that still has the leaves, else from any worker, who
-makes the batch again. A batch that was made again has to be the batch that came.
+program has lazy tensors in their place. When the values of one are read, the whole batch is
+recalled: from the worker that made it while that still has the leaves, otherwise from any worker,
+which makes the batch again. A batch that was made again has to equal the delivered batch.
 """
 
 from __future__ import annotations
@@ -32,49 +34,49 @@ if TYPE_CHECKING:
     from penstock import _C
     from penstock.graph.expression import Expression
 
-_WRITTEN = -1  # the version of no tensor
+_WRITTEN = -1  # a version that no tensor has
 
 
 class Deferring(Protocol):
-    """Holds operators on a loader's batches back until their values are asked for."""
+    """Delays operators on a loader's batches until their values are read."""
 
     wanted_by: set[int]  # offloaded models, by their numbers
     sampled_by: set[int]
 
     def forget_user(self, user: int) -> None:
-        """Notes that an offloaded model has no use for lazy tensors any more."""
+        """Note that an offloaded model no longer has any use for lazy tensors."""
 
     def delivered(self, batch: Any, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> Any:
-        """The batch, of lazy tensors while a model wants them."""
+        """Return the batch, with lazy tensors while a model wants them."""
 
     def withheld(self, handle: BatchHandle, place: int, leaf: Any) -> None:
-        """Has the lazy tensor `leaf` stand for the leaf at this place."""
+        """Make the lazy tensor `leaf` represent the leaf at this place."""
 
 
 @dataclass(eq=False)
 class BatchHandle:
-    """One delivered batch: its boundary tensors by key, how many leaves it has, and its number."""
+    """One delivered batch: its boundary tensors by key, its leaf count, and its number."""
 
     leaf_count: int
     boundary: dict[str, torch.Tensor] = field(default_factory=dict)
-    epoch: int = 0  # as the loader begins them, from 0
-    sequence: int = 0  # in its epoch, from 0
-    # The seeds of an offloaded model's draws: of its epoch, and its number there.
+    epoch: int = 0  # number of the loader's epoch, from 0
+    sequence: int = 0  # number in its epoch, from 0
+    # The seeds of an offloaded model's draws: the epoch's seed, and the batch's number there.
     place: tuple[int, int] = (0, 0)
     maker: int = 0  # the worker that made it: a pool's by its id, a local one by its number
-    rows: int | None = None  # of its first tensor: it tells the last batch of an epoch apart
-    # If the batch's tensors are lazy: their values, and those of tensors made from them; and
-    # whether there may be more that nobody computes before they are asked for.
+    rows: int | None = None  # of its first tensor, to distinguish the last batch of an epoch
+    # If the batch's tensors are lazy: their values, and the values of tensors made from them; and
+    # whether there may be more that are computed only on demand.
     lazy_values: weakref.WeakSet[object] = field(default_factory=weakref.WeakSet)
     may_wait: bool = True
-    withheld: WithheldLeaves | None = None  # where leaves stayed with the worker
+    withheld: WithheldLeaves | None = None  # set if leaves stayed with the worker
     leaf_bytes: tuple[int, ...] = ()
-    ahead: _C.AheadCopies | None = None  # of its tensors, on a device
-    is_watched: bool = False  # its leaves are lazy, and notice when they are read
-    read_leaves: set[int] = field(default_factory=set)  # by the program, of those that are lazy
+    ahead: _C.AheadCopies | None = None  # copies of its tensors on a device
+    is_watched: bool = False  # its leaves are lazy, and record reads
+    read_leaves: set[int] = field(default_factory=set)  # lazy leaves that the program has read
 
     def index_of_key(self, key: str) -> int:
-        """Where a boundary tensor stands among all tensors of the batch."""
+        """Return the index of a boundary tensor among all tensors of the batch."""
         return self.leaf_count + list(self.boundary).index(key)
 
 
@@ -83,20 +85,20 @@ class Withholding(Protocol):
 
     @property
     def lazy_leaves(self) -> Set[int]:
-        """Leaves that the program is to be given as lazy tensors."""
+        """Return the leaves that the program is to receive as lazy tensors."""
 
     def note_recall(self, leaf: int) -> None:
-        """A leaf that had stayed with its worker was read."""
+        """Note that a leaf that had stayed with its worker was read."""
 
     def forget(self, user: int) -> None:
-        """Notes that a model is offloaded no more."""
+        """Note that a model is no longer offloaded."""
 
 
 class Provenance(NamedTuple):
-    """Leaf ``source`` of the batch ``handle``, or a tensor with that expression, delivered or made
-    when its tensor had version ``version``.
+    """The origin of a tensor: leaf ``source`` of the batch ``handle``, or an expression.
 
-    ``inputs`` are those of the expression; leaves among them are held weakly.
+    ``version`` is the tensor's version when it was delivered or made. ``inputs`` are the inputs of
+    the expression; leaves among them are held weakly.
     """
 
     handle: BatchHandle
@@ -110,39 +112,41 @@ class Provenance(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A provenance in the table. Tensors made from a batch hold the handle weakly: one may be one
-    of the handle's own boundary tensors."""
+    """A provenance in the table.
+
+    Tensors made from a batch hold the handle weakly: one may be a boundary tensor of the handle.
+    """
 
     handle: BatchHandle | weakref.ref[BatchHandle]
-    address: int  # `tensor.data = other` leaves the version as it was
+    address: int  # `tensor.data = other` does not change the version
     source: int | Expression
     version: int
     inputs: tuple[Any, ...]
 
 
 class ProvenanceTable:
-    """Thread-compatible."""
+    """The provenance of a loader's tensors. Thread-compatible."""
 
     def __init__(self) -> None:
         self._entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self.deferral: Deferring | None = None  # made when a program wants it
-        self.withholding: Withholding | None = None  # where leaves may stay with the workers
-        self.model_count = 0  # how many were offloaded to the loader so far
+        self.deferral: Deferring | None = None  # created when a program needs it
+        self.withholding: Withholding | None = None  # set if leaves may stay with the workers
+        self.model_count = 0  # number of models offloaded to the loader so far
         self.placements = Placements()  # of its tensors on a device
         self.use = LoaderUse()  # of the models that are offloaded to it now
-        self.delivered_at = 0.0  # when its last batch came, by time.monotonic()
-        self.delivered_epoch = 0  # the newest that a batch came of
-        # What is to be freed for models that the program has dropped. They may go at any moment, so
-        # it is done when the next batch comes.
+        self.delivered_at = 0.0  # when its last batch was delivered, by time.monotonic()
+        self.delivered_epoch = 0  # the newest epoch of a delivered batch
+        # Clean-up for models that the program has dropped. They may be freed at any moment, so it
+        # runs when the next batch is delivered.
         self.departures: deque[Callable[[], None]] = deque()
 
     def record(self, leaf: torch.Tensor, provenance: Provenance) -> None:
-        """Notes the provenance of a batch's own tensor, which keeps the batch's handle alive."""
+        """Note the provenance of a tensor in a batch, which keeps the batch's handle alive."""
         handle, source, version, inputs = provenance
         self._entries[leaf] = _Entry(handle, _address(leaf), source, version, inputs)
 
     def record_batch(self, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> None:
-        """Notes the batch's own tensors. Those of inference mode have no version that tells."""
+        """Note the tensors of a batch, except inference tensors, which have no version counter."""
         self.delivered_at = time.monotonic()
         self.delivered_epoch = max(self.delivered_epoch, handle.epoch)
         while self.departures:
@@ -155,29 +159,30 @@ class ProvenanceTable:
                 self.record(leaf, Provenance(handle, index, write_count(leaf)))
 
     def record_result(self, result: torch.Tensor, provenance: Provenance) -> None:
-        """Notes the expression that a tensor follows from; forgotten when the batch's own tensors
-        are gone."""
+        """Note the expression that a tensor depends on, until the batch's tensors are freed."""
         handle, source, version, inputs = provenance
         self._entries[result] = _Entry(
             weakref.ref(handle), _address(result), source, version, inputs
         )
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Drops the provenance of ``tensor``, which was written to without its version telling."""
+        """Drop the provenance of ``tensor``, which was written to without a new version."""
         entry = self._entries.get(tensor)
         if entry is not None:
             self._entries[tensor] = entry._replace(version=_WRITTEN)
 
     def was_written(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` came from the loader and was written to in place since."""
+        """Return whether ``tensor`` is from the loader and was written to in place later."""
         entry: _Entry | None = self._entries.get(tensor)
         return (
             entry is not None and not tensor.is_inference() and write_count(tensor) != entry.version
         )
 
     def lookup(self, tensor: torch.Tensor) -> Provenance | None:
-        """The provenance of ``tensor``, or None when it did not come from the loader, or when it or
-        a tensor that it follows from was changed since.
+        """Return the provenance of ``tensor``, or None.
+
+        It has none if it is not from the loader, or if it or a tensor that it depends on was
+        changed since.
         """
         entry: _Entry | None = self._entries.get(tensor)
         if entry is None or tensor.is_inference() or write_count(tensor) != entry.version:
@@ -196,18 +201,21 @@ class ProvenanceTable:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where its elements lie. Layouts without one are their own, and so are lazy tensors."""
+    """Return the address of its elements; 0 for layouts without one and for lazy tensors."""
     if getattr(type(tensor), "is_lazy", False):
         return 0
     return tensor.data_ptr() if tensor.layout is torch.strided else 0
 
 
-# Gives all leaves of the batch and its boundary tensors, by key. Blocks.
+# Returns all leaves of the batch and its boundary tensors, by key. Blocks.
 Recall = Callable[[], tuple[Sequence[torch.Tensor], Mapping[str, torch.Tensor]]]
 
 
 class WithheldLeaves:
-    """Thread-compatible: the lock of the lazy values is held by every caller."""
+    """The leaves of a batch that stayed with its worker.
+
+    Thread-compatible: every caller holds the lock of the lazy values.
+    """
 
     def __init__(
         self,
@@ -216,7 +224,7 @@ class WithheldLeaves:
         name: str,
         note: Callable[[int], None],
     ) -> None:
-        """`name` is that of the batch, for people. `note` is told of each leaf that is read."""
+        """`name` is the batch's name for users. `note` is called for each leaf that is read."""
         self._recall = recall
         self._boundary = boundary
         self._name = name
@@ -224,10 +232,10 @@ class WithheldLeaves:
         self.counts_reads = True
 
     def recall(self, index: int) -> Sequence[torch.Tensor]:
-        """All leaves of the batch, since this one is read. Blocks until the batch is here.
+        """Return all leaves of the batch, since this one is read. Blocks until they arrive.
 
-        Raises RuntimeError where the dataset gave other values than before, the dataset's error
-        where the batch could not be made again, and PenstockError where no worker is left to ask.
+        Raises RuntimeError if the dataset returned other values than before, the dataset's error if
+        the batch could not be made again, and PenstockError if no worker is left to ask.
         """
         if self.counts_reads:
             self._note(index)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which operators on a batch may wait, and how their results follow from it.
+"""Decide which operators on a batch may be deferred, and how their results depend on it.
 
-A result that waits has an expression, like the result of a captured graph. The same operators on
-the same leaves of another batch have the same expression, as an object, since plans are found by
-it.
+A deferred result has an expression, like the result of a captured graph. The same operators on the
+same leaves of another batch have the same expression, as an object, since it is the key by which
+plans are found.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from penstock.tracking.lazy_value import LazyValue, as_noted, compute_waiting, v
 from penstock.tracking.leaves import Form, call_of, flatten_call, replace_leaves
 from penstock.tracking.placed_tensors import converted_copy, converts_alike
 
-# How many ways to come by a result are remembered.
+# Limit of recipes that are kept.
 RECIPES_MAX = 512
-# The most bytes of a tensor of the program, such as a mean, that a waiting operator may read.
+# The largest tensor of the program, such as a mean, that a deferred operator may read.
 CONSTANT_BYTES_MAX = 4096
 CONSTANTS_MAX = 64
-VALUES_MAX = 256  # that are watched for one that comes again
-# A result that something still refers to is computed so many batches after its own, so that it does
-# not keep the batch's memory.
+VALUES_MAX = 256  # values on the host that are watched for repetition
+# A result that is still referenced is computed this many batches after its own batch, so that it
+# does not keep the batch's memory alive.
 BATCHES_WAITED_MAX = 2
-# Copies ahead that the program has not taken are kept for so many batches.
+# Copies ahead that the program has not taken are kept for this many batches.
 BATCHES_PLACED_MAX = 64
-# One batch in so many is lazy for models of which nothing moves.
+# One batch in this many is lazy for models of which no calls move.
 SAMPLED_EVERY = 16
 _OTHER_TAGS = (
     torch.Tag.nondeterministic_seeded,
@@ -53,8 +53,8 @@ _OTHER_TAGS = (
     torch.Tag.dynamic_output_shape,
     torch.Tag.inplace_view,
 )
-# Operators that may wait beside views and elementwise ones. None of them fails because of the
-# values that it is given, so that an error is raised where the program has it.
+# Operators that may be deferred in addition to views and elementwise ones. None of them fails
+# because of its input values, so errors are raised where the program calls them.
 _WHOLE = frozenset(
     """_adaptive_avg_pool2d _adaptive_avg_pool3d _fft_c2c _fft_c2r _fft_r2c _log_softmax _softmax
     _to_copy addmm amax amin aminmax any all argmax argmin avg_pool2d avg_pool3d baddbmm bmm cat
@@ -66,53 +66,55 @@ _WHOLE = frozenset(
     _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d var where""".split()
 )
-# Operators that fail on integers where a divisor is zero.
+# Operators that fail for integers with a zero divisor.
 _DIVISIONS = frozenset({"div", "floor_divide", "fmod", "remainder"})
 _FORM_OF_COPY = frozenset({"device", "dtype", "memory_format", "non_blocking"})
 _SCALARS = (int, str, torch.dtype, torch.layout, torch.memory_format, type(None))
-# The most calls in one expression. A program that does more to a batch computes the rest at once.
+# Limit of calls in one expression. If a program does more to a batch, the rest is computed
+# immediately.
 CALLS_MAX = 64
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
 
 @dataclass
 class _Constant:
-    """A small tensor of the program. Expressions read the copy: the program may write to its
-    own."""
+    """A small tensor of the program, which may write to it: expressions read a copy."""
 
     first_batch: weakref.ref[BatchHandle]
     copy: torch.Tensor | None = None
-    mark: tuple[int, int] = (0, 0)  # its address and count of writes, when it was compared last
+    mark: tuple[int, int] = (0, 0)  # its address and write count at the last comparison
     has_changed: bool = False
 
 
 class Deferral:
-    """The results that wait, of one loader. Confined to the training thread."""
+    """The deferred results of one loader. Confined to the training thread."""
 
     def __init__(self, provenance: ProvenanceTable) -> None:
         self.provenance = provenance  # the facts about the loader's tensors
         self._recipes: dict[Any, Recipe | None] = {}
         self._constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._values: dict[Any, _Constant] = {}  # of the host, by their values
-        self._copies: list[torch.Tensor] = []  # of constants, which recipes know by their ids
+        self._copies: list[torch.Tensor] = []  # of constants, which recipes identify by their ids
         self._recent: deque[weakref.ref[BatchHandle]] = deque()
         self._delivered: deque[weakref.ref[BatchHandle]] = deque()
-        # Offloaded models, by their numbers: those that want each batch lazy, and those that want
+        # Offloaded models, by their numbers: models that want each batch lazy, and models that want
         # one in `SAMPLED_EVERY`.
         self.wanted_by: set[int] = set()
         self.sampled_by: set[int] = set()
-        self._sampled_batches = 0  # since the last that was lazy
+        self._sampled_batches = 0  # since the last lazy one
 
     def forget_user(self, user: int) -> None:
-        """Notes that an offloaded model has no use for lazy tensors any more."""
+        """Note that an offloaded model no longer has any use for lazy tensors."""
         self.wanted_by.discard(user)
         self.sampled_by.discard(user)
 
     def follow(
         self, handle: BatchHandle, leaves: Sequence[torch.Tensor], only: Set[int] | None = None
     ) -> dict[int, LazyTensor]:
-        """Lazy tensors for the leaves of a batch that is delivered, or `only` for those at these
-        places, by the id of the leaf."""
+        """Return lazy tensors for the leaves of a delivered batch, by the id of the leaf.
+
+        With `only`, return them for the leaves at these places.
+        """
         self._recent.append(weakref.ref(handle))
         while len(self._recent) > BATCHES_WAITED_MAX:
             old = self._recent.popleft()()
@@ -136,8 +138,11 @@ class Deferral:
         }
 
     def delivered(self, batch: Any, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> Any:
-        """The batch that the program gets: with lazy tensors if an offloaded model has a use for
-        them, or if it is to be seen what the program copies. `leaves` are the batch's own."""
+        """Return the batch for the program; `leaves` are the tensors in it.
+
+        It has lazy tensors if an offloaded model has a use for them, or to detect which tensors the
+        program copies.
+        """
         self._drop_untaken(handle)
         if torch.is_inference_mode_enabled():
             return batch
@@ -162,7 +167,7 @@ class Deferral:
         return self._sampled_batches == 0
 
     def _drop_untaken(self, newest: BatchHandle) -> None:
-        """A program that keeps its batches does not keep their copies as well."""
+        """Drop old copies: a program that keeps its batches does not keep their copies as well."""
         self._delivered.append(weakref.ref(newest))
         while len(self._delivered) > BATCHES_PLACED_MAX:
             old = self._delivered.popleft()()
@@ -170,7 +175,7 @@ class Deferral:
                 old.ahead = None
 
     def withheld(self, handle: BatchHandle, place: int, leaf: LazyTensor) -> None:
-        """Has `leaf` stand for the leaf at this place, which stayed with its worker."""
+        """Make `leaf` represent the leaf at this place, which stayed with its worker."""
         handle.may_wait = bool(self.wanted_by)
         leaf.settle(LazyValue(self, handle, leaf._meta, place, device=leaf.device))
 
@@ -190,8 +195,10 @@ class Deferral:
         self.provenance.placements.note_read(leaf)
 
     def placed(self, leaf: LazyValue, options: Mapping[str, Any]) -> torch.Tensor | None:
-        """What `_to_copy` with these options gives of a leaf that is as it came, on a device: the
-        copy that was made ahead. None where the operator has to run."""
+        """Return the result of `_to_copy` with these options from the copy that was made ahead.
+
+        It is the copy on a device of an unchanged leaf. Return None if the operator has to run.
+        """
         handle, tensor = leaf.batch, leaf.tensor
         named = options.get("device")
         if handle is None or tensor is None or named is None or not isinstance(leaf.source, int):
@@ -203,7 +210,7 @@ class Deferral:
             device.type in ("cpu", "meta")
             or tensor.device.type != "cpu"
             or any(options[name] not in (None, False, torch.strided) for name in others)
-            # With `non_blocking` torch itself converts on the device.
+            # With `non_blocking`, torch itself converts on the device.
             or not (options.get("non_blocking") or converts_alike(tensor.dtype, dtype))
             or not self.knows(tensor)
             or is_capturing(device)
@@ -222,8 +229,11 @@ class Deferral:
         )
 
     def note_write(self, value: LazyValue) -> None:
-        """To be called before `value` is written to: computes the values of its batch that wait,
-        and forgets the expressions of all tensors that share its memory."""
+        """Prepare for a write to `value`; call before it.
+
+        Compute the deferred values of its batch, and forget the expressions of all tensors that
+        share its memory.
+        """
         handle = value.batch
         if handle is None:
             return
@@ -237,16 +247,16 @@ class Deferral:
                 self.provenance.forget(tensor)
 
     def end_waiting(self, value: LazyValue) -> None:
-        """To be called before the memory of `value` is given to somebody who may write to it
-        unseen: from then on nothing of its batch waits."""
+        """Stop deferring for the batch of `value`.
+
+        Call before its memory is passed to code that may write to it undetected.
+        """
         self.note_write(value)
         if value.batch is not None:
             value.batch.may_wait = False
 
     def defer(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A lazy tensor for the result of a pure operator until it is computed; None where it has
-        to be at once.
-        """
+        """Return a lazy tensor for a pure operator's result; None if it has to run immediately."""
         if torch.is_inference_mode_enabled() or func.namespace != "aten":
             return None
         leaves, form = flatten_call(args, kwargs)
@@ -316,7 +326,7 @@ class Deferral:
         return results if recipe.is_list else results[0]
 
     def _constant(self, tensor: torch.Tensor, handle: BatchHandle) -> torch.Tensor | None:
-        """A copy of a tensor that had the same values when an earlier batch met it."""
+        """Return a copy of a tensor that had the same values when used with an earlier batch."""
         if (
             type(tensor) not in (torch.Tensor, torch.nn.Buffer)
             or tensor.requires_grad
@@ -333,7 +343,7 @@ class Deferral:
             return None
         if known.has_changed or known.first_batch() is handle:
             return None
-        # To look at its values the host would have to wait for the device.
+        # Reading its values would make the host wait for the device.
         mark = (tensor.data_ptr(), write_count(tensor))
         if known.copy is None:
             known.copy, known.mark = self._copied(tensor), mark
@@ -345,7 +355,7 @@ class Deferral:
         return None if known.has_changed else known.copy
 
     def _constant_of_host(self, tensor: torch.Tensor, handle: BatchHandle) -> torch.Tensor | None:
-        """The same by value: programs make windows and means anew for each batch."""
+        """Return the copy by value: programs create windows and means again for each batch."""
         values = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         key = (values, tensor.dtype, tensor.shape, tensor.stride())
         known = self._values.get(key)
@@ -384,7 +394,7 @@ class Deferral:
             with torch.no_grad():
                 made = func(*args, **kwargs)
         except Exception:
-            return None  # the operator itself will say so, if it is an error
+            return None  # the operator itself will raise it, if it is an error
         is_list = isinstance(made, (list, tuple))
         metas = list(made) if is_list else [made]
         if not metas or not all(
@@ -400,24 +410,27 @@ class Deferral:
 
 
 def _key_of_value(value: LazyValue) -> Any:
-    """A key that tells one lazy argument from another, whatever batch it is of."""
+    """Return a key that identifies a lazy argument independently of its batch."""
     meta = value.meta
     source = value.source if isinstance(value.source, int) else id(value.source)
     return (type(value.source), source, meta.dtype, meta.shape, meta.stride(), value.device)
 
 
 def _key(value: Any) -> Any:
-    """None for an object without a value that could be compared."""
+    """Return a key for a value; None for an object whose value cannot be compared."""
     if isinstance(value, (float, complex)):
-        return (type(value), repr(value))  # minus zero is not zero here
+        return (type(value), repr(value))  # here, minus zero differs from zero
     if isinstance(value, torch.device):
         return (torch.device, str(value))
     return (type(value), value) if isinstance(value, _SCALARS) else None
 
 
 def _device_of_result(values: Sequence[Any]) -> torch.device | None:
-    """Where an operator has its result; None for tensors of several devices, which is an error or
-    a rule of the operator's own."""
+    """Return the device of an operator's result.
+
+    Return None for tensors of several devices: this is an error or follows a special rule of the
+    operator.
+    """
     named = {value for value in values if isinstance(value, torch.device)}
     devices = named or {v.device for v in values if isinstance(v, (LazyValue, torch.Tensor))}
     return devices.pop() if len(devices) == 1 else None
@@ -432,8 +445,10 @@ def _meta_of(value: Any) -> Any:
 
 
 def _comes_true(recipe: Recipe, values: Sequence[Any]) -> bool:
-    """Whether the values can be computed and look as meta tensors said: there is no kernel for
-    some dtypes, and some make other strides."""
+    """Return whether the values can be computed and have the form of the meta tensors.
+
+    Some dtypes have no kernel, and some kernels use other strides.
+    """
     inputs = [_input_of(values[argument], place) for argument, place in recipe.taken]
     tensors = [v.materialise() if isinstance(v, LazyValue) else v for v in inputs]
     try:
@@ -461,9 +476,9 @@ class Recipe:
 
     metas: list[torch.Tensor]
     expressions: list[Expression]
-    taken: list[tuple[int, int]]  # each input: of which argument, and which of its own inputs
+    taken: list[tuple[int, int]]  # by input: index of an argument, and of its input
     is_list: bool
-    device: torch.device  # that of the results
+    device: torch.device  # device of the results
 
 
 def make_recipe(
@@ -475,13 +490,16 @@ def make_recipe(
     *,
     is_list: bool,
 ) -> Recipe | None:
-    """The recipe of `func`, called with `values` in this form, whose results look like
-    `metas` and are on `device`. None for an expression that has become too long."""
+    """Return the recipe of `func`, called with `values` in this form.
+
+    Its results look like `metas` and are on `device`. Return None for an expression that has become
+    too long.
+    """
     return _Assembly(func, values, form).recipe(metas, device, is_list)
 
 
 class _Assembly:
-    """Puts the expressions of an operator's arguments and the operator itself into one."""
+    """Combines the expressions of an operator's arguments with the operator itself."""
 
     def __init__(self, func: Any, values: Sequence[Any], form: Form) -> None:
         self._func = func
@@ -523,7 +541,7 @@ class _Assembly:
         return Recipe(metas, expressions, self._taken, is_list, device)
 
     def _add(self, argument: int, place: int, value: Any, item: GraphInput | None) -> None:
-        """Notes one input, once."""
+        """Note one input, once."""
         if id(value) in self._places:
             return
         index = len(self._inputs)
@@ -561,7 +579,7 @@ class _Assembly:
 
 
 def _users_line() -> str | None:
-    """Where the program called the operator, as Dynamo would put it."""
+    """Return the program line that called the operator, in Dynamo's format."""
     for frame in reversed(traceback.extract_stack()):
         if not frame.filename.startswith(_LIBRARIES):
             return f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}\n'

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lazy tensors and an offloaded model: whether its loader gives them out, and how it takes them.
+"""Decide whether a loader returns lazy tensors, and prepare them as a model's inputs.
 
-A loader gives out lazy tensors while an offloaded model is given tensors that the program made from
-a batch, rather than the batch, and as long as that leads to a cut that moves something. Each
-operator that is held back costs the trainer time, so while nothing moves, one batch in
-`SAMPLED_EVERY` is lazy, by which plans are priced again.
+A loader returns lazy tensors while the inputs of an offloaded model are tensors that the program
+made from a batch, rather than the batch, and as long as this leads to a cut that moves calls. Each
+deferred operator costs the trainer time, so while no calls move, one batch in `SAMPLED_EVERY` is
+lazy, for repricing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LazyBatches:
         return not (self._is_on or self.is_sampling or self._has_given_up)
 
     def note_call(self, has_stranger: bool, follows_calls: bool, moves: bool) -> None:
-        """To be called after each call of the model that ran a captured graph."""
+        """Update the decision; call after each call of the model that ran a captured graph."""
         if self.is_sampling:
             if follows_calls and moves:
                 self._begin()
@@ -73,7 +73,7 @@ class LazyBatches:
         self._is_on, self.is_sampling = False, True
 
     def give_up(self) -> None:
-        """Batches are plain tensors from the next on, unless another model wants them lazy."""
+        """Make batches plain tensors from the next on, unless another model wants them lazy."""
         self._has_given_up = True
         self._is_on = self.is_sampling = False
         if self._provenance.deferral is not None:
@@ -82,18 +82,18 @@ class LazyBatches:
 
 @dataclass(slots=True)
 class LazyInputs:
-    """Ordinary tensors stand for lazy ones, but for those that are still to be computed."""
+    """Inputs with ordinary tensors for lazy ones, except values that are still to be computed."""
 
     inputs: Sequence[Any]
     waiting: dict[int, LazyValue] = field(default_factory=dict)  # by input
     withheld: dict[int, LazyValue] = field(default_factory=dict)  # by input: still with a worker
-    found: dict[int, Provenance] = field(default_factory=dict)  # of those
+    found: dict[int, Provenance] = field(default_factory=dict)  # of these two
     follows_calls: bool = False  # whether an input is a tensor that the program made from the batch
     _handles: list[BatchHandle] = field(default_factory=list)
 
     @classmethod
     def of(cls, inputs: Sequence[Any]) -> LazyInputs:
-        """Takes the lazy tensors among `inputs` apart."""
+        """Separate the lazy tensors among `inputs` from the others."""
         items = list(inputs)
         lazy = cls(items)
         for index, item in enumerate(inputs):
@@ -122,8 +122,11 @@ class LazyInputs:
         return item
 
     def computed(self) -> Sequence[Any]:
-        """The inputs with all their values. Whatever else follows from their batch is computed,
-        too: who is given them may write to them."""
+        """Return the inputs with all their values.
+
+        All other deferred values of their batch are computed, too: the receiver of the inputs may
+        write to them.
+        """
         for handle in self._handles:
             compute_waiting(handle)
         items = list(self.inputs)

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tensor of a batch, or one that follows from it and is computed when its values are asked for.
+"""A tensor of a batch, or one that depends on it and is computed when its values are read.
 
-The program's own transforms of a batch before it calls its model (`images.float() / 255`) could run
-in a worker like the model's own first operators, if they had not been run already by the time the
-model is called. So while a program has such transforms, the loader gives out tensors of this class.
-The batch's own have their memory, and every reader of memory finds it there. Results of pure
-operators on them are noted instead of computed; their values are computed as soon as anything looks
-at them, and not at all if nothing ever does.
+The transforms that a program applies to a batch before it calls its model (`images.float() / 255`)
+could run in a worker like the model's first operators, if they had not already run by the time the
+model is called. So while a program has such transforms, the loader returns tensors of this class.
+The batch's tensors have their memory, and every reader of memory finds it there. Results of pure
+operators on them are recorded instead of computed; their values are computed as soon as they are
+read, and never if they are not.
 
 Dynamo sees a wrapper around a meta tensor, which has no values that it could read by mistake.
-Operators that `penstock.tracking.deferral` allows to wait do so; all others run at once, on the
-values.
+Operators that `penstock.tracking.deferral` allows to be deferred are; all others run immediately,
+on the values.
 
 While an offloaded model runs or is captured (:func:`is_model_running`), a lazy tensor shows no
-values. A program that offloads a model has asked for no compiler: Dynamo's advice on how to be
-captured in fewer graphs is of no use to it then, since `loader.plan` has the result of the capture
+values. A program that offloads a model has not asked for a compiler: Dynamo's advice on how to be
+captured in fewer graphs is useless to it then, since `loader.plan` has the result of the capture
 (:func:`keep_advice_from_log`).
 """
 
@@ -57,33 +57,37 @@ _SAME_TENSOR = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 class LazyTensor(torch.Tensor):
-    """See the module's text. `isinstance(x, torch.Tensor)` holds; `type(x) is torch.Tensor` does
-    not."""
+    """A lazy tensor, as described in the module's docstring.
+
+    `isinstance(x, torch.Tensor)` holds; `type(x) is torch.Tensor` does not.
+    """
 
     _value: LazyValue | None  # None while Dynamo traces
     _meta: torch.Tensor
-    _stand_in: torch.Tensor | None  # for the values, while something traces
+    _stand_in: torch.Tensor | None  # for the values, during tracing
 
     is_lazy = True
     __torch_function__ = TORCH_FUNCTION_OFF
 
     @staticmethod
     def of(value: LazyValue) -> LazyTensor:
-        """One more tensor with that value."""
+        """Return another tensor with that value."""
         if isinstance(value.source, int) and not value.is_withheld:
-            # It has its own memory and shares the version counter, so writes are seen.
+            # It has its own memory and shares the version counter, so writes are detected.
             assert value.tensor is not None
             tensor: LazyTensor = same_memory_as(value.tensor, LazyTensor)
         else:
             tensor = _wrapper(value.meta, value.device)
-        # For each leaf of each batch, so without three calls of `__setattr__` below.
+        # Runs for each leaf of each batch, so it avoids three calls of `__setattr__` below.
         vars(tensor).update(_value=value, _meta=value.meta, _stand_in=None)
         return tensor
 
     @classmethod
     def withheld(cls, meta: torch.Tensor, device: torch.device = CPU) -> LazyTensor:
-        """One that stands for a leaf which stayed with its worker and would have come to `device`;
-        `settle` says for which."""
+        """Return a tensor for a leaf that stayed with its worker and is to arrive on `device`.
+
+        `settle` sets the leaf.
+        """
         tensor = _wrapper(meta, device)
         tensor._value, tensor._meta, tensor._stand_in = None, meta, None
         return tensor
@@ -92,8 +96,10 @@ class LazyTensor(torch.Tensor):
         self._value = value
 
     def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
-        """Torch's protocol for wrappers. Who compiles something else than the offloaded model is
-        given the values."""
+        """Implement torch's protocol for wrappers.
+
+        Compilers of other code than the offloaded model receive the values.
+        """
         if self._value is None:
             is_meta = self._stand_in is not self._meta
         else:
@@ -118,17 +124,17 @@ class LazyTensor(torch.Tensor):
 
     @property
     def _materialised(self) -> torch.Tensor:
-        """The values, for a compiler that is not ours, whose code may write to them."""
+        """Return the values, for another compiler than penstock's, whose code may write to them."""
         with unset_fake_temporarily():
             values = self._escaped()
             if self._value is None or not isinstance(self._value.source, int):
                 return values
-            # The same memory by way of another storage: fake tensors know storages by identity, and
-            # refuse one that is around a wrapper and inside of it.
+            # The same memory with another storage: fake tensors identify storages by identity, and
+            # reject one that is around a wrapper and inside of it.
             seen: torch.Tensor = from_dlpack(values)
             return seen
 
-    # Functions that read values without the dispatcher. Dynamo must not look into any of them.
+    # Functions that read values without the dispatcher. Dynamo must not trace into any of them.
 
     @untraced
     def numpy(self, *, force: bool = False) -> Any:
@@ -162,7 +168,7 @@ class LazyTensor(torch.Tensor):
 
     @untraced
     def pin_memory(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Values that stayed with a worker come in pinned memory if the loader pins."""
+        """Return pinned values; withheld leaves arrive in pinned memory if the loader pins."""
         if self._value is None or self._value.is_withheld or self.device != CPU:
             return self
         if self.requires_grad or is_written(self):
@@ -206,7 +212,7 @@ class LazyTensor(torch.Tensor):
 
     @untraced
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies are plain tensors."""
+        """Pickle as a plain tensor: copies are not lazy."""
         return plain(self).__reduce_ex__(protocol)
 
     @untraced
@@ -215,14 +221,14 @@ class LazyTensor(torch.Tensor):
         return copied
 
     def _escaped(self) -> torch.Tensor:
-        """The values for somebody who may write to them unseen: nothing waits from now on."""
+        """Return the values for code that may write to them undetected, and stop deferring."""
         if self._value is not None:
             self._value.table.end_waiting(self._value)
         return plain(self)
 
 
 def plain(tensor: LazyTensor) -> torch.Tensor:
-    """An ordinary tensor with the values of `tensor`, in the same memory where that has some."""
+    """Return an ordinary tensor with the values of `tensor`, in its memory if it has any."""
     if tensor._value is not None:
         return tensor._value.read()
     if tensor._stand_in is None:
@@ -240,15 +246,18 @@ def plain(tensor: LazyTensor) -> torch.Tensor:
 
 
 def hush(tensor: LazyTensor) -> None:
-    """Has reads of the leaves of its batch that stayed with a worker not count as the program's."""
+    """Exclude reads of leaves of its batch that stayed with a worker from the program's reads."""
     handle = None if tensor._value is None else tensor._value.batch
     if handle is not None and handle.withheld is not None:
         handle.withheld.counts_reads = False
 
 
 def values_of_lazy(tensor: LazyTensor) -> torch.Tensor:
-    """As `plain`, for a call of the model that we run in Python, which is no read of the program's.
-    Whatever waits is computed before, since the model may write to what it is given."""
+    """Return an ordinary tensor like `plain`, for a call of the model that penstock runs in Python.
+
+    This does not count as a read by the program. Deferred values are computed before, since the
+    model may write to its inputs.
+    """
     if tensor._value is None or tensor.requires_grad:
         return tensor
     tensor._value.table.end_waiting(tensor._value)
@@ -256,7 +265,7 @@ def values_of_lazy(tensor: LazyTensor) -> torch.Tensor:
 
 
 class _Values(torch.autograd.Function):
-    """The values of a lazy tensor that requires gradients, which are those of the tensor."""
+    """Returns a lazy tensor's values, with gradients that propagate to the tensor."""
 
     @staticmethod
     def forward(ctx: Any, tensor: LazyTensor) -> torch.Tensor:
@@ -268,8 +277,10 @@ class _Values(torch.autograd.Function):
 
 
 def memory_in(arguments: Any) -> Any:
-    """The arguments of a call for code that reads memory, such as a compiler's, with an ordinary
-    tensor for each lazy one. That is no read of the program's."""
+    """Return a call's arguments for code that reads memory, such as a compiler's code.
+
+    They have an ordinary tensor for each lazy one. This does not count as a read by the program.
+    """
     return tree_map(_memory_of, arguments)
 
 
@@ -282,17 +293,17 @@ def _memory_of(argument: Any) -> Any:
 
 
 def values_in(arguments: Any) -> Any:
-    """The arguments of a call with an ordinary tensor for each lazy one."""
+    """Return the arguments of a call with an ordinary tensor for each lazy one."""
     return tree_map(_values_of, arguments)
 
 
 def has_lazy_in(arguments: Any) -> bool:
-    """Whether a lazy tensor is among the arguments of a call."""
+    """Return whether a lazy tensor is among the arguments of a call."""
     return any(type(item) is LazyTensor for item in tree_leaves(arguments))
 
 
 def is_written(tensor: LazyTensor) -> bool:
-    """Whether something was written to `tensor`, so that its expression no longer holds."""
+    """Return whether `tensor` was written to, so that its expression is no longer valid."""
     return tensor._value is not None and write_count(tensor) != tensor._value.first_version
 
 
@@ -320,7 +331,7 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if writes(func):
         if len(values) == len(lazies) and _write_later(func, args, kwargs):
             return args[0]
-        # Values that are still to be computed are computed before.
+        # Values that are still to be computed are computed first.
         for value in values:
             value.table.note_write(value)
         return _write(func, args, kwargs)
@@ -334,20 +345,20 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
         if func is COPY:
             return _copied(args[0], kwargs)
     if gives_views(func):
-        # An ordinary tensor on the same memory: writes to it are not seen here.
+        # An ordinary tensor on the same memory: writes to it are not detected here.
         for value in values:
             value.table.end_waiting(value)
     return func(*tree_map(_values_of, args), **tree_map(_values_of, kwargs))
 
 
 def _may_wait(tensor: LazyTensor) -> bool:
-    """Whether operators on it are noted rather than run, as far as its batch is concerned."""
+    """Return whether operators on it may be recorded rather than run, judging by its batch."""
     batch = None if tensor._value is None or is_written(tensor) else tensor._value.batch
     return batch is not None and batch.may_wait
 
 
 def _copied(tensor: LazyTensor, options: Any) -> torch.Tensor:
-    """What `_to_copy` gives: the copy that was made ahead, or one that is made now."""
+    """Return the result of `_to_copy`: the copy that was made ahead, or one that is made now."""
     placed = None
     if tensor._value is not None and not is_written(tensor):
         placed = tensor._value.table.placed(tensor._value, options)
@@ -358,7 +369,7 @@ def _copied(tensor: LazyTensor, options: Any) -> torch.Tensor:
 def _copy_into(
     target: torch.Tensor, source: LazyTensor, non_blocking: bool = False
 ) -> torch.Tensor:
-    """Reads the source alone, of which a copy may be on the target's device already."""
+    """Copy `source`, which is only read: a copy of it may already be on the target's device."""
     value = source._value
     placed = None
     if value is not None and not is_written(source) and target.dtype == source.dtype:
@@ -368,7 +379,7 @@ def _copy_into(
 
 
 def _record_stream(tensor: LazyTensor, stream: torch.Stream) -> None:
-    """Writes nothing, though its schema says so: it tells torch who else reads the memory."""
+    """Record a stream. Despite the schema, this writes no data: torch learns of a reader."""
     if tensor._value is None:
         plain(tensor).record_stream(stream)
     else:
@@ -376,9 +387,10 @@ def _record_stream(tensor: LazyTensor, stream: torch.Stream) -> None:
 
 
 def _write_later(func: Any, args: Any, kwargs: Any) -> bool:
-    """Defers a write, if it may be deferred. While nobody has the values of the tensor, nor a view
-    of it, a write to it is the same as another value. Results made from the former value keep that
-    one.
+    """Defer a write, if possible.
+
+    As long as neither the values of the tensor nor a view of it are in use, a write to it is
+    equivalent to another value. Results computed from the former value keep it.
     """
     target = args[0] if args else None
     if not isinstance(target, LazyTensor) or is_written(target):
@@ -394,7 +406,7 @@ def _write_later(func: Any, args: Any, kwargs: Any) -> bool:
     assert value is not None
     if twin.is_view_alone:
         with DisableTorchDispatch():
-            func(*args, **kwargs)  # which changes how the tensor itself looks
+            func(*args, **kwargs)  # this changes the tensor's metadata
         target._meta = value.meta
     elif (value.meta.dtype, value.meta.shape, value.meta.stride()) != (
         former.meta.dtype,
@@ -408,9 +420,9 @@ def _write_later(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _write(func: Any, args: Any, kwargs: Any) -> Any:
-    """Runs an operator that writes, and returns the tensors that it says it does."""
+    """Run an operator that writes, and return the tensors that its schema returns."""
     if torch.Tag.inplace_view in func.tags and isinstance(args[0], LazyTensor):
-        # Others may look at the same memory as before.
+        # Other tensors may share the memory, as before.
         if args[0]._value is not None:
             args[0]._value = args[0]._value.replaced(args[0]._value.materialise().detach())
         func(plain(args[0]), *args[1:], **kwargs)
@@ -445,7 +457,7 @@ class _Running(threading.local):
     depth = 0
 
 
-_running = _Running()  # of each thread
+_running = _Running()  # per thread
 
 
 def is_model_running() -> bool:
@@ -453,7 +465,7 @@ def is_model_running() -> bool:
 
 
 def enter_model() -> None:
-    """To be called when an offloaded model begins to run, and `leave_model` when it ends."""
+    """Mark the start of an offloaded model's run; call `leave_model` at its end."""
     _running.depth += 1
 
 
@@ -462,11 +474,10 @@ def leave_model() -> None:
 
 
 def keep_advice_from_log() -> None:
-    """Leaves Dynamo's advice about offloaded models out of the log. With TORCH_LOGS it is wanted,
-    and stays."""
+    """Keep Dynamo's advice about offloaded models out of the log, unless TORCH_LOGS is set."""
     if not os.environ.get("TORCH_LOGS"):
         for name in ADVICE:
-            logging.getLogger(name).addFilter(_is_news)  # which adds the same one once
+            logging.getLogger(name).addFilter(_is_news)  # adding it again has no effect
 
 
 def _is_news(record: logging.LogRecord) -> bool:

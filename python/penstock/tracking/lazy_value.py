@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of a lazy tensor, or how to come by them."""
+"""Hold the values of a lazy tensor, or the way to compute them."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class LazyTable(Protocol):
     def placed(self, leaf: LazyValue, options: Mapping[str, Any]) -> torch.Tensor | None: ...
 
     def stand_in(self, leaf: LazyValue) -> torch.Tensor:
-        """A tensor that stands for a leaf which stayed with its worker."""
+        """Return a tensor that represents a leaf which stayed with its worker."""
         ...
 
 
 CPU = torch.device("cpu")
-# A thread that fetches batches computes waiting values of old ones, while another may be reading
-# them. Operators run under it, which take no other lock of ours.
+# A thread that fetches batches computes deferred values of old ones, while another may be reading
+# them. Operators run under this lock, and take no other lock of ours.
 _lock = threading.RLock()
 
 
@@ -62,8 +62,9 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class LazyValue:
-    """The state that the tensors of one object in the program share: its values, or how to compute
-    them. Thread-safe.
+    """The state shared by the tensors of one object in the program: values or their computation.
+
+    Thread-safe.
     """
 
     __slots__ = (
@@ -97,18 +98,18 @@ class LazyValue:
         is_shared: bool = True,
     ) -> None:
         self.table = table
-        self.handle: BatchHandle | None = handle  # as long as it is needed
+        self.handle: BatchHandle | None = handle  # set while needed
         self._of = weakref.ref(handle)
         self.meta = meta
-        self.device = device or CPU  # where its values are, or will be
+        self.device = device or CPU  # device of its values, present or future
         self.source = source
         self.inputs = tuple(inputs)  # of the expression: leaves and constants
         self.tensor = tensor
         self.first_version = 0 if tensor is None else write_count(tensor)
         self.is_shared = is_shared  # whether other tensors have, or will have, the same memory
-        self._call = call  # operator, arguments, keyword arguments, which of its results
-        # On a device: the stream on which the program has called the operator, and those that it
-        # has told torch of before there was any memory.
+        self._call = call  # operator, arguments, keyword arguments, index of the result
+        # On a device: the stream on which the program has called the operator, and the streams
+        # recorded before the memory existed.
         self._stream = None if call is None or self.device == CPU else current_stream(self.device)
         self._readers: list[torch.Stream] = []
         with _lock:
@@ -116,16 +117,16 @@ class LazyValue:
 
     @property
     def is_withheld(self) -> bool:
-        """Whether it is a leaf that stayed with its worker, and was not read yet."""
+        """Return whether it is a leaf that stayed with its worker and was not read yet."""
         return self.tensor is None and isinstance(self.source, int)
 
     def read(self) -> torch.Tensor:
-        """The values, for the program."""
+        """Return the values, for the program."""
         self.note_read()
         return self.materialise()
 
     def note_read(self) -> None:
-        """The program reads it, or a value that follows from it."""
+        """Note that the program reads it, or a value that depends on it."""
         handle = self._of()
         if handle is None:
             return
@@ -139,20 +140,21 @@ class LazyValue:
                 item.note_read()
 
     def materialise(self) -> torch.Tensor:
-        """The values, computed now if they have not been."""
+        """Return the values, computed now if necessary."""
         if self.tensor is None:
             with _lock:
                 return self._fetch() if isinstance(self.source, int) else self._compute()
         return self.tensor
 
     def _fetch(self) -> torch.Tensor:
-        """The values of a leaf that stayed with its worker. Blocks."""
+        """Return the values of a leaf that stayed with its worker. Blocks."""
         if self.tensor is None:
             handle = self.handle
             assert handle is not None and handle.withheld is not None
             assert isinstance(self.source, int)
             leaves = handle.withheld.recall(self.source)
-            # The others have come as well. Nobody else keeps them: each keeps the batch's handle.
+            # The other leaves have arrived as well. They are kept only here: each keeps the batch's
+            # handle.
             for value in values_of(handle):
                 if value.is_withheld:
                     value._come(leaves, handle)
@@ -184,7 +186,7 @@ class LazyValue:
                 TensorWeakRef(item.materialise()) if isinstance(item, LazyValue) else item
                 for item in self.inputs
             )
-            # From here on it is like the result of a captured graph.
+            # From here on, it is like the result of a captured graph.
             self.table.record_result(
                 self.tensor, Provenance(self.handle, self.source, write_count(self.tensor), inputs)
             )
@@ -194,7 +196,7 @@ class LazyValue:
         return self.tensor
 
     def _is_copy_of_leaf(self, operator: Any, args: Any) -> bool:
-        """Whether it is a leaf as it came, on a device."""
+        """Return whether it is an unchanged leaf on a device."""
         leaf = args[0] if operator is COPY and args else None
         return (
             isinstance(leaf, LazyValue)
@@ -207,11 +209,11 @@ class LazyValue:
         assert isinstance(leaf.source, int)
         table = self.table.provenance
         tensor = leaf.materialise()
-        handle = self.handle if self.table.knows(tensor) else None  # which was not written to
+        handle = self.handle if self.table.knows(tensor) else None  # None if it was written to
         return placed_tensor(tensor, self.device, handle, table.placements, leaf.source)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Notes a stream on which the program reads the values."""
+        """Note a stream on which the program reads the values."""
         with _lock:
             if self.tensor is None:
                 self._readers.append(stream)
@@ -220,19 +222,19 @@ class LazyValue:
 
     @property
     def batch(self) -> BatchHandle | None:
-        """The batch that it is of, while anything refers to that."""
+        """Return its batch, while that is referenced."""
         return self._of()
 
     def replaced(self, tensor: torch.Tensor) -> LazyValue:
-        """Other values, whose expression is not known."""
+        """Return other values, whose expression is unknown."""
         batch = self.batch or BatchHandle(0)
         value = LazyValue(self.table, batch, self.meta, self.source, tensor=tensor)
         value.handle = None
-        value.first_version = -1  # which none has, so that it counts as written
+        value.first_version = -1  # no tensor has this version, so it counts as written
         return value
 
     def pinned(self, *args: Any, **kwargs: Any) -> LazyValue:
-        """A copy in pinned memory, which follows from the batch as this value does."""
+        """Return a copy in pinned memory, which depends on the batch as this value does."""
 
         def pin(tensor: torch.Tensor) -> torch.Tensor:
             copy: torch.Tensor = tensor.pin_memory(*args, **kwargs)
@@ -247,13 +249,13 @@ class LazyValue:
             table.provenance.record(copy, Provenance(handle, source, write_count(copy)))
             return LazyValue(table, handle, meta, source, tensor=copy)
         with _lock:
-            if self.handle is None:  # computed by now
+            if self.handle is None:  # already computed
                 return self.replaced(pin(self.materialise()))
             call: tuple[Any, Any, Any, None] = (pin, (self,), {}, None)
             return LazyValue(table, handle, meta, source, self.inputs, call=call)
 
     def provenance(self) -> Provenance | None:
-        """The call that it follows from, if it still waits and the batch is as it came."""
+        """Return the call that it depends on, if still deferred and the batch is unchanged."""
         with _lock:
             return None if self.handle is None else self._provenance(self.handle)
 
@@ -275,13 +277,13 @@ class LazyValue:
 
 
 def values_of(batch: BatchHandle) -> list[LazyValue]:
-    """The values that were made of a batch and are alive."""
+    """Return the values that were made from a batch and are alive."""
     with _lock:
         return [value for value in batch.lazy_values if isinstance(value, LazyValue)]
 
 
 def compute_waiting(batch: BatchHandle) -> None:
-    """Computes the values of a batch that wait. Leaves that stayed with their worker stay there."""
+    """Compute the deferred values of a batch. Leaves that stayed with their worker stay there."""
     for value in values_of(batch):
         if not value.is_withheld:
             value.materialise()
@@ -289,7 +291,7 @@ def compute_waiting(batch: BatchHandle) -> None:
 
 @contextlib.contextmanager
 def as_noted() -> Iterator[None]:
-    """Operators that were noted have been through autograd and autocast."""
+    """Run recorded operators, which autograd and autocast have already processed."""
     with torch.inference_mode(False), torch.no_grad(), DisableAutocast():
         yield
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches and calls as flat lists: the leaves of a batch, and the operands of a call.
+"""Flatten batches and calls: the leaves of a batch, and the operands of a call.
 
-The loader writes the tensors of a batch in the order of :func:`flatten_batch`, the trainer tells
-them apart by it, and the text of a prefix names them by it (`leaf 3`). So there is one function,
-used by all of them.
+The loader writes the tensors of a batch in the order of :func:`flatten_batch`, the trainer
+identifies them by it, and the text of a prefix names them by it (`leaf 3`). So all of them use the
+same function.
 
-The arguments of a call of an operator are flattened by :func:`flatten_call` and put together again
-by :func:`call_of`. An operator of ATen takes scalars, tensors, and lists of them, and no nests. So
-torch's trees are not needed, whose work a training step would do for each operator that waits.
+The arguments of an operator call are flattened by :func:`flatten_call` and reassembled by
+:func:`call_of`. ATen operators take scalars, tensors, and lists of them, but no nests. So torch's
+trees are not needed, which would cost time for each deferred operator of a training step.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _USUAL = tuple(
 
 
 def flatten_batch(batch: Any) -> list[torch.Tensor]:
-    """Lists the tensors of `batch`, depth first, each distinct tensor object once, at its first
-    place.
+    """List the tensors of `batch`, depth first, each distinct object once, at its first place.
 
     Mappings are walked in insertion order, lists, tuples and namedtuples from left to right, and
     dataclass instances field by field. Anything else that is not a tensor holds no leaves.
@@ -40,8 +39,8 @@ def flatten_batch(batch: Any) -> list[torch.Tensor]:
     return leaves
 
 
-# Functions beside one another, not inside: one that calls itself by way of a closure is a cycle,
-# and would keep the tensors until the next collection of garbage.
+# Separate functions instead of nested ones: a nested function that calls itself by way of a closure
+# is a cycle, and would keep the tensors until the next garbage collection.
 def _walk(item: Any, leaves: list[torch.Tensor], seen: set[int]) -> None:
     if isinstance(item, torch.Tensor):
         if id(item) not in seen:
@@ -59,12 +58,11 @@ def _walk(item: Any, leaves: list[torch.Tensor], seen: set[int]) -> None:
 
 
 def replace_leaves(batch: Any, replacements: Mapping[int, torch.Tensor]) -> Any:
-    """The batch with `replacements`, which are by the id of the leaf, in the places where
-    `flatten_batch` finds leaves.
+    """Return the batch with `replacements`, by the id of the leaf, in place of its leaves.
 
-    Mappings, lists and dataclass instances are changed, tuples and namedtuples made anew. An object
-    whose class has its own way of being written to keeps its leaves: it may refuse, and it may do
-    more than store the value.
+    The leaves are found as in `flatten_batch`. Mappings, lists and dataclass instances are changed,
+    tuples and namedtuples are made again. An object whose class has a special write method keeps
+    its leaves: the method may refuse, and it may do more than store the value.
     """
     if isinstance(batch, torch.Tensor):
         return replacements.get(id(batch), batch)
@@ -83,7 +81,7 @@ def replace_leaves(batch: Any, replacements: Mapping[int, torch.Tensor]) -> Any:
 
 
 def _places(batch: Any) -> list[tuple[Any, Any]]:
-    """The items of a batch, or its fields, by their places."""
+    """Return the items of a batch, or its fields, by their places."""
     if isinstance(batch, Mapping):
         return list(batch.items())
     if isinstance(batch, (list, tuple)):
@@ -94,7 +92,7 @@ def _places(batch: Any) -> list[tuple[Any, Any]]:
 
 
 def _stores_as_usual(batch: Any, place: Any) -> bool:
-    """Whether a write to this place stores the value, and does no more."""
+    """Return whether a write to this place only stores the value."""
     kind: Any = type(batch)
     if isinstance(batch, (Mapping, list)):
         return getattr(kind, "__setitem__", None) in _USUAL
@@ -103,13 +101,13 @@ def _stores_as_usual(batch: Any, place: Any) -> bool:
     )
 
 
-# For each argument, in order: the length of a list, None for anything else; for what is given by
-# name, the name before that.
+# For each argument, in order: the length of a list, None for anything else; for keyword arguments,
+# preceded by the name.
 Form = tuple[int | str | None, ...]
 
 
 def flatten_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Form]:
-    """The operands, those in lists among them, and the form of the call."""
+    """Return the operands, including the ones in lists, and the form of the call."""
     operands: list[Any] = []
     form: list[int | str | None] = []
     for item in args:
@@ -130,7 +128,7 @@ def _add(item: Any, operands: list[Any], form: list[int | str | None]) -> None:
 
 
 def call_of(operands: Sequence[Any], form: Form) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call of that form with these operands."""
+    """Return the arguments of a call of that form with these operands."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     name, begin = None, 0

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state that the offloaded models of one loader share: its plan, and the prefixes in its
-workers.
+"""Hold the state shared by a loader's offloaded models: its plan, and its workers' prefixes.
 
 Models with the same preprocessing, such as a teacher and a student, have the same prefix. It stays
-with the workers until the last model that uses it lets go.
+with the workers until the last model that uses it drops it.
 """
 
 from __future__ import annotations
@@ -16,36 +15,42 @@ from penstock.graph.plan import Plan, joined
 
 logger = logging.getLogger(__name__)
 
-# So many batches without a call of the model that workers compute for are told of.
+# After this many batches without a call of the model that workers compute for, a warning is logged.
 IDLE_BATCHES_MAX = 64
 
 
 class LoaderUse:
-    """Confined to the training thread. A user is an offloaded model, by a number of its own."""
+    """The models offloaded to one loader. Confined to the training thread.
+
+    A user is an offloaded model, identified by a unique number.
+    """
 
     def __init__(self) -> None:
         self._user_count = 0
         self._plans: dict[int, Plan] = {}  # by user, in the order of their first plans
         self._users_of_prefix: dict[str, set[int]] = {}
         self._users_of_meter: set[int] = set()
-        self._names: dict[int, str] = {}  # by user, for people
+        self._names: dict[int, str] = {}  # by user, for messages
         self._idle_batches: Counter[int] = (
             Counter()
         )  # by user that has prefixes, since its last call
 
     def new_user(self) -> int:
-        """The number of one more offloaded model."""
+        """Return the number of another offloaded model."""
         self._user_count += 1
         return self._user_count
 
     def note_call(self, user: int, name: str) -> None:
-        """To be called when the model `user` is called, which people know as `name`."""
+        """Note a call of the model `user`, whose name for users is `name`; call for each."""
         self._names[user] = name
         self._idle_batches.pop(user, None)
 
     def note_batch(self) -> None:
-        """To be called for each batch of the loader. Says so once where workers go on for a model
-        that nobody calls, as for one of which the program trains a copy."""
+        """Note a batch of the loader; call for each.
+
+        Warns once if workers continue to compute for a model that is not called, as when the
+        program trains a copy of it.
+        """
         for user in {user for users in self._users_of_prefix.values() for user in users}:
             self._idle_batches[user] += 1
             if self._idle_batches[user] == IDLE_BATCHES_MAX:
@@ -60,13 +65,13 @@ class LoaderUse:
                 )
 
     def take_prefix(self, user: int, prefix: str) -> bool:
-        """Notes that `user` needs this one; returns whether nobody did before."""
+        """Note that `user` needs this prefix; return whether it is the first user."""
         users = self._users_of_prefix.setdefault(prefix, set())
         users.add(user)
         return len(users) == 1
 
     def drop_prefixes(self, user: int, prefixes: Set[str]) -> set[str]:
-        """Notes that `user` needs these no more; returns those that nobody needs now."""
+        """Note that `user` no longer needs these; return the prefixes that are now unused."""
         unused = set()
         for prefix in prefixes:
             users = self._users_of_prefix.get(prefix, set())
@@ -77,7 +82,7 @@ class LoaderUse:
         return unused
 
     def drop_prefixes_of(self, user: int) -> set[str]:
-        """Notes that `user` is gone; returns the prefixes that nobody needs now."""
+        """Note that `user` was deleted; return the prefixes that are now unused."""
         self._names.pop(user, None)
         self._idle_batches.pop(user, None)
         prefixes = {prefix for prefix, users in self._users_of_prefix.items() if user in users}
@@ -87,13 +92,14 @@ class LoaderUse:
         self._users_of_meter.add(user)
 
     def drop_meter(self, user: int) -> bool:
-        """Notes that `user` needs no measurements; returns whether nobody does now."""
+        """Note that `user` needs no measurements; return whether they are now unused."""
         self._users_of_meter.discard(user)
         return not self._users_of_meter
 
     def set_plan(self, user: int, plan: Plan | None) -> Plan | None:
-        """Notes the plan of one model; returns the plan of the loader, which is that of all of its
-        models. Models that were refused count only where there is no other.
+        """Note the plan of one model; return the plan of the loader, which covers all its models.
+
+        Refused models count only if there are no others.
         """
         if plan is None:
             self._plans.pop(user, None)

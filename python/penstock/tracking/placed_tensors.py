@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a batch on the device on which the program reads them.
+"""Provide tensors of a batch on the device on which the program reads them.
 
-A program that copies a tensor of each batch to a device is given, from then on, a copy that was
-begun when the batch came (csrc/loader/ahead_stage.h). What is copied ahead is what the program
-copied lately.
+A program that copies a tensor of each batch to a device receives, from then on, a copy that was
+started when the batch arrived (csrc/loader/ahead_stage.h). Tensors that the program copied recently
+are copied ahead.
 """
 
 from __future__ import annotations
@@ -19,64 +19,67 @@ from penstock.compat.operators import COPY
 
 # A tensor of the batch: a leaf by its number, a boundary tensor by its key.
 Place = int | str
-# After this many batches in which nobody copied it, a tensor is copied ahead no more.
+# After this many batches in which the program did not copy it, a tensor is no longer copied ahead.
 UNUSED_BATCHES_MAX = 64
 PLACES_MAX = 1024
-# A leaf that the program has read in so many batches, and not copied, is followed no more.
+# A leaf that the program has read in this many batches without copying it is no longer followed.
 READS_MAX = 16
 
 
 class PlacedBatch(Protocol):
-    """A batch, as a copy of one of its tensors is looked for."""
+    """A batch, for the lookup of copies of its tensors."""
 
     ahead: _C.AheadCopies | None
 
     def index_of_key(self, key: str) -> int:
-        """Where a boundary tensor stands among all tensors of the batch."""
+        """Return the index of a boundary tensor among all tensors of the batch."""
         ...
 
 
 class Placements:
-    """What the program copies of the batches of one loader. Confined to the training thread."""
+    """The program's copies of one loader's batches. Confined to the training thread."""
 
     def __init__(self) -> None:
         self.wishes = _C.AheadWishes()  # shared with the loader's clients
-        self._device: torch.device | None = None  # the last that something was copied to
+        self._device: torch.device | None = None  # the last target of a copy
         self._used_at: dict[Place, int] = {}
         self._batch_count = 0
         self.follows_leaves = False  # whether leaves are watched for copies: device="auto"
         self._reads: Counter[int] = Counter()  # by leaf: batches, since the program last copied it
 
     def followed(self, leaf_count: int, *, is_offloaded: bool = False) -> Set[int]:
-        """The leaves of a batch that the program may copy, as far as is known. Those of a loader
-        with an offloaded model are followed as long as something is copied ahead."""
+        """Return the leaves of a batch that the program may copy, as far as is known.
+
+        The leaves of a loader with an offloaded model are followed while any tensor is copied
+        ahead.
+        """
         if not (self.follows_leaves or (is_offloaded and self.are_learnt)):
             return frozenset()
         leaves = range(min(leaf_count, PLACES_MAX))
         return {leaf for leaf in leaves if self._reads[leaf] < READS_MAX}
 
     def note_read(self, leaf: int) -> None:
-        """The program reads a leaf on the host; once for each batch."""
+        """Note that the program reads a leaf on the host; call once for each batch."""
         self._reads[leaf] += 1
 
     @property
     def are_learnt(self) -> bool:
-        """Whether something is copied ahead."""
+        """Return whether any tensor is copied ahead."""
         return bool(self._used_at)
 
     def note_batch(self) -> None:
-        """To be called for each batch."""
+        """Count a batch; call for each."""
         self._batch_count += 1
         if self._batch_count % UNUSED_BATCHES_MAX == 0 and self._used_at:
             since = self._batch_count - UNUSED_BATCHES_MAX
-            # Another thread may take the batches than the one that copies them.
+            # The thread that receives the batches may differ from the one that copies them.
             used = {place: at for place, at in list(self._used_at.items()) if at > since}
             if len(used) < len(self._used_at):
                 self._used_at = used
                 self._wish()
 
     def note(self, place: Place, device: torch.device) -> None:
-        """The program copies a tensor to a device."""
+        """Note that the program copies a tensor to a device."""
         if device != self._device:
             self._device = device
             self._used_at.clear()
@@ -106,8 +109,10 @@ def placed_tensor(
     placements: Placements,
     place: Place,
 ) -> torch.Tensor:
-    """``tensor``, which is the one at ``place`` of a batch, as it came, on ``device``: a copy that
-    was made ahead, where there is one, or one that is made now."""
+    """Return ``tensor`` on ``device``: the copy that was made ahead, or one that is made now.
+
+    ``tensor`` is the unchanged tensor at ``place`` of a batch.
+    """
     if tensor.device == device:
         return tensor
     copy = None if handle is None else _taken(tensor, device, handle, placements, place)
@@ -124,7 +129,10 @@ def converted_copy(
     dtype: torch.dtype | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor | None:
-    """What `_to_copy` gives of ``tensor``, a leaf as it came, if a copy of it was made ahead."""
+    """Return the result of `_to_copy` of ``tensor``, an unchanged leaf, from a copy made ahead.
+
+    Return None if there is no such copy.
+    """
     copy = _taken(tensor, device, handle, placements, leaf)
     if copy is None or (dtype in (None, copy.dtype) and _has_format(copy, memory_format)):
         return copy
@@ -139,7 +147,7 @@ def _taken(
     placements: Placements,
     place: Place,
 ) -> torch.Tensor | None:
-    """The copy that was made ahead, for the one who asks first. The program's wish is noted."""
+    """Return the copy that was made ahead, to the first caller only. Note the program's request."""
     placements.note(place, device)
     ahead = handle.ahead
     if ahead is None or ahead.device != str(device) or not _is_dense(tensor):
@@ -150,15 +158,17 @@ def _taken(
 
 
 def converts_alike(source: torch.dtype, target: torch.dtype | None) -> bool:
-    """Whether a device converts to the bits that a CPU converts to. What becomes of numbers out of
-    an integer's range is different on each."""
+    """Return whether a device converts to the same bits as a CPU.
+
+    Devices differ in the conversion of numbers that are out of an integer's range.
+    """
     if target is None or target == torch.bool or target.is_floating_point or target.is_complex:
         return True
     return not (source.is_floating_point or source.is_complex)
 
 
 def _has_format(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> bool:
-    """Whether a copy of ``tensor`` in that format has its strides."""
+    """Return whether a copy of ``tensor`` in that format has its strides."""
     if memory_format in (None, torch.preserve_format):
         return True
     like = torch.empty_like(tensor, device="meta", memory_format=memory_format)
@@ -166,7 +176,7 @@ def _has_format(tensor: torch.Tensor, memory_format: torch.memory_format | None)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a copy of it has its strides."""
+    """Return whether a copy of it has its strides."""
     if tensor.is_contiguous():
         return True
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
