@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to torch's private names: a module for each part of it; no other one uses such a name.
+"""Access to torch's private names: one module for each part of torch; no other module uses them.
 
-A private name may be gone in the next torch. Each module therefore lists the names that it uses and
-looks for them when it is imported. A module whose torch lacks one cannot be imported: it raises
+A private name may be missing in the next torch. Each module therefore lists the names that it uses
+and looks them up when it is imported. A module whose torch lacks one cannot be imported: it raises
 `MissingTorchNameError`, which gives the name, the version of torch, and the features that work
-without it. The modules are separate, so that a missing name of Dynamo's stops the cut and not the
+without it. The modules are separate, so that a missing Dynamo name disables the cut and not the
 loader.
 
-| module | it reaches | what needs it |
+| module | access to | needed by |
 | --- | --- | --- |
 | `iterators` | the iterators and workers of `torch.utils.data` | the `DataLoader` |
 | `storages` | shared storages, versions of tensors, threads' names | the `DataLoader` |

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to devices of whatever type: which one is current, and its streams."""
+"""Access to devices of all types: the current device, and its streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ require(
 
 
 def with_index(device: torch.device) -> torch.device:
-    """``device`` with its number: the current one where it has none."""
+    """Return ``device`` with its index; if it has none, with the current one."""
     if device.index is not None or device.type in ("cpu", "meta"):
         return device
     accelerator = torch.accelerator.current_accelerator()
@@ -37,14 +37,16 @@ def with_index(device: torch.device) -> torch.device:
 
 
 def accelerator_type() -> str | None:
-    """The type of this process's devices beside the CPU, or None."""
+    """Return the type of this process's devices other than the CPU, or None."""
     accelerator = torch.accelerator.current_accelerator()
     return None if accelerator is None else accelerator.type
 
 
 def module_in_use() -> Any:
-    """The module of this process's devices beside the CPU, `torch.cuda` say, once the process works
-    with them; None before, and without. Initialises none."""
+    """Return the module of this process's devices, such as `torch.cuda`, once they are in use.
+
+    Return None before, and without devices other than the CPU. Initialises no device.
+    """
     kind = accelerator_type()
     if kind is None:
         return None
@@ -54,14 +56,14 @@ def module_in_use() -> Any:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether the calling thread's current stream of ``device`` is being captured into a graph."""
+    """Return whether the calling thread's current stream of ``device`` is captured into a graph."""
     module = torch.get_device_module(device.type)
     ask = getattr(module, "is_current_stream_capturing", None)
     return ask is not None and bool(ask())
 
 
 def current_stream(device: torch.device) -> torch.Stream | None:
-    """The stream on which the calling thread works on ``device``; None for a device without."""
+    """Return the calling thread's current stream of ``device``; None if it has no streams."""
     if accelerator_type() != device.type:
         return None
     return torch.accelerator.current_stream(device)
@@ -69,8 +71,10 @@ def current_stream(device: torch.device) -> torch.Stream | None:
 
 @contextlib.contextmanager
 def on_stream(stream: torch.Stream | None) -> Iterator[None]:
-    """Work that is started here runs on ``stream``, and the calling thread's current stream of
-    that device waits for it."""
+    """Run work that is started here on ``stream``.
+
+    At the end, the calling thread's current stream of that device waits for it.
+    """
     current = None if stream is None else torch.accelerator.current_stream(stream.device)
     if stream is None or current is None or current == stream:
         yield

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Access to Dynamo, which captures models, and to Inductor, which compiles prefixes.
 
-Dynamo's settings are read and written by way of `config`: they are its own names, and none is
+Dynamo's settings are read and written through `config`: they are Dynamo's names, and none is
 private.
 """
 
@@ -113,13 +113,14 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
-# The exceptions of Dynamo when it cannot capture a call. IncorrectUsage is gone from torch 2.12 on.
+# The exceptions of Dynamo when it cannot capture a call. IncorrectUsage is missing from torch 2.12
+# on.
 CAPTURE_FAILURES: tuple[type[BaseException], ...] = tuple(
     getattr(exc, name)
     for name in ("TorchDynamoException", "FailOnRecompileLimitHit", "IncorrectUsage")
     if hasattr(exc, name)
 )
-# The loggers on which Dynamo advises people who compile a model, and how that advice begins.
+# The loggers of Dynamo's advice for people who compile a model, and the start of that advice.
 ADVICE = {
     "torch._dynamo.variables.tensor": "Graph break from `Tensor.item()`",
     "torch._dynamo.convert_frame": "torch._dynamo hit config.",
@@ -127,14 +128,14 @@ ADVICE = {
 
 
 class Capture(NamedTuple):
-    """The number of a frame's code in this process, and the number of the capture of it."""
+    """The number of a frame's code in this process, and the number of its capture."""
 
     frame: int
     number: int
 
 
 def current_capture() -> Capture | None:
-    """The capture that is under way on this thread; None where there is none."""
+    """Return the capture that is in progress on this thread; None if there is none."""
     number = CompileContext.current_compile_id()
     if number is None or number.frame_id is None or number.frame_compile_id is None:
         return None
@@ -142,14 +143,16 @@ def current_capture() -> Capture | None:
 
 
 def ends_by_returning(graph_module: fx.GraphModule) -> bool:
-    """Whether the graph, which was just captured, ends where its frame returns."""
+    """Return whether the graph, which was just captured, ends where its frame returns."""
     reason = getattr(graph_module, "compile_subgraph_reason", None)
     return reason is not None and not reason.graph_break
 
 
 def note_captured_code(listener: Callable[[CodeType], None]) -> None:
-    """Has `listener` called with the code of each frame that Dynamo captures from now on, while the
-    capture is under way. The same listener is added once."""
+    """Call `listener` with the code of each frame that Dynamo captures from now on.
+
+    It is called during the capture. The same listener is added once.
+    """
     if listener not in _listeners:
         _listeners.append(listener)
         register_bytecode_hook(lambda code, _: listener(code))
@@ -159,13 +162,15 @@ _listeners: list[Callable[[CodeType], None]] = []
 
 
 def capture_count(code: CodeType) -> int:
-    """How many captures of a frame's code Dynamo has, whoever asked for them."""
+    """Return the number of Dynamo's captures of a frame's code, by any caller."""
     return sum(entry.code is not None for entry in _debug_get_cache_entry_list(code))
 
 
 def is_crowded(code: CodeType) -> bool:
-    """Whether Dynamo may refuse the next capture of a frame's code, for how many there are or
-    were."""
+    """Return whether Dynamo may refuse the next capture of a frame's code because of their number.
+
+    The limits hold for the present captures, and for all captures so far.
+    """
     entries = _debug_get_cache_entry_list(code)
     return bool(entries) and (
         len(entries) >= config.recompile_limit
@@ -175,19 +180,24 @@ def is_crowded(code: CodeType) -> bool:
 
 
 def patch_modules() -> None:
-    """Has Dynamo replace the methods of `torch.nn.Module` that it replaces at its first capture."""
+    """Make Dynamo replace the `torch.nn.Module` methods that it replaces at its first capture."""
     install_generation_tagging_init()
 
 
 def take_again(code: CodeType) -> None:
-    """Has Dynamo take frames of this code again. Once any caller has come to the limit of captures,
-    it leaves those that it knows no capture for to Python, for good and for all callers."""
+    """Make Dynamo capture frames of this code again.
+
+    Once any caller has reached the limit of captures, Dynamo permanently leaves frames without a
+    matching capture to Python, for all callers.
+    """
     set_code_exec_strategy(code, FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT))
 
 
 def drop_capture(code: CodeType, capture: Capture) -> None:
-    """Takes one capture out of Dynamo's cache, as Dynamo itself does when an object that it guards
-    is gone."""
+    """Remove one capture from Dynamo's cache.
+
+    Dynamo itself does this when an object that it guards is freed.
+    """
     for entry in _debug_get_cache_entry_list(code):
         number = entry.compile_id
         if (number.frame_id, number.frame_compile_id) == capture:
@@ -199,17 +209,17 @@ def drop_capture(code: CodeType, capture: Capture) -> None:
 
 
 def untraced(function: F) -> F:
-    """Keeps Dynamo from looking into a function, whose calls would then be in the graph."""
+    """Keep Dynamo from tracing into a function, whose calls would then be in the graph."""
     disabled: F = torch._dynamo.disable(function)
     return disabled
 
 
 def with_settings(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
-    """Have `function` called with these settings of Dynamo in place.
+    """Return a function that calls `function` with these settings of Dynamo in place.
 
     Torch 2.15 leaves a variable for each `config.patch(...)` in the calling thread's context, so
-    patches are used again. Older torch cannot enter a patch within itself, so each call takes an
-    idle one.
+    patches are reused. Older torch cannot enter a patch within itself, so each call takes an idle
+    one.
     """
     idle = _idle_patches.setdefault(tuple(settings.items()), [])
 
@@ -232,27 +242,29 @@ _idle_patches: dict[tuple[tuple[str, Any], ...], list[Any]] = {}
 
 
 def is_skipped(function: Callable[..., Any]) -> bool:
-    """Whether Dynamo leaves the frames of ``function`` to Python."""
+    """Return whether Dynamo leaves the frames of ``function`` to Python."""
     return bool(torch._dynamo.trace_rules.check(function))
 
 
 def source_of(node: fx.Node) -> Source | None:
-    """Where the value of a captured graph's placeholder comes from, as Dynamo says it."""
+    """Return Dynamo's source of the value of a captured graph's placeholder."""
     argument = node.meta.get("grapharg")
     source = argument.source if argument is not None else getattr(node, "_dynamo_source", None)
     return source if isinstance(source, Source) else None
 
 
 def optimize(backend: Backend, **options: Any) -> Callable[..., Any]:
-    """`torch.compile` by its older name, which takes options that the newer one does not."""
+    """Call `torch.compile` by its older name, which takes options that the newer one does not."""
     compiled: Callable[..., Any] = torch._dynamo.optimize(backend, **options)
     return compiled
 
 
 def optimize_apart(backend: Backend, beside: Any = None, **options: Any) -> Any:
-    """`optimize`, with captures that do not count for the program's own calls of torch.compile, nor
-    theirs for it; they do count together with those of `beside`. Torch tells captures apart from
-    2.13 on, and before that they all count together."""
+    """Call `optimize`, with captures that are counted separately from the program's captures.
+
+    They are counted together with the captures of `beside`. Torch can count captures separately
+    from 2.13 on; before, all of them are counted together.
+    """
     if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
         return optimize(backend, **options)
     context: Any = optimize(backend, isolate_recompiles=True, **options)
@@ -262,7 +274,7 @@ def optimize_apart(backend: Backend, beside: Any = None, **options: Any) -> Any:
 
 
 def compiled_by(context: OptimizeContext) -> tuple[Backend, dict[str, Any]]:
-    """The user's backend of one `torch.compile`, and the options of `optimize` that repeat it."""
+    """Return the user's backend of one `torch.compile`, and the `optimize` options to repeat it."""
     hooks = context._hooks
     options = {
         "nopython": context.fullgraph,
@@ -274,8 +286,9 @@ def compiled_by(context: OptimizeContext) -> tuple[Backend, dict[str, Any]]:
 
 
 def context_of(function: Any) -> Any:
-    """The context that `torch.compile` closed over in the function that it returned; None for any
-    other.
+    """Return the context in the closure of a function that `torch.compile` returned.
+
+    Return None for any other function.
     """
     if not inspect.isfunction(function):
         return None
@@ -285,22 +298,22 @@ def context_of(function: Any) -> Any:
 
 
 def module_under(model: OptimizedModule) -> torch.nn.Module:
-    """The module that `torch.compile` was given."""
+    """Return the module that `torch.compile` was given."""
     module: torch.nn.Module = model._orig_mod
     return module
 
 
 def function_under(function: Any) -> Any:
-    """The function that `torch.compile` was given; ``function`` itself if it made none of it."""
+    """Return the function that `torch.compile` was given; ``function`` itself if not compiled."""
     return getattr(function, "_torchdynamo_orig_callable", function)
 
 
 def has_lazy_modules(model: OptimizedModule) -> bool:
-    """Whether a module below has parameters that its first call is to make."""
+    """Return whether a nested module has parameters that its first call will initialise."""
     return hasattr(model._orig_mod, "_initialize_hook")
 
 
 def compile_ahead(module: fx.GraphModule, examples: tuple[Any, ...], path: str) -> str:
-    """Compiles an exported module to a shared library; returns where it is."""
+    """Compile an exported module to a shared library; return its path."""
     options = {"aot_inductor.output_path": path}
     return str(torch._inductor.aot_compile(module, examples, options=options))

@@ -40,5 +40,5 @@ from torch.utils._sympy.functions import PythonMod as PythonMod
 from torch.utils._sympy.symbol import SymT as SymT
 from torch.utils._sympy.symbol import symbol_is_type as symbol_is_type
 
-# The logger on which fake tensors report operators that they cannot compute.
+# The logger of fake tensors' reports about operators that they cannot compute.
 LOGGER = "torch._subclasses.fake_tensor"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to torch's own loader: its iterators, its workers' set-up, its errors and collation."""
+"""Access to torch's loader: its iterators, its workers' set-up, its errors and collation."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ __all__ = [
 
 # The module of torch's handler of SIGCHLD.
 SIGNAL_MODULE: str = signal_handling.__name__
-# How long torch waits for a process to end before it looks again, in seconds.
+# Interval in seconds at which torch checks whether a process has ended.
 STATUS_INTERVAL_S: float = _utils.MP_STATUS_CHECK_INTERVAL
 
 
 def worker_info() -> WorkerInfo | None:
-    """The result of `torch.utils.data.get_worker_info()` in this process."""
+    """Return the result of `torch.utils.data.get_worker_info()` in this process."""
     return worker._worker_info
 
 
@@ -97,12 +97,12 @@ def set_worker_info(info: WorkerInfo | None) -> None:
 
 
 def numpy_seed(base_seed: int, worker_id: int) -> Any:
-    """The words that torch seeds NumPy's global generator with in a worker."""
+    """Return the words with which torch seeds NumPy's global generator in a worker."""
     return worker._generate_state(base_seed, worker_id)
 
 
 def set_worker_signal_handlers() -> None:
-    """Torch's handlers for a worker's SIGBUS, SIGSEGV and SIGTERM."""
+    """Install torch's handlers for a worker's SIGBUS, SIGSEGV and SIGTERM."""
     signal_handling._set_worker_signal_handlers()
 
 
@@ -111,7 +111,7 @@ def set_thread_name(name: str) -> None:
 
 
 def handle_child_deaths() -> None:
-    """Has torch's handler of SIGCHLD raise for workers that `watch_worker_pids` was told of."""
+    """Make torch's handler of SIGCHLD raise for workers registered by `watch_worker_pids`."""
     signal_handling._set_SIGCHLD_handler()
 
 
@@ -124,10 +124,10 @@ def forget_worker_pids(key: int) -> None:
 
 
 def raise_if_a_worker_failed() -> None:
-    """Raises torch's RuntimeError about a watched worker that failed; else returns."""
+    """Raise torch's RuntimeError if a watched worker failed."""
     signal_handling._error_if_any_worker_fails()
 
 
 def exit_status() -> bool | None:
-    """True while the interpreter exits, None once torch's modules are taken down, else False."""
+    """Return True while the interpreter exits, None after torch's modules are freed, else False."""
     return None if _utils is None else _utils.python_exit_status

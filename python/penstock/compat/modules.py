@@ -62,26 +62,31 @@ _GLOBAL_HOOKS = (
 
 
 def module_call(module: torch.nn.Module) -> Callable[..., Any]:
-    """The method that runs the module with its hooks, whatever `compile()` has put in its place."""
+    """Return the method that runs the module with its hooks, regardless of `compile()`."""
     return module._call_impl
 
 
 def compiled_call_of(module: Any) -> Any:
-    """The callable that runs in place of `module_call(module)`; None where nothing does."""
+    """Return the callable that runs in place of `module_call(module)`; None if there is none."""
     return getattr(module, COMPILED_CALL, None)
 
 
 def graph_module(root: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
-    """Make a module of a graph. Its generated source is dropped with it; torch keeps that of each
-    `fx.GraphModule` until the process ends."""
+    """Make a module of a graph, whose generated source is dropped with it.
+
+    Torch keeps the source of each `fx.GraphModule` until the process ends.
+    """
     module = fx.GraphModule(root, graph)
     own_source(module)
     return module
 
 
 def own_source(module: fx.GraphModule) -> None:
-    """Have the generated source of a new module dropped with it, and generated now if torch has
-    left that to the first call, which takes three more calls each time."""
+    """Make torch drop the generated source of a new module with the module.
+
+    The source is generated now if torch has left that to the first call, which takes three more
+    calls each time.
+    """
     if isinstance(module, _LazyGraphModule):
         module.real_recompile()
     forward: Any = type(module).forward
@@ -89,40 +94,40 @@ def own_source(module: fx.GraphModule) -> None:
 
 
 def _drop_source(name: str) -> None:
-    if name.startswith("<eval_with_key>"):  # the name of another file may be that of several
+    if name.startswith("<eval_with_key>"):  # several files may share another name
         _sources.eval_cache.pop(name, None)
         linecache.cache.pop(name, None)
 
 
 def is_tracing() -> bool:
-    """Whether `torch.jit.trace` is recording this thread."""
+    """Return whether `torch.jit.trace` is recording this thread."""
     return bool(torch._C._is_tracing())
 
 
 def has_optimized_executor() -> bool:
-    """Whether TorchScript optimizes programs that run on this thread."""
+    """Return whether TorchScript optimizes programs that run on this thread."""
     return bool(torch._C._get_graph_executor_optimize())
 
 
 def set_small_groups(keeps_them: bool) -> None:
-    """Whether TorchScript keeps groups to differentiate that have few operators; off as a rule."""
+    """Set whether TorchScript keeps differentiable groups with few operators; normally off."""
     torch._C._debug_set_autodiff_subgraph_inlining(not keeps_them)
 
 
 def global_hooks() -> list[Any]:
-    """The hooks for all modules, by their kinds; each a dict."""
+    """Return the hooks for all modules, by their kinds; each a dict."""
     return [getattr(_module, name) for name in _GLOBAL_HOOKS]
 
 
 class Patch:
-    """A function in the place of a method of a class that others patch as well.
+    """A patch of a method of a class that other code patches as well.
 
-    When it is taken off and somebody has put a patch over it, theirs stays, and calls that reach
-    this one go on to the method that was there before.
+    If another patch was put over it before it is removed, that patch stays, and calls that reach
+    this one are passed to the former method.
     """
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """`make` gives the function that takes the place of the method that it is given."""
+        """`make` returns the replacement for the method that it receives."""
         self._owner, self._name = owner, name
         self._is_own = name in vars(owner)
         self._former: Any = getattr(owner, name)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to operators: their schemas, the modes that see their calls, autocast's regions, and nests
-of their tensors (`torch.utils._pytree`, which has no public name)."""
+"""Access to operators: their schemas, dispatch modes, autocast regions, and nests of tensors.
+
+The nests are `torch.utils._pytree`, which has no public name.
+"""
 
 from __future__ import annotations
 
@@ -88,53 +90,52 @@ __all__ = [
     "without_memory",
 ]
 
-# The calls that a captured graph has where a region of autocast begins and ends.
+# The calls that a captured graph has at the start and end of an autocast region.
 AUTOCAST_BEGIN: Any = _enter_autocast
 AUTOCAST_END: Any = _exit_autocast
-# What `.to()` is where it changes something.
+# The operator of `.to()` when it has an effect.
 COPY: Any = torch.ops.aten._to_copy.default
 COPY_INTO: Any = torch.ops.aten.copy_.default
-# The `__torch_function__` of a subclass that is no subclass to torch's functions.
+# The `__torch_function__` of a subclass that torch's functions do not treat as a subclass.
 TORCH_FUNCTION_OFF: Any = _disabled_torch_function_impl
 
 
 def schema_of(operator: Any) -> Any:
-    """The `FunctionSchema` of an overload."""
+    """Return the `FunctionSchema` of an overload."""
     return operator._schema
 
 
 @functools.cache
 def gives_views(operator: Any) -> bool:
-    """Whether a result of an overload may share memory with an operand."""
+    """Return whether a result of an overload may share memory with an operand."""
     return any(result.alias_info is not None for result in operator._schema.returns)
 
 
 @functools.cache
 def writes(operator: Any) -> bool:
-    """Whether an overload writes to an operand."""
+    """Return whether an overload writes to an operand."""
     return bool(operator._schema.is_mutable)
 
 
 def overload_of(operator: CustomOpDef) -> OpOverload:
-    """The one overload of an operator that `torch.library.custom_op` made."""
+    """Return the only overload of an operator that `torch.library.custom_op` made."""
     return operator._opoverload
 
 
 def is_under_transform() -> bool:
-    """Whether a transform of `torch.func` is under way."""
+    """Return whether a transform of `torch.func` is in progress."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def same_memory_as(tensor: torch.Tensor, kind: Any) -> Any:
-    """A tensor of the class ``kind`` on the memory of ``tensor``; both have one count of writes."""
+    """Return a tensor of the class ``kind`` on ``tensor``'s memory; both share a write count."""
     return torch.Tensor._make_subclass(kind, tensor)
 
 
 def without_memory(
     kind: Any, meta: torch.Tensor, device: torch.device, size: Any = None, stride: Any = None
 ) -> Any:
-    """A tensor of the class ``kind`` that has the form of ``meta``, on ``device``, and no
-    memory."""
+    """Return a tensor of the class ``kind`` like ``meta``, on ``device``, without memory."""
     return torch.Tensor._make_wrapper_subclass(
         kind,
         meta.shape if size is None else size,

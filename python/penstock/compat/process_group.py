@@ -20,12 +20,12 @@ if _IS_AVAILABLE:
 
 
 def default_store() -> Any:
-    """The store of the default process group; None where there is no such group."""
+    """Return the store of the default process group; None if there is no such group."""
     if not _IS_AVAILABLE or not dist.is_initialized():
         return None
     return dist.distributed_c10d._get_default_store()
 
 
 def default_group() -> Any:
-    """The default process group; None where there is none."""
+    """Return the default process group; None if there is none."""
     return dist.group.WORLD if _IS_AVAILABLE and dist.is_initialized() else None

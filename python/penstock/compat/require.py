@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The self-test of a module of this package: does torch have the private names that it uses?"""
+"""Check a module of this package: does torch have the private names that the module uses?"""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TESTED_TORCH = ("2.11", "2.15")
 
 
 def require(module: str, names: Iterable[str], needed_by: str, without: str) -> None:
-    """Looks for every name; all that are missing are named in one error.
+    """Look up every name; raise one error that names all missing ones.
 
     ``names`` are dotted paths from torch's root: a module, and then attributes of it. ``needed_by``
-    names the feature that cannot be used without the module, ``without`` those that can; both are
-    parts of the error's text.
+    names the feature that cannot be used without the module, ``without`` the features that can;
+    both are parts of the error's text.
 
     Raises:
         MissingTorchNameError: this torch lacks some of the names.

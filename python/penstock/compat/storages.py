@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to tensors' memory: shared storages, typed ones, and the counters of writes."""
+"""Access to tensors' memory: shared storages, typed ones, and the write counters."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ require(
 
 
 def write_count(tensor: torch.Tensor) -> int:
-    """How often the tensor was written to, as autograd counts; no inference tensor has a count."""
+    """Return autograd's count of writes to the tensor; inference tensors have no count."""
     return tensor._version
 
 
 def identity(storage: torch.UntypedStorage) -> int:
-    """The same number for all Python objects that stand for one storage."""
+    """Return a number that is equal for all Python objects of one storage."""
     return int(storage._cdata)
 
 
 def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
-    """A typed storage on the memory of ``storage``, without torch's warning about such storages."""
+    """Return a typed storage on the memory of ``storage``, without torch's warning about them."""
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def untyped_part(storage: torch.TypedStorage) -> torch.UntypedStorage:
-    return storage._untyped_storage  # which untyped() returns with a warning
+    return storage._untyped_storage  # untyped() returns it with a warning
 
 
 def new_shared() -> Any:
-    """The class method, bound, by which `torch.UntypedStorage` makes shared storages."""
+    """Return the bound class method by which `torch.UntypedStorage` makes shared storages."""
     return torch.UntypedStorage._new_shared
 
 
 class _Taken:
-    """A descriptor that torch closes, in the place of one that it would fetch from its sender."""
+    """A descriptor that torch closes, in place of one that it would fetch from its sender."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -59,14 +59,14 @@ class _Taken:
 
 
 def open_shared(fd: int, size: int) -> torch.UntypedStorage:
-    """The storage of a file in shared memory, whose descriptor is closed.
+    """Return the storage of a file in shared memory, and close the descriptor.
 
-    It is the one that this process has of the file already, if torch knows of one that is alive.
+    If torch already has a live storage of the file in this process, return it.
     """
     storage: torch.UntypedStorage = rebuild_storage_fd(torch.UntypedStorage, _Taken(fd), size)
     return storage
 
 
 def replace_new_shared(make: Any) -> None:
-    """Has `make(cls, size, *, device="cpu")` make every shared storage of this process."""
+    """Make `make(cls, size, *, device="cpu")` create every shared storage of this process."""
     torch.UntypedStorage._new_shared = classmethod(make)  # type: ignore[method-assign, assignment]

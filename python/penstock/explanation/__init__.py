@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock.explain(): which calls of a model could move, and their costs, without moving any."""
+"""penstock.explain(): the calls of a model that could move, and their costs, without moving any."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`explain`: the plan that `offload` would follow, found without starting or changing anything.
+"""`explain`: find the plan that `offload` would follow, without side effects on the program.
 
-Where Python runs in the middle of a forward, the later graphs are only known once the earlier ones
-have run. So a copy of the model runs once, on copies of the batch, with no worker anywhere: each
-graph is planned as it would be in training. The generators are put back.
+If Python runs in the middle of a forward, the later graphs are only known once the earlier ones
+have run. So a copy of the model runs once, on copies of the batch, without any worker: each graph
+is planned as it would be in training. The generators are restored.
 """
 
 from __future__ import annotations
@@ -111,8 +111,11 @@ def explain(
 def explain_call(
     model: Any, call: ExplainedCall, options: CutOptions, followed: ProvenanceTable | None = None
 ) -> Plan:
-    """The plan for a call of `model`. Some of its arguments may be values that the program made of
-    a batch, which `followed` knows. As `explain` otherwise."""
+    """Return the plan for a call of `model`, otherwise as `explain` does.
+
+    Some of its arguments may be values that the program made from a batch, as recorded in
+    `followed`.
+    """
     try:
         if isinstance(model, torch.jit.ScriptModule):
             return plan_script(model, _script_inputs(call), options)
@@ -126,7 +129,7 @@ def explain_call(
 
 
 def default_arguments(model: Any, batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """How `model` is called with `batch` when nobody says; `explain` has the rule."""
+    """Return the default arguments for a call of `model`; `explain` documents the rule."""
     parameters = _forward_parameters(model)
     if isinstance(batch, Mapping):
         named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -210,14 +213,14 @@ def _plan_captured(
 
 
 def _script_inputs(call: ExplainedCall) -> list[torch.Tensor]:
-    """TorchScript's front end takes every input of forward for a tensor of the batch."""
+    """Return the inputs: TorchScript's front end treats all of them as batch tensors."""
     if call.kwargs or not all(isinstance(value, torch.Tensor) for value in call.args):
         raise Unlowerable("a TorchScript module is read only when called with tensors, by position")
     return list(call.args)
 
 
 def _eager(model: Any) -> Any:
-    """The module behind a compiled or exported one."""
+    """Return the module behind a compiled or exported one."""
     if isinstance(model, OptimizedModule):
         return module_under(model)
     if isinstance(model, torch.export.ExportedProgram):
@@ -226,31 +229,29 @@ def _eager(model: Any) -> Any:
 
 
 def forward_call(model: Any) -> Callable[..., Any]:
-    """The model's call without the functions that `model.compile` or `offload` put in front of
-    it."""
+    """Return the model's call without the functions that `model.compile` or `offload` added."""
     if not isinstance(model, torch.nn.Module):
         return model  # type: ignore[no-any-return]
     if is_skipped(model.forward):
-        # Dynamo leaves frames of torch.nn alone, such as Sequential's, unless they are called from
-        # one that it captures.
+        # Dynamo skips frames of torch.nn, such as Sequential's, unless a frame that it captures
+        # calls them.
         return wrap_inline(module_call(model))
     return module_call(model)
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedCall:
-    """A call of a model that is to be explained, `module_call(model)(*args, **kwargs)`, where
-    `model` may be a copy."""
+    """A call to explain: `module_call(model)(*args, **kwargs)`, where `model` may be a copy."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    leaf_index_of: LeafLookup  # which tensor of the batch one is, None where it is another
-    leaf_count: int  # of the batch
+    leaf_index_of: LeafLookup  # index of a tensor in the batch, None for other tensors
+    leaf_count: int  # leaf count of the batch
     call_of: Callable[[Any], Callable[..., Any]] = forward_call
 
 
 class _Listener:
-    """Stands for a loader: hears of the plan, and has no workers."""
+    """Replaces a loader: receives the plan, and has no workers."""
 
     def __init__(self, link: Link | None) -> None:
         self._known_link = link
@@ -273,15 +274,17 @@ class _Listener:
 
 
 class _QuietPlan(ShownPlan):
-    """Names in the plan alone the parts that stay whole."""
+    """Shows refused parts in the plan only, not in the log."""
 
     def refuse(self, reason: str) -> None:
         self.publish(Plan(refused=reason))
 
 
 def plan_graphs(model: torch.nn.Module, call: ExplainedCall, options: CutOptions) -> Plan:
-    """The plans of all graphs that the call runs as, joined. Raises Unlowerable with the reason
-    when the model cannot be copied, or fails."""
+    """Return the joined plans of all graphs that the call runs as.
+
+    Raises Unlowerable, with the reason, if the model cannot be copied, or fails.
+    """
     provenance, handle = ProvenanceTable(), BatchHandle(call.leaf_count)
 
     def copied(value: Any) -> Any:
@@ -300,8 +303,11 @@ def plan_graphs(model: torch.nn.Module, call: ExplainedCall, options: CutOptions
 def plan_followed(
     model: torch.nn.Module, call: ExplainedCall, provenance: ProvenanceTable, options: CutOptions
 ) -> Plan:
-    """The plan of a call whose arguments `provenance` knows, or that wait
-    (`penstock.tracking.lazy_tensor`). The model's writes to them are done."""
+    """Return the plan of a call with arguments that `provenance` records, or that are deferred.
+
+    Deferred arguments are lazy (`penstock.tracking.lazy_tensor`). The model's writes to the
+    arguments take effect.
+    """
     from penstock.cut.offloaded_call import OffloadedCall
 
     try:

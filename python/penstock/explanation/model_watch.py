@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the model of a program that does not say which it is: the first module with parameters that
-is called with a tensor of a loader's batch.
+"""Find the model of a program that does not name it.
+
+It is the first module with parameters that is called with a tensor of a loader's batch.
 
 Two places are watched while the program runs: torch's base iterator, through which every batch of
-every loader passes, and the call of `nn.Module`, where the outermost module comes first. A
-forward pre-hook for all modules would not do: it sees no keyword arguments, and Dynamo compiles it
-into the models.
+every loader passes, and the call of `nn.Module`, where the outermost module is seen first. A
+forward pre-hook for all modules would not work: it sees no keyword arguments, and Dynamo compiles
+it into the models.
 
-Where a model is called with other tensors, the program may have made them of the batch. Batches are
-given out as lazy tensors then, which tell how those were made (`penstock.tracking.lazy_tensor`).
-`SeenCalls` tells of a program whose model was not found.
+If a model is called with other tensors, the program may have made them from the batch. Batches are
+then delivered as lazy tensors, which record how those were made (`penstock.tracking.lazy_tensor`).
+`SeenCalls` describes a program whose model was not found.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ if TYPE_CHECKING:
     from penstock.cut.script_models import OffloadedScript
     from penstock.graph.planning import CutMode
 
-# Workers that a plan is priced for where the loader has none.
+# Worker count for pricing a plan if the loader has no workers.
 WORKER_COUNT_GUESS = 2
-# This many batches are given out lazily before a call counts as it is: a constant of the program is
-# known as one when a second batch has met it.
+# This many batches are lazy before a call is accepted unchanged: a constant of the program is
+# recognised when a second batch is used with it.
 FOLLOWED_BATCHES_MIN = 2
 TENSORS_SHOWN_MAX = 3
 OUTSIDE_OF_PROGRAMS = tuple(
@@ -55,22 +56,22 @@ OUTSIDE_OF_PROGRAMS = tuple(
     for module in (torch, sys.modules["penstock"])
 )
 
-# Interrupts the main thread. SIGINT would not where a shell has it ignored or a program handles it.
+# Interrupts the main thread. SIGINT would not if a shell ignores it or a program handles it.
 _STOP_SIGNAL = signal.SIGRTMAX - 3
 
-# After this many batches for which a model was called, but with other tensors, it will not come.
+# After this many batches for which a model was called, but with other tensors, the search ends.
 FOREIGN_BATCHES_MAX = 16
 MODELS_SHOWN_MAX = 3
 
 
 class ProgramStopped(SystemExit):
-    """Ends the program once all is known. A SystemExit, since a thread ends by one quietly."""
+    """Ends the program after the search. A SystemExit, since it ends a thread without a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPlan:
     plan: Plan
-    subject: str  # which model, called where and with which arguments
+    subject: str  # the model, with the line and arguments of its call
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +83,24 @@ class _Leaf:
     version: int | None
     leaf_count: int
     worker_count: int
-    link: Any  # to a pool's workers, a `penstock.graph.link.Link`; None in one machine
+    link: Any  # to a pool's workers, a `penstock.graph.link.Link`; None on one machine
 
 
 class _Place(Enum):
-    OUTSIDE = auto()  # of all models
-    IN_MODEL = auto()  # that was seen
-    IN_FOUND = auto()  # the one looked for, of which a later call is awaited
+    OUTSIDE = auto()  # outside of all models
+    IN_MODEL = auto()  # in a model that was seen
+    IN_FOUND = auto()  # in the model looked for, which is to be called again
 
 
 class ModelWatch:
-    """A context in which the program runs; ends it with ProgramStopped when `found` is set, or when
-    no call can come any more. The patches stay in force for the code that catches that.
+    """A context in which the program runs, which is stopped once the model is found.
 
-    `report` is called with the findings before the program is stopped, since nobody knows how long
-    it takes to end; `end` calls it if the program came to its end before. The program may call from
-    any thread; processes that it starts are not watched.
+    It ends the program with ProgramStopped when `found` is set, or when no suitable call can follow
+    any more. The patches stay in force for the code that catches the exception.
+
+    `report` is called with the findings before the program is stopped, since stopping may take any
+    time; `end` calls it if the program ended earlier. The program may call from any thread;
+    processes that it starts are not watched.
     """
 
     def __init__(self, cut: CutMode | None, report: Callable[[FoundPlan], None]) -> None:
@@ -105,15 +108,15 @@ class ModelWatch:
         self.is_stopped = False
         self.seen = SeenCalls()
         self._report = report
-        self._cut = cut  # None: as the program's offload says, else "auto"
+        self._cut = cut  # None: as in the program's offload, or "auto" without one
         self._pid = os.getpid()
         self._patches: list[Patch] = []
         self._leaves: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._followed = ProvenanceTable()
         self._followed_batches = 0
-        self._first_found: FoundPlan | None = None  # which may not know all that is of the batch
+        self._first_found: FoundPlan | None = None  # may not cover all batch-dependent tensors
         self._is_offloaded = False  # whether the program has offloaded a part of a model
-        self._thread = threading.local()  # its `place`: a _Place, once a module was called
+        self._thread = threading.local()  # its `place`: a _Place, set when a module was called
         self._stance: Any = None
 
     def __enter__(self) -> ModelWatch:
@@ -123,7 +126,7 @@ class ModelWatch:
 
         def watched(call: Any) -> Any:
             def watched_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-                # Where the program compiles all the same, there are no tensors to tell apart.
+                # If the program compiles nevertheless, there are no tensors to identify.
                 if torch.compiler.is_compiling() or os.getpid() != watch._pid:
                     return call(self, *args, **kwargs)
                 place = watch._enter_call(self, args, kwargs)
@@ -141,7 +144,7 @@ class ModelWatch:
 
             return watched_next
 
-        # Modules inside of compiled functions are called nowhere, unless those run as they stand.
+        # Compiled functions do not call modules inside of them, unless they run uncompiled.
         self._stance = torch.compiler.set_stance("force_eager")
         self._patches = [
             Patch(torch.nn.Module, "__call__", watched),
@@ -158,12 +161,12 @@ class ModelWatch:
         self._unpatch()
 
     def end(self) -> None:
-        """To be called when the program has ended by itself."""
+        """Report the first findings, if any; call when the program has ended by itself."""
         if self.found is None and self._first_found is not None:
             self._take(self._first_found)
 
     def _delivered(self, iterator: Any, batch: Any) -> Any:
-        """Notes a batch; returns the object that the program is given for it."""
+        """Note a batch; return the object that the program receives for it."""
         if self.is_stopped:
             raise ProgramStopped(0)
         leaves = [_own(leaf) for leaf in tensors_in(batch)]
@@ -189,7 +192,7 @@ class ModelWatch:
         return self._followed.deferral.delivered(batch, handle, leaves)
 
     def _follow(self) -> None:
-        """Has batches given out lazily from the next on."""
+        """Deliver lazy batches from the next on."""
         if self._followed.deferral is None:
             self._followed.deferral = Deferral(self._followed)
             self._followed.deferral.wanted_by.add(0)  # a number that no model has
@@ -197,7 +200,7 @@ class ModelWatch:
     def _enter_call(
         self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> _Place:
-        """Call before a module is called. Returns where this thread was."""
+        """Note a module call; call before it. Return the former place of this thread."""
         place: _Place = getattr(self._thread, "place", _Place.OUTSIDE)
         if place is not _Place.IN_FOUND:
             inside = self._note_call(module, args, kwargs, place is _Place.OUTSIDE)
@@ -211,8 +214,11 @@ class ModelWatch:
         kwargs: Mapping[str, Any],
         is_outermost: bool,
     ) -> _Place:
-        """Stops the program if this is the call that is looked for. Returns the place of the calls
-        inside this one: OUTSIDE if one of them may be the outermost call of a model."""
+        """Stop the program if this is the call that is looked for.
+
+        Return the place of the calls inside this one: OUTSIDE if one of them may be the outermost
+        call of a model.
+        """
         if self.is_stopped:
             raise ProgramStopped(0)
         tensors = tensors_in((args, kwargs))
@@ -250,7 +256,7 @@ class ModelWatch:
         return leaf if leaf is not None and leaf.version == version_of(tensor) else None
 
     def _leaf_behind(self, tensor: torch.Tensor) -> _Leaf | None:
-        """A tensor of the batch that `tensor`, which waits, follows from."""
+        """Return a tensor of the batch that the deferred `tensor` depends on, or None."""
         if not isinstance(tensor, LazyTensor) or tensor._value is None or is_written(tensor):
             return None
         provenance = tensor._value.provenance()
@@ -303,11 +309,11 @@ class ModelWatch:
         followed = _table_of(made[0]) if made else None
         if followed is None:
             args, kwargs = tree_map_only(LazyTensor, plain, (args, kwargs))
-        self._unpatch()  # the analysis calls modules too
+        self._unpatch()  # the analysis calls modules, too
         try:
             call = ExplainedCall(args, kwargs, leaf_index_of, leaf.leaf_count)
             plan = explain_call(model, call, options, followed)
-        except Exception as error:  # as in training: planning must not fail the program
+        except Exception as error:  # as in training: planning errors must not end the program
             plan = Plan(refused=f"planning failed: {type(error).__name__}: {error}")
         finally:
             self.__enter__()
@@ -330,7 +336,7 @@ class ModelWatch:
     def _stop(self) -> None:
         self.is_stopped = True
         if threading.current_thread() is not threading.main_thread():
-            # The main thread may be waiting for this one's next result.
+            # The main thread may be waiting for this thread's next result.
             main = threading.main_thread().ident
             assert main is not None
             signal.pthread_kill(main, _STOP_SIGNAL)
@@ -343,7 +349,10 @@ class ModelWatch:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors of a batch or of arguments; none where those hold themselves or are half made."""
+    """Return the tensors of a batch or of arguments.
+
+    Return none if these contain themselves or are half initialised.
+    """
     try:
         return flatten_batch(value)
     except (AttributeError, RecursionError):
@@ -351,7 +360,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """The batch's own tensor where `tensor` is lazy and stands for it."""
+    """Return the batch's tensor if `tensor` is lazy and represents it, otherwise `tensor`."""
     value = tensor._value if isinstance(tensor, LazyTensor) else None
     if value is None or value.tensor is None or not isinstance(value.source, int):
         return tensor
@@ -364,13 +373,13 @@ def _table_of(tensor: torch.Tensor) -> ProvenanceTable | None:
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
-    """How often it was written to; tensors of inference mode do not count."""
+    """Return the write count of a tensor; None for inference tensors, which have none."""
     return None if tensor.is_inference() else write_count(tensor)
 
 
 def name_of(module: torch.nn.Module) -> str:
     model = unwrapped(module)
-    return str(getattr(model, "original_name", type(model).__name__))  # as it was scripted
+    return str(getattr(model, "original_name", type(model).__name__))  # the name before scripting
 
 
 def mode_of(module: torch.nn.Module) -> str:
@@ -378,7 +387,7 @@ def mode_of(module: torch.nn.Module) -> str:
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """The user's model inside a caller that hands it the very same arguments."""
+    """Return the user's model inside a wrapper that passes it the same arguments."""
     if isinstance(module, OptimizedModule):
         return unwrapped(module_under(module))
     if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
@@ -395,7 +404,7 @@ def offloaded_call(module: torch.nn.Module) -> Any:
 
 
 def call_site() -> str:
-    """The line of the program, or of its framework, that is under way: `train.py:31`."""
+    """Return the line of the program, or of its framework, that is running: `train.py:31`."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(OUTSIDE_OF_PROGRAMS):
         frame = frame.f_back
@@ -404,21 +413,23 @@ def call_site() -> str:
 
 @dataclass
 class SeenCalls:
-    """Counts batches, and calls of models that were not the one looked for. Its text says why none
-    was found."""
+    """Counts batches, and calls of models that were not the one looked for.
+
+    Its text is the reason why none was found.
+    """
 
     batch_count: int = 0
     _foreign: Counter[str] = field(default_factory=Counter)  # calls with other tensors, by model
-    _first_tensors: dict[str, str] = field(default_factory=dict)  # of those calls, by model
+    _first_tensors: dict[str, str] = field(default_factory=dict)  # tensors of those calls, by model
     _foreign_batches: set[int] = field(default_factory=set)
     _without_parameters: dict[str, None] = field(default_factory=dict)
 
     def note_without_parameters(self, module: str) -> None:
-        """A module that cannot be the model was called with a tensor of a batch."""
+        """Note that a module that cannot be the model was called with a tensor of a batch."""
         self._without_parameters[module] = None
 
     def note_foreign(self, model: str, tensors: str) -> None:
-        """A model was called with `tensors`, none of which is of a batch as it came."""
+        """Note that a model was called with `tensors`, none of them an unchanged batch tensor."""
         self._foreign[model] += 1
         self._first_tensors.setdefault(model, tensors)
         self._foreign_batches.add(self.batch_count)
@@ -428,7 +439,7 @@ class SeenCalls:
         return len(self._foreign_batches) >= FOREIGN_BATCHES_MAX
 
     def __str__(self) -> str:
-        """One sentence: the calls that were seen, and the remedy."""
+        """Return one sentence: the calls that were seen, and the remedy."""
         batches = f"{self.batch_count} batch{'es were' if self.batch_count != 1 else ' was'}"
         if not self.batch_count:
             return (
