@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What shows a running pool: penstock top, the dashboard of a controller, and its metrics."""
+"""The views of a running pool: `penstock top`, the controller's dashboard, and metrics."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may read a dashboard: where it listens, under which names, and with which token. What decides
-on a request is pure."""
+"""Access to a dashboard: its listening address, its host names and its token. The decisions on
+requests are pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WHICH_TOKEN = (
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """``host`` is as it was given; ``address`` is what it means."""
+    """An address to listen at: ``host`` as given by the user, ``address`` as resolved."""
 
     host: str
     address: str
@@ -43,7 +43,7 @@ class ListenAddress:
 
 
 def parse_listen_address(text: str) -> ListenAddress:
-    """Of PORT, ADDRESS:PORT or [ADDRESS]:PORT. Raises ValueError with a sentence."""
+    """Parse PORT, ADDRESS:PORT or [ADDRESS]:PORT. Raises ValueError with a sentence."""
     expected = f"is {text!r}; PORT or ADDRESS:PORT is expected, such as 8080 or 10.0.0.1:8080"
     host, colon, port = text.rpartition(":")
     host = host if colon else "127.0.0.1"
@@ -61,7 +61,7 @@ def parse_listen_address(text: str) -> ListenAddress:
 
 
 def read_token(path: str) -> str:
-    """The token in a file that its owner alone can read. Raises PenstockError."""
+    """Return the token in a file that only its owner can read. Raises PenstockError."""
     make = f"make one with {_MAKE_TOKEN}"
     try:
         with open(path, "rb") as file:
@@ -94,7 +94,7 @@ def read_token(path: str) -> str:
 
 
 def check_openness(address: ListenAddress) -> None:
-    """Raises PenstockError for an address that others reach. Of a dashboard without a token."""
+    """Raise PenstockError if other machines can reach a dashboard that has no token."""
     if not address.is_loopback:
         raise PenstockError(
             f"other machines reach a dashboard at {address.host}, so it needs a token: leave "
@@ -105,30 +105,32 @@ def check_openness(address: ListenAddress) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a request is answered with instead of what it asked for."""
+    """The answer to a rejected request."""
 
     status: int
     sentence: str
 
 
 class DashboardAccess:
-    """Decides on requests. Immutable after it is made."""
+    """Decides on requests. Immutable after construction."""
 
     def __init__(self, address: ListenAddress, token: str | None, names: Sequence[str]) -> None:
-        """``names`` are further ones under which browsers reach it, such as a proxy's."""
+        """Accept further ``names`` under which browsers reach the dashboard, such as a proxy's
+        name."""
         own = {"localhost", socket.gethostname(), address.host}
         self._names: Collection[str] = {name.lower().rstrip(".") for name in (*own, *names)}
         self._token = token
         self.has_token = token is not None
-        # Not the token itself, so that who reads cookies cannot use it as a bearer's. Browsers keep
-        # cookies by the name of a machine, whose dashboards at other ports have other tokens.
+        # Not the token itself, so that a reader of cookies cannot use it as a bearer token.
+        # Browsers keep cookies per host name, and dashboards at other ports of that host have other
+        # tokens.
         self._cookie = hashlib.sha256(f"penstock dashboard {token}".encode()).hexdigest()
         name = hashlib.sha256(f"penstock cookie {token}".encode()).hexdigest()
         self.cookie_name = f"penstock_{name[:12]}"
 
     def refusal_of_host(self, hosts: Sequence[str]) -> Refusal | None:
-        """A page elsewhere can have its own name lead to this address (DNS rebinding), and would
-        then be of the same origin. An address in digits is nobody's name."""
+        """Reject unknown host names: a foreign page can make its host name resolve to this address
+        (DNS rebinding) and would then share the origin. A numeric address cannot be rebound."""
         host = hosts[0] if len(hosts) == 1 else ""
         name = _name_of_host(host)
         if name is not None and (_is_address(name) or name in self._names):
@@ -141,7 +143,7 @@ class DashboardAccess:
         )
 
     def refusal_of_token(self, given: str) -> Refusal | None:
-        """Of the one in an address."""
+        """Check the token in a request's address."""
         if self._token is not None and _is_same(given, self._token):
             return None
         return Refusal(
@@ -149,7 +151,7 @@ class DashboardAccess:
         )
 
     def refusal_of_stranger(self, authorization: str | None, cookie: str | None) -> Refusal | None:
-        """Both headers, if there are any. Compares in a time that does not depend on the token."""
+        """Check a request's headers, if present. The comparison takes constant time."""
         if self._token is None:
             return None
         scheme, _, given = (authorization or "").partition(" ")
@@ -164,7 +166,7 @@ class DashboardAccess:
         )
 
     def set_cookie(self) -> str:
-        """The header's value for a browser that has shown the token."""
+        """Return the Set-Cookie header for a browser that has shown the token."""
         return f"{self.cookie_name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict"
 
     def _cookies(self, header: str) -> list[str]:
@@ -180,7 +182,7 @@ def _is_same(given: str, wanted: str) -> bool:
 
 
 def _name_of_host(host: str) -> str | None:
-    """Without its port; None for what is no host."""
+    """Return the host name without the port; None if ``host`` is invalid."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?", host)
     return match[1].strip("[]").lower().rstrip(".") if match else None
 
@@ -194,7 +196,7 @@ def _is_address(name: str) -> bool:
 
 
 def check_operator_keys(keys: str | None) -> None:
-    """Raises PenstockError where the controller's status could not be asked for."""
+    """Raise PenstockError if ``keys`` cannot be used to ask the controller for its status."""
     if keys is not None and not (Path(keys) / "operator.secret").exists():
         raise PenstockError(
             f"the dashboard asks the controller as an operator does, and {keys} has no "

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard of a pool: pages for browsers, JSON for programs, metrics for Prometheus.
 
-It answers GET and HEAD alone, and changes nothing.
+It answers only GET and HEAD, and changes no state.
 
-Its server is that of the standard library, with limits on the number of connections, on the time of
-each, and on the bytes of a request's head. A connection has one request, and a thread that serves
-it and ends with its socket. Everybody may connect, so a connection is a stranger's until its
-request has shown the token. Strangers have separate places: when these are taken, a new connection
-replaces the oldest one of the address that has the most. So strangers can neither take the places
-of those who have the token, nor prevent a request with the token from being read.
+The server builds on the standard library's, with limits on the number of connections, on the time
+of each connection, and on the bytes of a request's head. A connection carries one request and has a
+thread, which serves the request and ends with the socket. Since any client may connect, a
+connection counts as a stranger until its request has shown the token. Strangers have separate
+places: when these are taken, a new connection replaces the oldest one from the address with the
+most connections. So strangers can neither use up the places of token holders, nor prevent a request
+with the token from being read.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from penstock.live.pool_metrics import OPEN_TYPE, PLAIN_TYPE, wants_open_metrics
 from penstock.live.pool_watch import PoolWatch
 
 QUERY_FIELDS_MAX = 10
-_READ_S = 5.0  # for which a client may read nothing of an answer
-_LINGER_S, _LINGER_BYTES_MAX = 1.0, 1 << 20  # of a request that nobody reads
+_READ_S = 5.0  # how long a client may stop reading an answer
+_LINGER_S, _LINGER_BYTES_MAX = 1.0, 1 << 20  # limits for discarding an unread request
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
 _HTML = "text/html; charset=utf-8"
@@ -55,21 +56,21 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Connection": "close",
 }
-# A page and no redirect: after a link on another site, a browser holds a strict cookie back until a
-# page of this site leads on.
+# A page instead of a redirect: after a link on another site, a browser withholds a strict cookie
+# until a page of this site leads on.
 _ENTRANCE = (
     b'<!doctype html><html lang="en"><meta charset="utf-8"><title>penstock</title>'
     b'<meta http-equiv="refresh" content="0;url=/"><p><a href="/">Go on to the dashboard</a></p>'
 )
 HOLDERS_MAX = 32  # connections that have shown the token
-STRANGERS_MAX = 64  # and that have not
-ADDRESS_STRANGERS_MAX = 32  # of these, from one address
-HEAD_S = 2.0  # from the beginning of a connection until its request is read
-CONNECTION_S = 10.0  # until its end
+STRANGERS_MAX = 64  # connections that have not shown the token
+ADDRESS_STRANGERS_MAX = 32  # strangers from one address
+HEAD_S = 2.0  # from the start of a connection until its request is read
+CONNECTION_S = 10.0  # from the start of a connection until its end
 _BACKLOG = 128
 _TURN_S = 0.25
 _CLOSE_S = 5.0  # for the threads of connections that close() ends
-_IPV6_SITE_BITS = 64  # of an address; who has one has all others that begin so
+_IPV6_SITE_BITS = 64  # the prefix length of a site; its owner has all addresses with that prefix
 HEAD_BYTES_MAX = 16 << 10
 _FILE_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -80,12 +81,12 @@ _FILE_TYPES = {
 
 
 class Dashboard:
-    """A pool's dashboard. It listens as soon as it is made, and serves from start() on."""
+    """A pool's dashboard. It listens from construction on, and serves from start() on."""
 
     def __init__(
         self, address: ListenAddress, token: str | None, names: Sequence[str] = ()
     ) -> None:
-        """Raises PenstockError where it cannot listen."""
+        """Start to listen. Raises PenstockError if this is not possible."""
         access = DashboardAccess(address, token, names)
         self._files = page_files()
         self._watch: PoolWatch | None = None
@@ -101,7 +102,7 @@ class Dashboard:
         self.url = f"http://{host}:{self._server.server_port}/"
 
     def start(self, watch: PoolWatch) -> None:
-        """Starts the watch, too."""
+        """Start to serve, and start the watch, too."""
         self._watch = watch
         watch.start()
         self._server.start()
@@ -112,8 +113,8 @@ class Dashboard:
             self._watch.close()
 
     def answer(self, path: str, query: dict[str, list[str]], accept: str) -> tuple[bytes, str]:
-        """Content and its type. Raises NoPageError for what there is not, ValueError for a query
-        that is wrong, and PenstockError while nothing is known of the pool."""
+        """Return the content and its media type. Raises NoPageError for an unknown path, ValueError
+        for an invalid query, and PenstockError while the pool's status is unavailable."""
         if path in self._files:
             file = self._files[path]
             return file.content, file.content_type
@@ -136,7 +137,7 @@ class Dashboard:
 
 
 class NoPageError(Exception):
-    """There is nothing at an address."""
+    """An address without a page."""
 
 
 def _since(query: dict[str, list[str]]) -> int:
@@ -147,7 +148,7 @@ def _since(query: dict[str, list[str]]) -> int:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request of one connection."""
+    """Handles the single request of a connection."""
 
     protocol_version = "HTTP/1.1"
     timeout = _READ_S
@@ -161,13 +162,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = self._head  # type: ignore[assignment]
 
     def version_string(self) -> str:
-        return "penstock"  # no version: everybody is told
+        return "penstock"  # without the version, as any client can read it
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: a token may stand in an address."""
+        """Log no requests, as an address may contain a token."""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the standard library finds wrong with a request."""
+        """Answer a request that the standard library rejects."""
         self.close_connection = True
         phrase = message or HTTPStatus(code).phrase
         self._send(code, f"the request is refused: {phrase}\n".encode(), _TEXT)
@@ -177,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         self.close_connection = True
         if self._head.is_too_long:
-            self.request_version = self.protocol_version  # of which nothing may have been read
+            self.request_version = self.protocol_version  # may still be unset
             sentence = f"the request is refused: its head has over {HEAD_BYTES_MAX} bytes"
             self._refuse(431, sentence)
             return False
@@ -192,8 +193,8 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _refuse(self, status: int, sentence: str, **more: str) -> None:
-        """Before the request is read: the rest of it is thrown away. A socket that is closed with
-        unread bytes takes the answer back."""
+        """Answer before the request is read, and discard the rest of it: closing a socket with
+        unread bytes would retract the answer."""
         self._send(status, f"{sentence}\n".encode(), _TEXT, **more)
         self.connection.shutdown(socket.SHUT_WR)
         self.connection.settimeout(_LINGER_S)
@@ -249,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         except ValueError as error:
             self._send_trouble(400, str(error), is_api)
-        except Exception as error:  # else the connection would be closed without an answer
+        except Exception as error:  # otherwise the connection would be closed without an answer
             sentence = f"the dashboard failed at this address: {type(error).__name__}: {error}"
             self._send_trouble(500, sentence, is_api)
         else:
@@ -273,7 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def json_error(sentence: str) -> bytes:
-    """What programs get instead of JSON of the pool."""
+    """Return the JSON that programs receive instead of the pool's JSON."""
     return json.dumps({"error": sentence}).encode()
 
 
@@ -285,17 +286,17 @@ class _Connection:
 
 
 class BoundedServer(ThreadingMixIn, HTTPServer):
-    """Listens from the beginning; serves between start() and close()."""
+    """Listens from construction on; serves between start() and close()."""
 
     daemon_threads = True
-    block_on_close = False  # a thread ends with its socket, at the latest after CONNECTION_S
+    block_on_close = False  # a thread ends with its socket, after CONNECTION_S at the latest
     allow_reuse_port = False
     request_queue_size = _BACKLOG
 
     def __init__(self, address: ListenAddress, handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = address.family
         self._lock = threading.Condition()
-        self._open_count = 0  # sockets that a thread has not closed yet
+        self._open_count = 0  # sockets that their threads have not closed yet
         self._connections: dict[socket.socket, _Connection] = {}  # oldest first
         self._thread: threading.Thread | None = None
         try:
@@ -304,7 +305,7 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
             raise _listening_trouble(address, error) from None
 
     def server_bind(self) -> None:
-        """Without looking up the machine's name, which may take long."""
+        """Bind without looking up the machine's name, which may take long."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         name = self.socket.getsockname()
@@ -318,7 +319,7 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
         self._thread.start()
 
     def close(self) -> None:
-        """End the connections that are open, too, and wait until their threads have closed them."""
+        """End the open connections, too, and wait until their threads have closed them."""
         if self._thread is not None:
             self.shutdown()
             self._thread.join()
@@ -336,7 +337,8 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
         super().process_request(request, client_address)
 
     def _make_room(self) -> None:
-        """Under the lock, and for one connection, since it is called for each."""
+        """Close a stranger's connection if there are too many. Requires the lock. One is enough, as
+        this is called for each new connection."""
         strangers = Counter(one.source for one in self._connections.values() if not one.is_holder)
         source, count = strangers.most_common(1)[0]
         if count <= ADDRESS_STRANGERS_MAX and strangers.total() <= STRANGERS_MAX:
@@ -350,8 +352,8 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
         _end(oldest)
 
     def admit(self, request: socket.socket, *, is_holder: bool) -> bool:
-        """Gives a connection whose request was read the time for an answer, and one that has shown
-        the token a place of its own. False where there is none."""
+        """Extend the deadline of a connection whose request was read, and move it to a holder's
+        place if it has shown the token. Returns False if no place is free."""
         with self._lock:
             connection = self._connections.get(request)
             holder_count = sum(one.is_holder for one in self._connections.values())
@@ -379,17 +381,17 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
                     _end(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away, or was shown the door, is no news."""
+        """Ignore errors of clients that have left or been disconnected."""
 
 
 def _end(connection: socket.socket) -> None:
-    """Its thread finds it closed."""
+    """Shut the connection down; its thread then sees it closed."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _source(host: str) -> str:
-    """Whose a connection is, as far as its address tells."""
+    """Return the client's address: its network for IPv6."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
@@ -419,8 +421,8 @@ def _listening_trouble(address: ListenAddress, error: OSError) -> PenstockError:
 
 
 class RequestHead:
-    """Stands for the stream of a connection where the standard library reads lines. Where there are
-    more than HEAD_BYTES_MAX in all, it ends the head and sets ``is_too_long``."""
+    """Replaces a connection's stream when the standard library reads lines. If these exceed
+    HEAD_BYTES_MAX in all, it ends the head and sets ``is_too_long``."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -451,7 +453,7 @@ class PageFile:
 
 
 def page_files() -> dict[str, PageFile]:
-    """By path. Nothing else of the disk can be asked for."""
+    """Return the pages by path. No other file can be requested."""
     found = {}
     for file in files("penstock.live").joinpath("pages").iterdir():
         kind = file.name.rpartition(".")[2]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last events and the last minutes of a pool, of bounded size. Both follow from its statuses: a
-controller reports no events.
+"""The last events and the last minutes of a pool, of bounded size. Both are derived from its
+statuses, as a controller reports no events.
 
-A worker that is gone without having drained counts as dead, since a controller drops members that
-are silent.
+A worker that leaves without draining counts as dead, since a controller drops silent members.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Any, NamedTuple
 from penstock.live.pool_view import PoolView
 
 EVENTS_MAX = 200
-POINTS_MAX = 900  # a quarter of an hour, at one a second
-TRAINERS_MAX = 24  # of one point
+POINTS_MAX = 900  # 15 minutes, at one point a second
+TRAINERS_MAX = 24  # per point
 
 
 @dataclass(frozen=True, slots=True)
 class EventView:
-    """``at`` is when the status came that shows it, in seconds since 1970."""
+    """An event. ``at`` is the arrival time of the status that shows it, in seconds since 1970."""
 
     sequence: int
     at: float
@@ -33,16 +32,17 @@ class EventView:
 
 
 class EventLog:
-    """Confined to the thread that takes the statuses; what ``events`` returns may go to others."""
+    """Confined to the thread that takes the statuses; other threads may use the result of
+    ``events``."""
 
     def __init__(self) -> None:
         self._events: deque[EventView] = deque(maxlen=EVENTS_MAX)
         self._last: PoolView | None = None
         self._sequence = 0
-        self.counts: Counter[str] = Counter()  # of all that were seen, by kind
+        self.counts: Counter[str] = Counter()  # of all events seen, by kind
 
     def add(self, view: PoolView) -> None:
-        """Takes the next status. With another controller the events begin again."""
+        """Take the next status. A status of another controller restarts the events."""
         last, self._last = self._last, view
         if last is None:
             return
@@ -56,12 +56,12 @@ class EventLog:
             self.counts[change.kind] += 1
 
     def events(self) -> tuple[EventView, ...]:
-        """Newest last."""
+        """Return the events, newest last."""
         return tuple(self._events)
 
 
 class Change(NamedTuple):
-    """As an event, without its time and number."""
+    """An event without its time and number."""
 
     kind: str
     text: str
@@ -70,7 +70,7 @@ class Change(NamedTuple):
 
 
 def changes_between(before: PoolView, after: PoolView) -> Iterator[Change]:
-    """Joining first, so that who is assigned has been heard of."""
+    """Yield the changes. Joins precede assignments, so that an assigned worker is known."""
     yield from _comings(before, after)
     yield from _assignments(before, after)
     yield from _hedges(before, after)
@@ -155,7 +155,7 @@ def _scaling(before: PoolView, after: PoolView) -> Iterator[Change]:
 
 
 class PoolHistory:
-    """The last minutes as points: of the pool, and of the trainers that are given most batches.
+    """The last minutes as points: of the pool, and of the trainers that receive the most batches.
     Confined to the thread that takes the statuses."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class PoolHistory:
         )
 
     def points(self) -> tuple[dict[str, Any], ...]:
-        """Oldest first. Nobody changes a point."""
+        """Return the points, oldest first. Callers must not change them."""
         return tuple(self._points)
 
 

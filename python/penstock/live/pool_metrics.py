@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics of a pool: their names, units and few labels, their counters, and their text form.
 
-`training_job` and `rank` are the labels of what belongs to a job, and `user` where its key is a
-user's; Prometheus has a label `job` of its own. A trainer's id is no label, since each start of a
-program would leave a series behind.
+The metrics of a job have the labels `training_job` and `rank`, and `user` if its key is a user key;
+the label `job` belongs to Prometheus. A trainer's id is not a label, since each start of a program
+would leave a series behind.
 
-Counters are added up by user, job and rank from the first status on, so they never shrink when a
+Counters are summed by user, job and rank from the first status on, so they never shrink when a
 trainer leaves. Their number is bounded. At the limit, the user with the most series loses an ended
-one, the one with the fewest batches, so no user's jobs are lost for another's.
+one, the one with the fewest batches, so no user loses series to another user's jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EVENT_KINDS = (
     "worker_joined", "worker_died", "worker_left", "trainer_joined", "trainer_left", "assigned",
     "hedged", "replanned", "scaled",
 )  # fmt: skip
-SERIES_MAX = 256  # users' jobs by rank; further ones count as OTHER
+SERIES_MAX = 256  # by user, job and rank; further ones count as OTHER
 PLAIN_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -33,7 +33,7 @@ OPEN_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 def pool_metrics(
     view: PoolView, totals: PoolTotals, event_counts: Mapping[str, int], now: float
 ) -> list[Metric]:
-    """In the order of the page."""
+    """Return the metrics in the order of the page."""
     return [
         Metric("penstock_build", "info", "version of penstock", [_plain(1, version=__version__)]),
         _gauge("penstock_status_age_seconds", "time since the controller's status", now - view.at),
@@ -79,7 +79,8 @@ def _worker_metrics(view: PoolView) -> list[Metric]:
 
 
 def _trainer_gauges(view: PoolView, totals: PoolTotals) -> list[Metric]:
-    """Sums over a user's trainers of one job and rank; two programs of one name are one series."""
+    """Sum over the trainers with the same user, job and rank; two programs of one name share a
+    series."""
     by_key: dict[SeriesKey, list[TrainerView]] = {}
     for trainer in view.trainers:
         by_key.setdefault(totals.key(trainer), []).append(trainer)
@@ -208,7 +209,7 @@ def _of(key: SeriesKey, value: float, **labels: str) -> Sample:
 
 
 class SeriesKey(NamedTuple):
-    """Whose numbers these are; the user is empty for those with the key of the role."""
+    """The labels of a series; the user is empty for trainers with the role's key."""
 
     user: str
     job: str
@@ -221,7 +222,8 @@ OTHERS = SeriesKey("", OTHER, OTHER)
 
 @dataclass(slots=True)
 class RankTotals:
-    """``parts_s`` is by the part of a step; it stays empty for a trainer without a ledger."""
+    """The sums of a series. ``parts_s`` is keyed by step part, and empty if a trainer has no
+    ledger."""
 
     batches: float = 0.0
     bytes: float = 0.0
@@ -239,7 +241,7 @@ class PoolTotals:
         self._last: dict[str, TrainerView] = {}
 
     def add(self, view: PoolView) -> None:
-        """A trainer that is seen for the first time counts from its own beginning on."""
+        """Add a status. A new trainer counts with all its numbers since its start."""
         self._make_room(view)
         for trainer in view.trainers:
             last = self._last.get(trainer.id)
@@ -261,12 +263,12 @@ class PoolTotals:
         self._last = {trainer.id: trainer for trainer in view.trainers}
 
     def key(self, trainer: TrainerView) -> SeriesKey:
-        """The labels under which this trainer is counted."""
+        """Return the labels under which this trainer is counted."""
         key = _own_key(trainer)
         return key if key in self._totals or self._count < SERIES_MAX else OTHERS
 
     def totals(self) -> Mapping[SeriesKey, RankTotals]:
-        """Is changed by the next add()."""
+        """Return the live mapping; the next add() changes it."""
         return self._totals
 
     @property
@@ -274,9 +276,10 @@ class PoolTotals:
         return len(self._totals) - (OTHERS in self._totals)
 
     def _make_room(self, view: PoolView) -> None:
-        """Give those of the view that are new a place, as far as users with more have one to give.
+        """Give the view's new series a place, as far as users with more series can give one up.
 
-        Of a user who has as many as any other, jobs that have ended make room alone.
+        If a new series' user already has as many as any other user, only that user's ended jobs
+        make room.
         """
         present = dict.fromkeys(_own_key(trainer) for trainer in view.trainers)
         counts = Counter(key.user for key in self._totals if key != OTHERS)
@@ -285,11 +288,11 @@ class PoolTotals:
             key=lambda key: (key in present, self._totals[key].batches),
             reverse=True,
         )
-        leaving: dict[str, list[SeriesKey]] = {}  # by user, those that go first last
+        leaving: dict[str, list[SeriesKey]] = {}  # by user; the next series to drop is last
         for key in by_batches:
             leaving.setdefault(key.user, []).append(key)
         seen: Counter[str] = Counter()
-        turns: list[tuple[int, SeriesKey]] = []  # a user's second one after every user's first
+        turns: list[tuple[int, SeriesKey]] = []  # all users' first series, then their second ones
         for key in present:
             turns.append((seen[key.user], key))
             seen[key.user] += 1
@@ -321,8 +324,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A counter's ``name`` is without the ending _total, which its samples have. An info is a gauge
-    of 1 whose name ends in _info in the samples."""
+    """A metric. A counter's ``name`` lacks the suffix _total, which its samples have. An info is a
+    gauge of 1 whose name ends in _info in the samples."""
 
     name: str
     kind: Literal["counter", "gauge", "info"]
@@ -331,7 +334,7 @@ class Metric:
 
 
 def exposition(metrics: Sequence[Metric], *, is_open: bool) -> str:
-    """``is_open`` is OpenMetrics."""
+    """Return the text form: OpenMetrics if ``is_open``, else Prometheus' text format."""
     lines = [line for metric in metrics for line in _lines(metric, is_open)]
     if is_open:
         lines.append("# EOF")
@@ -339,7 +342,7 @@ def exposition(metrics: Sequence[Metric], *, is_open: bool) -> str:
 
 
 def wants_open_metrics(accept: str) -> bool:
-    """Whether a request's Accept prefers OpenMetrics to plain text."""
+    """Return whether a request's Accept header prefers OpenMetrics to plain text."""
     quality = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
     for entry in accept.split(","):
         kind, *parameters = (part.strip() for part in entry.split(";"))

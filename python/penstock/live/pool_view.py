@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool at one moment, for everything that shows it: names for people instead of escaped bytes,
-rates that follow from others, what a worker does in one word, and where the time of steps goes.
+"""A pool at one moment, for every display: names instead of escaped bytes, derived rates, the state
+of a worker in one word, and the time of steps by part.
 
-`ask_pool` asks a controller for one view, and `StatusPoller` for one after another. The rest is
+`ask_pool` asks a controller for one view, and `StatusPoller` for a series of views. The rest is
 pure.
 """
 
@@ -21,13 +21,13 @@ from penstock.errors import PenstockError
 from penstock.pool.pool_log import short_id
 from penstock.pool.pool_status import name_of, software_of, text_of
 
-# What a worker does, in the order in which totals are listed.
+# The states of a worker, in the order in which totals are listed.
 WORKER_STATES = ("serving", "free", "moving", "stuck", "draining")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """What starts and stops the workers of a pool."""
+    """The engine that starts and stops the pool's workers."""
 
     name: str
     wanted: int
@@ -47,7 +47,7 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """``name`` is HOST/PROCESS. ``works_for`` is the id of a trainer."""
+    """A worker. ``name`` is HOST/PROCESS. ``works_for`` is a trainer's id."""
 
     id: str
     name: str
@@ -63,7 +63,8 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class TrainerView:
-    """One rank of a job. ``group`` is the same for all ranks of one; None where there is one."""
+    """One rank of a job. ``group`` is the same for all ranks of a job; None for a job with one
+    rank."""
 
     id: str
     job: str
@@ -103,18 +104,19 @@ class TrainerView:
 
     @property
     def is_idle(self) -> bool:
-        """It has no use for workers now, as between epochs."""
+        """Return whether it needs no workers now, as between epochs."""
         return self.workers_max == 0
 
     @property
     def is_measured(self) -> bool:
-        """Until then it counts as one that has use for as many workers as it may have."""
+        """Return whether its need is measured. Before that, it is assumed to need as many workers
+        as it may have."""
         return self.limited_by != "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """``at`` is in seconds since 1970."""
+    """A pool at one moment. ``at`` is in seconds since 1970."""
 
     at: float
     controller: str
@@ -131,16 +133,18 @@ class PoolView:
         return next((one for one in self.trainers if one.id == identity), None)
 
     def job_title(self, identity: str) -> str:
-        """How people are told of a trainer; two of one job run in different processes."""
+        """Return the displayed name of a trainer; two trainers of one job run in different
+        processes."""
         trainer = self.trainer(identity)
         return f"trainer {identity[:8]}" if trainer is None else f"{trainer.job} of {trainer.name}"
 
     def job_titles(self) -> dict[str, str]:
-        """Of all trainers, by id."""
+        """Return the displayed names of all trainers, by id."""
         return {one.id: f"{one.job} of {one.name}" for one in self.trainers}
 
     def totals(self) -> dict[str, Any]:
-        """Of the pool as a whole; ``waited_share`` is the mean of the trainers that ask."""
+        """Return the totals of the pool; ``waited_share`` is the mean over the trainers that
+        request batches."""
         waited = [one.waited_share for one in self.trainers if one.waited_share is not None]
         states = [one.state for one in self.workers]
         return {
@@ -155,7 +159,7 @@ class PoolView:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """For programs, with the totals."""
+        """Return the view for programs, with the totals."""
         fields = dataclasses.asdict(self)
         for trainer, plain in zip(self.trainers, fields["trainers"], strict=True):
             plain["is_idle"] = trainer.is_idle
@@ -163,8 +167,7 @@ class PoolView:
 
 
 def pool_view(status: Mapping[str, Any], at: float) -> PoolView:
-    """``status`` is the answer of a controller (csrc/controller/pool_status.h), which came at
-    ``at``."""
+    """Convert a controller's ``status`` (csrc/controller/pool_status.h), received at ``at``."""
     controller = status["controller"]
     trouble = controller["policy_trouble"]
     return PoolView(
@@ -182,7 +185,7 @@ def pool_view(status: Mapping[str, Any], at: float) -> PoolView:
 
 
 def with_short_ids(view: PoolView) -> PoolView:
-    """With as much of each id as people are shown, for readers who are not to act by it."""
+    """Shorten each id to its displayed part, for readers who must not act by ids."""
 
     def short_or_none(identity: str | None) -> str | None:
         return None if identity is None else short_id(identity)
@@ -276,13 +279,14 @@ def _text_or_none(escaped: str | None) -> str | None:
 
 
 def _host_of(name: str) -> str:
-    """Of HOST/PROCESS; a member that did not say where it runs has a host by its own id."""
+    """Return the host of HOST/PROCESS; a member that reported no place has its id as its host."""
     return name.rpartition("/")[0] or name
 
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """``name`` is the member of the ledger without its unit, ``title`` is for people."""
+    """A part of a step. ``name`` is the ledger's field without the unit, ``title`` is for
+    display."""
 
     name: str
     title: str
@@ -306,7 +310,7 @@ STEP_PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The seconds of each part, and of how many steps, since a trainer began."""
+    """The seconds of each part and the number of steps, since a trainer's start."""
 
     steps: int
     seconds: dict[str, float]
@@ -316,7 +320,8 @@ class Ledger:
         return sum(self.seconds.values())
 
     def since(self, before: Ledger | None) -> Ledger:
-        """What came after ``before``; all of it if that is of another trainer, or of none."""
+        """Return the difference to ``before``; the whole ledger if ``before`` is None or another
+        trainer's."""
         if before is None or before.steps > self.steps:
             return self
         parts = {
@@ -325,13 +330,13 @@ class Ledger:
         return Ledger(self.steps - before.steps, parts)
 
     def shares(self) -> dict[str, float]:
-        """Of each part, its share of the whole; none of a ledger without time."""
+        """Return the share of each part; empty for a ledger without time."""
         total = self.total_s
         return {name: s / total for name, s in self.seconds.items()} if total > 0 else {}
 
 
 def ledger_of(trainer: Mapping[str, Any]) -> Ledger | None:
-    """None for a trainer that reports none, or has not taken a step."""
+    """Return the ledger; None for a trainer that reports none or has not taken a step."""
     fields = trainer.get("ledger")
     if not isinstance(fields, dict) or not fields.get("steps"):
         return None
@@ -341,7 +346,7 @@ def ledger_of(trainer: Mapping[str, Any]) -> Ledger | None:
 
 @dataclass(frozen=True, slots=True)
 class PoolAddress:
-    """Where a controller is, and with which keys and patience it is asked."""
+    """A controller's endpoint, with the keys and the timeout of a request."""
 
     endpoint: str
     keys: str | None
@@ -349,15 +354,16 @@ class PoolAddress:
 
 
 def ask_pool(address: PoolAddress) -> PoolView:
-    """Blocks until the controller answers. Raises PenstockError, ValueError or OSError."""
+    """Ask the controller and block until it answers. Raises PenstockError, ValueError or
+    OSError."""
     text = _pool.pool_status(address.endpoint, address.keys, address.timeout_s)
     fields: dict[str, Any] = json.loads(text)
     return pool_view(fields, time.time())
 
 
 class StatusPoller:
-    """Calls ``take`` with each status, and ``fail`` with a sentence where there was none, both in
-    its own thread. At most one request is under way."""
+    """Calls ``take`` with each status, and ``fail`` with a sentence if a request failed, both in
+    its thread. At most one request is in flight."""
 
     def __init__(
         self,
@@ -379,13 +385,13 @@ class StatusPoller:
         self._thread.start()
 
     def hurry(self) -> None:
-        """Asks at once."""
+        """Ask immediately."""
         with self._news:
             self._is_hurried = True
             self._news.notify_all()
 
     def close(self) -> None:
-        """Ends the thread; waits for the request that is under way, which has a time limit."""
+        """End the thread, and wait for the request in flight, which has a time limit."""
         with self._news:
             self._is_closed = True
             self._news.notify_all()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a pool that is watched: its last status, the minutes before, its events, its
-totals, and the plans of its trainers. One thread asks the controller; any number of readers cost it
-nothing."""
+"""The data kept about a watched pool: its last status, the minutes before, its events, its totals,
+and the plans of its trainers. One thread asks the controller, so additional readers add no
+requests."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ from penstock.live.pool_view import STEP_PARTS, PoolAddress, PoolView, StatusPol
 from penstock.live.top_rows import as_json
 
 INTERVAL_S = 1.0
-PLAN_S = 5.0  # for which a trainer's plan is not asked for again
-STALE_S = 5.0  # then a status is too old to be shown as the state of the pool
+PLAN_S = 5.0  # how long a trainer's plan is cached
+STALE_S = 5.0  # the age at which a status is too old to be shown as the pool's state
 _TITLE_MAX = 30  # characters of a group
-_MEMBERS_MAX = 24  # calls of a group that are named
+_MEMBERS_MAX = 24  # calls listed per group
 _REASONS_MAX = 6
 
 
 class PoolWatch:
-    """Thread-safe. Readers raise PenstockError while the controller does not answer. Unless it
-    ``shows_ids``, they get 8 digits of each id."""
+    """Thread-safe. Readers raise PenstockError while the controller does not answer. They receive 8
+    digits of each id, unless ``shows_ids``."""
 
     def __init__(self, address: PoolAddress, *, shows_ids: bool = True) -> None:
         self._shows_ids = shows_ids
         self._lock = threading.Lock()
         self._view: PoolView | None = None
-        self._trainer_ids: dict[str, str] = {}  # by the ids that are shown
-        self._taken_at = 0.0  # by a clock that is never set
+        self._trainer_ids: dict[str, str] = {}  # by the displayed ids
+        self._taken_at = 0.0  # by the monotonic clock
         self._trouble = "the controller has not answered yet; ask again in a second"
         self._events = EventLog()
         self._history = PoolHistory()
         self._totals = PoolTotals()
-        self._status: bytes | None = None  # of _view, once somebody has asked for it
+        self._status: bytes | None = None  # the JSON of _view, once a reader has requested it
         self._address = address
-        self._plans_lock = threading.Lock()  # held while the controller is asked for one
-        self._plans: dict[str, tuple[float, bytes]] = {}  # with the time when it was asked for
+        self._plans_lock = threading.Lock()  # held during a request for a plan
+        self._plans: dict[str, tuple[float, bytes]] = {}  # with the time of the request
         self._poller = StatusPoller(address, INTERVAL_S, self.take, self._fail)
 
     def start(self) -> None:
         self._poller.start()
 
     def close(self) -> None:
-        """Waits for the request that is under way."""
+        """Stop asking, and wait for the request in flight."""
         self._poller.close()
 
     def take(self, view: PoolView) -> None:
-        """Takes the next status; the thread that asks does so."""
+        """Take the next status. Called by the asking thread."""
         ids = [one.id for one in view.trainers]
         view = view if self._shows_ids else with_short_ids(view)
         with self._lock:
@@ -77,7 +77,7 @@ class PoolWatch:
             self._trouble = sentence
 
     def _current(self) -> PoolView:
-        """Under the lock."""
+        """Return the current view. Requires the lock."""
         if self._view is None:
             raise PenstockError(self._trouble)
         age_s = time.monotonic() - self._taken_at
@@ -87,7 +87,7 @@ class PoolWatch:
         return self._view
 
     def status_json(self) -> bytes:
-        """The pool now; made once of each status."""
+        """Return the current status; serialized once per status."""
         with self._lock:
             view = self._current()
             if self._status is None:
@@ -98,7 +98,7 @@ class PoolWatch:
             return self._status
 
     def history_json(self, since: int) -> bytes:
-        """The points after the one of that number."""
+        """Return the points after number ``since``."""
         with self._lock:
             self._current()
             points: Sequence[dict[str, Any]] = self._history.points()
@@ -106,7 +106,7 @@ class PoolWatch:
         return _encoded({"interval_s": INTERVAL_S, "points_max": POINTS_MAX, "points": newer})
 
     def events_json(self, since: int) -> bytes:
-        """The events after the one of that number, newest last."""
+        """Return the events after number ``since``, newest last."""
         with self._lock:
             view = self._current()
             events = self._events.events()
@@ -114,9 +114,9 @@ class PoolWatch:
         return _encoded({"controller": view.controller, "events": newer})
 
     def plan_json(self, trainer: str) -> bytes:
-        """The plan of one trainer, which the controller is asked for, though not by every reader.
-        A trainer that has left since its id was read has none. Raises ValueError for what is no id,
-        and for a trainer whose plan is none."""
+        """Return a trainer's plan, which the controller is asked for at most once per PLAN_S. A
+        trainer that has left since its id was read has none. Raises ValueError for an invalid id
+        and for an invalid plan."""
         if not re.fullmatch(r"[0-9a-f]{8}([0-9a-f]{8})?", trainer):
             raise ValueError(f"trainer is {trainer[:40]!r}; an id that /api/status has is expected")
         with self._lock:
@@ -152,11 +152,11 @@ def _encoded(fields: Any) -> bytes:
 
 
 def shown_plan_graph(told: str) -> dict[str, Any] | None:
-    """A trainer's plan, as its controller was told it (`graph/plan.py`), for a page that draws
-    it: calls in their order, and edges by the places of calls in that list. None as ``source`` is
-    the batch, None as ``target`` is the program. Several calls of a large plan are one, the same as
-    in `Plan.to_svg()`. None for a trainer that has no plan. Raises ValueError for what is no plan:
-    trainers say what they like."""
+    """Return a trainer's plan, in the form sent to its controller (`graph/plan.py`), as a graph for
+    a page: calls in their order, and edges by the indices of calls in that list. A ``source`` of
+    None is the batch, a ``target`` of None is the program. Several calls of a large plan are merged
+    into one, as in `Plan.to_svg()`. Returns None for a trainer without a plan. Raises ValueError
+    for an invalid plan, since a trainer may send any text."""
     if not told:
         return None
     try:
@@ -190,7 +190,7 @@ def _graph(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record(plan: dict[str, Any]) -> PlanRecord:
-    """The calls and the edges that were told, as the façade has them."""
+    """Convert the calls and the edges that were sent into the façade's record."""
     calls = [
         PlannedCall(
             call["index"],
@@ -240,7 +240,7 @@ def _begun(texts: Sequence[str], count_max: int, name: str) -> list[str]:
 
 
 def _facts(plan: dict[str, Any]) -> list[str]:
-    """Sentences on the prices of the plan."""
+    """Return sentences on the prices of the plan."""
     facts = []
     cuts = {
         "none": "nothing moved",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One frame of `penstock top`: lines of styled text that fit a terminal of any size, where wide
-characters take two cells and combining ones none, and the text of a frame for those who have no
+characters take two cells and combining ones none, and a frame as plain text for output without a
 terminal. Pure."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.live.pool_view import WORKER_STATES, EngineView, PoolView
 from penstock.live.top_rows import TABLES, ShownRow, Table, byte_rate, rate_text, share
 from penstock.live.top_state import Menu, TopState
 
-# Styles, which the terminal's part turns into colours or, without them, into bold and reverse.
+# Styles, which the terminal module maps to colours or, without colours, to bold and reverse.
 STYLES = (
     "",
     "title",
@@ -71,8 +71,8 @@ class Size:
 
 
 def frame(state: TopState, size: Size, now: float) -> list[Line]:
-    """At most ``size.lines`` lines of at most ``size.columns`` cells. What there is no room for is
-    left out: first the line of keys, then what is above the table."""
+    """Return at most ``size.lines`` lines of at most ``size.columns`` cells. If the space is too
+    small, the line of keys is left out first, then the part above the table."""
     if state.is_helping:
         return _clipped(list(_help_lines(state.table)), size)
     head = list(_head_lines(state, size.columns, now))
@@ -90,12 +90,12 @@ def frame(state: TopState, size: Size, now: float) -> list[Line]:
 
 
 def frame_text(view: PoolView, *, is_tree: bool) -> str:
-    """Everything at once, as wide as it is."""
+    """Return all tables as text, at their full width."""
     state = TopState(is_tree=is_tree)
     state.update(view, ())
     lines = ["".join(span.text for span in line).rstrip() for line in _summary(view, 100)]
     for index, table in enumerate(TABLES):
-        if table.name == "Events":  # they follow from two statuses, and this is one
+        if table.name == "Events":  # events follow from two statuses, and this is a single one
             continue
         state.show(index)
         rows = state.rows()
@@ -207,7 +207,7 @@ def _body_lines(state: TopState, size: Size) -> list[Line]:
 
 
 def _head_with_order(state: TopState, head: str) -> str:
-    """With a mark at the column by which the rows are sorted."""
+    """Add a mark at the column by which the rows are sorted."""
     column = state.sorted_by()
     if column is None:
         return head
@@ -218,12 +218,12 @@ def _head_with_order(state: TopState, head: str) -> str:
 
 
 def _from(text: str, cells: int) -> str:
-    """What is left of a text without so many cells at its beginning."""
+    """Return the text without its first ``cells`` cells."""
     return text if cells == 0 else text[len(cut(text, cells)) :]
 
 
 def _table_texts(table: Table, rows: Sequence[ShownRow]) -> list[tuple[str, ShownRow | None]]:
-    """The head, then the rows, in columns as wide as their widest cell."""
+    """Return the head and the rows, with columns as wide as their widest cells."""
     texts: list[list[str]] = [[column.title for column in table.columns]]
     for shown in rows:
         cells = [shown.row.cells.get(column.name, "") for column in table.columns]
@@ -324,12 +324,12 @@ def _clipped(lines: list[Line], size: Size) -> list[Line]:
 
 
 def cell_count(text: str) -> int:
-    """How many cells of a terminal the text takes."""
+    """Return the number of terminal cells that the text takes."""
     return len(text) if text.isascii() else sum(_cells_of(character) for character in text)
 
 
 def cut(text: str, cells: int) -> str:
-    """As much of the beginning as fits."""
+    """Return the longest prefix that fits."""
     if text.isascii():
         return text[: max(cells, 0)]
     taken = 0
@@ -341,7 +341,7 @@ def cut(text: str, cells: int) -> str:
 
 
 def fitted(text: str, cells: int, *, to_the_right: bool = False) -> str:
-    """Exactly so many cells: cut, or filled with spaces."""
+    """Cut or pad the text to exactly ``cells`` cells."""
     short = cut(text, cells)
     spaces = " " * (cells - cell_count(short))
     return spaces + short if to_the_right else short + spaces

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of `penstock top`: their columns, the rows that a pool has in each, a job's ranks as
-one row, the order of rows, and the branches of a tree in front of them. Pure."""
+"""The tables of `penstock top`: their columns, the rows of a pool in each, a job's ranks as one
+row, the order of rows, and the branches of a tree in front of them. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.live.pool_view import STEP_PARTS, Ledger, PoolView, TrainerView, W
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Numbers stand at the right. ``meaning`` is for the help."""
+    """A column. Numbers are right-aligned. ``meaning`` is shown in the help."""
 
     name: str
     title: str
@@ -25,9 +25,9 @@ class Column:
 
 @dataclass(slots=True)
 class Row:
-    """``cells`` has texts by column, and ``keys`` what to sort by where that is no text. ``parent``
-    is the id of another row. ``detail`` is a sentence on the selected row. ``tone`` is good, warn,
-    bad or dim."""
+    """A row. ``cells`` has the texts by column, and ``keys`` the sort keys of columns that are not
+    sorted by text. ``parent`` is another row's id. ``detail`` is a sentence about the selected row.
+    ``tone`` is good, warn, bad or dim."""
 
     id: str
     cells: dict[str, str]
@@ -41,19 +41,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """``branch`` is the column in which a tree is drawn, and ``rows`` makes the rows."""
+    """A table. ``branch`` is the column in which a tree is drawn, and ``rows`` makes the rows."""
 
     name: str
     columns: Sequence[Column]
     branch: str
     rows: Callable[[Looks, bool], list[Row]]
-    sort: str = ""  # the column by which it is sorted at first; "" keeps the order of the rows
+    sort: str = ""  # the initial sort column; "" keeps the order of the rows
     is_descending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """What is shown: a pool now, the ledgers of its trainers a while before, and its events."""
+    """The data of a display: the current pool, earlier ledgers of its trainers, and its events."""
 
     view: PoolView
     ledgers_before: Mapping[str, Ledger]
@@ -371,7 +371,7 @@ def share(value: float | None) -> str:
 
 
 def byte_count(value: float | None) -> str:
-    """In the unit that leaves few digits."""
+    """Format a number of bytes in the unit with the fewest digits."""
     if value is None:
         return "-"
     for unit in ("B", "kB", "MB", "GB", "TB"):
@@ -386,13 +386,13 @@ def byte_rate(value: float | None) -> str:
 
 
 def as_json(view: PoolView) -> dict[str, Any]:
-    """What `penstock top --once --json` prints."""
+    """Return the object that `penstock top --once --json` prints."""
     return {**view.as_json(), "jobs": [group.as_json() for group in job_groups(view)]}
 
 
 @dataclass(frozen=True, slots=True)
 class JobGroup:
-    """``id`` is that of the group, or of the one trainer. Ranks are in order."""
+    """The ranks of a job, in order. ``id`` is the id of the group, or of the only trainer."""
 
     id: str
     ranks: tuple[TrainerView, ...]
@@ -411,13 +411,13 @@ class JobGroup:
         return f"{first.job}, {count if seen == first.world_size else f'{seen} of {count}'}"
 
     def total(self, name: str) -> float | None:
-        """The sum over the ranks that know it; None where none does."""
+        """Sum over the ranks with a known value; None if no rank has one."""
         known = [getattr(rank, name) for rank in self.ranks]
         known = [value for value in known if value is not None]
         return sum(known) if known else None
 
     def waited_share(self) -> float | None:
-        """Of the rank that waits most: the others wait for it in their turn."""
+        """Return the share of the rank that waits most, as the other ranks in turn wait for it."""
         return max((r.waited_share for r in self.ranks if r.waited_share is not None), default=None)
 
     def as_json(self) -> dict[str, Any]:
@@ -437,7 +437,7 @@ class JobGroup:
 
 
 def job_groups(view: PoolView) -> Sequence[JobGroup]:
-    """In the order in which the controller names their first ranks."""
+    """Return the groups in the order in which the controller lists their first ranks."""
     by_id: dict[str, list[TrainerView]] = {}
     for trainer in view.trainers:
         by_id.setdefault(trainer.group or trainer.id, []).append(trainer)
@@ -449,7 +449,7 @@ def job_groups(view: PoolView) -> Sequence[JobGroup]:
 
 @dataclass(frozen=True, slots=True)
 class ShownRow:
-    """``branch`` is drawn in front of the row's name."""
+    """A row to display. ``branch`` is drawn in front of the row's name."""
 
     row: Row
     branch: str = ""
@@ -457,7 +457,7 @@ class ShownRow:
 
 
 def sorted_rows(rows: Sequence[Row], column: str, is_descending: bool) -> list[Row]:
-    """By numbers where the column has them, else by texts. What is not known comes last."""
+    """Sort by number if the column has numbers, else by text. Unknown values are last."""
     if not column:
         return list(rows)
     if any(column in row.keys for row in rows):
@@ -468,8 +468,8 @@ def sorted_rows(rows: Sequence[Row], column: str, is_descending: bool) -> list[R
 
 
 def matcher(text: str) -> Callable[[Row], bool]:
-    """Whether a row has the text in one of its cells, without regard to case. Of several texts with
-    | between them one is enough."""
+    """Return a test whether one of a row's cells contains the text, ignoring case. If several texts
+    are separated by |, one match is enough."""
     wanted = [part.lower() for part in text.split("|") if part]
 
     def matches(row: Row) -> bool:
@@ -484,8 +484,8 @@ def matcher(text: str) -> Callable[[Row], bool]:
 def in_tree(
     rows: Sequence[Row], is_shown: Callable[[Row], bool], folded: Collection[str], in_ascii: bool
 ) -> list[ShownRow]:
-    """Rows below their parents. A row that is to be shown brings the rows above it along, and a row
-    whose parent is not there stands by itself."""
+    """Arrange rows below their parents. The ancestors of a shown row are shown, too, and a row
+    whose parent is missing becomes a root."""
     by_id = {row.id: row for row in rows}
     below: dict[str | None, list[Row]] = {}
     kept: set[str] = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock top` on a terminal: curses paints its frames and gives it keys."""
+"""`penstock top` on a terminal: curses paints its frames and reads its keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.live.pool_view import PoolAddress, PoolView, StatusPoller
 from penstock.live.top_frame import STYLES, Line, Size, cell_count, frame
 from penstock.live.top_state import TopState
 
-_TURN_MS = 100  # how long a key or a new status may wait to be seen
+_TURN_MS = 100  # the longest delay of a key or a new status
 _ESCAPE_MS = 25
 _KEYS = {
     curses.KEY_UP: "up",
@@ -45,8 +45,8 @@ _CHARACTERS = {
     "\x0c": "ctrl-l",
     "\x15": "ctrl-u",
 }
-# By style: a colour's number, or None for the terminal's own, and an attribute. Without colours
-# the attribute alone is what is seen.
+# By style: a colour number, or None for the terminal's default, and an attribute. Without colours,
+# only the attribute is visible.
 _LOOKS: dict[str, tuple[int | None, int]] = {
     "": (None, curses.A_NORMAL),
     "title": (curses.COLOR_CYAN, curses.A_BOLD),
@@ -64,7 +64,7 @@ _LOOKS: dict[str, tuple[int | None, int]] = {
 
 
 def check_terminal() -> None:
-    """Raises PenstockError where no full screen can be shown."""
+    """Raise PenstockError if the terminal cannot show a full screen."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise PenstockError(
             "needs a terminal, and standard input or output is none; print one frame with --once, "
@@ -88,7 +88,7 @@ def check_terminal() -> None:
 def run_screen(
     address: PoolAddress, first: PoolView, *, interval_s: float, with_colours: bool, is_tree: bool
 ) -> None:
-    """Shows the pool until the user quits. ``first`` is its status now."""
+    """Show the pool until the user quits. ``first`` is its current status."""
     locale.setlocale(locale.LC_ALL, "")
     with contextlib.suppress(KeyboardInterrupt), _screen() as window:
         encoding = locale.getpreferredencoding(False).lower().replace("-", "")
@@ -98,7 +98,7 @@ def run_screen(
 
 @contextlib.contextmanager
 def _screen() -> Iterator[curses.window]:
-    """The terminal, which is put back however this ends."""
+    """Yield the terminal's screen, and restore the terminal in any case."""
     window = curses.initscr()
     try:
         curses.noecho()
@@ -134,7 +134,7 @@ def _attributes(with_colours: bool) -> dict[str, int]:
 
 
 class _Screen:
-    """Confined to the main thread, but for what the poller leaves under the lock."""
+    """Confined to the main thread, except for the fields that the poller sets under the lock."""
 
     def __init__(self, window: curses.window, state: TopState, attributes: dict[str, int]) -> None:
         self._window = window
@@ -184,7 +184,7 @@ class _Screen:
             self._trouble = sentence
 
     def _key(self) -> str:
-        """By its name; "" when none was pressed within a turn."""
+        """Return the key's name; "" if no key was pressed within a turn."""
         try:
             pressed = self._window.get_wch()
         except curses.error:
@@ -203,7 +203,8 @@ class _Screen:
     def _draw_line(self, number: int, line: Line) -> None:
         column = 0
         for text, style in line:
-            # The cursor cannot go behind the last cell of the screen, which curses calls an error.
+            # The cursor cannot move past the last cell of the screen, which curses reports as an
+            # error.
             with contextlib.suppress(curses.error):
                 self._window.addstr(number, column, self._encodable(text), self._attributes[style])
             column += cell_count(text)

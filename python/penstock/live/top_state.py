@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `penstock top` is looking at, and what each key does to it. It knows no terminal."""
+"""The state of `penstock top`, and the effect of each key on it. Independent of the terminal."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from penstock.live.top_rows import (
 )
 
 _TEXT_MAX = 200  # of a search or a filter
-_COLUMNS_STEP = 8  # cells of one step to the side
+_COLUMNS_STEP = 8  # cells per step to the side
 _EVERYBODY = "all users"
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where one looks in one of the tables."""
+    """The visible part and the selected row of a table."""
 
     sort: str
     is_descending: bool
     row_id: str = ""
     index: int = 0
-    top: int = 0  # the first row in sight
-    left: int = 0  # cells that are out of sight at the left
+    top: int = 0  # the first visible row
+    left: int = 0  # cells hidden at the left
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Prompt:
 
     title: str
     text: str
-    before: str  # what Escape goes back to
+    before: str  # restored by Escape
 
 
 @dataclass(slots=True)
@@ -51,13 +51,13 @@ class Menu:
     """A list to choose from."""
 
     title: str
-    choices: list[tuple[str, str]]  # what is chosen, and how it is shown
+    choices: list[tuple[str, str]]  # the value of a choice, and its text
     index: int
 
 
 @dataclass(slots=True)
 class TopState:
-    """Confined to one thread. ``trouble`` says why there is no newer status."""
+    """Confined to one thread. ``trouble`` is the reason why there is no newer status."""
 
     in_ascii: bool = False
     view: PoolView | None = None
@@ -72,7 +72,7 @@ class TopState:
     prompt: Prompt | None = None
     menu: Menu | None = None
     tags: set[str] = field(default_factory=set)
-    page_rows: int = 10  # how many rows were in sight when the last frame was drawn
+    page_rows: int = 10  # number of rows visible in the last frame
     _table: int = 0
     _folded: set[str] = field(default_factory=set)
     _events: tuple[EventView, ...] = ()
@@ -83,7 +83,7 @@ class TopState:
     )
 
     def update(self, view: PoolView, events: tuple[EventView, ...]) -> None:
-        """Takes a new status, unless the view is paused."""
+        """Take a new status, unless the view is paused."""
         self.trouble = ""
         if self.is_paused:
             return
@@ -101,11 +101,11 @@ class TopState:
         return self._places[self._table]
 
     def show(self, table_index: int) -> None:
-        """Goes to one of TABLES."""
+        """Show one of TABLES."""
         self._table = table_index
 
     def rows(self) -> list[ShownRow]:
-        """All rows that the filter lets through, in order."""
+        """Return all rows that pass the filter, in order."""
         if self.view is None:
             return []
         looks = Looks(self.view, self._ledgers_before, self._events)
@@ -121,7 +121,7 @@ class TopState:
         return [ShownRow(row) for row in rows if is_shown(row)]
 
     def settle(self, rows: list[ShownRow]) -> int:
-        """The index of the selected row; keeps it and the first row in sight within bounds."""
+        """Return the index of the selected row; keep it and the first visible row within bounds."""
         place = self.place
         if self.is_following:
             found = [index for index, shown in enumerate(rows) if shown.row.id == place.row_id]
@@ -133,7 +133,8 @@ class TopState:
         return place.index
 
     def press(self, key: str) -> str:
-        """Takes a key by its name, or a character. Returns "quit", "refresh", "redraw" or ""."""
+        """Handle a key, given by its name, or a character. Returns "quit", "refresh", "redraw" or
+        ""."""
         if self.is_helping:
             self.is_helping = False
             return ""
@@ -279,7 +280,7 @@ class TopState:
         self.menu = Menu("User", choices, index)
 
     def sorted_by(self) -> Column | None:
-        """The column by which the table is sorted now."""
+        """Return the current sort column of the table."""
         return next((one for one in self.table.columns if one.name == self.place.sort), None)
 
 
