@@ -20,7 +20,7 @@ from penstock.cli.command_parser import (
 
 
 class Command(NamedTuple):
-    home: str  # the module with its `run_command`, which is imported when the command is called
+    home: str  # the module with its `run_command`, imported when the command is called
     summary: str
 
 
@@ -67,18 +67,17 @@ OPTIONS = {
     "--cmake-dir": "print the folder for CMAKE_PREFIX_PATH, for programs in C++",
     "-h, --help": "print this help",
 }
-# The exit status of Python and its tools when they are called wrongly.
+# The exit status of Python and its tools for a usage error.
 USAGE_EXIT_CODE = 2
-# The exit status that a shell reports for a command that SIGPIPE has ended.
+# The exit status that a shell reports for a command ended by SIGPIPE.
 UNREAD_EXIT_CODE = 128 + signal.SIGPIPE
-# Commands whose output is a program's own, and so is what comes of it.
+# Commands whose output, and errors in writing it, belong to the program.
 _OUTPUT_OF_PROGRAMS = (["run"], ["trace"])
 
 
 def main() -> int:
-    """Carries out the command in ``sys.argv`` and returns the exit code. A program that ends by an
-    exception, SystemExit included, ends this call by it.
-    """
+    """Run the command in ``sys.argv`` and return the exit code. If the program ends by an
+    exception, SystemExit included, this call raises it."""
     arguments = sys.argv[1:]
     try:
         code = _answer(arguments)
@@ -88,7 +87,8 @@ def main() -> int:
     except BrokenPipeError:
         if arguments[:1] in _OUTPUT_OF_PROGRAMS or not is_output_unread():
             raise
-        # As other commands, which SIGPIPE ends without a word. Python still flushes what is left.
+        # Like other commands, which SIGPIPE ends silently. Python still flushes the remaining
+        # output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD_EXIT_CODE
 
@@ -132,9 +132,9 @@ def _carry_out(arguments: list[str]) -> int:
 
 
 def cmake_dir() -> Path:
-    """The folder in which find_package(Penstock) finds the library for programs in C++.
+    """Return the folder in which find_package(Penstock) finds the library for C++ programs.
 
-    Raises CommandError for an installation without it.
+    Raises CommandError for an installation without the library.
     """
     folder = Path(__file__).resolve().parent.parent / "lib" / "cmake" / "Penstock"
     if not (folder / "PenstockConfig.cmake").is_file():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command of penstock reads its arguments, and its message when one is wrong or it fails.
+"""How a penstock command parses its arguments, and its message when one is wrong or it fails.
 
 argparse prints the whole usage for a typo. Here the caller prints two lines: the error, with the
-name that was probably meant, and where there is help.
+name that was probably meant, and a pointer to the help.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import NoReturn
 
 from penstock.errors import PenstockError
 
-_FIRST_COLUMN = 28  # of the texts beside options
+_FIRST_COLUMN = 28  # column of the options' texts
 _WIDTH = 100
 FAILED_EXIT_CODE = 1
 
 
 class CommandError(Exception):
-    """A command was called wrongly; the message is for the user. ``command`` is whose help tells
-    more: "" is penstock itself, and None is nobody."""
+    """A command was called wrongly; the message is for the user. ``command`` is the command whose
+    help has more: "" is penstock itself, and None is no command."""
 
     def __init__(self, message: str, command: str | None = "") -> None:
         super().__init__(message)
@@ -31,11 +31,11 @@ class CommandError(Exception):
 
 
 class HelpShown(Exception):
-    """The help was printed, and nothing else is left to do."""
+    """The help was printed, and the command is done."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of one command. It raises CommandError and HelpShown, and does not end the
+    """The parser of one command. It raises CommandError and HelpShown instead of ending the
     process."""
 
     def __init__(self, command: str, usage: str, description: str, epilog: str = "") -> None:
@@ -52,7 +52,7 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action=_ShowHelp, help="print this help")
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        # argparse would first name a missing argument, which may be the one that was mistyped.
+        # argparse would first report a missing argument, which may be the one that was mistyped.
         for argument in arguments:
             name = argument.partition("=")[0]
             if name == "--":
@@ -67,8 +67,8 @@ class CommandParser(argparse.ArgumentParser):
     def parse_before_program(
         self, arguments: Sequence[str]
     ) -> tuple[argparse.Namespace, list[str]]:
-        """The arguments before a program, and the rest: ``-m`` or a path, and everything after
-        it."""
+        """Return the arguments before a program, and the rest: ``-m`` or a path, and everything
+        after it."""
         end = 0
         while end < len(arguments) and _is_option(arguments[end]):
             name, has_value, _ = arguments[end].partition("=")
@@ -83,7 +83,7 @@ class CommandParser(argparse.ArgumentParser):
         return CommandError(f"there is no option {name}{meant or hint}", self.command)
 
     def error(self, message: str) -> NoReturn:
-        """argparse's complaint, with the name of the argument first."""
+        """Report argparse's error, with the name of the argument first."""
         if missing := re.fullmatch(r"the following arguments are required: (.*)", message):
             raise CommandError(f"{self._with_value(missing[1])} is missing", self.command)
         name, text = "", message
@@ -94,7 +94,7 @@ class CommandParser(argparse.ArgumentParser):
         raise CommandError(f"{name} {text}".strip(), self.command)
 
     def _with_value(self, names: str) -> str:
-        """The first of several names of an argument, in the form in which it is written."""
+        """Return the first of an argument's names, in the form in which it is written."""
         name = names.partition(", ")[0]
         action = self._option_string_actions.get(name)
         return name if action is None or action.nargs == 0 else f"{name} {action.metavar}"
@@ -119,8 +119,8 @@ def _is_option(argument: str) -> bool:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of a sentence about a name that there is not; "" when none is like it."""
-    from difflib import get_close_matches  # of use only after a typo
+    """Return the end of a sentence about an unknown name; "" if no known name is similar."""
+    from difflib import get_close_matches  # only needed after a typo
 
     found = get_close_matches(name, list(names), n=1)
     return f"; did you mean {found[0]}?" if found else ""
@@ -129,8 +129,8 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 def carry_out(
     commands: Mapping[str, Callable[[Sequence[str]], int]], command: str, arguments: Sequence[str]
 ) -> int:
-    """Calls one of ``commands``; what it fails at is told on standard error. Raises BrokenPipeError
-    if nobody reads standard output any more."""
+    """Run one of ``commands``, and print its error on standard error. Raises BrokenPipeError if
+    standard output has no reader any more."""
     try:
         return commands[command](arguments)
     except (PenstockError, ValueError, OSError) as error:
@@ -141,10 +141,10 @@ def carry_out(
 
 
 def is_output_unread() -> bool:
-    """Whether standard output is a pipe that its reader has closed, as `head` does."""
+    """Return whether standard output is a pipe closed by its reader, as `head` does."""
     try:
         descriptor = sys.stdout.fileno()
-    except (AttributeError, OSError, ValueError):  # closed, or no file
+    except (AttributeError, OSError, ValueError):  # closed, or not a file
         return False
     poll = select.poll()
     poll.register(descriptor, 0)
@@ -152,7 +152,7 @@ def is_output_unread() -> bool:
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:
-    """A type of argparse's: one of the names."""
+    """Return an argparse type: one of the names."""
 
     def choose(text: str) -> str:
         if text in names:
@@ -166,7 +166,7 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
 
 
 def whole_number(least: int, most: int) -> Callable[[str], int]:
-    """A type of argparse's."""
+    """Return an argparse type: a whole number from ``least`` to ``most``."""
 
     def convert(text: str) -> int:
         if re.fullmatch(r"[+-]?\d{1,18}", text) and least <= int(text) <= most:
@@ -179,7 +179,7 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
 
 
 def seconds(least: float) -> Callable[[str], float]:
-    """A type of argparse's: not for ever."""
+    """Return an argparse type: a finite number of seconds."""
 
     def convert(text: str) -> float:
         try:
@@ -194,7 +194,7 @@ def seconds(least: float) -> Callable[[str], float]:
 
 
 def amount(text: str) -> float:
-    """A type of argparse's: of money."""
+    """Parse an amount of money, as an argparse type."""
     try:
         value = float(text)
     except ValueError:

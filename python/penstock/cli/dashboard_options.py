@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a command that runs a controller for the dashboard of its pool."""
+"""The dashboard options of a command that runs a pool's controller."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from penstock.live.dashboard_access import (
 )
 from penstock.pool.pool_log import PoolLog
 
-# Of a dashboard: is called once the controller listens at the given endpoint.
+# Starts a dashboard: called once the controller listens at the given endpoint.
 StartDashboard = Callable[[str, PoolLog], None]
 
-_TIMEOUT_S = 3.0  # of a status
-_TOKEN_BYTES = 16  # of a token that is drawn
+_TIMEOUT_S = 3.0  # for a status request
+_TOKEN_BYTES = 16  # of a generated token
 
 
 def add_dashboard(parser: CommandParser) -> None:
@@ -60,8 +60,8 @@ def add_dashboard(parser: CommandParser) -> None:
 
 @contextlib.contextmanager
 def dashboard_of(args: argparse.Namespace, command: str) -> Iterator[StartDashboard]:
-    """The dashboard that the options of add_dashboard() and add_keys() ask for, if they do so.
-    It listens from the beginning on, serves once it is started, and ends here."""
+    """Yield the dashboard that the options of add_dashboard() and add_keys() request, if any. It
+    listens immediately, serves once it is started, and is closed on exit."""
     if args.dashboard is None:
         if args.dashboard_token_file or args.dashboard_name or args.dashboard_open:
             raise CommandError("the other options of a dashboard need --dashboard PORT", command)
@@ -72,7 +72,7 @@ def dashboard_of(args: argparse.Namespace, command: str) -> Iterator[StartDashbo
             "--dashboard-open asks for no token, and --dashboard-token-file has one; leave one out",
             command,
         )
-    # Here, since the other commands of a pool do without.
+    # Imported here, as the other commands of a pool do not need it.
     from penstock.live.dashboard_server import Dashboard
     from penstock.live.pool_view import PoolAddress
     from penstock.live.pool_watch import PoolWatch
@@ -96,13 +96,13 @@ def dashboard_of(args: argparse.Namespace, command: str) -> Iterator[StartDashbo
 
 
 def _token_of(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[str | None, str]:
-    """The token, and what the log has of one that nobody has named: on a terminal the token itself,
-    and elsewhere a file with it, since others may read a log."""
+    """Return the token and the text about it for the log, if it was generated: on a terminal the
+    token itself, and elsewhere a file with it, since others may read a log."""
     if args.dashboard_open:
         return None, ""
     if args.dashboard_token_file is not None:
         return read_token(args.dashboard_token_file), ""
-    import secrets  # here, since the other commands of a pool do without
+    import secrets  # imported here, as the other commands of a pool do not need it
     import tempfile
 
     token = secrets.token_hex(_TOKEN_BYTES)
@@ -122,14 +122,15 @@ def _token_of(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[st
 
 
 def _reached_at(endpoint: str) -> str:
-    """A controller that listens at all addresses of its machine is reached at the machine's own."""
+    """Return the machine's address for a controller that listens at all addresses of its
+    machine."""
     for everywhere, own in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
         endpoint = endpoint.replace(everywhere, own)
     return endpoint
 
 
 def _listen_address(text: str) -> ListenAddress:
-    """A type of argparse's."""
+    """Parse a listening address, as an argparse type."""
     try:
         return parse_listen_address(text)
     except ValueError as error:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run of a program for `penstock doctor`: ``python -m penstock.cli.doctored_program PROGRAM``.
 
-The environment has the orders; a descriptor that it names takes the result, one line of JSON.
+The environment has the orders; the result, one line of JSON, is written to the descriptor that they
+name.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from penstock.doctor.loader_watch import BatchBound, LoaderWatch
 from penstock.doctor.program_runs import MovableCall, RunOrders, RunResult, end_with_parent
 
 _TEXT_MAX = 2000
-_CALLS_MAX = 8  # that are named
-_PLAN_BATCHES_MAX = 16  # of all loaders; a model was called with one by then
+_CALLS_MAX = 8  # listed in the result
+_PLAN_BATCHES_MAX = 16  # of all loaders; by then the model has been called with one
 
 
 class NotedInput(io.RawIOBase):
-    """Standard input that is empty, and knows whether it was asked."""
+    """Standard input that is empty, and records whether it was read."""
 
     has_been_asked = False
 
@@ -69,7 +70,7 @@ def _watch_loaders(
         with watch:
             start()
     except BaseException as error:
-        # Whatever a stopped program raises on its way out comes of its having been stopped.
+        # Any exception that a stopped program raises while it ends is a consequence of the stop.
         if not watch.is_stopped and not _is_good_end(error):
             report(_with_error(watch.result(), error))
             raise

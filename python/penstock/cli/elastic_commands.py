@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of a pool whose workers come and go by themselves: up, down."""
+"""The commands of a pool that starts and ends its workers automatically: up, down."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ _ENDING_TURN_S = 0.25  # while workers leave
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
-    """Carries out a command of this module; returns the exit code. Raises CommandError for
-    arguments that the command does not take."""
+    """Run a command of this module; return the exit code. Raises CommandError for arguments that
+    the command does not accept."""
     return carry_out(_COMMANDS, command, arguments)
 
 
@@ -204,7 +204,7 @@ examples:
 
 
 class _Elastic:
-    """A controller, and an adapter beside it. Confined to the main thread."""
+    """A controller with an adapter. Confined to the main thread."""
 
     def __init__(self, args: Any, state: Path) -> None:
         self._log = PoolLog("penstock up")
@@ -237,7 +237,7 @@ class _Elastic:
         self._controller_error = ""
 
     def run(self, start_dashboard: StartDashboard) -> int:
-        # Can be read once a signal has come. A handler that takes a lock could wait for itself.
+        # Readable after a signal. A handler that takes a lock could deadlock with its own thread.
         end_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
         def hear_signals() -> None:
@@ -259,7 +259,7 @@ class _Elastic:
             start_dashboard(endpoint, self._log)
             is_to_end = False
             while self._adapter.turn(is_to_end=is_to_end):
-                hear_signals()  # Ray puts handlers of its own in their place when it connects
+                hear_signals()  # Ray replaces the handlers when it connects
                 if not serving.is_alive():
                     raise PenstockError(
                         f"the controller has ended: {self._controller_error or 'it was stopped'}; "
@@ -278,19 +278,19 @@ class _Elastic:
     def _serve(self) -> None:
         try:
             self._controller.run(self._stop_read)
-        except Exception as error:  # the main thread has it told
+        except Exception as error:  # the main thread reports it
             self._controller_error = str(error)
 
 
 def _variable(text: str) -> str:
-    """A type of argparse's."""
+    """Parse the name of an environment variable, as an argparse type."""
     if text not in os.environ:
         raise argparse.ArgumentTypeError(f"is {text!r}; the environment has no such variable")
     return text
 
 
 def _resource(text: str) -> tuple[str, float]:
-    """A type of argparse's."""
+    """Parse NAME=N, as an argparse type."""
     name, equals, count = text.partition("=")
     with contextlib.suppress(ValueError):
         if name and equals and 0 < float(count) < 1e6:
@@ -299,14 +299,14 @@ def _resource(text: str) -> tuple[str, float]:
 
 
 def _start_controller(args: Any, before: str, log: PoolLog) -> _pool.Controller:
-    """At the endpoint where it was ``before``, if any free port will do: workers that live look for
-    it there."""
+    """Start the controller, at its endpoint ``before`` if any free port is allowed: live workers
+    look for it there."""
     host, _, port = args.bind.rpartition(":")
     if port == "0" and before.rpartition(":")[0] == host:
         try:
             return start_controller(before, args)
         except PenstockError as error:
-            controller = start_controller(args.bind, args)  # fails, too, if it is not for the port
+            controller = start_controller(args.bind, args)  # fails, too, unless it was the port
             log.tell(
                 f"{error}; the controller takes another port, and what still looks for it at "
                 f"{before} has to be started again"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``penstock env``: what a report of a fault needs to say about penstock, torch, this
-machine and its limits.
+"""The command ``penstock env``: the facts for a bug report about penstock, torch, this machine and
+its limits.
 
-It is called where something is broken, so each fact that cannot be had is replaced by the reason.
-Run as a program, this module loads the native parts and prints which libraries they brought:
-`penstock env` does so in a separate process, which a part that does not fit may end.
+As it is used where something is broken, each fact that cannot be determined is replaced by the
+reason. Run as a program, this module loads the native parts and prints which libraries they loaded:
+`penstock env` does so in a separate process, which an incompatible part may crash.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ _NAME_COLUMNS = 22
 # By section and name, the lines of the value.
 Report = dict[str, dict[str, list[str]]]
 
-# Versions of other packages of which a fault may depend.
+# Versions of other packages that may matter for a bug.
 _PACKAGES = (
     "numpy", "cloudpickle", "torchvision", "torchdata", "lightning", "accelerate", "transformers",
     "datasets", "ray", "pyarrow",
 )  # fmt: skip
-# Beside PENSTOCK_*: what changes how processes find their code, their CPUs and each other.
+# Variables, in addition to PENSTOCK_*, that change how processes find their code, their CPUs and
+# each other.
 _VARIABLES = re.compile(
     r"PENSTOCK_\w+|CUDA_(VISIBLE_DEVICES|LAUNCH_BLOCKING)|(OMP|MKL)_NUM_THREADS|LD_(PRELOAD|LIBRARY_PATH)"
     r"|PYTHON(PATH|HOME|SAFEPATH)|TMPDIR|RANK|WORLD_SIZE|LOCAL_(RANK|WORLD_SIZE)|TORCH_LOGS|ZMQ_\w+"
     r"|SLURM_JOB_ID|KUBERNETES_SERVICE_HOST"
 )
-_KEY_FOLDER = "PENSTOCK_KEYS"  # has the name of a folder, and no key
-_LOADING_S_MAX = 300.0  # torch is imported by it, at first from a cold disk
+_KEY_FOLDER = "PENSTOCK_KEYS"  # contains the name of a folder, and no key
+_LOADING_S_MAX = 300.0  # includes the import of torch, which may read from a cold disk
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _ROOT = Path("/")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -58,13 +59,13 @@ _LIMITS = {
     "locked memory": resource.RLIMIT_MEMLOCK,
 }
 _BYTE_LIMITS = ("address space", "locked memory")
-# Libraries of the system's, or those that a wheel brings, with the function that tells the version.
+# Libraries of the system or of a wheel, with the function that returns the version.
 _TELLERS = {"libsodium": "sodium_version_string", "libcrypto": "OpenSSL_version"}
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
-    """Carries the command out; returns the exit code. Raises CommandError for arguments that it
-    does not take."""
+    """Run the command; return the exit code. Raises CommandError for arguments that it does not
+    accept."""
     return carry_out({command: _environment_command}, command, arguments)
 
 
@@ -97,7 +98,7 @@ def _text(report: Report) -> str:
 
 
 def environment_report() -> Report:
-    """Imports torch, if it can be. The native parts are loaded by a process of their own."""
+    """Return the report. Imports torch, if possible. A separate process loads the native parts."""
     loaded = _load_native_parts()
     return {
         "penstock": _facts(
@@ -132,7 +133,7 @@ def _facts(**sources: Callable[[], str | Iterable[str]]) -> dict[str, list[str]]
         try:
             value = source()
             lines = [value] if isinstance(value, str) else list(value)
-        except Exception as error:  # whatever is broken here, the rest is to be told
+        except Exception as error:  # the rest is reported even if this part is broken
             lines = [f"not known: {type(error).__name__}: {error}"]
         found[name.replace("_", " ")] = [_shown(line) for line in lines]
     return found
@@ -155,14 +156,14 @@ def _native_parts() -> list[str]:
 
 
 class _Loaded(NamedTuple):
-    """What a process tells that loads the native parts."""
+    """The report of a process that loads the native parts."""
 
     outcome: str
     libraries: dict[str, list[str]]
 
 
 def _load_native_parts() -> _Loaded:
-    """In a process of its own, which a module that does not fit may end."""
+    """Load the native parts in a separate process, which an incompatible module may crash."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "penstock.cli.environment_command"],
@@ -219,7 +220,7 @@ def _gpu_driver() -> str:
 
 
 def _library_facts(loaded: _Loaded) -> dict[str, list[str]]:
-    """The libraries that the native parts have loaded, with their files."""
+    """Return the libraries loaded by the native parts, with their files."""
     if not loaded.libraries:
         return {"not loaded": [_shown(loaded.outcome)]}
     return {
@@ -242,13 +243,14 @@ def _redacted(name: str, value: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """With the home directory, which has a person's name in it, written as ~."""
+    """Write the home directory, which contains a person's name, as ~."""
     home = str(Path.home())
     return text.replace(home, "~") if home not in ("", "/") else text
 
 
 def machine_facts(root: Path = _ROOT) -> dict[str, Callable[[], str | Iterable[str]]]:
-    """By name, what finds the fact; each may raise. ``root`` has proc, sys and etc."""
+    """Return the function that finds each fact, by name; each may raise. ``root`` contains proc,
+    sys and etc."""
     return {
         "system": lambda: f"{_distribution(root)}; {platform.system()} {platform.release()}",
         "C_library": lambda: c_library() or "not glibc",
@@ -286,7 +288,7 @@ def _kibibytes(root: Path, name: str) -> str:
 
 
 def _memory_limit(root: Path) -> str:
-    """The smallest of the cgroups that this process is in."""
+    """Return the smallest limit of this process's cgroups."""
     limits = []
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, group = line.split(":", 2)
@@ -302,7 +304,7 @@ def _memory_limit(root: Path) -> str:
                 break
             if (place / name).is_file():
                 text = (place / name).read_text().strip()
-                # The first version of cgroups says "none" by a huge number.
+                # cgroups v1 represents "none" by a huge number.
                 if text.isdecimal() and int(text) < 1 << 60:
                     limits.append(int(text))
     return in_units(min(limits)) if limits else "none by cgroups"
@@ -341,13 +343,14 @@ def _container(root: Path) -> str:
 
 
 def in_units(count: int) -> str:
-    """Bytes for people: "23.5 GiB"."""
+    """Format a number of bytes: "23.5 GiB"."""
     power = min(max(0, count.bit_length() - 1) // 10, len(_UNITS) - 1)
     return f"{count / 1024**power:.{1 if power else 0}f} {_UNITS[power]}"
 
 
 def main() -> None:
-    """Prints a line for the libraries, as JSON, before what may fail, and one at last."""
+    """Print the libraries as a line of JSON before the step that may fail, and another line after
+    it."""
     from penstock import _pool
 
     print(json.dumps({"libraries": loaded_libraries(_pool.zmq_version())}), flush=True)
@@ -358,8 +361,8 @@ def main() -> None:
 
 
 def loaded_libraries(zmq_version: str) -> dict[str, list[str]]:
-    """By name, a version and a file for each that this process has loaded: Python may have brought
-    another one of the same name."""
+    """Return a version and a file for each library that this process has loaded, by name: Python
+    may have loaded another library of the same name."""
     found: dict[str, list[str]] = {"libzmq": [], **{name: [] for name in _TELLERS}}
     for file in sorted(_loaded_files()):
         name = re.match(r"lib[a-z]+", Path(file).name)

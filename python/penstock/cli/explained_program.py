@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock explain`: runs a program until its model's plan is known, and prints that.
+"""`penstock explain`: runs a program until its model's plan is known, and prints the plan.
 
-Standard output is the plan and nothing else. The program's own output goes to standard error, and
-so does the line that names the program.
+Standard output contains only the plan. The program's output is redirected to standard error, which
+also has the line that names the program.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 PlanFormat = Literal["text", "json", "dot"]
 
-# For a program that ran to its end without calling a model with a batch, and for a picture that
-# could not be written.
+# For a program that ended without calling a model with a batch, and for a picture that could not be
+# written.
 NO_PLAN_EXIT_CODE = 1
 
 
@@ -37,17 +37,16 @@ def explain_program(
     cut: CutMode | None,
     picture: Path | None = None,
 ) -> int:
-    """Lets `run` run the program, and returns the exit code. Draws the plan into the file
-    `picture`, too. Raises the program's exceptions, or ProgramError when there is no such
-    program."""
+    """Run the program by `run`, and return the exit code. Draws the plan into the file `picture`,
+    too. Raises the program's exceptions, or ProgramError if the program does not exist."""
     plan_descriptor = _take_standard_output()
     faults: list[str] = []
 
     def report(found: FoundPlan) -> None:
-        sys.stdout.flush()  # the program's own output comes first
+        sys.stdout.flush()  # the program's output precedes the plan
         print(f"penstock: the plan of {found.subject}", file=sys.stderr, flush=True)
-        if os.environ.get("RANK", "0") == "0":  # of several trainers one speaks
-            # A reader may have seen enough, as `head` has.
+        if os.environ.get("RANK", "0") == "0":  # only one of several trainers prints
+            # A reader may stop early, as `head` does.
             with (
                 contextlib.suppress(BrokenPipeError),
                 open(plan_descriptor, "w", errors="replace") as stream,
@@ -69,7 +68,7 @@ def explain_program(
         os.close(plan_descriptor)
         raise
     except BaseException as error:
-        # Whatever a stopped program raises on its way out comes of its having been stopped.
+        # Any exception that a stopped program raises while it ends is a consequence of the stop.
         if not watch.is_stopped and not _is_good_end(error):
             raise
     watch.end()
@@ -93,9 +92,9 @@ def _formatted(plan: Plan, plan_format: PlanFormat) -> str:
 
 
 def _take_standard_output() -> int:
-    """Returns a descriptor of the present standard output. From here on, and until the process
-    ends, standard output is standard error, also for processes and libraries that the program
-    starts or loads."""
+    """Return a descriptor of the current standard output. From here on, and until the process ends,
+    standard output is standard error, also for processes and libraries that the program starts or
+    loads."""
     sys.stdout.flush()
     descriptor = os.dup(1)
     os.dup2(2, 1)
@@ -107,7 +106,7 @@ def _is_good_end(error: BaseException) -> bool:
 
 
 class _HookWithoutWatch:
-    """Prints the program's errors without the frames of the watch in them."""
+    """Prints the program's errors without the frames of the watch."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self._hook = hook
@@ -130,5 +129,5 @@ def _without_watch(traceback: TracebackType | None) -> TracebackType | None:
     rest = _without_watch(traceback.tb_next)
     frame = traceback.tb_frame
     if frame.f_globals is model_watch.__dict__ or frame.f_globals is modules.__dict__:
-        return rest  # the watch, and what it has put in the place of methods
+        return rest  # the watch, and its replacements of methods
     return TracebackType(rest, frame, traceback.tb_lasti, traceback.tb_lineno)

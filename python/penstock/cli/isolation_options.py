@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that keep the processes of jobs apart, of each command that starts workers."""
+"""The options that isolate the processes of jobs, for each command that starts workers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def add_isolation(parser: CommandParser) -> None:
 
 
 def isolation_of(args: argparse.Namespace) -> IsolationOptions:
-    """What the options of :func:`add_isolation` say."""
+    """Return the isolation requested by the options of :func:`add_isolation`."""
     return IsolationOptions(
         levels=args.isolate,
         job_writes=args.job_writes,
@@ -95,7 +95,7 @@ def isolation_of(args: argparse.Namespace) -> IsolationOptions:
 
 
 def isolation_arguments(options: IsolationOptions) -> list[str]:
-    """The arguments that say so to another command."""
+    """Return the arguments that pass these options to another command."""
     uids = options.job_uids
     given = {
         "isolate": None if options.levels is None else ",".join(sorted(options.levels)) or "none",

@@ -40,8 +40,8 @@ _TOP_INTERVAL_S = 1.0
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
-    """Carries out a command of this module; returns the exit code. Raises CommandError for
-    arguments that the command does not take."""
+    """Run a command of this module; return the exit code. Raises CommandError for arguments that
+    the command does not accept."""
     return carry_out(_COMMANDS, command, arguments)
 
 
@@ -165,7 +165,7 @@ def _run_controller(args: argparse.Namespace, start_dashboard: StartDashboard) -
     limit_lines = raise_descriptor_limit()
     controller = start_controller(args.bind, args)
     stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    # Python would see a signal once the native loop is over; the descriptor is written at once.
+    # Python sees a signal only after the native loop; the descriptor is written immediately.
     signal.set_wakeup_fd(stop_write)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
@@ -181,7 +181,7 @@ def _run_controller(args: argparse.Namespace, start_dashboard: StartDashboard) -
 
 
 def _work(arguments: Sequence[str]) -> int:
-    # Here, since the other commands do without.
+    # Imported here, as the other commands do not need it.
     from penstock.pool.job_isolation import plan_isolation
     from penstock.pool.worker_addresses import worker_addresses
     from penstock.pool.worker_spec import DRAIN_GRACE_S, PATIENCE_S, PoolWorkerSpec
@@ -360,7 +360,7 @@ examples:
     args = parser.parse(arguments)
     if args.json and not args.once:
         raise CommandError("--json needs --once", "top")
-    # Here, since the other commands of a pool do without.
+    # Imported here, as the other commands of a pool do not need it.
     from penstock.live.pool_view import PoolAddress, ask_pool
     from penstock.live.top_frame import frame_text
     from penstock.live.top_rows import as_json
@@ -373,7 +373,7 @@ examples:
         else:
             print(frame_text(view, is_tree=args.tree))
         return 0
-    # Here, since a Python without curses can still print a frame.
+    # Imported here, as a Python without curses can still print a frame.
     from penstock.live.top_screen import check_terminal, run_screen
 
     check_terminal()
@@ -389,7 +389,7 @@ examples:
 
 
 def _end_by_python(number: int, _: object) -> NoReturn:
-    """Ends by way of Python, so that the terminal is put back."""
+    """End by an exception, so that the terminal is restored."""
     sys.exit(128 + number)
 
 
@@ -494,7 +494,7 @@ def add_shares(parser: CommandParser) -> None:
 
 
 def start_controller(bind: str, args: argparse.Namespace) -> _pool.Controller:
-    """With the options of add_keys() and add_shares()."""
+    """Start a controller with the options of add_keys() and add_shares()."""
     terms = read_terms(args.terms) if args.terms else Terms()
     return _pool.Controller.start(bind, args.keys, args.policy, terms.jobs, terms.users)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program of the user's as ``python`` does, with torch's DataLoader replaced: a file, or a
-module after -m, at the end of a command line.
+"""Runs a user's program like ``python``, with torch's DataLoader replaced: a file, or a module
+after -m, at the end of a command line.
 
 The program becomes the module ``__main__``, so pickle finds its classes there and multiprocessing
-finds its file for the processes that it spawns. Its tracebacks begin with its own frames.
+finds its file for the processes that it spawns. Its tracebacks start with the program's frames.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PROGRAM_USAGE = """\
 
 
 class ProgramError(Exception):
-    """There is no such program; says why in one line."""
+    """The program does not exist; the message is one line with the reason."""
 
 
 def run_file(path: str, arguments: list[str], prepare: Callable[[], None] = lambda: None) -> None:
-    """As ``python path arguments``. Raises the program's exceptions. ``prepare`` is called before
-    the program begins, once there is one."""
+    """Run a file as ``python path arguments`` does. Raises the program's exceptions. ``prepare`` is
+    called before the program starts, if the file exists."""
     absolute = os.path.join(os.getcwd(), path)
     try:
         with io.open_code(absolute) as file:
@@ -54,12 +54,12 @@ def run_file(path: str, arguments: list[str], prepare: Callable[[], None] = lamb
 
 
 def run_module(name: str, arguments: list[str], prepare: Callable[[], None] = lambda: None) -> None:
-    """As ``python -m name arguments``. Raises the program's exceptions. ``prepare`` is called
-    first: a package may begin to run while its module is looked for."""
+    """Run a module as ``python -m name arguments`` does. Raises the program's exceptions.
+    ``prepare`` is called first: a package may already run while its module is located."""
     prepare()
     _install_loader()
     _set_first_import_folder(os.getcwd())
-    # The arguments as a package sees them that is imported on the way.
+    # The arguments as seen by a package that is imported on the way.
     sys.argv = ["-m", *arguments]
     with _OurFramesUnprinted():
         spec = _find_program(name)
@@ -78,22 +78,22 @@ def run_module(name: str, arguments: list[str], prepare: Callable[[], None] = la
 
 
 def _install_loader() -> None:
-    # Here, since it imports torch: a command that was called wrongly ends without it.
+    # Imported here, as it imports torch: a command that was called wrongly ends without it.
     from penstock.drop_in import install
 
     install()
 
 
 def _find_program(name: str) -> ModuleSpec:
-    """The module to run, of a package its ``__main__``."""
+    """Return the spec of the module to run; for a package, of its ``__main__``."""
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a package on the way to it misses something else
+            raise  # a parent package fails to import another module
         spec = None
     except ValueError:
-        spec = None  # not a name of a module
+        spec = None  # not a module name
     if spec is None:
         raise ProgramError(f"there is no module named {name}")
     if spec.submodule_search_locations is not None:
@@ -104,21 +104,22 @@ def _find_program(name: str) -> ModuleSpec:
 
 
 def _set_first_import_folder(folder: str) -> None:
-    # Where Python was told to put no folder first, the program gets none either.
+    # If Python was asked to prepend no folder, the program gets none either.
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
         sys.path[0] = folder
 
 
 def _run(code: CodeType, main: ModuleType) -> None:
     main.__dict__["__builtins__"] = builtins
-    if sys.version_info < (3, 14):  # later a module makes its annotations when asked for them
+    if sys.version_info < (3, 14):  # later versions evaluate a module's annotations lazily
         main.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
 
 
 class _OurFramesUnprinted:
-    """Makes Python print an error that leaves the block as if the block's caller had not been."""
+    """Makes Python print an error that leaves the block without the frames of the block's
+    caller."""
 
     def __enter__(self) -> None:
         pass
@@ -144,7 +145,7 @@ class _OurFramesUnprinted:
 
 
 def start_of(program: list[str], command: str) -> Callable[..., None]:
-    """The call that runs the program. It may be given what is to be called right before."""
+    """Return the call that runs the program. It accepts a function to call right before."""
     match program:
         case ["-m", module, *rest]:
             return functools.partial(run_module, module, rest)
@@ -158,7 +159,7 @@ def start_of(program: list[str], command: str) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def named_if_missing(program: list[str]) -> Iterator[None]:
-    """A program that there is not is an error of the call."""
+    """Report a missing program as a usage error."""
     try:
         yield
     except ProgramError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that run a program of the user's, and those that read what it left: run, explain,
+"""The commands that run a user's program, and the commands that read its results: run, explain,
 trace, merge-traces, doctor."""
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ INTERRUPTED_EXIT_CODE = 130
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
-    """Carries out a command of this module; returns the exit code. Raises CommandError for
-    arguments that the command does not take, and the program's exceptions, SystemExit included."""
+    """Run a command of this module; return the exit code. Raises CommandError for arguments that
+    the command does not accept, and the program's exceptions, SystemExit included."""
     if command in _PROGRAM_COMMANDS:
         return _PROGRAM_COMMANDS[command](arguments)
     return carry_out(_COMMANDS, command, arguments)
@@ -152,7 +152,7 @@ examples:
     options, program = parser.parse_before_program(arguments)
     start = start_of(program, parser.command)
     picture = None if options.svg is None else _writable(options.svg, parser.command)
-    # It watches models by means of Dynamo, which no other command needs.
+    # Imported here, as it watches models through Dynamo, which no other command needs.
     from penstock.cli.explained_program import explain_program
 
     with named_if_missing(program):
@@ -164,8 +164,7 @@ class _NoPoolError(Exception):
 
 
 def _check_pool_local(worker_count: int, command: str) -> None:
-    """Raises CommandError where a pool of the program's own makes no sense, and warns of one that
-    is too large."""
+    """Raise CommandError if a local pool makes no sense here, and warn if it is too large."""
     if address := os.environ.get(POOL_VARIABLE):
         raise CommandError(
             f"--pool-local asks for a pool of the program's own, and {POOL_VARIABLE} names the one "
@@ -190,13 +189,13 @@ def _check_pool_local(worker_count: int, command: str) -> None:
 
 
 def _start_pool(worker_count: int) -> None:
-    from penstock.pool.local_pool import LocalPool  # which few programs need
+    from penstock.pool.local_pool import LocalPool  # needed by few programs
 
     try:
         pool = LocalPool.start(worker_count, os.environ.get(KEYS_VARIABLE) or None)
     except PenstockError as error:
         raise _NoPoolError(f"--pool-local {worker_count}: {error}") from error
-    # Registered before the program runs, and so called last: threads of the program, and handlers
+    # Registered before the program runs, and so called last: the program's threads, and handlers
     # that it registers, may still read batches.
     atexit.register(pool.end)
     os.environ[POOL_VARIABLE] = pool.endpoint
@@ -212,8 +211,8 @@ def _nothing() -> None: ...
 
 
 def _writable(path: str, command: str) -> Path:
-    """A file that can be written, whatever folder the program goes to. What is wrong with it is
-    told before the program has run for long."""
+    """Return an absolute path that can be written, even if the program changes folders. Errors are
+    reported here, before the program has run for long."""
     file = Path(os.path.abspath(path))
     reason = ""
     if not path or file.is_dir():
@@ -230,7 +229,7 @@ def _writable(path: str, command: str) -> Path:
 
 
 def _name_code_paths(paths: Sequence[str], command: str) -> None:
-    from penstock.pool.travelling_code import name_code_paths  # arguments that only a pool needs
+    from penstock.pool.travelling_code import name_code_paths  # only needed for these arguments
 
     for path in paths:
         if not os.path.exists(path):
@@ -283,7 +282,7 @@ examples:
     )
     options, program = parser.parse_before_program(arguments)
     start = start_of(program, parser.command)
-    output = Path(options.output).absolute()  # a program may go to another folder
+    output = Path(options.output).absolute()  # the program may change folders
     try:
         check_writable(output)
     except OSError as error:
@@ -291,7 +290,7 @@ examples:
     begun: list[StepTrace] = []
 
     def begin() -> None:
-        # Here, since it imports torch: a command that was called wrongly ends without it.
+        # Imported here, as it imports torch: a command that was called wrongly ends without it.
         from penstock.observing.step_trace import StepTrace
 
         begun.append(StepTrace(output, options.steps, options.skip, _tell_of_trace).__enter__())
@@ -306,7 +305,7 @@ examples:
 
 
 def _end_trace(trace: StepTrace) -> None:
-    """Writes what was not written yet. A program's own error stays the one that is told."""
+    """Write the unwritten rest. An error here does not replace the program's error."""
     try:
         trace.__exit__(None, None, None)
     except OSError as error:
@@ -429,7 +428,7 @@ examples:
 
 
 def _examine(program: Sequence[str], options: object) -> int:
-    # Here, since it imports torch: a command that was called wrongly ends without it.
+    # Imported here, as it imports torch: a command that was called wrongly ends without it.
     from penstock.doctor import examination
     from penstock.doctor.program_runs import ProgramRuns, RunResult
     from penstock.tuning.observation import LoaderSettings
@@ -469,6 +468,6 @@ def _end_on_signal(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-# What fails in these is the program's own, and its exceptions stay as they are.
+# Errors of these commands are the program's, and its exceptions stay unchanged.
 _PROGRAM_COMMANDS = {"run": _run, "explain": _explain, "trace": _trace}
 _COMMANDS = {"merge-traces": _merge_traces, "doctor": _doctor}

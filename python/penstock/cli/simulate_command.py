@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``penstock simulate``: how long a cluster's jobs take by how its CPUs are shared,
-with a table of the figures, and each policy against the first one."""
+"""The command ``penstock simulate``: completion times of a cluster's jobs under several policies
+for sharing its CPUs, with a table of the figures, and each policy compared with the first one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FILE_BYTES_MAX = 1 << 28
 _BYTES_PER_GBIT = 1e9 / 8
 _SHIPPED_PROFILES = ("synergy", "measured")
 _WINDOWS_MAX = 100
-# Names of a report's figures.
+# Names of the figures in a report.
 FIGURES = (
     "completion_mean_s",
     "completion_median_s",
@@ -49,7 +49,7 @@ FIGURES = (
     "moved_bytes",
 )
 
-Runs = Mapping[str, Sequence[_pool.SimulationReport]]  # of each policy, by window and seed
+Runs = Mapping[str, Sequence[_pool.SimulationReport]]  # by policy, then by window and seed
 
 _HEADER = (
     "policy",
@@ -68,8 +68,8 @@ _HEADER = (
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
-    """Carries the command out; returns the exit code. Raises CommandError for arguments that it
-    does not take."""
+    """Run the command; return the exit code. Raises CommandError for arguments that it does not
+    accept."""
     return carry_out({command: _simulate_command}, command, arguments)
 
 
@@ -398,8 +398,8 @@ def _number(least: float, most: float) -> Callable[[str], float]:
 
 
 class Comparison(NamedTuple):
-    """A policy's mean completion time against the first policy's: how many times shorter, over
-    windows and seeds, and the seconds of the gain, by where they come from."""
+    """A policy's mean completion time compared with the first policy's: the speedup over windows
+    and seeds, and the seconds of the gain, by cause."""
 
     mean: float
     least: float
@@ -411,10 +411,10 @@ class Comparison(NamedTuple):
 
 
 def comparison(runs: Runs, policy: str, window_count: int = 1) -> Comparison:
-    """Compares a policy with the first one, run by run.
+    """Compare a policy with the first one, run by run.
 
     The interval is over the runs of one window, or over the means of several windows, since the
-    runs of a window have their jobs in common.
+    runs of a window share their jobs.
     """
     others, own = runs[next(iter(runs))], runs[policy]
     speedup = _pool.paired_speedup(_means_s(others, len(others)), _means_s(own, len(own)))
@@ -436,7 +436,7 @@ def comparison(runs: Runs, policy: str, window_count: int = 1) -> Comparison:
 
 
 def _means_s(reports: Sequence[_pool.SimulationReport], group_count: int) -> list[float]:
-    """Mean completion times of so many groups of consecutive runs."""
+    """Return the mean completion times of ``group_count`` groups of consecutive runs."""
     size = len(reports) // group_count
     return [
         fmean(run.completion_mean_s for run in reports[first : first + size])
@@ -445,7 +445,7 @@ def _means_s(reports: Sequence[_pool.SimulationReport], group_count: int) -> lis
 
 
 def table(runs: Runs, window_count: int = 1) -> str:
-    """Means over windows and seeds, then the comparisons."""
+    """Return the means over windows and seeds, then the comparisons."""
     rows = [_HEADER, *(_row(policy, reports) for policy, reports in runs.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     lines = [
