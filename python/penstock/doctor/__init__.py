@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program again and again with other options of its loader, and says what limits it."""
+"""Runs a program repeatedly with other options of its loader, and reports its bottleneck."""

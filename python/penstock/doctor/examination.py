@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search of `penstock doctor`: a run of the program as it is, what limits it, and trials of
-what promises most. Then what it found, as text and as JSON.
+"""The search of `penstock doctor`: an unchanged run of the program, its bottleneck, and trials of
+the most promising settings. Then the results, as text and as JSON.
 
-Pure but for ``run``, which is given. Each trial is one run with other settings. After each, what
-was seen with the fastest settings so far determines what to try next.
+Pure except for ``run``, which is passed in. Each trial is one run with other settings. After each
+trial, the observation of the fastest settings so far determines the next one.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from penstock.tuning.observation import (
     spoken_time,
 )
 
-# Settings that promise this much more than the fastest ones took may still be faster: the model
-# does not know all.
+# Settings whose predicted time is at most this much above the fastest measured one may still be
+# faster: the model is incomplete.
 _HOPE_SHARE = 0.10
-# Where no setting promises anything, the program is left alone.
+# If no setting promises a gain of at least this share, the program is left alone.
 _GAIN_MIN = 0.03
-# Of two measurements of the same, the second may differ by so much.
+# Two measurements of the same settings may differ by this share.
 _NOISE_SHARE = 0.02
 
 Run = Callable[[LoaderSettings, LoaderSettings, int], RunResult]
@@ -56,7 +56,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Examination:
-    """What was found; ``cannot_repeat`` says why the program could not be run again."""
+    """The results; ``cannot_repeat`` is the reason why the program could not be run again."""
 
     loader: int
     dataset: str
@@ -70,11 +70,11 @@ class Examination:
 
 
 class NotExaminable(PenstockError):
-    """Nothing can be said of the program; the message says why."""
+    """The program cannot be examined; the message is the reason."""
 
 
 def first_look(result: RunResult) -> Examination:
-    """Raises NotExaminable where the run showed no loader at work."""
+    """Examine the first run. Raises NotExaminable if it showed no loader in use."""
     busiest = result.busiest
     if busiest is None:
         raise NotExaminable(why_nothing_was_seen(result))
@@ -90,15 +90,15 @@ def first_look(result: RunResult) -> Examination:
 
 
 def note_movable(found: Examination, plan: RunResult | None, allow_reordering: bool) -> None:
-    """What of the program's work could move to the workers is known now; None: nobody looked."""
+    """Add the part of the program's work that could move to the workers; None if it is unknown."""
     found.base = replace(found.base, movable_s=None if plan is None else plan.movable_s)
     found.movable_calls = () if plan is None else plan.movable_calls
     found.advice = advise(found.base, allow_reordering)
 
 
 def is_worth_a_plan(found: Examination) -> bool:
-    """Whether what the model could give away matters: the program's own work limits it, and
-    workers are there."""
+    """Return whether the model's movable work matters: the program's work is the bottleneck, and it
+    has workers."""
     base = found.base
     is_busy = found.advice.diagnosis.limit is Limit.TRAINER
     return is_busy and base.settings.num_workers > 0 and not base.is_offloaded
@@ -107,7 +107,7 @@ def is_worth_a_plan(found: Examination) -> bool:
 def try_changes(
     found: Examination, run: Run, trials_max: int, allow_reordering: bool, say: Say
 ) -> None:
-    """Tries what promises most, ``trials_max`` settings at most, and notes it in ``found``."""
+    """Try the most promising settings, at most ``trials_max``, and add the trials to ``found``."""
     seen = {found.base.settings: found.base}
     measured = {found.base.settings: found.base.whole_step_s}
     newest = found.base
@@ -143,8 +143,8 @@ def _next_settings(
     measured: dict[LoaderSettings, float],
     allow_reordering: bool,
 ) -> tuple[float, LoaderSettings] | None:
-    """The most promising of what was not tried, by the fastest observation; None where nothing is
-    worth a run."""
+    """Return the most promising untried settings by the fastest observation; None if no settings
+    are worth a run."""
     possible = [one for one in possible_settings(newest, allow_reordering) if one not in measured]
     rated = best_first(newest, possible)
     if not rated:
@@ -177,8 +177,9 @@ def _next_settings(
 def _more_of_all(
     rated: list[tuple[float, LoaderSettings]], base: Observation
 ) -> tuple[float, LoaderSettings] | None:
-    """For a program that waits although the model promises nothing: batches may be made faster than
-    they are handed over. Twice as much of what can be had, each other setting as it is."""
+    """Return settings for a program that waits although the model promises no gain: batches may be
+    made faster than they are transferred. Doubles each resource that is available, and keeps the
+    other settings."""
     now = base.settings
     workers = max(now.num_workers, min(2 * now.num_workers, base.cpus), 1)
     wanted = replace(now, num_workers=workers, prefetch_factor=max(2, 2 * now.prefetch_factor))
@@ -190,7 +191,8 @@ def _more_of_all(
 
 
 def _kind(one: LoaderSettings, best: LoaderSettings) -> int:
-    """The neighbours of the fastest settings, those first that the model knows least about."""
+    """Rank a neighbour of the fastest settings: lowest is the kind that the model knows least
+    about."""
     if one.prefetch_factor != best.prefetch_factor:
         return 0
     if one.num_workers != best.num_workers:
@@ -199,7 +201,7 @@ def _kind(one: LoaderSettings, best: LoaderSettings) -> int:
 
 
 def _fails_alike(one: LoaderSettings, other: LoaderSettings, base: LoaderSettings) -> bool:
-    """Whether ``one`` has what ``other``, which failed, probably failed by."""
+    """Return whether ``one`` has the change that probably made ``other`` fail."""
     for name in ("fetch_threads", "offload"):
         if getattr(other, name) != getattr(base, name):
             return bool(getattr(one, name) != getattr(base, name))
@@ -207,7 +209,8 @@ def _fails_alike(one: LoaderSettings, other: LoaderSettings, base: LoaderSetting
 
 
 def _distance(one: LoaderSettings, other: LoaderSettings) -> int:
-    """How many settings differ, each by no more than its next step; a great number otherwise."""
+    """Return the number of differing settings, each by at most its next step; otherwise a large
+    number."""
     steps = 0
     if one.num_workers != other.num_workers:
         steps += 1 if abs(one.num_workers - other.num_workers) == 1 else 9
@@ -264,7 +267,7 @@ def why_nothing_was_seen(result: RunResult) -> str:
 
 
 def cannot_repeat(failure: str, result: RunResult | None) -> str:
-    """The program ran once, and a second run, unchanged, failed."""
+    """Explain why a second, unchanged run of the program failed."""
     kind = result.error_type if result is not None else ""
     reasons = {
         "FileExistsError": "it refuses to write where its first run has written; have it write to "
@@ -281,7 +284,7 @@ def cannot_repeat(failure: str, result: RunResult | None) -> str:
 
 
 def diagnosis_text(found: Examination) -> str:
-    """What limits the program, and the rates of the stages."""
+    """Return the program's bottleneck, and the rates of the stages."""
     base = found.base
     settings = base.settings
     lines = [
@@ -312,7 +315,7 @@ def diagnosis_text(found: Examination) -> str:
 
 
 def changes_text(found: Examination) -> str:
-    """The trials, the advice as code, and what else could be done."""
+    """Return the trials, the advice as code, and further possible changes."""
     base = found.base
     lines = []
     if found.trials:
@@ -331,8 +334,8 @@ def changes_text(found: Examination) -> str:
 
 
 def stage_rows(seen: Observation) -> list[list[str]]:
-    """Each stage: seconds for a batch, the rate that it would allow by itself, and how long of the
-    time it is at work."""
+    """Return the row of each stage: the seconds per batch, the rate that it alone would allow, and
+    the share of the time in which it is busy."""
     at_once = max(1, seen.settings.num_workers) if not seen.has_pool else max(1, seen.pool_workers)
     who = f"{at_once} at once" if at_once > 1 else "1 at once"
     transform_s = seen.transform_s or 0.0
@@ -358,7 +361,7 @@ def stage_rows(seen: Observation) -> list[list[str]]:
 
 
 def as_record(found: Examination) -> dict[str, Any]:
-    """For ``--json``; times are seconds."""
+    """Return the record for ``--json``; times are in seconds."""
     base = found.base
     observed = asdict(base)
     del observed["batches"]
@@ -396,7 +399,7 @@ def as_record(found: Examination) -> dict[str, Any]:
 
 
 def code(found: Examination) -> str | None:
-    """What to write in the program for the fastest settings; None where they are those it has."""
+    """Return the code for the fastest settings; None if the program has these already."""
     changes = found.best.changes_from(found.base.settings)
     lines = []
     if changes:
@@ -470,7 +473,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    """Columns of text, the first to the left and the others to the right."""
+    """Format columns of text, the first left-aligned and the others right-aligned."""
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     return [
         "  ".join(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is noted of one loader while the program runs, and the observation that it comes to.
+"""The record of one loader while the program runs, and the observation made from it.
 
-A program may make its loader anew for each epoch: one record is of all loaders that the same line
-makes of the like.
+A program may create a new loader for each epoch: one record covers all similar loaders that the
+same line creates.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from penstock.tuning.process_resources import (
     usable_cpus,
 )
 
-_RECORDS_MAX = 4096  # batches of an iterator that are told one by one
-_TOLD_MAX = 512  # of them, in an observation
+_RECORDS_MAX = 4096  # batches of an iterator that are recorded individually
+_TOLD_MAX = 512  # batches of an observation that are listed individually
 _WARM_S = 2.0
 _SECONDS_MIN = 1.5  # of a measurement, however fast the steps are
 _SHOWN_SAMPLES = 5
@@ -53,19 +53,19 @@ class _Step:
     returned_at: float
     thread_cpu_s: float
     is_first: bool  # of its epoch
-    iter_s: float  # of the first, how long the epoch's iter() took
+    iter_s: float  # the duration of the epoch's iter(), for the first step
 
 
 @dataclass(slots=True)
 class _Moment:
-    """The counts of the process and of the loader when a step had ended."""
+    """The counts of the process and of the loader at the end of a step."""
 
     at: float
     process_cpu_s: float
     pages_read: int
     totals: LoaderTotals
     transform_s: float
-    delay_s: float  # for which the thread has waited for a CPU
+    delay_s: float  # how long the thread has waited for a CPU
 
 
 class LoaderRecord:
@@ -77,16 +77,16 @@ class LoaderRecord:
         self._folder = Path(folder) / f"loader-{number}"
         self._folder.mkdir(exist_ok=True)
         self._loader: weakref.ref[Any] | None = None
-        self._read_loader: Any = None  # while an epoch of it lasts: the program may have dropped it
+        self._read_loader: Any = None  # during its epochs: the program may have dropped it
         self._facts: dict[str, Any] = {}  # of the newest loader
-        self._past = LoaderTotals()  # of loaders before the newest
-        self._newest = LoaderTotals()  # of the newest, when an epoch of it had ended
+        self._past = LoaderTotals()  # of the loaders before the newest
+        self._newest = LoaderTotals()  # of the newest, at the end of its last epoch
         self._is_transform_timed = False
         self._steps: list[_Step] = []
         self._epoch = 0
         self._epoch_lengths: list[int] = []
         self._starts: list[float] = []  # of all epochs
-        self._length = 0  # of the present one, so far
+        self._length = 0  # of the current epoch, so far
         self._iterated_at = 0.0
         self._window: _Moment | None = None
         self._last = (0.0, 0)  # the process's CPU seconds and pages read, at the last step
@@ -97,16 +97,16 @@ class LoaderRecord:
         self._slow: dict[tuple[int, int, int], float] = {}
         self._batch_bytes = 0.0
 
-    # ---- While the program runs
+    # ---- During the program's run
 
     def add_loader(self, loader: Any) -> None:
-        """The program has made a loader in this one's place."""
+        """Replace the loader by a new one of the program."""
         self._past = self._past + self._totals_of_newest()
         self._newest = LoaderTotals()
         self._read_loader = None
         self._loader = weakref.ref(loader)
         has_pool = loader.pool is not None
-        if not has_pool:  # elsewhere nobody could write the sums
+        if not has_pool:  # a pool's workers could not write the sums
             self._is_transform_timed |= time_transforms(loader.dataset, str(self._folder)) > 0
         self._facts = {
             "settings": settings_of(loader),
@@ -117,7 +117,7 @@ class LoaderRecord:
         }
 
     def begin_epoch(self, loader: Any, iterator: Any, iterated_at: float) -> None:
-        """``iter(loader)`` was called then."""
+        """Start an epoch, whose ``iter(loader)`` was called at ``iterated_at``."""
         self._read_loader = loader
         self._epoch += 1
         self._length = 0
@@ -127,8 +127,8 @@ class LoaderRecord:
             stream.record_steps(_RECORDS_MAX)
 
     def note(self, iterator: Any, step: tuple[float, float, float], batch: Any) -> None:
-        """``next()`` was called, and returned, then, after so many seconds of the thread on a
-        CPU."""
+        """Record a call of ``next()`` that returned a batch: ``step`` has the times of the call and
+        the return, and the thread's CPU seconds."""
         called_at, returned_at, thread_cpu_s = step
         is_first = self._length == 0
         if is_first:
@@ -157,7 +157,7 @@ class LoaderRecord:
         self._last_delay_s = thread_delay_s()
 
     def is_done(self, steps: int, seconds: float) -> bool:
-        """Whether enough was seen."""
+        """Return whether there are enough measurements."""
         if self._window is None or not self._steps:
             return False
         elapsed_s = self._steps[-1].returned_at - self._window.at
@@ -178,13 +178,13 @@ class LoaderRecord:
         stream = getattr(iterator, "_stream", None)
         if stream is None:
             return
-        with contextlib.suppress(Exception):  # of a stream that has been closed
+        with contextlib.suppress(Exception):  # if the stream has been closed
             key = id(iterator)
             self._records += [{**one, "stream": key} for one in stream.step_records()]
             found = stream.slow_samples()
             for sample in found:
                 seconds, _index, epoch, sequence, place, _worker = sample
-                if place is not None:  # else it is all samples of a batch
+                if place is not None:  # otherwise it covers all samples of a batch
                     self._slow[(key, epoch, sequence)] = seconds
                     self._note_slow(sample)
 
@@ -201,11 +201,11 @@ class LoaderRecord:
         loader = None if self._loader is None else self._loader()
         return self._newest if loader is None else LoaderTotals.of(loader.stats())
 
-    # ---- What it comes to
+    # ---- Results
 
     def observation(self, iterator: Any = None) -> Observation | None:
-        """None where fewer than two batches were given. ``iterator`` is in the middle of an
-        epoch."""
+        """Return the observation; None if fewer than two batches were delivered. ``iterator`` is in
+        the middle of an epoch."""
         if len(self._steps) < 2:
             return None
         self._take_records(iterator)
@@ -218,7 +218,7 @@ class LoaderRecord:
             for one, two in zip(self._steps, self._steps[1:], strict=False)
             if one.epoch == two.epoch and one.returned_at >= begin.at
         ]
-        # Otherwise epochs of one batch, or an end before anything was warm.
+        # Otherwise epochs of one batch, or an end before the warm-up was over.
         return self._means(pairs or list(zip(self._steps, self._steps[1:], strict=False)), begin)
 
     def _means(self, pairs: Sequence[tuple[_Step, _Step]], begin: _Moment) -> Observation:
@@ -285,8 +285,8 @@ class LoaderRecord:
     def _waiting(
         self, totals: LoaderTotals, begin: _Moment, next_s: float
     ) -> tuple[dict[str, float], float]:
-        """Shares a step's seconds within ``next()`` out as the ledger does, but for the waiting at
-        the beginnings of epochs. The ledger's steps include those."""
+        """Divide a step's seconds within ``next()`` like the ledger, but without the waits at the
+        starts of epochs. The ledger's steps include these."""
         waited = {name: float(getattr(totals.ledger, name)) for name in WAITING_PARTS}
         firsts = [one for one in self._steps_since(begin.at) if one.is_first]
         own_s = max(0.0, totals.ledger.loader_s - sum(one.iter_s for one in firsts))
@@ -336,7 +336,8 @@ class LoaderRecord:
         return tuple(made[:_TOLD_MAX])
 
     def _start_s(self) -> float:
-        """The first start of a program is a cold one; without others it has to do."""
+        """Return the duration of an epoch's start. The first start is a cold one, and is used only
+        if there is no other."""
         settings = self._facts["settings"]
         if settings.num_workers == 0 or not self._starts:
             return 0.0
@@ -356,7 +357,8 @@ class LoaderRecord:
 
 
 def _without_starts(waited: dict[str, float], starts_s: float) -> dict[str, float]:
-    """Takes the waiting at beginnings of epochs away, first from where it mostly is."""
+    """Subtract the waits at the starts of epochs, first from the parts that usually contain
+    them."""
     left = dict(waited)
     for name in ("worker_s", "dataset_s", "collate_s", "prefix_s", "wire_s"):
         taken = min(left[name], starts_s)
@@ -379,8 +381,8 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LoaderTotals(FieldSums):
-    """Sums over the loaders of a record. ``batches`` counts those of workers; ``ledger`` has the
-    steps of all."""
+    """Sums over the loaders of a record. ``batches`` counts the workers' batches; ``ledger`` has
+    the steps of all loaders."""
 
     batches: int = 0
     inline_batches: int = 0
@@ -406,8 +408,8 @@ class LoaderTotals(FieldSums):
 
 
 class WorkerCpu:
-    """How long a loader's workers are on a CPU for a batch, and wait for one: a sum over stretches
-    in which they were the same processes. Confined to the trainer's thread."""
+    """How long a loader's workers run on a CPU per batch, and wait for one: summed over periods in
+    which the processes stayed the same. Confined to the trainer's thread."""
 
     def __init__(self) -> None:
         self._sum = ProcessTimes()
@@ -418,7 +420,8 @@ class WorkerCpu:
         self._read_at = 0.0
 
     def read(self, iterator: Any, now: float) -> None:
-        """To be called after each batch of ``iterator``; reads the system's files now and then."""
+        """Update the sums; call after each batch of ``iterator``. Reads the system's files at most
+        every ``_READ_S``."""
         workers = getattr(iterator, "_workers", None)
         if not workers or now - self._read_at < _READ_S:
             return
@@ -438,7 +441,8 @@ class WorkerCpu:
         self._pids, self._last, self._last_made = pids, times, made
 
     def of_batch(self) -> tuple[float | None, float]:
-        """Seconds on a CPU, None where that is unknown, and of waiting for one."""
+        """Return a batch's seconds on a CPU, None if unknown, and its seconds of waiting for a
+        CPU."""
         if self._batches == 0:
             return None, 0.0
         return self._sum.on_cpu_s / self._batches, self._sum.delay_s / self._batches

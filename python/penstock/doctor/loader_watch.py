@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the loaders of a program while it runs, gives one of them other options or offloads a
-model to it, and ends the program when enough was seen."""
+"""Watches the loaders of a running program, changes the options of one of them or offloads a model
+to it, and ends the program after enough measurements."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _OUTSIDE_OF_PROGRAMS = tuple(
     os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep
     for module in (torch, sys.modules["penstock"])
 )
-# Where a loader was made, its dataset's class, and its length.
+# Where a loader was created, its dataset's class, and its length.
 _Line = tuple[tuple[str, int], str, int]
 
 
 class ProgramStopped(SystemExit):
-    """Ends the program once enough was seen."""
+    """Ends the program after enough measurements."""
 
 
 class LoaderWatch:
     """A context in which the program runs. ``report`` is called with the result as soon as it is
-    there. Processes that the program starts are not watched."""
+    available. Processes started by the program are not watched."""
 
     def __init__(self, orders: RunOrders, report: Callable[[RunResult], None]) -> None:
         self.is_stopped = False
@@ -115,7 +115,7 @@ class LoaderWatch:
             self._late.end()
 
     def result(self, iterator: Any = None) -> RunResult:
-        """What was seen so far; ``iterator`` is the one that is being read."""
+        """Return the results so far; ``iterator`` is the one that is being read."""
         reading = self._of_iterator.get(iterator) if iterator is not None else None
         seen = []
         for record in self._records.values():
@@ -127,11 +127,12 @@ class LoaderWatch:
     def _record_of(
         self, init: Callable[..., None], loader: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> LoaderRecord:
-        """That of a loader that is about to be made. Its number is the same in every run."""
+        """Return the record of a loader that is about to be created. Its number is the same in
+        every run."""
         try:
             arguments = inspect.signature(init).bind(loader, *args, **kwargs).arguments
         except TypeError:
-            arguments = {}  # the call raises it
+            arguments = {}  # the call raises this error
         dataset = arguments.get("dataset")
         name = type(dataset).__name__
         try:
@@ -151,22 +152,23 @@ class LoaderWatch:
             self.is_stopped = True
             self._report(self.result(iterator))
             if threading.current_thread() is not threading.main_thread():
-                _thread.interrupt_main()  # which may be waiting for this thread's next result
+                _thread.interrupt_main()  # it may be waiting for this thread's next result
             raise ProgramStopped(0)
 
     def _offload(self, model: Any) -> None:
-        from penstock.cut.offloading import offload  # which loads Dynamo
+        from penstock.cut.offloading import offload  # imports Dynamo
 
         assert self._target is not None
         loader, iterator = self._target
         offload(model, loader)
         begin_delivery = getattr(iterator, "begin_delivery", None)
-        if begin_delivery is not None:  # the next batches of this epoch are noted for the model
+        if begin_delivery is not None:  # marks the next batches of this epoch for the model
             begin_delivery(loader)
 
 
 class BatchBound:
-    """A context in which the program runs until its loaders have given so many batches."""
+    """A context in which the program runs until its loaders have delivered ``count_max``
+    batches."""
 
     def __init__(self, count_max: int) -> None:
         self.is_reached = False
@@ -198,7 +200,7 @@ class BatchBound:
 
 
 def _line_of_program() -> tuple[str, int]:
-    """The line that is under way in the program, or in a library of its own."""
+    """Return the current line of the program, or of one of its libraries."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OUTSIDE_OF_PROGRAMS):
         frame = frame.f_back
@@ -212,11 +214,11 @@ def _with_overrides(
     kwargs: dict[str, Any],
     overrides: Any,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a loader with others in the place of some."""
+    """Return a loader's arguments with the overrides."""
     try:
         bound = inspect.signature(init).bind(loader, *args, **kwargs)
     except TypeError:
-        return args, kwargs  # the call raises it
+        return args, kwargs  # the call raises this error
     bound.arguments.update(overrides)
     arguments = bound.arguments
     del arguments[next(iter(arguments))]  # self
@@ -227,15 +229,15 @@ def _with_overrides(
 
 
 class LateOffload:
-    """Watches the calls of models until one takes a tensor of a batch, and calls ``found`` with
-    that model before it runs. Confined to the process that makes it."""
+    """Watches model calls until one takes a tensor of a batch, and calls ``found`` with that model
+    before it runs. Confined to the process that creates it."""
 
     def __init__(self, found: Callable[[torch.nn.Module], None]) -> None:
         self._found = found
         self._pid = os.getpid()
         self._patch: Patch | None = None
         self._leaves: set[int] = set()
-        self._batch: Any = None  # keeps the tensors whose ids are noted
+        self._batch: Any = None  # keeps the tensors alive whose ids are noted
         self._is_on = False
 
     def begin(self) -> None:
@@ -263,7 +265,7 @@ class LateOffload:
             self._batch, self._leaves = None, set()
 
     def note(self, batch: Any) -> None:
-        """The program was given a batch of the loader."""
+        """Take a batch that the loader has delivered to the program."""
         if self._is_on:
             self._batch = _tensors(batch)
             self._leaves = {id(leaf) for leaf in self._batch}

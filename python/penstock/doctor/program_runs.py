@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the program in a separate process, with everything that it starts, and ends all of them.
 
-`RunOrders` is what a run is asked to do, and `RunResult` what it reports: JSON that crosses to the
-process and back.
+`RunOrders` is the request for a run, and `RunResult` its report: JSON that is sent to the process
+and back.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.tuning.observation import LoaderSettings, MadeBatch, Observation
 
-# How long a program has to end once enough was seen, and then once it was told to.
+# How long a program may take to end after enough measurements, and then after each signal.
 _END_S = 20.0
 _TERM_S = 5.0
-_LEFT_S = 1.0  # for processes that end after the program
+_LEFT_S = 1.0  # for processes that outlive the program
 _SHOWN_LINES = 8
 _PR_SET_PDEATHSIG = 1
 ORDERS_VARIABLE = "PENSTOCK_DOCTOR"
@@ -39,7 +39,7 @@ class ProgramRuns:
     def __init__(
         self, command: Sequence[str], steps: int, seconds: float, timeout_s: float
     ) -> None:
-        """``command`` runs the program by the orders in its environment."""
+        """Prepare runs. ``command`` runs the program by the orders in its environment."""
         self._command = list(command)
         self._steps = steps
         self._seconds = seconds
@@ -52,8 +52,8 @@ class ProgramRuns:
         offload: bool = False,
         asks_for_plan: bool = False,
     ) -> RunResult:
-        """Blocks until the program has ended, and all that it started. Raises PenstockError where
-        it gave no result."""
+        """Run the program, and block until it and all processes that it started have ended. Raises
+        PenstockError if it returned no result."""
         with tempfile.TemporaryDirectory(prefix="penstock-doctor-") as folder:
             read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
             try:
@@ -92,13 +92,13 @@ class ProgramRuns:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, ORDERS_VARIABLE: orders.to_json()},
                 pass_fds=(write_fd,),
-                # No terminal to ask at, and a group that can be ended as a whole.
+                # No terminal to prompt at, and a group that can be ended as a whole.
                 start_new_session=True,
             )
 
     def _wait(self, process: subprocess.Popen[bytes], read_fd: int) -> tuple[bytes, bool]:
-        """The line that the program's process writes, or what there is of it when it has ended;
-        and whether the time was up before either."""
+        """Return the line that the program's process writes, or the part of it written before the
+        process ended; and whether the timeout expired before either."""
         deadline = time.monotonic() + self._timeout_s
         text = b""
         while not text.endswith(b"\n") and time.monotonic() < deadline:
@@ -127,14 +127,14 @@ class ProgramRuns:
 
 
 def end_with_parent() -> None:
-    """To be called in the program's process: it is told to end when the one that started it does,
-    whatever ends that."""
+    """Have this process receive SIGTERM when its parent ends, for any reason. Call in the program's
+    process."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end(process: subprocess.Popen[bytes], is_hurried: bool) -> None:
-    """Ends the program and what it has started in its session, and waits for them."""
+    """End the program and the processes of its session, and wait for them."""
     group = process.pid
     stages = ((0, _END_S), (signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S))
     if is_hurried:
@@ -147,7 +147,7 @@ def _end(process: subprocess.Popen[bytes], is_hurried: bool) -> None:
                 _signal([*_members(group), group], number)
             if _wait_until(lambda: _has_ended(process), wait_s):
                 break
-        # The program is not waited for yet, so that its number is still that of its session.
+        # The program has not been waited for yet, so its number is still the session's.
         for number in (0, signal.SIGTERM, signal.SIGKILL):
             if number:
                 _signal(_members(group), number)
@@ -166,7 +166,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _members(group: int) -> set[int]:
-    """Live processes of the session, the first one apart."""
+    """Return the live processes of the session, without the first one."""
     found = set()
     for entry in os.listdir("/proc"):
         if not entry.isdecimal() or int(entry) == group:
@@ -174,7 +174,7 @@ def _members(group: int) -> set[int]:
         try:
             fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it ended meanwhile
+            continue  # it has ended meanwhile
         if int(fields[3]) == group and fields[0] != "Z":
             found.add(int(entry))
     return found
@@ -202,30 +202,32 @@ def _closed(descriptor: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RunOrders:
-    """``loader`` is the number of the loader that the ``overrides`` are for, in the order in which
-    the program makes its loaders; None: whichever it will be, and there are none."""
+    """The orders for a run. ``loader`` is the number of the loader that the ``overrides`` apply to,
+    in the order in which the program creates its loaders; None if there are no overrides, and any
+    loader is measured."""
 
     result_fd: int
-    folder: str  # of the run's own temporary files
+    folder: str  # for the run's temporary files
     steps: int
-    seconds: float  # the most that are measured
+    seconds: float  # the maximum duration of the measurement
     loader: int | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     offload: bool = False
-    asks_for_plan: bool = False  # what of the model could move, in place of measuring
+    asks_for_plan: bool = False  # ask for the movable calls of the model instead of measuring
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @staticmethod
     def of_environment() -> RunOrders:
-        """Takes them out of the environment, so that programs that this one starts have none."""
+        """Remove the orders from the environment, so that programs started by this one have none,
+        and return them."""
         return RunOrders(**json.loads(os.environ.pop(ORDERS_VARIABLE)))
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderSeen:
-    """One loader of the program: its number, its dataset's name and what was seen of it."""
+    """A loader of the program: its number, its dataset's name and its observation."""
 
     number: int
     dataset: str
@@ -234,8 +236,8 @@ class LoaderSeen:
 
 @dataclass(frozen=True, slots=True)
 class MovableCall:
-    """One call of the model that workers could make: ``seconds`` a batch where it runs now, on
-    ``device`` by that device's events, or on the CPU."""
+    """One call of the model that workers could make: ``seconds`` is its duration per batch where it
+    runs now, on ``device`` by that device's events, or on the CPU."""
 
     operator: str
     seconds: float
@@ -244,8 +246,8 @@ class MovableCall:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """``error`` is the exception that ended the program, by type and text. ``is_stopped`` is False
-    for a program that came to its end by itself."""
+    """The report of a run. ``error`` is the text of the exception that ended the program, and
+    ``error_type`` its type. ``is_stopped`` is False for a program that ended by itself."""
 
     loaders: tuple[LoaderSeen, ...] = ()
     error_type: str = ""
@@ -253,12 +255,12 @@ class RunResult:
     is_stopped: bool = False
     has_asked_input: bool = False
     movable_s: float | None = None
-    movable_calls: tuple[MovableCall, ...] = ()  # those that take longest
+    movable_calls: tuple[MovableCall, ...] = ()  # the longest ones
     plan_refusal: str = ""
 
     @property
     def busiest(self) -> LoaderSeen | None:
-        """The loader that most of the time went to."""
+        """Return the loader that took most of the time."""
 
         def seconds(one: LoaderSeen) -> float:
             return one.observation.steps * one.observation.whole_step_s

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the transforms of a dataset apart from the rest of it, in whichever process they run.
+"""Times the transforms of a dataset separately from the rest of it, in every process that runs
+them.
 
-Each process adds its seconds up in a file of its own, so that no two wait for each other.
+Each process sums its seconds in a separate file, so that processes do not wait for each other.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# As torchvision's datasets call theirs, and many others since.
+# The names in torchvision's datasets, and in many others since.
 _NAMES = ("transform", "transforms", "target_transform")
 _PREFIX = "transform-"
-_INNER_DATASETS = ("dataset", "datasets")  # of Subset, ConcatDataset and their like
+_INNER_DATASETS = ("dataset", "datasets")  # of Subset, ConcatDataset and similar datasets
 _DEPTH_MAX = 4
 
 
 class TimedTransform:
-    """Stands for a transform, whose attributes it shows. Thread-safe."""
+    """Wraps a transform, and shows its attributes. Thread-safe."""
 
     def __init__(self, transform: Callable[..., Any], folder: str) -> None:
         self._penstock_transform = transform
@@ -31,7 +32,7 @@ class TimedTransform:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         clock = _clock_of_process(self._penstock_folder)
-        if clock.is_inside():  # of another transform that is timed
+        if clock.is_inside():  # inside another timed transform
             return self._penstock_transform(*args, **kwargs)
         began_at = clock.begin()
         try:
@@ -41,7 +42,7 @@ class TimedTransform:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_penstock_"):
-            raise AttributeError(name)  # of an object that is being made
+            raise AttributeError(name)  # of an object under construction
         return getattr(self._penstock_transform, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -52,8 +53,8 @@ class TimedTransform:
 
 
 def time_transforms(dataset: object, folder: str, depth: int = 0) -> int:
-    """Puts clocks in the place of the transforms of a dataset, and of datasets inside of it.
-    Returns how many."""
+    """Replace the transforms of a dataset, and of its inner datasets, by timed ones. Returns their
+    number."""
     attributes = getattr(dataset, "__dict__", None)
     if not isinstance(attributes, dict) or depth > _DEPTH_MAX:
         return 0
@@ -72,7 +73,7 @@ def time_transforms(dataset: object, folder: str, depth: int = 0) -> int:
 
 
 def transform_seconds(folder: str) -> float:
-    """What all processes have added up so far."""
+    """Return the sum over all processes so far."""
     total = 0.0
     for path in Path(folder).glob(f"{_PREFIX}*"):
         content = path.read_bytes()
