@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What shows people, and the tools that they have, where the time of a loader's steps goes."""
+"""The tools that show where the time of a loader's steps is spent, to people and to their tools."""

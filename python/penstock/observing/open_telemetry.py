@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps as metrics and spans of OpenTelemetry, by way of the program's own SDK."""
+"""Steps as metrics and spans of OpenTelemetry, through the program's SDK."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ class Telemetry:
 
 
 class _Series:
-    """The metrics of a meter: those of each loader, until the loader is gone and its last counts
-    have been told. Thread-safe."""
+    """The metrics of a meter: each loader's metrics are kept until the loader is gone and its last
+    counts have been reported. Thread-safe."""
 
     def __init__(self, meter: Any) -> None:
         self._lock = threading.Lock()
@@ -157,7 +157,7 @@ class _Series:
         self._make_instruments(meter)
 
     def begin(self) -> None:
-        """Counts steps from now on. Two who ask for that count each step once."""
+        """Count steps from now on. Each step counts once, even with several users."""
         with self._lock:
             self._user_count += 1
             if self._user_count == 1:
@@ -171,8 +171,8 @@ class _Series:
                 self._left_at.clear()
 
     def name_of(self, step: WatchedStep) -> str:
-        """The class of the loader's dataset, with a number from 2 on where another loader of that
-        class is alive."""
+        """Return the class of the loader's dataset, with a number from 2 on if another loader of
+        that class is alive."""
         loader = step.loader()
         if loader is None:
             return ""
@@ -212,7 +212,7 @@ class _Series:
                 self._parts[name][part.removesuffix("_s")] += parts[part]
 
     def _taken(self, counts: dict[str, Any]) -> list[tuple[str, Any]]:
-        """The counts to tell; those of loaders that are gone are forgotten."""
+        """Return the counts to report, and forget the counts of loaders that are gone."""
         with self._lock:
             found, live = list(counts.items()), self._live_names()
             for name, _ in found:
@@ -261,7 +261,7 @@ class _Series:
         )
 
 
-# One for a meter: it keeps the callbacks that an instrument was first made with, for good.
+# One per meter: the meter keeps an instrument's first callbacks permanently.
 _series_of_meters: weakref.WeakKeyDictionary[Any, _Series] = weakref.WeakKeyDictionary()
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``penstock.trace()``: a window of steps as a file in Chrome's trace format, which
-chrome://tracing and Perfetto read.
+"""``penstock.trace()``: a window of steps as a file in Chrome's trace format, for chrome://tracing
+and Perfetto.
 
 The tracks are threads of the trainer's process: the trainer, each worker, the wire, the copy to the
-device. Their numbers are beyond those of real threads, so that the events can stand beside those of
-torch.profiler, whose slices would cross ours on one track.
+device. Their numbers exceed all real thread ids, so that a file can contain these events and
+torch.profiler's, whose slices would cross ours on a shared track.
 
-`stretches` divides a call for a batch by its causes, as csrc/loader/step_ledger.h counts them.
+`stretches` divides a call for a batch by cause, with the same rules as csrc/loader/step_ledger.h.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ STEPS_MAX = 1_000_000
 STEPS = 200
 FIRST_TRACK = 1 << 22  # Linux has no thread with this number or a larger one
 CATEGORY = "penstock"
-# Steps after one that are looked through for a batch that was here before its own.
+# The number of later steps that are searched for a batch that arrived earlier.
 _OVERTAKING_MAX = 64
 
-# What the trainer's slices are called, by the parts of a step.
+# The names of the trainer's slices, by the parts of a step.
 _TRAINER_SLICES = {
     "worker_s": "wait for a free worker",
     "dataset_s": "wait for the dataset",
@@ -47,7 +47,7 @@ _TRAINER_SLICES = {
     "ranks_s": "wait for other ranks",
     "loader_s": "loader",
 }
-# Of the trainer itself, with num_workers=0.
+# The names of the trainer's slices with num_workers=0.
 _OWN_SLICES = {
     "worker_s": "loader",
     "dataset_s": "dataset",
@@ -107,7 +107,7 @@ class StepTrace:
         self._window = StepWindow(steps, skip)
         self._when_written = when_written
         self._lock = threading.Lock()
-        self._owner_pid = 0  # before the block begins
+        self._owner_pid = 0  # until the block starts
         self._is_ended = False
         self.path: Path | None = None
         self.file_bytes = 0
@@ -121,7 +121,7 @@ class StepTrace:
             raise ValueError("this trace was begun before; penstock.trace() makes another")
         check_writable(self._asked_path.absolute())
         self._owner_pid = os.getpid()
-        # What the clock of the instants shows when the Unix clock shows a whole second.
+        # The monotonic clock's time when the Unix clock showed a whole second.
         base_s = int(time.time())
         self._unix_base_ns = base_s * 1_000_000_000
         self._base_ns = self._unix_base_ns - (time.time_ns() - time.monotonic_ns())
@@ -145,7 +145,7 @@ class StepTrace:
                 warn(f"the trace of {self.step_count} steps was not written: {error}")
 
     def _end(self) -> bool:
-        """Whether this call ended it."""
+        """End the trace; return whether this call ended it."""
         with self._lock:
             is_first, self._is_ended = not self._is_ended, True
         remove_watcher(self._note)
@@ -194,8 +194,8 @@ def _check_count(name: str, count: object, least: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """A step, with the names of its tracks. ``place`` is its number in the window, ``prefix`` what
-    the tracks of its loader begin with, and ``thread_suffix`` tells the trainer's threads apart."""
+    """A step, with the names of its tracks. ``place`` is its index in the window, ``prefix`` starts
+    the names of its loader's tracks, and ``thread_suffix`` distinguishes the trainer's threads."""
 
     seen: WatchedStep
     place: int
@@ -206,8 +206,8 @@ class TracedStep:
 
 
 class StepWindow:
-    """Notes ``step_count`` batches after the first ``skip_count``, and the calls between them that
-    ended an epoch. Thread-safe."""
+    """Collects ``step_count`` batches after the first ``skip_count``, and the calls between them
+    that ended an epoch. Thread-safe."""
 
     def __init__(self, step_count: int, skip_count: int) -> None:
         self._lock = threading.Lock()
@@ -219,7 +219,7 @@ class StepWindow:
         self._threads: list[int] = []
 
     def note(self, step: WatchedStep) -> bool:
-        """Whether the window is full. Of a step that is left out, batches that wait are dropped."""
+        """Collect a step, unless it is skipped. Returns whether the window is full."""
         with self._lock:
             if self._left_out > 0:
                 self._left_out -= step.has_batch
@@ -238,7 +238,7 @@ class StepWindow:
         return self._batch_count
 
     def steps(self) -> list[TracedStep]:
-        """In the order in which they ended."""
+        """Return the steps in the order of their ends."""
         with self._lock:
             several = len(self._loaders) > 1
             names = [
@@ -268,7 +268,7 @@ class StepWindow:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Whose trace it is. ``base_ns`` is the clock of time.monotonic() where the trace's is 0."""
+    """The traced process. ``base_ns`` is the time of time.monotonic() at the trace's time 0."""
 
     pid: int
     base_ns: int
@@ -276,19 +276,20 @@ class Place:
 
 
 def events_of(steps: Sequence[TracedStep], place: Place) -> list[Event]:
-    """The events of steps in the order in which they ended."""
+    """Return the events of steps that are in the order of their ends."""
     return list(_Writer(place).write(steps))
 
 
 class _Tracks:
-    """Numbers for tracks, in the order in which they are first named, and their metadata."""
+    """Numbers of tracks, in the order of their first use, and their metadata."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._numbers: dict[tuple[int, str], int] = {}
 
     def number(self, rank: int, name: str) -> int:
-        """``rank`` is where the track stands among others: the trainer's first."""
+        """Return the track's number. ``rank`` is its position among the tracks: the trainer's is
+        0."""
         return self._numbers.setdefault((rank, name), FIRST_TRACK + len(self._numbers))
 
     def metadata(self) -> Iterator[Event]:
@@ -302,7 +303,7 @@ class _Tracks:
 
 
 class _Lanes:
-    """Places side by side for slices that overlap and are of one kind."""
+    """Parallel tracks for overlapping slices of one kind."""
 
     def __init__(self) -> None:
         self._free_at: list[int] = []
@@ -342,7 +343,7 @@ class _Writer:
 
     def _trainer(self, steps: Sequence[TracedStep]) -> Iterator[Event]:
         left_at: dict[int, float] = {}
-        # A loader that is read by another's dataset is inside of the other's step.
+        # If a dataset reads another loader, the inner loader's step lies within the outer one's.
         for step in sorted(steps, key=lambda one: (one.seen.entered_at, -one.seen.left_at)):
             seen = step.seen
             tid = self._trainer_track(step)
@@ -360,7 +361,7 @@ class _Writer:
                 yield self._slice(names[part], tid, begin, end, {})
 
     def _next_steps(self, steps: Sequence[TracedStep], step: TracedStep) -> list[TracedStep]:
-        """Those in which batches came that may have been here before the step's own."""
+        """Return the steps whose batches may have arrived before this step's."""
         found: list[TracedStep] = []
         for one in steps[step.place + 1 :]:
             if one.loader_name != step.loader_name:
@@ -374,11 +375,12 @@ class _Writer:
         made = [(step, batch) for step in steps for batch in step.seen.batches]
         made = [(step, batch) for step, batch in made if batch.worker is not None]
         free_at: dict[int, float] = {}
-        # In the order of their ends. The begin is the end less what the making took: where the end
-        # is when the trainer heard of it, a late one puts a batch behind those that followed it.
+        # In the order of their ends. The start is the end minus the time of making: if the end is
+        # the time at which the trainer was notified, a late notification moves a batch after its
+        # successors.
         for step, batch in sorted(made, key=lambda one: one[1].made_at):
             tid = self._tracks.number(1, f"{step.prefix}{worker_name(batch.worker)}")
-            # The clock of a worker elsewhere is known to some microseconds.
+            # The clock of a remote worker is known to some microseconds.
             begin = max(batch.begun_at, free_at.get(tid, 0.0))
             end = max(begin, batch.made_at)
             free_at[tid] = end
@@ -413,10 +415,10 @@ class _Writer:
             yield self._slice(f"batch {batch.sequence}", tid, begin, end, facts)
 
     def _flow(self, step: TracedStep, tid: int, made_at: float) -> Iterator[Event]:
-        """An arrow from the end of a batch's making to the end of the call that was given it."""
+        """Yield an arrow from the end of making a batch to the end of the call that received it."""
         self._flow_id += 1
         event = {"cat": CATEGORY, "name": "batch", "id": self._flow_id, "pid": self._place.pid}
-        # A nanosecond before the end the slice is still the enclosing one.
+        # One nanosecond before its end, the slice is still the enclosing one.
         yield {**event, "ph": "s", "tid": tid, "ts": _us(self._at(made_at) - 1)}
         trainer = self._trainer_track(step)
         given_at = _us(self._at(step.seen.left_at) - 1)
@@ -448,12 +450,14 @@ class _Writer:
         return {**event, "args": facts} if facts else event
 
     def _at(self, instant: float) -> int:
-        """Nanoseconds of the trace's clock: whole ones, by which slices end where others begin."""
+        """Return the trace's time in whole nanoseconds, so that slices end exactly where the next
+        ones start."""
         return round(instant * 1e9) - self._place.base_ns
 
 
 def worker_name(worker: int | None) -> str:
-    """As `penstock status` names a pool's; a local worker's number is a small one."""
+    """Return the name of a pool worker as in `penstock status`; a local worker's number is
+    small."""
     assert worker is not None
     return f"worker {worker}" if worker < 1 << 16 else f"worker {worker:016x}"
 
@@ -477,8 +481,8 @@ class Stretch(NamedTuple):
 
 
 def stretches(step: WatchedStep, later: Sequence[MadeBatch] = ()) -> list[Stretch]:
-    """The whole of the call, in order. ``later`` are batches of the loader that came after those
-    of ``step``: while one that follows in the epoch was here, the wait is for the order."""
+    """Divide the whole call into parts, in order. ``later`` are the loader's batches after the ones
+    of ``step``: once a later batch of the epoch has arrived, the call waits for the order."""
     found: list[Stretch] = []
     place = step.entered_at
     for part, until in _ends(step, later):
@@ -496,7 +500,7 @@ def stretches(step: WatchedStep, later: Sequence[MadeBatch] = ()) -> list[Stretc
 
 
 def _ends(step: WatchedStep, later: Sequence[MadeBatch]) -> Iterator[tuple[str, float]]:
-    """Until when the call was spent on which part, one after the other."""
+    """Yield the parts of the call with their end times, in order."""
     for place, batch in enumerate(step.batches):
         coming = (*step.batches[place + 1 :], *later)
         order_from = _first_ready(batch, coming)
@@ -516,7 +520,7 @@ def _ends(step: WatchedStep, later: Sequence[MadeBatch]) -> Iterator[tuple[str, 
 
 
 def _first_ready(batch: MadeBatch, coming: Iterable[MadeBatch]) -> float:
-    """When the first batch was here that follows this one in its epoch."""
+    """Return when the first later batch of the same epoch was ready."""
     return min(
         (
             one.staged_at

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files in Chrome's trace format: writing one, and making one of several.
+"""Files in Chrome's trace format: writing and merging.
 
-``ts`` of an event is in microseconds after ``baseTimeNanoseconds`` of the Unix clock, as in the
-files that torch.profiler writes.
+``ts`` of an event is in microseconds after ``baseTimeNanoseconds`` of the Unix clock, as in
+torch.profiler's files.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 BASE = "baseTimeNanoseconds"
 _FIRST_PID = 1 << 22  # Linux has no process with this number or a larger one
 _FLOW_PHASES = frozenset("stf")
-_ID_STEP = 1 << 40  # between the flows of one file and those of the next
+_ID_STEP = 1 << 40  # between the flows of one file and of the next
 
 
 def check_writable(path: Path) -> None:
-    """Raises OSError, with a sentence, where no file could be written to ``path``."""
+    """Raise OSError, with a sentence, if no file can be written to ``path``."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; the name of a file is expected for the trace")
     if not path.parent.is_dir():
@@ -37,7 +37,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_trace(path: Path, trace: dict[str, Any]) -> int:
-    """Writes a whole file or none, compressed where its name ends in .gz. Returns its bytes."""
+    """Write a whole file or none, compressed if its name ends in .gz. Returns its size in bytes."""
     data = json.dumps(trace, separators=(",", ":")).encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, compresslevel=5)
@@ -51,7 +51,7 @@ def write_trace(path: Path, trace: dict[str, Any]) -> int:
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """Raises ValueError, with a sentence, for a file that is no trace."""
+    """Read a trace. Raises ValueError, with a sentence, for a file that is not a trace."""
     data = path.read_bytes()
     try:
         if data[:2] == b"\x1f\x8b":
@@ -104,7 +104,7 @@ def merge_traces(traces: Sequence[str | os.PathLike[str]], path: str | os.PathLi
             f"beside the others; traces of penstock and of torch.profiler have it"
         )
     base = min(bases)
-    pids: dict[Any, int | None] = {}  # a process number, and whose rank it is
+    pids: dict[Any, int | None] = {}  # the rank of each process number
     events: list[dict[str, Any]] = []
     for number, (trace, own_base) in enumerate(zip(read, bases, strict=True)):
         moved = _moved_pids(trace, pids, number)
@@ -122,12 +122,12 @@ def merge_traces(traces: Sequence[str | os.PathLike[str]], path: str | os.PathLi
 
 
 def _moved_pids(trace: dict[str, Any], pids: dict[Any, int | None], number: int) -> dict[Any, int]:
-    """New numbers for processes of this trace that are not those which had them before."""
+    """Return new numbers for the trace's processes whose numbers are taken by other ranks."""
     rank = _rank_of(trace)
     moved = {}
     for pid in {event["pid"] for event in trace["traceEvents"] if "pid" in event}:
         if not isinstance(pid, int):
-            continue  # torch's tracks that are no process
+            continue  # torch's tracks that are not processes
         if pid in pids and rank is not None and pids[pid] not in (None, rank):
             moved[pid] = _FIRST_PID * (number + 1) + pid % _FIRST_PID
         elif pids.get(pid) is None:
@@ -136,7 +136,7 @@ def _moved_pids(trace: dict[str, Any], pids: dict[Any, int | None], number: int)
 
 
 def _rank_of(trace: dict[str, Any]) -> int | None:
-    """None where a trace does not say."""
+    """Return the trace's rank; None if the trace has none."""
     for key in ("penstock", "distributedInfo"):
         about = trace.get(key)
         if isinstance(about, dict) and isinstance(about.get("rank"), int):

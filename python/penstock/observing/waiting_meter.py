@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a loader is waited for: numbers for a logger, a few words for a bar, and tqdm's bar with
-these words."""
+"""How long a loader is waited for: numbers for a logger, a few words for a progress bar, and tqdm's
+bar with these words."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WaitingMeter:
         self._loader = _own_loader(loader)
         self._every_s = every_s
         now = self._now()
-        self._told = now  # of these steps scalars() has told
+        self._told = now  # the ledger at the last call of scalars()
         self._shown = now
         self._text = ""
         self._text_until = 0.0
@@ -85,7 +85,7 @@ class WaitingMeter:
 
 
 def waiting_text(times: StepTimes) -> str:
-    """How much of these steps was waiting, and for what most of it."""
+    """Return the waiting share of these steps, and the largest cause."""
     longest = max(WAITING_PARTS, key=lambda name: float(getattr(times, name)))
     percent = round(100 * times.waiting_share)
     return f"waiting {percent} %" + (f" ({PARTS[longest]})" if percent > 0 else "")
