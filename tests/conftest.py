@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For every Python test: the seed of the run, and skipping what needs a GPU where there is none.
+"""Settings of every Python test: the run's seed, and skipping of GPU tests on machines without one.
 
-Also the fixtures that the tests of the cut share.
+Also contains the fixtures shared by the cut tests.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # So it is where a shell put the tests in the background; programs would inherit it.
+        # The default of a shell that runs the tests in the background; programs would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.version_info >= (3, 14):
-        # Its fork server takes no lambdas and local classes, which the tests hand over to workers.
-        # The other ways to start have tests of their own, which name them.
+        # Its fork server cannot pickle lambdas and local classes, which the tests pass to workers.
+        # Separate tests cover the other start methods, and name them.
         multiprocessing.set_start_method("fork")
     seed = config.getoption("--seed")
     config.stash[SEED] = int.from_bytes(os.urandom(4), "little") if seed is None else seed
@@ -43,13 +43,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
-    """This test's own seed, made from the run's and its name: alone it fails as in the suite.
+    """Return this test's seed, derived from the run's seed and the test's name, so that the test
+    behaves the same alone as in the suite.
 
     The global generators start from it.
     """
     value = request.config.stash[SEED] ^ zlib.crc32(request.node.nodeid.encode())
     random.seed(value)
-    # Imported by the tests that draw from them; a test that does not should not wait for torch.
+    # Imported by the tests that draw from them; other tests should not wait for torch.
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(value)
     if torch := sys.modules.get("torch"):
@@ -59,7 +60,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True)
 def imports_are_found_as_before() -> Iterator[None]:
-    """A test that takes a folder from sys.path fails, and not one of those that follow it."""
+    """Fail a test that removes a folder from sys.path, instead of a later test."""
     before = list(sys.path)
     yield
     gone = [entry for entry in before if entry not in sys.path]
@@ -70,7 +71,7 @@ def imports_are_found_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def on_one_thread() -> Iterator[None]:
-    """For tests of the cut: kernels sum in the same order as those of a worker."""
+    """Make kernels of the cut tests sum in the same order as a worker's."""
     from limits import one_thread
 
     with one_thread():
@@ -84,9 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_to_test_all(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is marked `long`, and torch's half of each test.
+    """Deselect the tests marked `long`, and torch's half of each test.
 
-    A test that is named, by its id or with -k, is run in any case.
+    Tests selected by their id or with -k always run.
     """
     long = [item for item in items if _is_long(item)]
     long += _cases_left_out(items)
@@ -100,15 +101,15 @@ def _leave_to_test_all(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _begin_with_what_takes_long(items: list[pytest.Item]) -> None:
-    """The simulator's mutants are compiled for half a minute each: nobody waits for one at the end
-    of a run."""
+    """Move the simulator's mutants to the front: each is compiled for half a minute, which would
+    delay the end of a run."""
     items.sort(key=lambda item: item.path.parent.name != "sim")
 
 
 def _is_long(item: pytest.Item) -> bool:
-    """Whether `@pytest.mark.long` stands at the test, for all of its cases or for this one's id.
+    """Return whether `@pytest.mark.long` marks the test, for all of its cases or for this one's id.
 
-    In an id that is given, a star stands for any text.
+    In an id, a star matches any text.
     """
     marks = [*item.iter_markers("long")]
     case = item.callspec.id if isinstance(item, pytest.Function) and _has_cases(item) else ""
@@ -119,9 +120,10 @@ def _is_long(item: pytest.Item) -> bool:
 
 
 def _cases_left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of a test that is marked `sampled(count)`, all cases but so many, spread over the whole.
+    """Return the cases to leave out of each test marked `sampled(count)`: all but `count`, which
+    are spread evenly.
 
-    Which they are depends on the cases alone, so that every process of a run leaves out the same.
+    The choice depends only on the cases, so every process of a run leaves out the same ones.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -137,7 +139,7 @@ def _cases_left_out(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _check_cases(items: list[pytest.Item], long: list[pytest.Item]) -> None:
-    """An id that no case of its test has is a mistake."""
+    """Reject ids that match no case of their test."""
     marked = {item.nodeid.partition("[")[0] for item in items if any(item.iter_markers("long"))}
     found = {item.nodeid.partition("[")[0] for item in long}
     if marked - found:
@@ -145,7 +147,7 @@ def _check_cases(items: list[pytest.Item], long: list[pytest.Item]) -> None:
 
 
 def _escaped(case: str) -> str:
-    """An id as a pattern, in which brackets mean themselves."""
+    """Escape an id for use as a pattern, so that brackets match themselves."""
     return case.replace("[", "[[]")
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's worker in whose processes one thing is not as it should be: that of a host that somebody
-has broken into, or that was set up badly.
+"""A pool worker with one alteration in its processes, like a host that was broken into or
+misconfigured.
 
     python altered_worker.py ALTERATION ARGUMENT CONTROLLER KEYS [OPTION ...]
 
-The penstock that it runs is the real one, with the worker's real key. ALTERATION is one of
-worker_alterations.py. The options are those of `penstock worker` that keep jobs apart.
+It runs the real penstock with the worker's real key. ALTERATION is one of worker_alterations.py.
+The options are the isolation options of `penstock worker`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.pool.job_isolation import plan_isolation
 from penstock.pool.worker_spec import PoolWorkerSpec
 from penstock.pool.worker_supervisor import Supervisor
 
-# Before the program imports what is altered.
+# Runs before the program imports the altered code.
 _ALTER = """\
 from worker_alterations import ALTERATIONS
 ALTERATIONS[{name!r}]({argument!r})

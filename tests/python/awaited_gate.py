@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gate at which a worker stands until its trainer waits for it.
+"""A gate that blocks a worker until its trainer waits for it.
 
-So a test knows what the trainer has waited for, however fast the machine is: no duration is slept
-for, and none is asserted.
+It makes the cause of a trainer's wait certain on machines of any speed, without sleeps and without
+assertions on durations.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ SECONDS_MAX = 60.0
 
 
 class AwaitedGate:
-    """Two pipes, which forked workers share with the trainer. One worker passes, once."""
+    """Two pipes, shared by forked workers and the trainer. One worker passes, once."""
 
     def __init__(self) -> None:
         self._pipes = [os.pipe(), os.pipe()]
 
     def pass_through(self) -> None:
-        """Called by the worker; waits until the gate is opened."""
+        """Wait until the gate is opened. Called by the worker."""
         (_, here), (opened, _) = self._pipes
         os.write(here, b"!")
         os.read(opened, 1)
@@ -37,9 +37,10 @@ class AwaitedGate:
 
     @contextmanager
     def opened_when_awaited(self, loader: Any, *, given: int, ready: int = 0) -> Iterator[None]:
-        """Opens once a worker is here, `given` batches were given out and `ready` others are here,
-        and the trainer has looked for Ctrl-C twice since, which it does when it has waited long. So
-        it has waited for this worker's batch all the time between the two looks, and still does."""
+        """Open once a worker is at the gate, `given` batches were delivered, `ready` others have
+        arrived, and the trainer has then checked twice for Ctrl-C, which it does during long waits.
+        So it has waited for this worker's batch during the whole time between the two checks, and
+        still does."""
         opener = threading.Thread(target=self._open, args=(loader, given, ready))
         opener.start()
         try:
@@ -59,7 +60,8 @@ class AwaitedGate:
 
 
 def wait_until_ready(loader: Any, count: int) -> None:
-    """Waits until so many batches are here, so that the program has none of them to wait for."""
+    """Wait until `count` batches have arrived, so that the program need not wait for any of
+    them."""
     wait_until(lambda: loader.stats().ready == count)
 
 

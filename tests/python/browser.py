@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium that a test drives by its WebDriver, and what the tests ask of a page."""
+"""A headless Chromium that a test drives through WebDriver, and the tests' queries of a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS_MAX = 60.0
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 MISSING = [name for name, path in (("chromium", CHROMIUM), ("chromedriver", DRIVER)) if not path]
 
-# A site of somebody else's, which leads its name to this machine.
+# A foreign site that makes its host name resolve to this machine.
 ELSEWHERE = "evil.example"
 
 needs_browser = pytest.mark.skipif(
@@ -25,7 +25,8 @@ needs_browser = pytest.mark.skipif(
 
 
 class Browser:
-    """One page at a time. ``width`` below 700 is a phone's, with touch."""
+    """A browser with one page at a time. If ``width`` is below 700, it emulates a phone with
+    touch."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
@@ -46,11 +47,11 @@ class Browser:
         return self.driver.execute_cdp_cmd(name, arguments)
 
     def ask(self, script: str, *arguments: Any) -> Any:
-        """What a function's body returns in the page."""
+        """Return the result of a function body that runs in the page."""
         return self.driver.execute_script(script, *arguments)
 
     def text(self, selector: str = "body") -> str:
-        """What is seen of an element; "" where there is none."""
+        """Return the visible text of an element; "" if it does not exist."""
         script = "return document.querySelector(arguments[0])?.innerText ?? ''"
         return str(self.ask(script, selector))
 
@@ -69,7 +70,7 @@ class Browser:
         self.driver.find_element("css selector", selector).click()
 
     def press(self, *keys: str) -> None:
-        """Names of keys, or characters, to whatever has the focus."""
+        """Send keys, by name or as characters, to the focused element."""
         from selenium.webdriver.common.action_chains import ActionChains
         from selenium.webdriver.common.keys import Keys
 
@@ -79,7 +80,7 @@ class Browser:
         chain.perform()
 
     def complaints(self) -> list[str]:
-        """What the browser's console has said of errors since it was asked last."""
+        """Return the errors that the browser's console has logged since the last call."""
         log = self.driver.get_log("browser")
         return [entry["message"] for entry in log if entry["level"] in ("SEVERE", "WARNING")]
 
@@ -89,7 +90,7 @@ class Browser:
 
 @contextmanager
 def browser(folder: str) -> Iterator[Browser]:
-    """``folder`` takes its files."""
+    """Yield a browser. ``folder`` contains its files."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -98,12 +99,12 @@ def browser(folder: str) -> Iterator[Browser]:
     for option in (
         "--headless=new",
         "--disable-gpu",
-        "--disable-dev-shm-usage",  # which containers have little of
+        "--disable-dev-shm-usage",  # containers have little of it
         "--disable-background-networking",
         "--no-first-run",
         f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1",
         f"--user-data-dir={folder}",
-        *(["--no-sandbox"] if os.geteuid() == 0 else []),  # root has none
+        *(["--no-sandbox"] if os.geteuid() == 0 else []),  # root has no sandbox
     ):
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

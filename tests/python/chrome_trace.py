@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chrome's trace event format, as far as traces of torch.profiler and of ours use it: what a file
-has to hold so that viewers show all of it."""
+"""Chrome's trace event format, as used by torch.profiler's traces and ours: the rules that a file
+must meet so that viewers show all of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIELDS = {
 
 
 def checked(path: Path) -> list[Event]:
-    """The events of a file, after every rule that viewers rely on was checked."""
+    """Return the events of a file, after checking every rule that viewers rely on."""
     trace = read_trace(path)
     json.dumps(trace, allow_nan=False)
     assert trace["displayTimeUnit"] in ("ms", "ns")
@@ -43,7 +43,7 @@ def checked(path: Path) -> list[Event]:
 
 
 def check_nesting(events: list[Event]) -> None:
-    """Slices of one track are one inside of the other or one after the other."""
+    """Check that two slices of a track are nested or disjoint."""
     for track, slices in by_track(events).items():
         ends: list[int] = []
         for begin, end, name in sorted(slices, key=lambda one: (one[0], -one[1])):
@@ -54,7 +54,7 @@ def check_nesting(events: list[Event]) -> None:
 
 
 def check_flows(events: list[Event]) -> None:
-    """Every arrow has a beginning and an end, in this order and inside of slices."""
+    """Check that every arrow has a start and an end, in this order and inside slices."""
     slices = by_track(events)
     arrows: dict[Any, dict[str, Event]] = defaultdict(dict)
     for event in events:
@@ -94,7 +94,7 @@ def track_names(events: list[Event]) -> dict[int, str]:
 
 
 def on_track(events: list[Event], name: str) -> list[Event]:
-    """The slices of the track of this name, by when they began; the outer ones first."""
+    """Return the slices of the track with this name, by start; outer slices precede inner ones."""
     tids = {tid for tid, known in track_names(events).items() if known == name}
     assert len(tids) == 1, (name, track_names(events))
     found = [event for event in events if event["ph"] == "X" and event["tid"] in tids]
@@ -102,5 +102,5 @@ def on_track(events: list[Event], name: str) -> list[Event]:
 
 
 def seconds_of(events: list[Event], track: str, *names: str) -> float:
-    """Of the slices of these names."""
+    """Return the total duration of the slices with these names."""
     return sum(event["dur"] for event in on_track(events, track) if event["name"] in names) / 1e6

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After every test nothing is left: process, descriptor, shared memory, temporary file of ours."""
+"""Checks after every test that none of our processes, descriptors, shared memory and temporary
+files are left."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ import process_traces
 import pytest
 import tqdm
 
-# How long processes that are on their way out may take on a busy machine. One that is still there
-# after it does not know that it should be gone.
+# How long ending processes may take on a busy machine. A process that still exists afterwards does
+# not end by itself.
 EXIT_SECONDS_MAX = 10.0
-# Descriptors that torch and Python open once and keep, whoever asked first.
+# Descriptors that torch and Python open once and keep, independent of the test that needs them
+# first.
 KEPT_DESCRIPTORS = ("/dev/nvidia", "/dev/urandom", "/dev/null")
 LINES_MAX = 20
 
@@ -38,17 +40,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(scope="session", autouse=True)
 def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Temporary files go to a folder of this run alone, so that a left one is known to be ours."""
+    """Put temporary files into a folder of this run, so that any file left there is known to be
+    ours."""
     folder = tmp_path_factory.mktemp("t")
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = str(folder)
-    # Helpers that multiprocessing starts once for the whole process; nobody's leak.
+    # Helpers that multiprocessing starts once per process; they are not a test's leak.
     multiprocessing.resource_tracker.ensure_running()
     multiprocessing.forkserver.ensure_running()
-    # torch.fx makes a progress bar where there is tqdm, and tqdm's first one makes a lock for good.
+    # torch.fx makes a progress bar if tqdm is installed, and tqdm's first bar makes a permanent
+    # lock.
     tqdm.tqdm.get_lock()
     process_traces.start_cuda()
-    # Collecting the garbage of one test should not walk over all of torch: that took 0.1 s a test.
+    # Otherwise the garbage collection of each test scans all of torch, which took 0.1 s a test.
     gc.collect()
     gc.freeze()
     return folder
@@ -65,8 +69,8 @@ def nothing_is_left(
     process_traces.collect_garbage()
     process_traces.join_feeder_threads()
     deadline = time.monotonic() + EXIT_SECONDS_MAX
-    # Each is waited for by its process descriptor, and those that multiprocessing started are
-    # reaped. A pool's worker may still start a process for a trainer that has just left.
+    # Wait for each by its process descriptor, and reap the ones that multiprocessing started. A
+    # pool worker may still start a process for a trainer that has just left.
     while (left := left_since(before, _private_temporary_folder)).get("process"):
         process_traces.wait_gone(left["process"], deadline - time.monotonic())
         multiprocessing.active_children()
@@ -84,13 +88,13 @@ def nothing_is_left(
 
 
 def left_since(before: Mapping[str, set[Any]], temporary_folder: Path) -> dict[str, set[Any]]:
-    """What there is and was not before, by kind."""
+    """Return the resources that were not there before, by kind."""
     now = take(temporary_folder)
     return {kind: things - before[kind] for kind, things in now.items() if things - before[kind]}
 
 
 def take(temporary_folder: Path) -> dict[str, set[Any]]:
-    """All that a test could leave, by kind."""
+    """Return all resources that a test could leave behind, by kind."""
     return {
         "process": descendants(),
         "descriptor": {
@@ -104,9 +108,11 @@ def take(temporary_folder: Path) -> dict[str, set[Any]]:
 
 
 def descendants() -> set[int]:
-    """Children and their children: workers made through a fork server are not ours directly.
+    """Return the children and their descendants: a fork server's workers are not our direct
+    children.
 
-    A dead child that nobody waited for counts; a dead process further down is its parent's to reap.
+    A dead child that has not been reaped counts; dead processes further down are reaped by their
+    parents.
     """
     found: set[int] = set()
     direct = process_traces.children()
@@ -117,7 +123,7 @@ def descendants() -> set[int]:
             todo.extend(process_traces.children(pid))
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
-            continue  # it ended while we looked
+            continue  # it has ended meanwhile
         if pid in direct or state != "Z":
             found.add(pid)
     return found

@@ -19,7 +19,7 @@ SECONDS_MAX = 120
 
 
 class Draws(Dataset[Any]):
-    """Each sample is its index, a draw from its own generator and one from the batch's."""
+    """Each sample is its index, a draw from its generator and one from the batch's."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -45,7 +45,7 @@ class Pictures(Dataset[Any]):
 
 
 class Forgetful(Pictures):
-    """Gives another picture each time."""
+    """Returns a different picture each time."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -72,20 +72,20 @@ PLUGIN = build_folder() / "tests" / "libdraws_plugin.so"
 
 
 def start_cpp(**given: Any) -> subprocess.Popen[str]:
-    """The C++ loader's program. ``environment`` is what it has beside this process's."""
+    """Start the C++ loader's program. ``environment`` extends this process's environment."""
     environment = {**os.environ, "PENSTOCK_PYTHON": sys.executable, **given.pop("environment", {})}
     return subprocess.Popen(
         [str(build_folder() / "tests" / "loader_main"), json.dumps(given)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parent,  # whose modules a worker in Python finds
+        cwd=Path(__file__).parent,  # a Python worker imports this folder's modules
         env=environment,
     )
 
 
 def finish_cpp(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Exit code and output."""
+    """Wait for the process; return its exit code and its output."""
     try:
         out, err = process.communicate(timeout=SECONDS_MAX)
     finally:
@@ -94,21 +94,22 @@ def finish_cpp(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def run_cpp(**given: Any) -> list[Any]:
-    """What the C++ loader says: its batches as lists of numbers, and with ``stop`` its state."""
+    """Return the C++ loader's output: its batches as lists of numbers, and with ``stop`` its
+    state."""
     code, out, err = finish_cpp(start_cpp(**given))
     assert code == 0, err
     return [json.loads(line) for line in out.splitlines()]
 
 
 def error_of_cpp(**given: Any) -> str:
-    """What the C++ loader's program says when it fails."""
+    """Return the error output of a C++ loader that fails."""
     code, _, err = finish_cpp(start_cpp(**given))
     assert code == 1, err
     return err
 
 
 def as_numbers(batch: Any) -> Any:
-    """A batch as the program writes it: each tensor as a flat list of doubles."""
+    """Convert a batch to the program's output format: each tensor as a flat list of doubles."""
     if isinstance(batch, torch.Tensor):
         return batch.double().flatten().tolist()
     return [as_numbers(part) for part in batch] if isinstance(batch, (list, tuple)) else batch

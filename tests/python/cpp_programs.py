@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C++ programs that are built as users build them: in a folder of their own, from the installed
-package."""
+"""C++ programs, built in the way of a user: in a separate folder, from the installed package."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "cpp"
-_BUILD_S_MAX = 1800  # of the library itself, where a program has its sources
+_BUILD_S_MAX = 1800  # for the library itself, if a program builds it from source
 
 
 def cmake_dir() -> str:
@@ -22,7 +21,7 @@ def cmake_dir() -> str:
 
 
 def run(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, whatever its status is."""
+    """Run a command to its end, whether or not it succeeds."""
     return subprocess.run(
         list(map(str, command)), capture_output=True, text=True, timeout=_BUILD_S_MAX, **options
     )  # type: ignore[call-overload,no-any-return]
@@ -41,7 +40,7 @@ def configure(
 
 
 def build_example(name: str, folder: Path, *options: str, prefix: str | None = None) -> Path:
-    """Copies an example out of the tree, builds it in ``folder``, and returns its build folder."""
+    """Copy an example out of the tree, build it in ``folder``, and return its build folder."""
     source, build = folder / name, folder / f"{name}-build"
     shutil.copytree(EXAMPLES / name, source)
     configured = configure(source, build, *options, prefix=prefix)

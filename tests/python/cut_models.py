@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models in the styles that people write, each with a batch that fits it."""
+"""Small models in common styles, each with a matching batch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Case:
     make_model: Callable[[], nn.Module]
     make_batch: Callable[[int], Any]
     loss: Callable[[nn.Module, Any], torch.Tensor]
-    moves: bool  # whether cut="maximal" moves something
-    style: str = ""  # the kind of program that it stands for
-    note: str = ""  # the calls that stay, or why nothing moves
-    package: str = ""  # the package that it needs, where not all tests have it
+    moves: bool  # whether cut="maximal" moves any calls
+    style: str = ""  # the kind of program that it represents
+    note: str = ""  # the calls that stay, or the reason why no calls move
+    package: str = ""  # the optional package that it needs
 
 
 class NormalizedResNet(nn.Module):
@@ -151,7 +151,7 @@ class BatchNormOnInput(nn.Module):
 
 
 class SideBranch(nn.Module):
-    """Views, splits, several results of one call, a literal, a hook's worth of odds and ends."""
+    """Views, splits, several results of one call, a literal, and other special cases."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the part of Graphviz's language that plans are written in, and nothing beyond it."""
+"""A parser for the part of Graphviz's language in which plans are written, and for no more of
+it."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ KEYWORDS = {"digraph", "subgraph", "node", "edge", "graph", "strict"}
 @dataclass
 class DotGraph:
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)  # attributes, by name
-    cluster_of: dict[str, str] = field(default_factory=dict)  # of the nodes that are in one
+    cluster_of: dict[str, str] = field(default_factory=dict)  # for nodes inside a cluster
     labels: dict[str, str] = field(default_factory=dict)  # of the clusters
     edges: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
 
 
 def parse_dot(text: str) -> DotGraph:
-    """Raises ValueError at the first thing that does not belong there."""
+    """Parse a graph. Raises ValueError at the first unexpected token."""
     parser = _Parser(text)
     parser.expect("digraph")
     parser.name()
@@ -37,7 +38,7 @@ def parse_dot(text: str) -> DotGraph:
 class _Parser:
     def __init__(self, text: str) -> None:
         self.graph = DotGraph()
-        self.tokens: list[tuple[str, bool]] = []  # and whether it can be a name
+        self.tokens: list[tuple[str, bool]] = []  # with whether it can be a name
         position, text = 0, text.rstrip()
         while position < len(text):
             found = TOKEN.match(text, position)

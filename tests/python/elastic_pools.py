@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool that `penstock up` runs, and a training that two cores can play with many workers."""
+"""A pool run by `penstock up`, and a training that keeps many workers busy on two cores."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Slow(Dataset[torch.Tensor]):
 
 
 class Elastic:
-    """A pool that `penstock up` runs, with an engine and options of it. ``within`` stands in front
-    of its commands."""
+    """A pool run by `penstock up`, with an engine and its options. ``within`` is the prefix of its
+    commands."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Elastic:
             monkeypatch.delenv(name, raising=False)
 
     def up(self, *arguments: str, within: Sequence[str] | None = None) -> Process:
-        """``within`` takes the place of the pool's own."""
+        """Start `penstock up`. ``within`` replaces the pool's prefix."""
         process = Process(
             ["up", *self._engine, "--state", str(self.state), *arguments],
             self.pool.environment,
@@ -86,7 +86,8 @@ class Elastic:
         return "\n".join(path.read_text()[-800:] for path in self.state.glob("logs/*.log"))
 
     def has_workers(self, count: int) -> dict[str, Any]:
-        """Waits until so many report and stay, and no more of their processes run."""
+        """Wait until exactly ``count`` workers report and are not draining, and no other worker
+        processes run."""
 
         def is_so(status: dict[str, Any]) -> bool:
             staying = [one for one in status["workers"] if not one["is_draining"]]
@@ -95,7 +96,7 @@ class Elastic:
         return self.status_when(is_so)
 
     def runs_processes(self, is_so: Callable[[set[str]], bool]) -> set[str]:
-        """Waits for names of workers whose processes run."""
+        """Wait until the names of the workers with running processes meet a condition."""
         deadline = time.monotonic() + SECONDS_MAX
         while not is_so(names := {*self.processes()}):
             assert time.monotonic() < deadline, (names, self.logs())
@@ -103,7 +104,7 @@ class Elastic:
         return names
 
     def processes(self) -> dict[str, int]:
-        """The engine's processes that supervise a worker, by the worker's name."""
+        """Return the engine's processes that supervise a worker, by the worker's name."""
         found: dict[int, str] = {}
         for entry in os.scandir("/proc"):
             if not entry.name.isdecimal():
@@ -119,7 +120,7 @@ class Elastic:
         children = set()
         for pid in found:
             above = pid
-            for _ in range(2):  # a worker's server lets nobody but root read its environment
+            for _ in range(2):  # only root may read the environment of a worker's server
                 try:
                     stat = Path(f"/proc/{above}/stat").read_text()
                 except OSError:
@@ -138,13 +139,13 @@ class Elastic:
         self.pool.close()
 
 
-# A command that starts with it finds the disk full: no file of its grows beyond so many bytes.
+# A command with this prefix finds the disk full: it cannot write more than 5 bytes to a file.
 ON_A_FULL_DISK = ("prlimit", "--fsize=5:", "--")
 
 
 @contextlib.contextmanager
 def full_disk(up: Process) -> Iterator[None]:
-    """Of a process that runs, and of those that it starts meanwhile."""
+    """Simulate a full disk for a running process and the processes that it starts meanwhile."""
     pid = up.process.pid
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (5, hard))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training in a process of its own: elastic_training.py POOL COUNT. Prints a line for each batch
-of `elastic_pools.Slow`, and "done"."""
+"""A training in a separate process: elastic_training.py POOL COUNT. Prints a line for each batch of
+`elastic_pools.Slow`, and "done"."""
 
 from __future__ import annotations
 

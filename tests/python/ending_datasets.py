@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets, and what goes with them, that end in each way that a program can: for tests of a pool,
-which ship them to its workers."""
+"""Datasets and related objects that end a process in every possible way: for pool tests, which send
+them to workers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ExitingSample(Numbers):
 
 
 class UnpickledBatch(Numbers):
-    """Batch 3 exits as it is pickled."""
+    """Batch 3 exits while it is pickled."""
 
     def __getitem__(self, index: int) -> Any:
         return ExitsWhenPickled() if index == 3 else index
@@ -62,7 +62,7 @@ class ExitsWhenPickled:
 
 
 class ExitsWhenUnpickled:
-    """Itself in one process, and an exit in the next."""
+    """Can be pickled, and exits when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return sys.exit, ("while it was unpickled",)
@@ -79,7 +79,7 @@ class ExitingIndices:
 
 
 class ExitingStream(IterableDataset[int]):
-    """Exits as its fourth number is asked for."""
+    """Exits at its fourth number."""
 
     def __iter__(self) -> Iterator[int]:
         yield from range(3)
@@ -87,7 +87,7 @@ class ExitingStream(IterableDataset[int]):
 
 
 class HoldsAnExit(Numbers):
-    """Exits where it is unpickled."""
+    """Exits while it is unpickled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class HoldsAnExit(Numbers):
 
 
 class OpensManyFiles(Numbers):
-    """Opens more files as it is unpickled than a small limit has room for."""
+    """Opens more files while it is unpickled than a low limit allows."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -119,7 +119,7 @@ def exiting_init(_: int) -> None:
 
 
 class Ending(Numbers):
-    """Ends its process at sample 3, the first time only if there is a folder to note that in."""
+    """Ends its process at sample 3; with a folder for its marker file, only the first time."""
 
     def __init__(self, code: int, once: Path | None = None) -> None:
         super().__init__()
@@ -135,11 +135,11 @@ class Ending(Numbers):
 
 
 class EndingWithItsSupervisor(Numbers):
-    """Leaves nobody who would start another worker, or tell how this process has ended."""
+    """Ends all processes that could start another worker or report how this process ended."""
 
     def __getitem__(self, index: int) -> Any:
         if index == 3:
-            time.sleep(2)  # by then the worker has told its trainer which batch it makes
+            time.sleep(2)  # by then the trainer knows which batch the worker makes
             server = _parent_of(os.getppid())
             os.kill(_parent_of(server), signal.SIGKILL)
             os.kill(server, signal.SIGKILL)
@@ -152,7 +152,7 @@ def _parent_of(pid: int) -> int:
 
 
 class LeavingAChild(Numbers):
-    """Ends its process once, which leaves a child that it has forked, with all that it had open."""
+    """Ends its process once, and leaves a forked child with all its open descriptors."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -172,9 +172,9 @@ class LeavingAChild(Numbers):
 
 
 class StartingADaemon(Numbers):
-    """Starts a process that leaves its session and its parent, as daemons do, and that no signal
-    ends but SIGKILL; writes its number into a file "daemon" of the folder. Blocks at sample 3 until
-    there is a file "go"."""
+    """Starts a process that leaves its session and its parent, like a daemon, and that only SIGKILL
+    ends; writes its process id into the file "daemon" of the folder. Blocks at sample 3 until the
+    file "go" exists."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ def start_daemon(noted: Path) -> None:
 
 
 class ForkingSample(Numbers):
-    """Has a child that exits as programs do; gives the child's exit code."""
+    """Forks a child that exits as programs do; returns the child's exit code."""
 
     def __getitem__(self, index: int) -> Any:
         child = os.fork()
@@ -218,7 +218,7 @@ class ForkingSample(Numbers):
 
 
 class Leaky(Numbers):
-    """Leaves files open, until it can open no more."""
+    """Leaves files open until the limit is reached."""
 
     def __getitem__(self, index: int) -> Any:
         if index == 3:
@@ -228,7 +228,7 @@ class Leaky(Numbers):
 
 
 class Opening(Numbers):
-    """Opens as many files as a small limit of them has room for, and closes them."""
+    """Opens as many files as a low limit allows, and closes them."""
 
     def __getitem__(self, index: int) -> Any:
         opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]
@@ -238,7 +238,7 @@ class Opening(Numbers):
 
 
 class InheritedSockets(Numbers):
-    """How many of this process's sockets a program that it starts has."""
+    """Returns the number of this process's sockets that a program started by it inherits."""
 
     def __getitem__(self, index: int) -> Any:
         listing = "import os; print([os.readlink(f'/proc/self/fd/{fd}') for fd in range(3, 64) "
@@ -257,8 +257,8 @@ class InheritedSockets(Numbers):
 
 
 class Hanging(Numbers):
-    """Never comes back from sample 3, until there is a file "go" in the folder: ``how`` is "sleep"
-    for Python that lets others run, or "call" for a call in C that holds the interpreter's lock."""
+    """Hangs in sample 3 until the file "go" exists in the folder: ``how`` is "sleep" for Python
+    that releases the interpreter, or "call" for a C call that holds the interpreter's lock."""
 
     def __init__(self, how: str, folder: Path) -> None:
         super().__init__()
@@ -276,8 +276,8 @@ class Hanging(Numbers):
 
 
 class DeafToSigterm(Numbers):
-    """Has the process that makes it ignore the signals that end it, and blocks at sample 3 until
-    there is a file "go"."""
+    """Makes its process ignore the signals that end it, and blocks at sample 3 until the file "go"
+    exists."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ class DeafToSigterm(Numbers):
 
 
 class HangingExit(Numbers):
-    """Has the interpreter hang as it exits."""
+    """Makes the interpreter hang at exit."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool of each engine, and what may become of its workers from outside."""
+"""A pool for each engine, and external events that affect its workers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from elastic_pools import Elastic
 from pool_processes import SECONDS_MAX
 from slurm_cluster import MISSING, SlurmCluster
 
-GRACE_S = 3  # of what takes workers away with notice
+GRACE_S = 3  # for events that take workers away with notice
 
 
 class EnginePool(Elastic):
-    """``processes`` are the workers that run, by name: their supervisors' pids. With ``has_notice``
-    those that are taken away have GRACE_S before they are ended."""
+    """A pool of an engine. ``processes`` are the running workers by name: the pids of their
+    supervisors. With ``has_notice``, workers that are taken away have GRACE_S before they are
+    ended."""
 
     title = "local"
     options: Sequence[str] = ()  # of `penstock up`
-    can_refuse = True  # in words; else what there is no room for waits
+    can_refuse = True  # with a message; otherwise workers without room stay pending
 
     def __init__(
         self,
@@ -46,30 +47,30 @@ class EnginePool(Elastic):
         self.begin(monkeypatch)
 
     def prepare(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Before the environment of the pool's processes is settled."""
+        """Prepare, before the environment of the pool's processes is fixed."""
 
     def begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """After that, and before `up`."""
+        """Prepare after that, and before `up`."""
 
     def kill_worker(self, name: str) -> None:
         kill_family(self.processes()[name])
 
     def kill_node(self, name: str) -> None:
-        """The node that the worker runs on, and all that runs there."""
+        """Kill the worker's node with all its processes."""
         raise NotImplementedError
 
     def take_away(self, name: str, *, with_notice: bool) -> None:
-        """Somebody else takes the worker's place."""
+        """Give the worker's place to another user."""
         raise NotImplementedError
 
     def refuse(self) -> None:
-        """From now on the engine starts no worker."""
+        """Make the engine reject new workers from now on."""
         raise NotImplementedError
 
 
 def kill_family(pid: int) -> None:
-    """A worker and its supervisor, which would start it again. The supervisor is stopped first and
-    killed last: a worker whose supervisor is dead takes leave of the controller."""
+    """Kill a worker and its supervisor, which would restart it. The supervisor is stopped first and
+    killed last: a worker whose supervisor is dead leaves the controller properly."""
     os.kill(pid, signal.SIGSTOP)
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     for one in [*map(int, children), pid]:
@@ -94,12 +95,12 @@ class LocalPool(EnginePool):
     def refuse(self) -> None:
         logs = self.state / "logs"
         logs.rename(self.state / "logs of before")
-        logs.touch()  # no folder, so no worker has a log
+        logs.touch()  # a file instead of a folder, so workers have no logs
 
 
 class SlurmPool(EnginePool):
     node_count = 2
-    place_count = 2  # of each node, for a worker each
+    place_count = 2  # of each node, one worker per place
 
     title = "slurm"
     options = ("--partition", "harvest")
@@ -116,7 +117,7 @@ class SlurmPool(EnginePool):
             monkeypatch.setenv(name, value)
 
     def begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        # For jobs that a test submits by itself, too: those that are killed leave files.
+        # Also for jobs submitted by a test: killed jobs leave files.
         monkeypatch.setenv("TMPDIR", self.pool.environment["TMPDIR"])
 
     def jobs(self, state: str = "RUNNING") -> list[str]:
@@ -124,7 +125,8 @@ class SlurmPool(EnginePool):
         return [line.split()[0] for line in lines if line.split()[1] == state]
 
     def node_of(self, name: str) -> str:
-        """As Slurm tells the worker; by its job's name the tasks of an array are one."""
+        """Return the node that Slurm reports to the worker; all tasks of an array share a job
+        name."""
         environ = Path(f"/proc/{self.processes()[name]}/environ").read_bytes().decode()
         variables = dict(line.split("=", 1) for line in environ.split("\0") if line)
         return variables["SLURMD_NODENAME"]
@@ -134,7 +136,7 @@ class SlurmPool(EnginePool):
         pids = [pid for other, pid in self.processes().items() if self.node_of(other) == node]
         self.cluster.kill_node(node)
         for pid in pids:
-            os.kill(parent_of(pid), signal.SIGKILL)  # which would tell Slurm of the end
+            os.kill(parent_of(pid), signal.SIGKILL)  # it would report the end to Slurm
             kill_family(pid)
 
     def take_away(self, name: str, *, with_notice: bool) -> None:
@@ -147,12 +149,12 @@ class SlurmPool(EnginePool):
         self.cluster.ask("scontrol", "update", "partition=harvest", "state=INACTIVE")
 
     def close(self) -> None:
-        super().close()  # first, so that nobody asks for new jobs
+        super().close()  # first, so that no new jobs are requested
         self.cluster.close()
 
 
 class RayPool(EnginePool):
-    """Two nodes of two workers each, and a head of none."""
+    """Two nodes of two workers each, and a head without workers."""
 
     title = "ray"
     options = ("--resource", "dataworker=1")
@@ -191,7 +193,7 @@ class RayPool(EnginePool):
         self._order("fill")
 
     def requested(self) -> list[dict[str, float]]:
-        """What Ray's autoscaler was asked for last."""
+        """Return the last request to Ray's autoscaler."""
         assert self._cluster.stdin is not None
         print("requested", file=self._cluster.stdin, flush=True)
         found: list[dict[str, float]] = json.loads(self._line("requested ").partition(" ")[2])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An adapter of local processes that kills itself with SIGKILL at one of its steps.
+"""An adapter of local processes that kills itself with SIGKILL at a given step.
 
 usage: engine_steps.py CONTROLLER FOLDER MAX STEP
 
-The steps are counted over the calls that change which workers there are, before and after each.
-STEP 0 is never. It says how many there were when SIGTERM ends it.
+There is a step before and after each call that changes the set of workers. With STEP 0 it never
+kills itself. It prints the number of steps when SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.engines.journal import Journal
 from penstock.engines.local_engine import LocalEngine
 
 _DEADLY = int(sys.argv[4])
-# Not what a pool has cost, which is noted every now and then.
+# The records of the pool's cost do not count: they are written only now and then.
 _COUNTED = {"take_names", "note_stop", "note_gone", "spawn", "stop"}
 _step_count = 0
 
@@ -35,7 +35,7 @@ def _step() -> None:
 
 
 class Stepping:
-    """Another object's calls, each with a step before and one after it."""
+    """Forwards calls to another object, with a step before and after each."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of a gloo group as forks of one process, which has imported torch once for all of them.
 
-They meet in a real TCPStore on the loopback interface, which rank 0 serves. To be used by a program
-that has started no threads, and not by the process of the tests.
+They meet in a real TCPStore on the loopback interface, which rank 0 serves. For use in a program
+that has started no threads, and not in the test process.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SECONDS_MAX = 60.0
 def run_ranks(
     world_size: int, body: Callable[[int], None], log: Path, seconds_max: float = SECONDS_MAX
 ) -> list[int]:
-    """Calls ``body(rank)`` in each rank. Returns how each ended, as ``os.waitstatus_to_exitcode``
-    says it. ``log`` gets what they write to standard error.
+    """Call ``body(rank)`` in each rank. Returns the exit codes, as from
+    ``os.waitstatus_to_exitcode``. ``log`` receives their standard error.
 
-    When one has failed, or the time is over, the others are killed: as torchrun does.
+    When a rank has failed, or the time is over, the others are killed, as torchrun does.
     """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a job as processes of their own, for tests."""
+"""The ranks of a job as separate processes, for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pool_processes import SECONDS_MAX
 
 
 class GlooRanks:
-    """``world_size`` runs of a program with the environment that torchrun would give them."""
+    """``world_size`` runs of a program with the environment that torchrun would set."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class GlooRanks:
         ]
 
     def lines(self, rank: int) -> list[Any]:
-        """What the rank has written so far, a value of JSON a line."""
+        """Return the rank's output so far, one JSON value per line."""
         try:
             text = (self.folder / f"rank-{rank}").read_text()
         except FileNotFoundError:
@@ -58,9 +58,9 @@ class GlooRanks:
         return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
     def finish(self, rank: int, seconds_max: float = SECONDS_MAX) -> tuple[int, str]:
-        """The exit code of the rank, and what it wrote on stderr.
+        """Return the exit code of the rank, and its standard error.
 
-        Of a rank that is late it raises where each of them is, and ends them.
+        If the rank is late, ends all ranks, and raises an error with each rank's position.
         """
         try:
             _, text = self.ranks[rank].communicate(timeout=seconds_max)
@@ -69,7 +69,7 @@ class GlooRanks:
         return self.ranks[rank].returncode, text
 
     def _places(self) -> str:
-        """How many lines each rank has written, and the stacks of those that still run."""
+        """Return the number of lines of each rank, and the stacks of the ranks that still run."""
         late = [process for process in self.ranks if process.poll() is None]
         for process in late:
             process.send_signal(signal.SIGABRT)  # on which a fault handler writes the stacks

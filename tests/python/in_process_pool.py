@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loader whose one worker runs in this process: real executors on real batches, and no transport.
+"""A loader whose only worker runs in this process: real executors on real batches, without
+transport.
 
-It keeps the contract that `penstock.DataLoader` has with the cut: batches are recorded leaf by
-leaf, and once a prefix is installed, batches fetched from then on carry its results by key.
+It keeps the contract between `penstock.DataLoader` and the cut: batches are recorded leaf by leaf,
+and once a prefix is installed, batches fetched from then on carry its results by key.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from penstock.tracking.leaves import flatten_batch
 
 
 class InProcessPool:
-    """Yields `batches` over and over, as a loader with one worker would."""
+    """Yields `batches` repeatedly, like a loader with one worker."""
 
     num_workers = 1
-    pool = replica_group = None  # of workers elsewhere: there are none
+    pool = replica_group = None  # it has no remote workers
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self.batches = list(batches)
@@ -33,11 +34,11 @@ class InProcessPool:
         self.prefixes: list[tuple[list[str], Any, int]] = []
         self.prefix_texts: list[str] = []
         self.shipped_count = 0
-        self.spoil = False  # change all boundary tensors a little, as a broken worker would
-        self.spoiled: str | None = None  # do so where a prefix ends in this operator
+        self.spoil = False  # change all boundary tensors slightly, like a faulty worker
+        self.spoiled: str | None = None  # only if the prefix ends in this operator
         self.delivered_count = 0
         self.epoch = 0
-        self.withhold = False  # a worker that sends no boundary tensors
+        self.withhold = False  # send no boundary tensors
         self.maker = 0  # the worker that makes the next batch
 
     @property
@@ -76,7 +77,7 @@ class InProcessPool:
             yield self.deliver(batch)
 
     def deliver(self, batch: Any) -> Any:
-        """A copy of `batch` as it would reach the trainer."""
+        """Return a copy of `batch` as delivered to the trainer."""
         fresh = clone(batch)
         leaves = flatten_batch(fresh)
         sequence = self.delivered_count
@@ -109,7 +110,7 @@ class InProcessPool:
             made = f"%{name} = {self.spoiled}("
             if self.spoil or self.spoiled is not None and made in str(executor.graph):
                 flat = torch.empty(0, dtype=torch.uint8).set_(result.untyped_storage())
-                # The last bit of a number that is not whole can get lost in rounding.
+                # The last bit of a non-integer can be lost in rounding.
                 byte = result.element_size() // 2 if result.is_floating_point() else 0
                 flat[byte :: result.element_size()] ^= 1
         return dict(zip(keys, results, strict=True))
@@ -126,8 +127,8 @@ def clone(batch: Any) -> Any:
 
 
 def in_a_slab(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values and strides, overlapping ones too, in memory of its own; a slab has no
-    conjugates that are views."""
+    """Return the same values and strides, overlapping ones too, in separate memory; a slab cannot
+    hold conjugate views."""
     tensor = tensor.resolve_conj().resolve_neg()
     copy = tensor.untyped_storage().clone()
     fresh = torch.empty(0, dtype=tensor.dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifests of deploy/kubernetes, and the pods, containers and commands in them."""
+"""The manifests of deploy/kubernetes, and their pods, containers and commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def manifest(file: str, kind: str, name: str) -> Manifest:
 
 
 def every_pod() -> dict[str, Manifest]:
-    """The pods that the manifests ask for, by a name."""
+    """Return the pods that the manifests request, by name."""
     return {
         name: template
         for file in FILES
@@ -44,7 +44,7 @@ def command_of(container: Manifest) -> list[str]:
 
 
 def penstock_arguments(command: Sequence[str]) -> list[str] | None:
-    """What follows penstock in a command, by itself or behind the program that starts it."""
+    """Return the arguments of penstock in a command, with or without a program that starts it."""
     return list(command[command.index("penstock") + 1 :]) if "penstock" in command else None
 
 
@@ -53,7 +53,7 @@ def services(file: str) -> dict[str, Manifest]:
 
 
 def key_items(template: Manifest) -> list[str]:
-    """The files of the pod's keys; none in a pod that has no keys."""
+    """Return the files of the pod's keys; empty for a pod without keys."""
     for volume in template["spec"].get("volumes", ()):
         if "secret" in volume:
             assert volume["secret"]["secretName"] == "penstock-keys"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a Kubernetes manifest, by schemas that know every field.
+"""Validates Kubernetes manifests by schemas that know every field.
 
-The kinds of Kubernetes itself are checked against its published schemas, which the package
-kubernetes-validate carries. Of a RayCluster, which is KubeRay's, the part that the manifests use is
-described here; its pods are Kubernetes' own again. A cluster would drop a field that it does not
-know, so here an unknown field is a fault.
+Kubernetes' kinds are checked against its published schemas, which the package kubernetes-validate
+contains. A RayCluster is KubeRay's kind; the part of it that the manifests use is described here,
+and its pods are checked as Kubernetes pods. A cluster would drop unknown fields, so here an unknown
+field is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Manifest = dict[str, Any]
 
 
 def manifest_faults(manifest: Manifest, kubernetes: str) -> list[str]:
-    """Sentences with the place of each; one alone for each pod. ``kubernetes`` is a version."""
+    """Return sentences with the location of each error; at most one per pod. ``kubernetes`` is a
+    version."""
     if manifest.get("apiVersion") != RAY_API:
         return list(_faults_of_kubernetes_kind(manifest, kubernetes))
     return [
@@ -39,7 +40,7 @@ def schema_faults(manifest: Manifest, schema: Mapping[str, Any]) -> list[str]:
 
 
 def pod_templates(manifest: Manifest) -> dict[str, Manifest]:
-    """The pods that a manifest asks for, by a name; nothing for a kind that asks for none."""
+    """Return the pods that a manifest requests, by name; empty for a kind without pods."""
     name, spec = manifest["metadata"]["name"], manifest.get("spec", {})
     if manifest["kind"] in ("Deployment", "Job"):
         return {name: spec["template"]}
@@ -55,7 +56,8 @@ def pod_templates(manifest: Manifest) -> dict[str, Manifest]:
 
 
 def strict_schema_of(definition: Manifest) -> Manifest:
-    """The schema in a CustomResourceDefinition of RayCluster, with unknown fields as faults."""
+    """Return the schema in a CustomResourceDefinition of RayCluster, with unknown fields as
+    errors."""
     versions = {version["name"]: version for version in definition["spec"]["versions"]}
     strict = _strict(versions[RAY_API.rpartition("/")[2]]["schema"]["openAPIV3Schema"])
     assert isinstance(strict, dict)
@@ -104,8 +106,8 @@ _TEXTS = {"type": "object", "additionalProperties": _TEXT}
 _COUNT = {"type": "integer", "minimum": 0}
 _TEMPLATE = {"type": "object"}  # checked as a PodTemplate
 
-# The fields that the manifests use and no others, with the types that KubeRay 1.7.0 gives them. A
-# field that a manifest uses newly is added here, as the operator's definition has it.
+# Only the fields that the manifests use, with their types in KubeRay 1.7.0. When a manifest uses
+# another field, it is added here as in the operator's definition.
 RAY_CLUSTER = _fields(
     {
         "apiVersion": {"const": RAY_API},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders of all kinds, by name, to look ahead in."""
+"""Loaders of all kinds, by name, for lookahead tests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Failing(Augmented):
 
 
 class Shards(IterableDataset[Any]):
-    """Some of them end long before the others."""
+    """Shards, of which some end long before the others."""
 
     def __init__(self, *counts: int) -> None:
         self.counts = counts
@@ -73,7 +73,7 @@ class Stateful(IterableDataset[Any]):
 
 
 class DrawingSampler:
-    """Draws from the global generator at each pull, and fills the same list again."""
+    """Draws from the global generator at each pull, and reuses the same list."""
 
     def __init__(self, count: int = 9) -> None:
         self.count = count

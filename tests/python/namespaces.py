@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places in which a process has another network, other files or less memory than the machine has.
+"""Environments in which a process has another network, other files or less memory than the machine.
 
-All of it is made with names of its own, takes root, and is gone when the context ends.
+Each has unique names, requires root, and is removed when its context ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 class NotHere(Exception):
-    """This machine or user cannot have such a place; says why."""
+    """This machine or user cannot create the environment; the message is the reason."""
 
 
 def run(*command: str) -> str:
@@ -53,13 +53,13 @@ def _own_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Two hosts with a router between them, none of which has any other link."""
+    """Two hosts with a router between them, without any other connection."""
 
     name: str
 
     @property
     def near(self) -> Sequence[str]:
-        """The words that a command of the near host begins with."""
+        """Return the prefix of a command on the near host."""
         return ("nsenter", f"--net=/run/netns/{self.name}n")
 
     @property
@@ -70,8 +70,8 @@ class Network:
     far_address = "10.123.2.2"
 
     def cut(self, how: Cut) -> None:
-        """``link down`` is what both ends can see. In a ``black hole`` what they send vanishes, and
-        ``one way`` what goes to the far host alone."""
+        """Cut the connection. Both ends notice ``link down``. A ``black hole`` drops the packets of
+        both sides, and ``one way`` only the packets to the far host."""
         router = f"{self.name}r"
         if how == "link down":
             run("ip", "-n", router, "link", "set", "far", "down")
@@ -132,12 +132,12 @@ def network() -> Iterator[Network]:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """Processes that have so much memory together, beyond which the kernel kills one of them."""
+    """Processes with a common memory limit; beyond it, the kernel kills one of them."""
 
     folder: Path
 
     def add(self, pid: int) -> None:
-        """What the process takes from now on counts, and what it has does not."""
+        """Add a process. Its future allocations count, its present memory does not."""
         with contextlib.suppress(ProcessLookupError):
             (self.folder / "cgroup.procs").write_text(str(pid))
 
@@ -166,7 +166,7 @@ def memory_group(bytes_max: int) -> Iterator[MemoryGroup]:
     finally:
         deadline = time.monotonic() + 10
         while not group.is_empty() and time.monotonic() < deadline:
-            time.sleep(0.02)  # until the kernel has taken leave of processes that were killed
+            time.sleep(0.02)  # until the kernel has removed the killed processes
         group.folder.rmdir()
 
 
@@ -175,8 +175,7 @@ def memory_group(bytes_max: int) -> Iterator[MemoryGroup]:
 
 @dataclass(frozen=True, slots=True)
 class TinyFolder:
-    """Instead of what others see in ``path``, processes within have a file system of a few bytes of
-    their own."""
+    """Gives processes inside a private file system of a few bytes in place of ``path``."""
 
     path: str
     bytes_max: int
@@ -188,7 +187,7 @@ class TinyFolder:
         return ("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh")
 
     def fill(self, pid: int) -> None:
-        """As the process sees it, which has to be one within."""
+        """Fill the file system, as seen by a process inside."""
         subprocess.run(
             ("nsenter", f"--target={pid}", "--mount", "--", "dd", "if=/dev/zero")
             + (f"of={self.path}/fills", "bs=4096"),

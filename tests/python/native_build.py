@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where `make test` has built the native part, as setup.py says, and where it is installed."""
+"""The build folder of `make test`, as defined by setup.py, and the folder of the installed native
+part."""
 
 from __future__ import annotations
 
@@ -21,5 +22,6 @@ def build_folder() -> Path:
 
 
 def native_folder() -> Path:
-    """What is installed for the torch of this process: the module `_C`, libpenstock.so and more."""
+    """Return the folder of the native part for this process's torch: the module `_C`,
+    libpenstock.so and more."""
     return Path(_C.__file__).parent

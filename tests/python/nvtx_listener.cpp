@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in the place of Nsight: NVTX loads the library that NVTX_INJECTION64_PATH names, and calls it for each range.
-// Writes one line for each to the file that NVTX_LISTENER names.
+// Stands in for Nsight: NVTX loads the library named by NVTX_INJECTION64_PATH, and calls it at the start and the end of
+// each range. Writes one line per call to the file named by NVTX_LISTENER.
 
 #include <nvtx3/nvToolsExt.h>
 

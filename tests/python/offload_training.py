@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains models of the cut and keeps, as bytes, all that training leaves behind."""
+"""Trains the cut's models, and returns all state that training leaves behind, as bytes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _numbers = itertools.count()
 def train(
     model: nn.Module, batches: Any, loss_of: Callable[[nn.Module, Any], torch.Tensor]
 ) -> list[bytes]:
-    """Six steps of SGD with momentum; every tensor that training leaves behind, as bytes, step by
-    step."""
+    """Train six steps of SGD with momentum; return every tensor that training leaves behind, as
+    bytes, step by step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     torch.manual_seed(1234)
     random.seed(1234)
@@ -39,13 +39,13 @@ def train(
         trace.append(bits(loss))
         trace += [bits(p.grad) for p in model.parameters() if p.grad is not None]
         trace += [bits(value) for value in model.state_dict().values()]
-        trace += [bits(value) for value in model.buffers()]  # those that are not saved, too
+        trace += [bits(value) for value in model.buffers()]  # also the unsaved ones
         trace += generator_states()
     return trace
 
 
 def generator_states() -> list[bytes]:
-    """The next draws of torch, Python and NumPy."""
+    """Return the next draws of torch, Python and NumPy."""
     others = repr((random.getstate(), np.random.get_state(legacy=False)))
     return [bits(torch.get_rng_state()), hashlib.sha256(others.encode()).digest()]
 
@@ -68,16 +68,16 @@ def fresh(make_model: Callable[[], nn.Module]) -> nn.Module:
 
 
 def with_own_code(model: _Model) -> _Model:
-    """Give the model a class whose forward has code of its own, as another program's would have.
+    """Give the model a class whose forward has a separate code object, as in a separate program.
 
-    With the code of a forward, Dynamo keeps how often it was compiled, up to
-    `torch._dynamo.config.recompile_limit` for all models of a class, and which sizes it was given.
-    Tests that share a class would depend on those that ran before in their process.
+    For the code of a forward, Dynamo records how often it was compiled, up to
+    `torch._dynamo.config.recompile_limit` for all models of a class, and the sizes of its
+    arguments. Tests that share a class would depend on earlier tests in their process.
     """
     kind: Any = type(model)
     shared = kind.forward
     own = types.FunctionType(
-        shared.__code__.replace(co_name=f"forward_{next(_numbers)}"),  # sizes are kept by name
+        shared.__code__.replace(co_name=f"forward_{next(_numbers)}"),  # sizes are recorded by name
         shared.__globals__,
         shared.__name__,
         shared.__defaults__,

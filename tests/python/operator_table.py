@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators that random models are made of: what each is written like, and what it takes.
+"""The operators of random models: their source templates and their operands.
 
-A template is a line of Python. `{0}` and `{1}` are its operands, `<<a|b>>` is a choice. Beside it
-stand the operands' kinds: a letter for the dtype and, where it matters, the number of dimensions
-(`F4`, `I2`; `F2+` has two or more). A kind that begins with `~` broadcasts with the first operand.
-A line that begins with `!` is run for what it writes to its first operand.
+A template is a line of Python. `{0}` and `{1}` are its operands, `<<a|b>>` is a choice. It is
+followed by the kinds of the operands: a letter for the dtype and, if it matters, the number of
+dimensions (`F4`, `I2`; `F2+` has two or more). The prefix `~` marks a kind that broadcasts with the
+first operand. The prefix `!` marks a line that is run because it writes to its first operand.
 """
 
 from __future__ import annotations
@@ -601,8 +601,8 @@ WRITES = [
     *_lines("!torch.add({0}, 1.0, out={0})\n!torch.mul({1}, 2.0, out={0})", "F", "~F"),
 ]
 
-# Run with the values that are at hand and never with an operand that they write to: the buffers
-# `steps` and `running` are what a model counts in.
+# Run with the available values and never with an operand that they write to: a model counts in the
+# buffers `steps` and `running`.
 STATISTICS = _lines(
     """
     !self.steps.add_(1)
@@ -647,8 +647,8 @@ PARAMETERS = [
     *_lines("self.conv({0})", "G4"),
 ]
 
-# Whole models with one of these run as if penstock were not there, and the plan says why. Dynamo
-# gives up on them or gets them wrong.
+# A model with one of these runs whole, as without penstock, and the plan gives the reason. Dynamo
+# does not support them or gets them wrong.
 REFUSED = [
     *_lines(
         """

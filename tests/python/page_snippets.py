@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code on the pages for users, as the tests run it.
+"""The code of the user pages, as run by the tests.
 
-Fences are run as a reader would run them, in the order of the page: those of Python as one program,
-those of C++ as one file that is compiled, and commands where the page says so. A comment in front
-of a fence, which no reader sees, says what else is to happen:
+Code blocks are run as a reader would run them, in the order of the page: the Python blocks as one
+program, the C++ blocks as one file that is compiled, and commands if marked. An invisible comment
+in front of a block changes this:
 
-    <!-- snippet: not run, because REASON -->   the fence is only compiled
-    <!-- snippet: file NAME -->                 the fence is a file, for the commands of the page
-    <!-- snippet: run -->                       the commands of this fence are run, by bash
-    <!-- snippet: run on slurm -->              the same beside a cluster; or `on ray`, with its
+    <!-- snippet: not run, because REASON -->   the block is only compiled
+    <!-- snippet: file NAME -->                 the block is a file, for the commands of the page
+    <!-- snippet: run -->                       the commands of this block are run, by bash
+    <!-- snippet: run on slurm -->              the same with a cluster; or `on ray`, with its
                                                 address in RAY_ADDRESS
-    <!-- snippet: declarations -->              C++ that stands outside of a function
+    <!-- snippet: declarations -->              C++ that stays outside of a function
 
-What a page leaves to the reader stands in a comment of its own, `<!-- snippet: hidden python`, with
-the code in the lines up to `-->`. The same goes for `hidden cpp`, which belongs to the next fence
-of C++, and for `hidden declarations`.
+Code that a page leaves to the reader is in a separate comment, `<!-- snippet: hidden python`, in
+the lines up to `-->`. The same holds for `hidden cpp`, which belongs to the next block of C++, and
+for `hidden declarations`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PROMPT = re.compile(r"^(?:[a-z]+)?\$ +")
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    language: str  # of the fence; "python", "cpp" or "declarations" for what is hidden
+    language: str  # of the block; "python", "cpp" or "declarations" for hidden code
     code: str
     line: int  # the number of the first line of the code on its page
     marks: tuple[str, ...] = ()
@@ -54,12 +54,13 @@ class Snippet:
 
 
 def pages() -> list[Path]:
-    """The pages for users. Those beside the code have tests of their own."""
+    """Return the user pages. Other tests cover the pages next to the code."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def snippets_of(page: Path) -> list[Snippet]:
-    """All of a page. Raises ValueError for a mark that is unknown, or not in front of a fence."""
+    """Return all snippets of a page. Raises ValueError for a mark that is unknown or not in front
+    of a block."""
     lines = page.read_text(encoding="utf-8").splitlines()
     found: list[Snippet] = []
     marks: list[str] = []
@@ -101,8 +102,8 @@ def _check(page: Path, snippet: Snippet) -> None:
 
 
 def program_of(snippets: list[Snippet], prelude: str) -> str | None:
-    """The Python of a page as one program, each line under the number that it has on the page; None
-    for a page without any. `prelude` takes the place of the page's first line, its heading."""
+    """Return the Python code of a page as one program, each line at its line number on the page;
+    None for a page without any. `prelude` replaces the first line of the page, its heading."""
     blocks = [
         one
         for one in snippets
@@ -118,8 +119,8 @@ def program_of(snippets: list[Snippet], prelude: str) -> str | None:
 
 
 def cpp_of(snippets: list[Snippet]) -> str | None:
-    """The C++ of a page as one file. Each fence of statements is a function. `...` stands for the
-    reader's own code and is left out."""
+    """Return the C++ code of a page as one file. Each block of statements is a function. `...`
+    stands for the reader's code and is left out."""
     includes = ["#include <penstock/penstock.h>", "#include <torch/torch.h>", "#include <fstream>"]
     parts: list[str] = []
     before: list[str] = []
@@ -148,8 +149,8 @@ def cpp_of(snippets: list[Snippet]) -> str | None:
 
 
 def commands_in(snippet: Snippet) -> Iterator[str]:
-    """The commands of a fence: of `console` the lines behind a prompt, of `sh` all. A backslash at
-    the end joins a line to the next."""
+    """Return the commands of a block: of `console` the lines after a prompt, of `sh` all. A
+    backslash at the end joins a line to the next."""
     if snippet.language not in ("console", "sh"):
         return
     text = snippet.code.replace("\\\n", " ")
@@ -164,8 +165,8 @@ def commands_in(snippet: Snippet) -> Iterator[str]:
 
 
 def penstock_arguments(command: str) -> list[list[str]]:
-    """The arguments of each call of penstock in a command, its name first: "penstock" or
-    "penstock-worker". Empty where it calls none."""
+    """Return the arguments of each call of penstock in a command, its name first: "penstock" or
+    "penstock-worker". Empty for a command without calls."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     lexer.commenters = "#"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads commands of penstock as penstock does, and starts nothing: for recipes that hold them."""
+"""Parses commands of penstock like penstock, without running them: for recipes that contain
+commands."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from penstock.cli.command_parser import CommandParser
 
 
 class Parsed(Exception):
-    """The arguments were read, and nothing was started."""
+    """The arguments were parsed, and the command was not run."""
 
     def __init__(self, options: Namespace) -> None:
         super().__init__()
@@ -26,7 +27,8 @@ Parse = Callable[[Sequence[str]], Namespace]
 
 
 def parsing(monkeypatch: pytest.MonkeyPatch) -> Parse:
-    """Reads a command's arguments as the command does. Wrong ones fail the test."""
+    """Return a parser for a command's arguments that behaves like the command. Wrong ones fail the
+    test."""
     read = CommandParser.parse
 
     def read_and_stop(parser: CommandParser, arguments: Sequence[str]) -> Namespace:

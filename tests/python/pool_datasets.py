@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets that tests of a pool ship to its workers, and what streams of them are compared by."""
+"""Datasets that pool tests send to workers, and the digests by which streams of them are
+compared."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-CODE = str(Path(__file__).parent)  # where this module lies
+CODE = str(Path(__file__).parent)  # the folder of this module
 
 
 class Augmented(Dataset[dict[str, Any]]):
-    """Samples that draw from all three global generators, and take so many seconds."""
+    """Samples that draw from all three global generators and take ``seconds`` each."""
 
     def __init__(self, count: int, values: int = 64, seconds: float = 0) -> None:
         self.count = count
@@ -36,7 +37,7 @@ class Augmented(Dataset[dict[str, Any]]):
 
 
 class Images(Dataset[tuple[torch.Tensor, int]]):
-    """Bytes of images and their classes."""
+    """Images as bytes, with their classes."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -49,7 +50,7 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
 
 
 class Logarithms(Dataset[torch.Tensor]):
-    """Numbers whose last bits follow from the kernels that compute them."""
+    """Numbers whose last bits depend on the kernels that compute them."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -63,7 +64,7 @@ class Logarithms(Dataset[torch.Tensor]):
 
 
 class Shards(IterableDataset[tuple[int, torch.Tensor]]):
-    """Numbers below ``count``, of which each shard has its own."""
+    """Numbers below ``count``, divided among the shards."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -76,7 +77,7 @@ class Shards(IterableDataset[tuple[int, torch.Tensor]]):
 
 
 class ShardIterator:
-    """Goes on from its state."""
+    """Continues from its state."""
 
     def __init__(self, numbers: list[int]) -> None:
         self._numbers = numbers
@@ -109,7 +110,8 @@ class StatefulShards(IterableDataset[torch.Tensor]):
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a batch: of every tensor's bytes, dtype and shape, and of what is around them."""
+    """Return the SHA-256 of a batch: of every tensor's bytes, dtype and shape, and of the structure
+    around them."""
     found = hashlib.sha256()
     _add(found, value)
     return found.hexdigest()
@@ -141,7 +143,7 @@ def _add(found: Any, value: Any) -> None:
 
 
 class Pictures(Dataset[dict[str, Any]]):
-    """Bytes of images that are worth leaving behind, a mask of each, and its class."""
+    """Images as bytes that are large enough for lazy fetching, each with a mask and a class."""
 
     def __init__(self, count: int, edge: int = 64) -> None:
         self.count = count
@@ -181,7 +183,7 @@ class FloatPictures(Pictures):
 
 
 class ForgetfulPictures(Pictures):
-    """Other values whenever a sample is made."""
+    """Returns different values whenever a sample is made."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         sample = super().__getitem__(index)
@@ -192,7 +194,7 @@ class ForgetfulPictures(Pictures):
 
 
 class Tokens(Dataset[dict[str, Any]]):
-    """Tensors that a slow link is given in fewer bytes than they have, and some that it is not."""
+    """Tensors of which some are compressed on a slow connection and others are not."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A controller and workers as processes of their own, on loopback, for tests of pools."""
+"""A controller and workers as separate processes, on loopback, for pool tests."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ _LISTENS = re.compile(r"listens at (tcp://\S+) .*id ([0-9a-f]{16}), process (\d+
 
 
 class Process:
-    """A command of penstock's. Everything that it prints is kept. ``within`` is what stands in
-    front of it, such as a command that enters a namespace and runs the rest in its own place.
-    """
+    """A penstock command, with all its output. ``within`` is its prefix, such as a command that
+    enters a namespace and executes the rest."""
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class Process:
                 self._news.wait(min(left, 1.0))
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Sends the signal; returns the exit code."""
+        """Send the signal; return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.wait()
@@ -92,12 +91,11 @@ class Process:
 
 
 class Worker(Process):
-    """``penstock worker``, with the server of its workers, which it supervises."""
+    """``penstock worker``, with its workers' server, which it supervises."""
 
     def served(self, count: int = 1) -> list[tuple[str, str, int]]:
-        """Of the first ``count`` workers that listen, in the order in which they said so: id,
-        endpoint and pid of the server, which a worker has to itself only where it is alone.
-        """
+        """Return the id, endpoint and server pid of the first ``count`` workers that listen, in the
+        order of their log lines. Only a single worker has a server to itself."""
         lines = self.wait_for_lines(lambda line: _LISTENS.search(line) is not None, count)
         found = []
         for line in lines:
@@ -107,7 +105,7 @@ class Worker(Process):
         return found
 
     def data_endpoint(self) -> str:
-        """Where the first worker gives out the bytes of batches."""
+        """Return the endpoint at which the first worker serves the bytes of batches."""
         self.served()
         match = _DATA.search(self.output)
         assert match is not None
@@ -115,12 +113,12 @@ class Worker(Process):
 
     @property
     def pids(self) -> list[int]:
-        """Of the servers that are there now."""
+        """Return the pids of the current servers."""
         return [pid for pid in {pid: None for _, _, pid in self.served(0)} if _is_alive(pid)]
 
 
 class PoolProcesses:
-    """One user's pool. Its shared keys are the test's own."""
+    """One user's pool. Its shared keys belong to the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -161,7 +159,8 @@ class PoolProcesses:
         return worker
 
     def start_workers(self, count: int, *arguments: str) -> list[Worker]:
-        """So many ``penstock worker``, each with one worker, whose server can be killed alone."""
+        """Start ``count`` commands ``penstock worker`` with one worker each, whose server can be
+        killed alone."""
         workers = [self._launch_worker(*arguments) for _ in range(count)]
         for worker in workers:
             worker.served()
@@ -182,7 +181,7 @@ class PoolProcesses:
         return worker
 
     def start_native_worker(self, *arguments: str, processes: int = 1) -> Worker:
-        """``penstock-worker``, which runs plug-ins."""
+        """Start ``penstock-worker``, which runs plug-ins."""
         program = native_folder() / "penstock-worker"
         options = ["--controller", self.endpoint, "--processes", str(processes), *arguments]
         worker = Worker(options, self.environment, program=(str(program),))
@@ -191,7 +190,7 @@ class PoolProcesses:
         return worker
 
     def start_training(self) -> Process:
-        """steady_training.py, which trains until it is ended."""
+        """Start steady_training.py, which trains until it is ended."""
         program = (sys.executable, str(Path(__file__).with_name("steady_training.py")))
         environment = {**self.environment, "PENSTOCK_POOL": self.endpoint}
         training = Process([], environment, program=program)
@@ -199,7 +198,7 @@ class PoolProcesses:
         return training
 
     def start_altered_worker(self, alteration: str, argument: str, *options: str) -> Worker:
-        """A worker of altered_worker.py."""
+        """Start a worker of altered_worker.py."""
         program = (sys.executable, str(Path(__file__).with_name("altered_worker.py")))
         arguments = [alteration, argument, self.endpoint, "", *options]
         worker = Worker(arguments, self.environment, program=program)
@@ -218,20 +217,20 @@ class PoolProcesses:
             process.wait()
 
     def end(self) -> None:
-        """Ends everything as users do. Nothing is left but the keys."""
+        """End everything as users do. Only the keys are left."""
         for process in reversed(self.processes):
             process.end()
         self.close()
         killed = [
             f"-{one.process.pid}-" for one in self.processes if one.process.returncode == -9
-        ]  # who could take nothing away; the next of this user does
+        ]  # which could remove no files; this user's next process does so
         left = [path.name for path in (self.folder / "tmp").glob("*penstock*")]
         left = [name for name in left if not any(pid in name for pid in killed)]
         assert left == [], left
 
 
 def pool_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
-    """A fixture's body: a controller, and no workers yet."""
+    """Yield a pool with a controller and no workers yet. The body of a fixture."""
     pool = PoolProcesses(tmp_path)
     for name in ("XDG_RUNTIME_DIR", "PENSTOCK_POOL", "PENSTOCK_KEYS"):
         if name in pool.environment:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small training on pictures whose leaves are worth leaving with a pool's workers."""
+"""A small training on pictures whose leaves are large enough for lazy fetching from a pool's
+workers."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ MASK_BYTES = 8 * 8 * 64 * 64
 
 
 class Shrinking(nn.Module):
-    """Reads the pictures by way of a small part that has no parameters."""
+    """Reads the pictures through a small part without parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,18 +81,18 @@ def expected(
     make_model: Callable[[], Any] = Shrinking,
     make_dataset: Callable[[int], Any] = Pictures,
 ) -> list[float]:
-    """The losses of the program without a pool and without `offload`."""
+    """Return the losses of the program without a pool and without `offload`."""
     loader = DataLoader(make_dataset(count), batch_size=8, shuffle=True, seeding="batch")
     return losses_of(loader, step, is_offloaded=False, make_model=make_model)
 
 
 def is_withheld(leaf: Any) -> bool:
-    """Whether the leaf stayed with its worker, and nobody has read it."""
+    """Return whether the leaf stayed with its worker, and has not been read."""
     return isinstance(leaf, LazyTensor) and leaf._value is not None and leaf._value.is_withheld
 
 
 def first_withheld(loader: DataLoader[Any], model: Any) -> tuple[Any, dict[str, Any]]:
-    """An iterator, and the first batch of it whose image stayed with its worker."""
+    """Return an iterator, and its first batch whose image stayed with its worker."""
     iterator = iter(loader)
     for batch in iterator:
         if is_withheld(batch["image"]):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random models: programs over `operator_table`, made by running each line as it is added.
 
-A line that eager refuses is left out, so nearly every program that is made can be trained. What is
-chosen is up to the caller's `choose`: hypothesis, a seeded generator, or always the first.
+A line that fails in eager mode is left out, so nearly every program can be trained. The caller's
+`choose` makes the choices: hypothesis, a seeded generator, or always the first option.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import nn
 Choose = Callable[[Sequence[Any]], Any]
 
 CHOICE = re.compile(r"<<(.*?)>>")
-NUMBERS_MAX = 4096  # of a value: a program that multiplies its sizes is slow and shows no more
+NUMBERS_MAX = 4096  # of a value: a program that multiplies its sizes is slow and tests no more
 LINES_MAX = 16
 
 LEAVES = ("photo", "image", "x", "series", "wide", "ids", "small", "mask", "tone")
@@ -32,7 +32,7 @@ CONSTANTS = ("self.scale", "self.table", "self.square", "self.shift", "self.orde
 COUNTED = ("self.running", "self.steps")
 PARAMETERS = ("self.gain", "self.weight")
 
-# Where an operand is looked for first. Mostly among values that may move.
+# The places in which an operand is searched first. Mostly among values that may move.
 PLACES = ("values",) * 8 + ("leaves",) * 5 + ("constants", "counted", "parameters")
 WRITTEN_PLACES = ("values",) * 15 + ("leaves",)
 
@@ -53,7 +53,7 @@ def make_batch(rows: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 class RandomModel(nn.Module):
-    """The attributes that random programs find on `self`."""
+    """The attributes of `self` that random programs use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class RandomModel(nn.Module):
         self.head = nn.Linear(16, 3)
 
     def logits(self, *values: torch.Tensor) -> torch.Tensor:
-        """Something to train on, out of any values at all."""
+        """Return a trainable output, from any values."""
         rows = []
         for value in values:
             if value.is_complex():
@@ -87,16 +87,16 @@ class RandomModel(nn.Module):
 
 @dataclass(frozen=True)
 class Program:
-    """A model's forward, line by line, and how it is trained."""
+    """A model's forward, line by line, and its training options."""
 
     lines: tuple[str, ...]
     features: tuple[str, ...]  # the values that the loss is computed from
-    extras: tuple[str, ...] = ()  # the values that the model returns beside
+    extras: tuple[str, ...] = ()  # further values that the model returns
     takes: str = "a dict"  # or "tensors"
     rows: tuple[int, ...] = (4, 4, 4)  # of each step's batch
     calls: int = 1  # of the model with each batch
     evaluates: bool = False  # every other step is in eval mode
-    scribbles: bool = False  # the loop writes to what the model returned
+    scribbles: bool = False  # the loop writes to the model's results
     retunes: bool = False  # the loop changes a buffer halfway
 
     @property
@@ -114,7 +114,7 @@ class Program:
         return "\n".join([*lines, f"    return logits, ({extras})"])
 
     def place_of(self, line: str) -> str:
-        """Where a plan says that a line's calls are."""
+        """Return the location of a line's calls in a plan."""
         return f"{self._file_name}:{self.body.splitlines().index('    ' + line) + 1}"
 
     @property
@@ -134,7 +134,8 @@ class Program:
         return [make_batch(rows, seed) for seed, rows in enumerate(self.rows)]
 
     def __str__(self) -> str:
-        """A script that checks it again; to be run with tests/python on the path."""
+        """Return a script that checks the program again; to be run with tests/python on the
+        path."""
         settings = {
             name: value
             for name, value in vars(self).items()
@@ -150,7 +151,7 @@ class Program:
 
 
 def make_program(choose: Choose, line_count: int, families: Sequence[str] = ()) -> Program:
-    """A program of at most `line_count` lines that eager can run."""
+    """Return a program of at most `line_count` lines that runs in eager mode."""
     sketch = Sketch()
     for _ in range(line_count):
         family = choose(families or tuple(FAMILIES))
@@ -171,7 +172,7 @@ def make_program(choose: Choose, line_count: int, families: Sequence[str] = ()) 
 
 
 class Sketch:
-    """A program in the making, and its values on one batch."""
+    """A program under construction, and its values on one batch."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -184,7 +185,7 @@ class Sketch:
         return list(self._made)
 
     def try_add(self, operator: Operator, choose: Choose) -> bool:
-        """Adds a line with operands and choices by `choose`; False when there is none that runs."""
+        """Add a line with operands and options chosen by `choose`; return False if none runs."""
         operands: list[str] = []
         for kind in operator.operands:
             names = self._candidates(kind, operands, operator.writes and not operands, choose)
@@ -232,7 +233,7 @@ class Sketch:
     def _candidates(
         self, kind: str, before: Sequence[str], is_written: bool, choose: Choose
     ) -> list[str]:
-        """Names of values that fit `kind`, from one of the places where values are found."""
+        """Return names of values that fit `kind`, from one of the places that contain values."""
         relation, kind = ("~", kind[1:]) if kind.startswith("~") else ("", kind)
         place = choose(WRITTEN_PLACES if is_written else PLACES)
         pools = {
@@ -280,7 +281,7 @@ def fits(tensor: torch.Tensor, kind: str) -> bool:
 
 
 def broadcasts(shape: torch.Size, to: torch.Size) -> bool:
-    """Whether a tensor of `shape` broadcasts to `to` without making it larger."""
+    """Return whether a tensor of `shape` broadcasts to `to` without enlarging it."""
     return len(shape) <= len(to) and all(
         a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False)
     )

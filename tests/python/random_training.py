@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a random model with a cut and without, and compares all that can be seen of it."""
+"""Trains a random model with and without a cut, and compares all of the visible results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch import nn
 
 from penstock.cut.offloading import detach, offload
 
-# Reasons that are never right here: an exception where there should be none, or a worker that
-# computes something else than the trainer on the same thread of the same machine.
+# Reasons that are always wrong here: an unexpected exception, or a worker whose result differs from
+# the trainer's on the same thread of the same machine.
 FAULTS = ("planning failed", "the cut failed", "the workers' result")
 OPERATOR = re.compile(r" = (\w+::\w+)")
 
@@ -27,7 +27,7 @@ Trace = list[tuple[str, Any]]
 
 
 class EagerRefused(Exception):
-    """The program is none that can be trained at all."""
+    """The program cannot be trained at all."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Outcome:
 
 
 def check(program: Program) -> Outcome:
-    """Compares training with a cut to training without; raises AssertionError with the program."""
+    """Compare training with a cut to training without; raise AssertionError with the program."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         batches = program.batches()
@@ -76,7 +76,7 @@ def _compare(program: Program, batches: Sequence[Any], expected: Trace) -> Outco
 
 
 def smallest_that_differs(program: Program) -> Program:
-    """The smallest part of a program that still differs from eager."""
+    """Return the smallest part of a program that still differs from eager mode."""
     while True:
         count = len(program.lines)
         candidates = [
@@ -109,7 +109,7 @@ def differs(program: Program) -> bool:
 
 
 def is_repeatable(program: Program, batches: Sequence[Any], expected: Trace) -> bool:
-    """Whether eager says the same again, with other memory around it."""
+    """Return whether eager mode repeats its results with different surrounding memory."""
     kept: list[torch.Tensor] = []
     for k in range(8):
         kept += [torch.empty(3 * k + 1), torch.empty(17)]
@@ -121,7 +121,7 @@ def is_repeatable(program: Program, batches: Sequence[Any], expected: Trace) -> 
 
 @contextlib.contextmanager
 def heard() -> Iterator[list[str]]:
-    """The warnings of penstock meanwhile."""
+    """Yield the list of penstock's warnings during the block."""
     texts: list[str] = []
 
     class Ear(logging.Handler):
@@ -140,7 +140,7 @@ def heard() -> Iterator[list[str]]:
 
 
 def train(program: Program, model: nn.Module, batches: Any) -> Trace:
-    """Trains with momentum; everything that can be seen after each call and step, with a label."""
+    """Train with momentum; return all visible values after each call and step, with labels."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     torch.manual_seed(1234)
     trace: Trace = []
@@ -175,7 +175,7 @@ def train(program: Program, model: nn.Module, batches: Any) -> Trace:
 
 
 def look(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """A tensor as a program sees it."""
+    """Return a tensor's properties, as a program sees them."""
     return (
         tensor.dtype,
         tuple(tensor.shape),
@@ -191,7 +191,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def scribble(tensor: torch.Tensor) -> str | None:
-    """Writes to a result of the model, as a program may; what was said when it may not."""
+    """Write to a result of the model, as a program may; return the error if this is not allowed."""
     try:
         with torch.no_grad():
             tensor.fill_(1)

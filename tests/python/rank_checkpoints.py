@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job of real gloo ranks whose loader stands in checkpoints of torch.distributed.checkpoint.
+"""A job of real gloo ranks whose loader is saved in checkpoints of torch.distributed.checkpoint.
 
     rank_checkpoints.py FOLDER '{"sizes": [4, 2], "steps": 2, "workers": 1, "order": "mixture"}'
 
-The job has so many ranks in turn. Each makes some steps, saves `{"loader": loader}` and ends; the
-last one makes the rest of the epoch. Prints as JSON the steps over all ranks, the same of one
-loader that nothing disturbed, and the names that the first checkpoint has for the loader's state.
+The job runs once with each number of ranks in "sizes". Each run makes some steps, saves
+`{"loader": loader}` and ends; the last run makes the rest of the epoch. Prints as JSON the steps
+over all ranks, the same steps of one uninterrupted loader, and the names of the loader's state in
+the first checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ COUNT, STEP_SIZE = 60, 12
 
 
 class Points(torch.utils.data.Dataset[torch.Tensor]):
-    """The index of a sample, and its augmentation."""
+    """Returns a sample's index and its augmentation."""
 
     def __len__(self) -> int:
         return COUNT
@@ -65,7 +66,8 @@ def be_rank(rank: int, given: dict[str, Any], folder: Path, number: int, is_last
 
 
 def _first(loader: Any, count: int | None) -> Any:
-    """Some batches, without asking for one more: the state is that after the last of them."""
+    """Return some batches without requesting one more: the state is the state after the last of
+    them."""
     batches = iter(loader)
     for _ in range(len(loader) if count is None else count):
         batch = next(batches, None)

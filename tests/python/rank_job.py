@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a job that torchrun starts, for tests: it trains and writes what it was given.
+"""A rank of a job started by torchrun, for tests: it trains and writes its inputs and results.
 
     rank_job.py FOLDER '{"steps": 3, "workers": 1}'
 
-Each rank appends a line of JSON a step to FOLDER/rank-R: the step's number, the indices, the inputs
-and the loss. Rank 0 saves the job's state after each step, or after every "save_every", to
-FOLDER/job.pt, from which the job goes on if it is there. "wrap" is "ddp" or "fsdp2". "lengths" are
-the dataset's by rank. "kill" names an attempt, a rank and a step in which that rank kills itself;
-"pause" a step before which each rank writes FOLDER/paused-R and waits for FOLDER/go. "absent" is a
-rank that never iterates; "wait_s" how long others wait. FOLDER/joined-A-R is there once rank R of
-attempt A has met the others.
+Each rank appends a line of JSON per step to FOLDER/rank-R: the step's number, the indices, the
+inputs and the loss. Rank 0 saves the job's state after each step, or after every "save_every", to
+FOLDER/job.pt, and the job resumes from this file if it exists. "wrap" is "ddp" or "fsdp2".
+"lengths" are the dataset's by rank. "kill" names an attempt, a rank and a step in which that rank
+kills itself; "pause" is a step before which each rank writes FOLDER/paused-R and waits for
+FOLDER/go. "absent" is a rank that never iterates; "wait_s" is how long others wait.
+FOLDER/joined-A-R exists once rank R of attempt A has met the others.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Points(torch.utils.data.Dataset[Any]):
 
 def wrapped(model: torch.nn.Module, kind: str) -> torch.nn.Module:
     if kind == "ddp":
-        # DDP gives its buckets another order after its first step, and with it the sums of more
-        # than 2 ranks: a restarted job would have other last bits. It keeps the first order where
-        # it looks for unused parameters.
+        # DDP reorders its buckets after its first step, which changes the sums of more than 2
+        # ranks: a restarted job would differ in the last bits. With find_unused_parameters it keeps
+        # the first order.
         return DistributedDataParallel(model, find_unused_parameters=True)
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (*model.children(), model):

@@ -3,8 +3,8 @@
 
     rank_pool_job.py FOLDER '{"announce": "tcp://127.0.0.1:7000", "seconds": [0.02, 0.1]}'
 
-Rank 0 announces the pool. Each rank appends a line of JSON a step to FOLDER/rank-R: its indices.
-"seconds" is how long a sample takes its worker, by rank; with "lockstep" the ranks meet at the end
+Rank 0 announces the pool. Each rank appends a line of JSON per step to FOLDER/rank-R: its indices.
+"seconds" is how long a worker takes per sample, by rank; with "lockstep" the ranks meet at the end
 of each step. "steps" ends the epoch early.
 """
 

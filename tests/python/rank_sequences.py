@@ -28,14 +28,14 @@ from forked_ranks import run_ranks
 
 from penstock import DataLoader, MixtureSampler
 
-STEP_SIZE = 12  # which 1, 2, 3 and 4 ranks divide
+STEP_SIZE = 12  # divisible by 1, 2, 3 and 4 ranks
 SIZES = (1, 2, 3, 4)
-DISTURBED_MAX = 4  # runs of a sequence; the next one goes on to the end
+DISTURBED_MAX = 4  # interrupted runs of a sequence; the next run continues to the end
 Row = list[float]
 
 
 class Points(torch.utils.data.Dataset[torch.Tensor]):
-    """The index of a sample, and its augmentation."""
+    """Returns a sample's index and its augmentation."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -49,13 +49,13 @@ class Points(torch.utils.data.Dataset[torch.Tensor]):
 
 @dataclass(frozen=True)
 class Job:
-    """What stays the same in all runs of a sequence."""
+    """The properties shared by all runs of a sequence."""
 
     count: int
     epochs: int
     remainder: Any
     is_mixture: bool
-    has_global_size: bool  # else each run chooses the size of a rank's batch
+    has_global_size: bool  # otherwise each run chooses the size of a rank's batch
 
     def loader(self, job: tuple[int, int], batch_size: int, workers: int) -> Any:
         options: dict[str, Any] = {"shuffle": True}
@@ -90,7 +90,7 @@ class Run:
 
 @dataclass
 class Sequence:
-    """What became of a job."""
+    """The result of a job."""
 
     job: Job
     sizes: list[int] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Sequence:
     samples_expected: int = 0
     samples_given: int = 0
     padding: int = 0
-    steps_lost: int = 0  # made, and made again since no state was written after them
+    steps_lost: int = 0  # made, and repeated since no state was written after them
     fault: str | None = None
 
 
@@ -132,7 +132,7 @@ def play(chooser: random.Random, folder: Path) -> Sequence:
         has_global_size=chooser.random() < 0.6,
     )
     sequence = Sequence(job)
-    steps: list[tuple[int, list[Row]]] = []  # the epoch and the samples of each step that counts
+    steps: list[tuple[int, list[Row]]] = []  # the epoch and the samples of each valid step
     saved = 0  # the steps of the last state
     while not (folder / "done").exists():
         run = choose_run(chooser, is_last=len(sequence.sizes) == DISTURBED_MAX)
@@ -182,7 +182,7 @@ def be_rank(rank: int, run: Run, job: Job, folder: Path, number: int) -> None:
                         return
                     if run.victim == rank:
                         os.kill(os.getpid(), signal.SIGKILL)
-                dist.all_reduce(batch.sum())  # as the gradients of a training
+                dist.all_reduce(batch.sum())  # like the gradients of a training
                 step += 1
                 print(json.dumps([step, epoch, batch.tolist()]), file=file, flush=True)
                 if (step - first) % run.save_every == 0:
@@ -206,7 +206,7 @@ def steps_saved(folder: Path) -> int:
 
 
 def steps_of(folder: Path, number: int, world_size: int) -> dict[int, tuple[int, list[Row]]]:
-    """The steps of a run, over all ranks. Of the last one some ranks may be missing."""
+    """Return the steps of a run, over all ranks. Some ranks may be missing in the last one."""
     steps: dict[int, tuple[int, list[Row]]] = {}
     for rank in range(world_size):
         path = folder / f"run-{number}-rank-{rank}"
@@ -217,13 +217,13 @@ def steps_of(folder: Path, number: int, world_size: int) -> dict[int, tuple[int,
 
 
 def count_samples(sequence: Sequence, steps: list[tuple[int, list[Row]]]) -> None:
-    """Compares what was given with the order of one rank that nothing disturbed."""
+    """Compare the samples with the order of one uninterrupted rank."""
     job = sequence.job
     alone = Job(job.count, job.epochs, "uneven", job.is_mixture, True).loader((0, 1), 1, 0)
     for epoch in range(job.epochs):
         expected = [row for batch in alone for row in batch.tolist()]
         given = [rows for of_epoch, rows in steps if of_epoch == epoch]
-        # Padding is in an epoch's last step, of samples that the step has.
+        # Padding is in an epoch's last step, and repeats samples of that step.
         last = given.pop() if given else []
         indices = [row[0] for row in last]
         own = [row for place, row in enumerate(last) if row[0] not in indices[:place]]
@@ -245,7 +245,7 @@ def count_samples(sequence: Sequence, steps: list[tuple[int, list[Row]]]) -> Non
 
 
 def table(sequences: list[Sequence]) -> str:
-    """A row for each number of runs."""
+    """Return a table with a row for each number of runs."""
     groups: dict[int, list[Sequence]] = {}
     for sequence in sequences:
         groups.setdefault(len(sequence.sizes), []).append(sequence)

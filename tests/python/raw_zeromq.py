@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets of libzmq's own, with nothing of ours around them: what a program of somebody else's
-could do at a pool's ports. The records are those of csrc/wire/PROTOCOL.md, made by hand."""
+"""Sockets of libzmq without penstock's code: they act as a foreign program could at a pool's ports.
+The records follow csrc/wire/PROTOCOL.md, and are written by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECRET = bytes(range(16))  # of a run
 
 
 def _library() -> Any:
-    # By its name where the system's index of libraries does not have it.
+    # By its name if the system's library index lacks it.
     library = ctypes.CDLL(ctypes.util.find_library("zmq") or "libzmq.so.5", use_errno=True)
     library.zmq_ctx_new.restype = ctypes.c_void_p
     library.zmq_socket.restype = ctypes.c_void_p
@@ -34,7 +34,7 @@ def _library() -> Any:
 
 
 class RawSocket:
-    """A socket with a context of its own. Nothing that it does takes longer than the timeout."""
+    """A socket with a separate context. None of its calls takes longer than the timeout."""
 
     def __init__(self, kind: int, timeout_s: float = 10.0) -> None:
         self._zmq = _library()
@@ -68,7 +68,7 @@ class RawSocket:
         self._set(_CURVE_SECRETKEY, _key(keys, f"{role}.secret"))
 
     def be_server(self, keys: Path, role: str) -> None:
-        """Of whoever has its public key: nobody is asked who that is."""
+        """Serve clients that have the role's public key, without authenticating them."""
         self._set(_CURVE_SERVER, 1)
         self._set(_CURVE_SECRETKEY, _key(keys, f"{role}.secret"))
 
@@ -76,15 +76,14 @@ class RawSocket:
         self._check(self._zmq.zmq_connect(self._socket, endpoint.encode()))
 
     def connect_once_more(self, endpoint: str, number: int) -> None:
-        """One connection beside the others, from an address of loopback of its own. It is not made
-        again when it ends.
-        """
+        """Make one more connection, from a separate loopback address. It is not restored when it
+        ends."""
         self._set(_RECONNECT_IVL, -1)
         source = f"127.9.{number >> 8}.{number & 255}:0"
         self.connect(endpoint.replace("tcp://", f"tcp://{source};"))
 
     def bind(self) -> str:
-        """On a free port of loopback; returns where."""
+        """Bind to a free port of loopback; return the endpoint."""
         self._check(self._zmq.zmq_bind(self._socket, b"tcp://127.0.0.1:*"))
         text = ctypes.create_string_buffer(256)
         size = ctypes.c_size_t(len(text))
@@ -101,14 +100,14 @@ class RawSocket:
         self._check(self._zmq.zmq_send(self._socket, part, ctypes.c_size_t(len(part)), flags))
 
     def receive(self) -> list[bytes]:
-        """The parts of the next message. Raises BlockingIOError when none comes in time."""
+        """Return the parts of the next message. Raises BlockingIOError if none arrives in time."""
         buffer = ctypes.create_string_buffer(_PART_BYTES_MAX)
         parts = []
         while True:
             size = ctypes.c_size_t(len(buffer))
             count = self._zmq.zmq_recv(self._socket, buffer, size, 0)
             if count < 0 and ctypes.get_errno() == errno.EINTR:
-                continue  # by a signal, that of a child that ended for example
+                continue  # by a signal, for example when a child ends
             self._check(count)
             parts.append(ctypes.string_at(buffer, count))
             more = ctypes.c_int(0)
@@ -134,12 +133,12 @@ class RawSocket:
 
 
 def _key(keys: Path, name: str) -> bytes:
-    """In Z85, with the zero that libzmq wants behind it."""
+    """Return a key in Z85, with the trailing zero that libzmq expects."""
     return (keys / name).read_text().strip().encode() + b"\0"
 
 
 def run_id(keys: Path, role: str, secret: bytes = SECRET) -> int:
-    """The id of a run with this secret, and with the role's key in that folder."""
+    """Return the id of a run with this secret, and with the role's key in that folder."""
     key = key_bytes(keys, f"{role}.public")
     digest = hashlib.sha256(b"penstock run 1" + key + secret).digest()
     return int.from_bytes(digest[:8], "little")
@@ -161,7 +160,7 @@ def _text(text: str) -> bytes:
     return struct.pack("<I", len(text)) + text.encode()
 
 
-# Jobs of Python, with a torch that is not told.
+# Python jobs, without their torch version.
 _OF_PYTHON = struct.pack("<BH", 1, 0)
 
 
@@ -201,7 +200,7 @@ def farewell_of_trainer(trainer_id: int) -> bytes:
 
 
 def hello(trainer_id: int, version: int = POOL_VERSION, link: int = 1) -> bytes:
-    offer = bytes([3]) + bytes(32)  # of keys for the pieces of batches
+    offer = bytes([3]) + bytes(32)  # of keys for the chunks of batches
     head = _head(0x31574E50, version, kind=1, own_id=trainer_id, link=link)
     return head + bytes(56) + offer + SECRET
 
@@ -211,5 +210,5 @@ def welcome(worker_id: int, version: int = POOL_VERSION) -> bytes:
 
 
 def _head(magic: int, version: int, kind: int, own_id: int, link: int = 1) -> bytes:
-    """With a stamp of 1; what only one side has follows."""
+    """Return a head with a stamp of 1; the fields that only one side has follow it."""
     return struct.pack("<IHBBQIIQ", magic, version, kind, 0, own_id, link, 1, 1)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster of Ray's on this machine: a head that runs nothing, and two nodes of two workers each.
+"""A Ray cluster on this machine: a head without workers, and two nodes of two workers each.
 
-Says the cluster's address. Lines on standard input are orders: "node" kills a node, "actor NAME" an
-actor of penstock's, "drain NAME SECONDS" takes that actor's node away with notice, "fill" has
-actors of another program wait for each place that gets free, and "requested" says what the
-autoscaler was asked for. Answers "done" to each. The end of standard input ends the cluster.
+Prints the cluster's address. Lines on standard input are commands: "node" kills a node, "actor
+NAME" an actor of penstock, "drain NAME SECONDS" takes that actor's node away with notice, "fill"
+makes actors of another program wait for each place that becomes free, and "requested" prints the
+last request to the autoscaler. The answer to each is "done". The end of standard input ends the
+cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def connect(cluster: Cluster) -> None:
 
 
 def drain(cluster: Cluster, name: str, seconds: str) -> None:
-    """As a cloud tells Ray that it takes the node back."""
+    """Drain a node, as a cloud does when it takes the node back from Ray."""
     connect(cluster)
     node = ray.get(ray.get_actor(name, namespace="penstock").node.remote())
     subprocess.run(

@@ -3,10 +3,10 @@
 
     replica_job.py FOLDER '{"groups": [[0, 1], [2, 3]], "pool": "tcp://127.0.0.1:7000"}'
 
-Each rank appends a line of JSON a step to FOLDER/rank-R: the epoch, the indices and a digest of the
-batch. Each sample that is made appends its index to FOLDER/made. "workers" are the leader's own.
-"epochs" are the numbers of steps after which each epoch is left. "fail" is an index whose sample
-raises. Other keys are named where they are read.
+Each rank appends a line of JSON per step to FOLDER/rank-R: the epoch, the indices and a digest of
+the batch. Each sample that is made appends its index to FOLDER/made. "workers" are the leader's
+local workers. "epochs" are the numbers of steps after which each epoch is left. "fail" is an index
+whose sample raises. Other keys are explained where they are read.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main() -> None:
                 if [rank, epoch, step] == given.get("kill"):
                     os.kill(os.getpid(), signal.SIGKILL)
                 line = [epoch, batch["index"].tolist(), digest(batch)]
-                batch["x"].zero_()  # what one rank does to its batch is not seen by another
+                batch["x"].zero_()  # other ranks must not see this change
                 file.write(json.dumps(line) + "\n")
                 if step + 1 == steps:
                     break

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets and samplers that can be resumed, and streams that are."""
+"""Resumable datasets and samplers, and resumed streams."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def seed_all(seed: int) -> None:
 
 
 class Counted(Dataset[Any]):
-    """Samples that say which they are; one may fail."""
+    """Samples that show their index; one may fail."""
 
     def __init__(self, count: int = COUNT, failing: int = -1) -> None:
         self.count = count
@@ -73,7 +73,7 @@ class Shards(IterableDataset[Any]):
 
 
 class Remembering(IterableDataset[Any]):
-    """Keeps its place on itself."""
+    """Keeps its position in the dataset object."""
 
     def __init__(self) -> None:
         self.place = 0
@@ -97,7 +97,7 @@ class Remembering(IterableDataset[Any]):
 
 
 class Cursor(Iterator[int]):
-    """An iterator with a state, which says whether it was read up to its place or put there."""
+    """An iterator with a state; it checks that it was not read before its state was loaded."""
 
     def __init__(self, place: int, step: int) -> None:
         self.place, self.step = place, step
@@ -123,7 +123,7 @@ class WithCursor(IterableDataset[Any]):
 
 
 class Faulty(Cursor):
-    """Fails now and then, and goes on."""
+    """Fails now and then, and continues."""
 
     def __next__(self) -> Any:
         if super().__next__() % 7 == 0:
@@ -153,7 +153,7 @@ def as_is(batch: Any) -> Any:
 
 
 class Counting(Dataset[Any]):
-    """A map-style dataset that counts what it was asked for."""
+    """A map-style dataset that counts its requests."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -181,7 +181,7 @@ class Backwards(Sampler[int]):
 
 
 class StatefulSampler(Sampler[int]):
-    """Keeps its place, like torchdata's StatefulDistributedSampler."""
+    """Keeps its position, like torchdata's StatefulDistributedSampler."""
 
     def __init__(self) -> None:
         self.yielded = 0
@@ -207,7 +207,7 @@ class StatefulSampler(Sampler[int]):
 
 
 def take(iterator: Iterator[Any], count: int) -> list[Any]:
-    """Up to ``count`` batches and errors, described."""
+    """Return up to ``count`` batches and errors, as descriptions."""
     seen: list[Any] = []
     for _ in range(count):
         try:
@@ -224,7 +224,7 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole(make: Callable[[], Any]) -> list[Any]:
-    """The stream of one epoch, uninterrupted."""
+    """Return the stream of one epoch, uninterrupted."""
     seed_all(7)
     return take(iter(make()), 99)
 
@@ -232,9 +232,10 @@ def whole(make: Callable[[], Any]) -> list[Any]:
 def state_after(
     make: Callable[[], Any], count: int, *, asks_before: bool = False
 ) -> dict[str, Any]:
-    """The state of a loader that gave ``count`` batches, as it went through JSON.
+    """Return the state of a loader that delivered ``count`` batches, after a round trip through
+    JSON.
 
-    With ``asks_before`` it is not the first that is asked for.
+    With ``asks_before``, another state is requested first.
     """
     seed_all(7)
     loader = make()
@@ -246,7 +247,8 @@ def state_after(
 
 
 def rest_of(make: Callable[[], Any], state: dict[str, Any], count: int = 99) -> list[Any]:
-    """The stream of a fresh loader after ``state``, in a process whose generators are elsewhere."""
+    """Return the stream of a fresh loader after ``state``, in a process with other generator
+    states."""
     seed_all(1234)
     loader = make()
     loader.load_state_dict(state)

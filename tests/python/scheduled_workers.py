@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders whose number of workers changes as a test says, and their streams."""
+"""Loaders whose number of workers follows a test's schedule, and their streams."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Shard(IterableDataset[Any]):
 
 
 class Scheduled(WorkerTuner):
-    """Chooses from a list, every few batches, whatever was measured."""
+    """Chooses from a list, every few batches, independent of measurements."""
 
     def __init__(self, counts: list[int], every: int = 3) -> None:
         super().__init__()
@@ -67,14 +67,15 @@ class Scheduled(WorkerTuner):
 
 
 def automatic(dataset: Any, counts: list[int], **options: Any) -> Any:
-    """A loader whose number of workers changes as it is told here."""
+    """Return a loader whose number of workers follows ``counts``."""
     loader: Any = DataLoader(dataset, num_workers="auto", seeding="batch", **options)
     loader._tuner = Scheduled(list(counts))
     return loader
 
 
 def stream(loader: Any, epoch_count: int = 2, counts: list[int] | None = None) -> list[Any]:
-    """Batches and errors, with the trainer drawing in between, and the generators after it all."""
+    """Return batches and errors, with the trainer drawing in between, and the final generator
+    states."""
     torch.manual_seed(11)
     random.seed(12)
     np.random.seed(13)
@@ -97,7 +98,7 @@ def stream(loader: Any, epoch_count: int = 2, counts: list[int] | None = None) -
 
 
 def measured(dataset: Any, epoch_count: int = 3, **options: Any) -> Any:
-    """A loader that has chosen by itself, quickly, for a trainer that does little."""
+    """Return a loader that has chosen by itself, quickly, for a trainer that does little."""
     loader: Any = DataLoader(dataset, num_workers="auto", seeding="batch", **options)
     assert loader.worker_choice is None
     loader._tuner = WorkerTuner(window_s=0.1)

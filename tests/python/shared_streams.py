@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An iterable dataset whose shards the ranks of a job share out, for tests."""
+"""An iterable dataset whose shards are divided among the ranks of a job, for tests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 
 class Uneven(IterableDataset[torch.Tensor]):
-    """Samples of ``lengths[shard]`` places, those left out that a draw refuses, so that no shard
-    has a length that is known. A sample is its shard, its place and draws."""
+    """Samples of ``lengths[shard]`` places. Random draws omit some of them, so that no shard has a
+    known length. A sample is its shard, its place and draws."""
 
     def __init__(self, lengths: list[int], kept: float = 0.8) -> None:
         self.lengths = lengths
@@ -33,7 +33,7 @@ class Uneven(IterableDataset[torch.Tensor]):
 
 
 class Resumed(Uneven):
-    """The same, with a state: it goes on at its place."""
+    """The same dataset with a state: it continues from its position."""
 
     place = 0
     was_loaded = False
@@ -56,7 +56,7 @@ class Resumed(Uneven):
 
 
 class Late(IterableDataset[torch.Tensor]):
-    """It looks for each of its samples for a while."""
+    """Takes a while for each of its samples."""
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = lengths
@@ -70,7 +70,7 @@ class Late(IterableDataset[torch.Tensor]):
 
 
 class Stuck(Uneven):
-    """The last shard gives its samples and then looks for more for ever."""
+    """The last shard returns its samples and then hangs."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         yield from super().__iter__()
@@ -80,7 +80,7 @@ class Stuck(Uneven):
 
 
 def by_shard(ranks: list[list[Any]]) -> dict[int, list[Any]]:
-    """The batches of each shard in their order, of the batches of each rank."""
+    """Return the batches of each shard in their order, from the batches of each rank."""
     found: dict[int, list[Any]] = {}
     for batches in ranks:
         for batch in batches:

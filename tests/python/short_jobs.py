@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short jobs one after the other on the pool of PENSTOCK_POOL, each compared with torch's loader to
-the bit: a program for tests of a pool that has many. It says the number of each job that is done.
+"""Short jobs in sequence on the pool of PENSTOCK_POOL, each compared bit for bit with torch's
+loader: a program for tests of a pool with many jobs. It prints the number of each finished job.
 
     python short_jobs.py FIRST COUNT
 """
@@ -20,7 +20,7 @@ from penstock import DataLoader
 
 
 def run_job(number: int, pool: str) -> None:
-    """Two epochs of a few batches. No two jobs have the same dataset or order."""
+    """Run two epochs of a few batches. No two jobs have the same dataset or order."""
     rng = random.Random(number)
     count = rng.randint(12, 40)
     options = {

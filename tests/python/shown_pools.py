@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up pools for tests of what shows them, in the form in which a controller reports them."""
+"""Made-up pools for display tests, in the form in which a controller reports them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST, SECOND = "11a1000000000001", "11a2000000000001"
 GROUP = "99a0000000000001"
 
 
-# As graph/plan.py tells one.
+# In the form of graph/plan.py.
 PLAN: dict[str, Any] = {
     "verdict": "3 of 5 calls run in the workers, which saves 4.1 ms of each step",
     "refused": None,
@@ -68,7 +68,7 @@ PLAN: dict[str, Any] = {
 
 
 def large_plan() -> Plan:
-    """196 calls, one after the other: 12 in the workers, and layers in the trainer."""
+    """Return a plan of 196 calls in sequence: 12 in the workers, and layers in the trainer."""
     names = ("conv2d", "batch_norm", "relu", "add")
 
     def call(number: int) -> PlannedCall:
@@ -111,13 +111,14 @@ def status(
 
 
 def ledger(steps: int = 100, **seconds: float) -> dict[str, Any]:
-    """With so many seconds in each part that is named."""
+    """Return a ledger with the given seconds by part."""
     parts = {f"{part.name}_s": 0.0 for part in STEP_PARTS}
     return {"steps": steps, **parts, **{f"{name}_s": value for name, value in seconds.items()}}
 
 
 def busy_status(**others: Any) -> dict[str, Any]:
-    """Two jobs of which one has two ranks, four workers of which one drains, and an engine."""
+    """Return a status with two jobs, one of them with two ranks, four workers, one of them
+    draining, and an engine."""
     rank = {"job": "pretrain.py: Tokens", "group": GROUP, "world_size": 2, "user": "ann"}
     return status(
         [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's own daemons, of one test: a controller and nodes of this machine, in a folder and at
-ports of their own, and ended by their pids."""
+"""Slurm's daemons for one test: a controller and nodes on this machine, in a separate folder and at
+separate ports, and ended by their pids."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ def free_ports(count: int) -> list[int]:
 
 
 class SlurmCluster:
-    """Nodes ``n0``, ``n1`` and so on of so many CPUs each, whatever this machine has, in the
-    partitions ``harvest`` and ``train``. Jobs of ``train`` take the nodes of ``harvest`` from its
-    jobs, which have ``grace_s`` before they are ended. ``within`` stands in front of its commands.
-    """
+    """Nodes ``n0``, ``n1`` and so on with ``cpus`` CPUs each, independent of this machine, in the
+    partitions ``harvest`` and ``train``. Jobs of ``train`` preempt jobs of ``harvest``, which have
+    ``grace_s`` before they are ended. ``within`` is the prefix of its commands."""
 
     def __init__(
         self,
@@ -162,7 +161,7 @@ PartitionName=train Nodes={names} PriorityTier=10 PreemptMode=OFF State=UP
         self._daemons.pop(name).kill()
 
     def _end_jobs(self) -> None:
-        """A node's daemon that ends with a job waits for it for 10 s."""
+        """End the jobs: a node's daemon that ends with a running job waits for it for 10 s."""
         deadline = time.monotonic() + 5
         while self.ask("squeue", "--noheader").strip() and time.monotonic() < deadline:
             self.ask("scancel", f"--user={os.getuid()}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the code on the pages takes for granted: a dataset, a model, a loop's usual names."""
+"""The names that the code on the pages assumes: a dataset, a model, a loop's usual names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
     "val_set",
 ]
 
-# The pages show parts of programs, without the main guard that every way to start a worker but fork
+# The pages show parts of programs, without the main guard that every start method except fork
 # needs.
 multiprocessing.set_start_method("fork", force=True)
 
@@ -66,7 +66,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    """Each shard has its own part of 1,024 numbers."""
+    """Each shard has a separate part of 1,024 numbers."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         info = get_worker_info()
@@ -94,7 +94,7 @@ def accuracy(logits: torch.Tensor, labels: torch.Tensor) -> float:
 
 
 torch.set_num_threads(1)
-device = torch.device("cpu")  # where there is no GPU
+device = torch.device("cpu")  # without a GPU
 criterion = nn.CrossEntropyLoss()
 dataset = train_set = images(256)
 val_set = images(128)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that makes settings at its head and under its guard, and prints as JSON what samples
-its loader's workers make of them. Arguments: the loader's module, the start method, further options
-as JSON."""
+"""A program that changes settings at its head and under its main guard, and prints as JSON the
+samples that its loader's workers make under them. Arguments: the loader's module, the start method,
+further options as JSON."""
 
 from __future__ import annotations
 

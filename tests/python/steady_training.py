@@ -14,7 +14,7 @@ import penstock
 from penstock import DataLoader
 
 STEP_S = 0.02
-SAMPLE_S = 0.006  # eight of them take longer than two steps, so three workers are of use
+SAMPLE_S = 0.006  # eight samples take longer than two steps, so three workers are of use
 
 
 class Photographs(Dataset[torch.Tensor]):

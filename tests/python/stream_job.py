@@ -4,10 +4,10 @@
     stream_job.py FOLDER
 
 FOLDER/cases.json is a list such as [{"ranks": 2, "lengths": [3, 5], "epochs": [null]}]. Each case
-is a loader of the first so many "ranks", which reads the "epochs" to their ends, or breaks after so
-many steps. "options" go to the loader. Each rank appends a line of JSON for each case to
-FOLDER/rank-R: the batches of each epoch, and how each ended. With "saves" the first rank writes the
-merged state to FOLDER/job.json, from which a later run goes on.
+is a loader for the first "ranks" ranks, which reads the "epochs" to their ends, or leaves each
+after the given number of steps. "options" are passed to the loader. Each rank appends a line of
+JSON per case to FOLDER/rank-R: the batches of each epoch, and how each ended. With "saves" the
+first rank writes the merged state to FOLDER/job.json, from which a later run resumes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for number, case in enumerate(cases):
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # the keys of a case are its own
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # gives each case separate keys
         if rank < case["ranks"]:
             done = run(folder, rank, case)
             with (folder / f"rank-{rank}").open("a") as file:

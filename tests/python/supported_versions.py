@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The versions of torch and of Python that penstock is for."""
+"""The supported versions of torch and Python."""
 
 from __future__ import annotations
 

