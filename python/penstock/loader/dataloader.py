@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,6 +90,27 @@ if TYPE_CHECKING:
     from penstock.graph.link import Library
 
 _T_co = TypeVar("_T_co", covariant=True)
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class _StateMethod:
+    """A method that ``hasattr`` finds where the loader has a state, and nowhere else.
+
+    The class itself has the plain function, for editors, ``help()`` and ``inspect.signature()``.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __get__(self, loader: Any, owner: type | None = None) -> Any:
+        if loader is None:
+            return self._function
+        check_has_state(loader)
+        return types.MethodType(self._function, loader)
+
+
+def _where_it_has_state(method: _Method) -> _Method:
+    return cast(_Method, _StateMethod(method))
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -629,8 +651,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._drop_started()
             self._started = StartedPrefetch(self, self._begin_iterator)
 
-    @property
-    def state_dict(self) -> Callable[[], dict[str, Any]]:
+    @_where_it_has_state
+    def state_dict(self) -> dict[str, Any]:
         """``state_dict()`` says where the loader is in its stream, for :meth:`load_state_dict`.
 
         After ``state_dict()`` of a loader in the middle of an epoch another one, built alike, gives
@@ -650,8 +672,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 if step == 100:
                     torch.save(loader.state_dict(), "loader.pt")
         """
-        check_has_state(self)
-        return self._make_state
+        return self._make_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` go on where the loader was that ``state_dict`` is of.
