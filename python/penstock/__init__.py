@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from penstock._version import __version__ as __version__
-from penstock.errors import PenstockError, PoolWarning, WorkerError
+from penstock.errors import ClosedError, PenstockError, PoolWarning, WorkerError
 
 if TYPE_CHECKING:
     from penstock.cut.embedding_ids import embedding_ids
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.worker.shared_list import SharedList
 
 __all__ = [
+    "ClosedError",
     "CostBatchSampler",
     "DataLoader",
     "MixtureSampler",

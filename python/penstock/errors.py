@@ -18,7 +18,7 @@ class TimeoutError(PenstockError):  # noqa: A001 - the child of PenstockError, r
 
 
 class ClosedError(PenstockError):
-    """The peer is gone."""
+    """The peer is gone, or the loader was closed by ``close()``."""
 
 
 class SharedMemoryError(PenstockError):

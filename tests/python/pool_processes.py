@@ -245,6 +245,20 @@ def pool_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolPro
         pool.close()
 
 
+def clients() -> int:
+    """How many clients of a pool this process runs: each has one thread of that name."""
+    names = (path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
+    return sum(name == "pk_pool_io" for name in names)
+
+
+def expect_clients(count: int) -> None:
+    """The kernel shows a thread for a moment after it was joined."""
+    deadline = time.monotonic() + 5
+    while clients() != count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert clients() == count
+
+
 def _is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

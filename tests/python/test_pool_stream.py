@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import warnings
 from collections import namedtuple
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 from pool_datasets import CODE, Augmented, Shards, StatefulShards, digests
-from pool_processes import PoolProcesses, pool_of
+from pool_processes import PoolProcesses, clients, expect_clients, pool_of
 from torch.utils.data import Dataset
 
 import penstock
@@ -385,20 +384,6 @@ def test_epochs_that_are_broken_off_and_changed_between(
         warnings.simplefilter("ignore", PoolWarning)  # one shard
         streams = list(stream(pooled(steady_pool, found, **options), found))
     assert streams == list(stream(alone(expected, **options), expected))
-
-
-def clients() -> int:
-    """How many clients of a pool this process runs: each has one thread of that name."""
-    names = (path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
-    return sum(name == "pk_pool_io" for name in names)
-
-
-def expect_clients(count: int) -> None:
-    """The kernel shows a thread for a moment after it was joined."""
-    deadline = time.monotonic() + 5
-    while clients() != count and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert clients() == count
 
 
 def test_no_client_outlives_its_loader(steady_pool: PoolProcesses) -> None:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 import torch
 import torch.utils.data
@@ -17,7 +18,7 @@ from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 
 from penstock import _C
 from penstock.compat.iterators import BaseIterator
-from penstock.errors import FallbackError
+from penstock.errors import ClosedError, FallbackError
 from penstock.graph.link import Link
 from penstock.loader.automatic_iterator import AutomaticPoolIter
 from penstock.loader.device import has_device, is_auto, staged_device
@@ -79,14 +80,11 @@ from penstock.stream.shard_state import ResumedDataset, copied_state
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tuning.load_meter import LoadMeter
 from penstock.tuning.worker_tuner import AutomaticCount, WorkerTuner, first_count
-
-if TYPE_CHECKING:
-    from penstock.graph.link import Library
-    from penstock.ranks.replica_group import ReplicaGroup
-    from penstock.ranks.steps import StepAgreement
 from penstock.worker.arena_cap import arena_bytes
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from penstock.graph.link import Library
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -397,7 +395,53 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self.num_workers > 0 or multiprocessing_context is not None:
             self.multiprocessing_context = multiprocessing_context  # torch needs workers for it
 
+    def __enter__(self) -> Self:
+        self._check_open("with")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers, the connection to a pool and all iterators of this loader now.
+
+        Without this call they end when the loader is deleted. The batches that the program has stay
+        valid, and so do :meth:`stats`, :meth:`report` and :attr:`plan`. A loader that is closed
+        stays closed; a copy of it is open. Call it from the training thread. Another call does
+        nothing.
+
+        ``with DataLoader(...) as loader:`` calls it at the end of the block.
+
+        Raises:
+            ClosedError: by a later ``iter()``, :meth:`start_prefetch`, :meth:`lookahead`,
+                :meth:`state_dict` or :meth:`load_state_dict`, and by ``next()`` of an iterator of
+                this loader; :meth:`close` itself does not raise it.
+
+        Example::
+
+            with DataLoader(dataset, num_workers=4, persistent_workers=True) as loader:
+                for epoch in range(epochs):
+                    for images, labels in loader:
+                        ...
+        """
+        self._is_closed = True
+        # The last one first; all of them, even if one raises or is interrupted.
+        with contextlib.ExitStack() as ending:
+            ending.callback(self._parked_client.end)
+            if self._step_agreement is not None:
+                ending.callback(self._step_agreement.close)
+            for iterator in {*self._given_iterators, *self._live_iterators}:
+                ending.callback(_end_iterator, iterator)
+            ending.callback(self._drop_started)
+        self._iterator = self._newest_iterator = None
+        self._replicas = None
+
+    def _check_open(self, call: str) -> None:
+        if self._is_closed:
+            _refuse_closed(call)
+
     def __iter__(self) -> BaseIterator:
+        self._check_open("iter()")
         began_at = time.perf_counter()
         started, self._started = self._started, None
         if started is None:
@@ -410,6 +454,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         else:
             iterator = started.begin_anew(self, self._begin_iterator)
         self._newest_iterator = weakref.ref(iterator)
+        self._given_iterators.add(iterator)
         begin_steps = getattr(iterator, "begin_steps", None)  # torch's own has none
         if begin_steps is not None:
             begin_steps(time.perf_counter() - began_at)
@@ -488,6 +533,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._iter_count = 0  # calls of iter()
         self._iter_s = 0.0  # that they took
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
+        self._given_iterators: weakref.WeakSet[BaseIterator] = weakref.WeakSet()  # by iter()
+        self._is_closed = False
         self._newest_iterator = None
         self._started = None
         self._parked_client = ParkedClient()
@@ -609,6 +656,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                     cache.prefetch(coming)
                 ...
         """
+        self._check_open("lookahead()")
         iterator = None if self._newest_iterator is None else self._newest_iterator()
         return look_ahead(self, iterator, batch_count, select)
 
@@ -646,6 +694,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             for batch in loader:
                 ...
         """
+        self._check_open("start_prefetch()")
         check_can_start(self)
         if self._started is None or not self._started.is_of_use(self):
             self._drop_started()
@@ -672,6 +721,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 if step == 100:
                     torch.save(loader.state_dict(), "loader.pt")
         """
+        self._check_open("state_dict()")
         return self._make_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -681,6 +731,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         ``ValueError`` when this loader's stream would be another than that of the loader that the
         state is of, and ``TypeError`` for anything but a dictionary.
         """
+        self._check_open("load_state_dict()")
         leave_unsendable(self)
         check_has_state(self)
         if not isinstance(state_dict, Mapping):
@@ -842,6 +893,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         # the plan of a model, measurements.
         self._drop_started()
         left_here = {
+            "_given_iterators",
+            "_is_closed",
             "_live_iterators",
             "_newest_iterator",
             "_parked_client",
@@ -868,3 +921,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         # The state may be from torch's loader, pickled where penstock was not installed.
         self._set_own_state()
         self.__dict__.update({**DEFAULTS, **state})
+
+
+def _end_iterator(iterator: Any) -> None:
+    """Ends its workers, or what it keeps in this process, and has ``next()`` raise ClosedError."""
+    # In the place of its methods, so that those of a loader that is open need not ask.
+    vars(iterator).update(
+        _next_data=lambda: _refuse_closed("next()"),
+        lookahead=lambda *arguments, **named: _refuse_closed("lookahead()"),
+    )
+    # Both torch's iterator of workers and ours have this one.
+    end = getattr(iterator, "_shutdown_workers", None) or getattr(iterator, "release", None)
+    if end is not None:
+        end()
+
+
+def _refuse_closed(call: str) -> NoReturn:
+    raise ClosedError(f"{call} needs an open DataLoader, and this one is closed; make a new one")

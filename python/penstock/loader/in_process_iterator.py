@@ -130,6 +130,14 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         """Start the steps when the program has this iterator, which took ``loading_s`` to make."""
         self._ledger.begin(loading_s)
 
+    def release(self) -> None:
+        """Ends the threads that fetch, and lets go of the dataset's iterator: its loader is closed,
+        and no batch follows."""
+        self._held = None
+        self._progress.finish_resuming = None
+        self._progress.end_iterator(has_state=False)
+        self._dataset_fetcher = None
+
     def __del__(self) -> None:
         # Module globals are cleared during interpreter shutdown.
         if sys is None or sys.is_finalizing():

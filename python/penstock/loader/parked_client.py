@@ -57,6 +57,10 @@ class ParkedClient:
         _end_all(self._place)
         self._place.append(_Parked(client, purpose, os.getpid(), recaller))
 
+    def end(self) -> None:
+        """Ends the client that is here, if there is one."""
+        _end_all(self._place)
+
     @property
     def is_empty(self) -> bool:
         return not self._place

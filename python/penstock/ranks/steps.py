@@ -213,6 +213,10 @@ class StepAgreement:
         }
         return late
 
+    def close(self) -> None:
+        """Ends the thread. Others learn that this rank has left an epoch that did not end."""
+        self._exchange.close()
+
 
 class _Epoch:
     """Epoch of the exchange. Guarded by its lock; only the thread uses ``sent`` and later
