@@ -43,6 +43,7 @@ from penstock.loader.options import (
     own_options,
     reads_shards_of_rank,
     shard_count,
+    shown_options,
 )
 from penstock.loader.parked_client import ParkedClient
 from penstock.loader.rank_agreement import (
@@ -394,6 +395,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         vars(self)["persistent_workers"] = persistent_workers  # torch forbids assignment
         if self.num_workers > 0 or multiprocessing_context is not None:
             self.multiprocessing_context = multiprocessing_context  # torch needs workers for it
+
+    def __repr__(self) -> str:
+        dataset = getattr(self, "dataset", None)  # none before the constructor has come to it
+        parts = [f"<{type(dataset).__name__}>", *shown_options(self)]
+        end = " (closed)" if self._is_closed else ""
+        return f"{type(self).__name__}({', '.join(parts)}){end}"
 
     def __enter__(self) -> Self:
         self._check_open("with")

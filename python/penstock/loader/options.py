@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
+from torch.utils.data import (
+    IterableDataset,
+    IterDataPipe,
+    MapDataPipe,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+    default_convert,
+)
 
 from penstock.compat.iterators import DatasetKind
 from penstock.loader.device import names_device
@@ -45,6 +53,22 @@ DEFAULTS: dict[str, Any] = {
     "global_batch_size": None,
     "remainder": None,
     "replica_group": None,
+}
+# Of torch's options, those that `repr()` of a loader shows where they have other values.
+_TORCH_DEFAULTS: dict[str, Any] = {
+    "batch_size": 1,
+    "num_workers": 0,
+    "collate_fn": default_collate,
+    "pin_memory": False,
+    "drop_last": False,
+    "timeout": 0,
+    "worker_init_fn": None,
+    "multiprocessing_context": None,
+    "generator": None,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "pin_memory_device": "",
+    "in_order": True,
 }
 # Those that ask for more than torch's own iterator does.
 _BEYOND_TORCH = (
@@ -466,3 +490,48 @@ def _check_code_paths(code_paths: Any) -> None:
                 f"code_paths names {os.fspath(path)!r}, which is not there; name folders that hold "
                 f"the modules of your own that the dataset needs, or single files"
             )
+
+
+def shown_options(loader: LoaderFace) -> list[str]:
+    """The options with other values than the defaults, as ``repr()`` of a loader shows them."""
+    shown = [_shown_order(loader)]
+    for name, default in {**_TORCH_DEFAULTS, **DEFAULTS}.items():
+        value = getattr(loader, name, default)
+        if name == "prefetch_factor" and value == DEFAULT_PREFETCH_FACTOR:
+            continue  # torch's own where there are workers
+        if name == "batch_size" and _has_own_batches(loader):
+            continue
+        if name == "collate_fn" and value in (default_collate, default_convert):
+            continue
+        if isinstance(value, AutomaticCount):
+            shown.append(f'{name}="{AUTO}"')
+        elif value is not default and not (type(value) is type(default) and value == default):
+            shown.append(f"{name}={_shown_value(value)}")
+    return [text for text in shown if text]
+
+
+def _shown_order(loader: LoaderFace) -> str:
+    """The argument that the order of a loader follows from; empty for a dataset's own order."""
+    if _has_own_batches(loader):
+        return f"batch_sampler=<{type(loader.batch_sampler).__name__}>"
+    sampler = getattr(loader, "sampler", None)  # none before the constructor has come to it
+    if type(sampler) is RandomSampler:
+        return "shuffle=True"
+    is_iterable = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    if is_iterable or sampler is None or type(sampler) is SequentialSampler:
+        return ""
+    return f"sampler=<{type(sampler).__name__}>"
+
+
+def _has_own_batches(loader: LoaderFace) -> bool:
+    """Whether it was given a ``batch_sampler``, for which torch sets ``batch_size`` to None."""
+    sampler = getattr(loader, "batch_sampler", None)
+    return sampler is not None and loader.batch_size is None
+
+
+def _shown_value(value: Any) -> str:
+    if value is None or isinstance(value, (bool, int, float, str, tuple, list)):
+        return repr(value)
+    if isinstance(value, (torch.device, os.PathLike)):
+        return repr(str(value))
+    return str(getattr(value, "__qualname__", f"<{type(value).__name__}>"))

@@ -69,6 +69,9 @@ class WaitingMeter:
         facts = {"waiting_share": window.waiting_share, "step_s": window.total_s / window.steps}
         return {f"{prefix}{name}": value for name, value in {**facts, **means}.items()}
 
+    def __repr__(self) -> str:
+        return f"WaitingMeter({self._loader!r}, every_s={self._every_s:g})"
+
     def __str__(self) -> str:
         clock = time.monotonic()
         if clock >= self._text_until:

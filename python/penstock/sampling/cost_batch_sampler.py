@@ -86,6 +86,17 @@ class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
         self._lengths: dict[Any, int] = {}  # by epoch and past
         super().__init__(shuffle, seed)
 
+    def __repr__(self) -> str:
+        parts = [f"<{len(self._costs)} costs>", f"budget={self.budget:.12g}"]
+        if self.world_size > 1:
+            parts.append(f"rank={self.rank}, world_size={self.world_size}")
+        if self._packing.batch_size_max:
+            parts.append(f"batch_size_max={self._packing.batch_size_max}")
+        parts += self._shown_order()
+        if self.remainder != "pad":
+            parts.append(f"remainder={self.remainder!r}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
     @property
     def budget(self) -> float:
         """The most that a batch may cost."""

@@ -59,6 +59,11 @@ class EpochSampler(Sampler[_T], Generic[_T, _Place]):
         self._place = place
         self._is_to_begin = True
 
+    def _shown_order(self) -> list[str]:
+        """The arguments of the order with other values than the defaults, for ``repr()``."""
+        parts = [] if self.shuffle else ["shuffle=False"]
+        return [*parts, f"seed={self.seed}"] if self.seed != 0 else parts
+
     def _check_state(self, state: dict[str, Any], **mine: Any) -> None:
         """Raise ValueError for the state of a sampler that was constructed with other arguments."""
         for name, value in mine.items():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -86,6 +87,16 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
         # Length of an epoch, with the arguments that it follows from.
         self._known_length: tuple[tuple[int | None, tuple[float, ...]], int] | None = None
         super().__init__(shuffle, seed)
+
+    def __repr__(self) -> str:
+        parts = [reprlib.repr(self.lengths)]
+        if self._weights != self.lengths:
+            parts.append(f"weights={reprlib.repr(self._weights)}")
+        if self.when_exhausted != "stop":
+            parts.append(f"when_exhausted={self.when_exhausted!r}")
+        if self.num_samples is not None:
+            parts.append(f"num_samples={self.num_samples}")
+        return f"{type(self).__name__}({', '.join([*parts, *self._shown_order()])})"
 
     @property
     def weights(self) -> list[float]:
