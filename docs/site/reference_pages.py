@@ -13,14 +13,17 @@ from penstock import errors
 from penstock.cli.command_line import COMMANDS
 from staged_pages import write_text
 
-# What public functions give and no program makes.
+# What public functions and attributes give and no program makes.
 RESULTS = {
-    "penstock.loader.stats.LoaderStats": "What `loader.stats()` gives.",
-    "penstock.loader.step_times.StepTimes": "Where the time of steps went: `stats().ledger`.",
-    "penstock.loader.step_times.WorkerTimes": "What one worker took, of `stats().workers`.",
-    "penstock.loader.step_times.SlowSample": "One of `stats().slow_samples`.",
-    "penstock.observing.open_telemetry.Telemetry": "What `penstock.to_opentelemetry()` gives.",
-    "penstock.observing.step_trace.StepTrace": "What `penstock.trace()` gives.",
+    "LoaderStats": "What `loader.stats()` gives.",
+    "StepTimes": "Where the time of steps went: `stats().ledger`.",
+    "WorkerTimes": "What one worker took, of `stats().workers`.",
+    "SlowSample": "One of `stats().slow_samples`.",
+    "EpochEnd": "How an epoch of all ranks ended: `stats().epoch_end`.",
+    "LoaderReport": "What `loader.report()` gives.",
+    "WorkerChoice": "What `loader.worker_choice` gives.",
+    "Telemetry": "What `penstock.to_opentelemetry()` gives.",
+    "StepTrace": "What `penstock.trace()` gives.",
 }
 
 
@@ -38,28 +41,24 @@ def python_page() -> str:
     ]
     for name in sorted(penstock.__all__, key=str.lower):
         value = getattr(penstock, name)
-        parts.append(f"## {name}\n\n{_autodoc(f'penstock.{name}', value)}")
-    parts.append("## Results")
-    for path, text in RESULTS.items():
-        parts.append(
-            f"{text}\n\n{_directive('autoclass', path, ':members:', ':exclude-members: __init__')}"
-        )
-    parts.append(
-        "## Errors\n\nThose that `penstock.errors` has besides. What torch's DataLoader raises, "
-        "this one raises, too."
-    )
+        if name not in RESULTS and not _is_error(value):
+            parts.append(f"## {name}\n\n{_autodoc(f'penstock.{name}', value)}")
+    parts.append("## Results\n\nThe types of results, for annotations.")
+    for name, text in RESULTS.items():
+        options = (":members:", ":exclude-members: __init__")
+        parts.append(f"{text}\n\n{_directive('autoclass', f'penstock.{name}', *options)}")
+    parts.append("## Errors\n\nWhere torch's DataLoader raises, this one raises torch's type.")
     for name, value in sorted(vars(errors).items()):
-        if inspect.isclass(value) and issubclass(value, (Exception, Warning)):
-            if value.__module__ == errors.__name__ and name not in penstock.__all__:
-                parts.append(
-                    _directive("autoexception", f"penstock.errors.{name}", ":show-inheritance:")
-                )
+        if _is_error(value) and value.__module__ == errors.__name__:
+            parts.append(_directive("autoexception", f"penstock.{name}", ":show-inheritance:"))
     return "\n\n".join(parts) + "\n"
 
 
+def _is_error(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, (Exception, Warning))
+
+
 def _autodoc(path: str, value: object) -> str:
-    if inspect.isclass(value) and issubclass(value, (Exception, Warning)):
-        return _directive("autoexception", path, ":show-inheritance:")
     if inspect.isclass(value):
         return _directive("autoclass", path, ":members:")
     return _directive("autofunction", path)

@@ -12,9 +12,25 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from penstock._version import __version__ as __version__
-from penstock.errors import ClosedError, PenstockError, PoolWarning, WorkerError
+from penstock.errors import (
+    ClosedError,
+    FallbackError,
+    MissingTorchNameError,
+    PenstockError,
+    PoolWarning,
+    RankError,
+    SharedMemoryError,
+    StateUnsupportedError,
+    UnsentBatchError,
+    UnsupportedError,
+    WorkerError,
+)
+
+# Not in __all__, where it would hide the builtin from those who import all names.
+from penstock.errors import TimeoutError as TimeoutError
 
 if TYPE_CHECKING:
+    from penstock._C import WorkerChoice
     from penstock.cut.embedding_ids import embedding_ids
     from penstock.cut.offloading import detach, offload
     from penstock.drop_in import install, uninstall
@@ -23,11 +39,14 @@ if TYPE_CHECKING:
     from penstock.graph.plan import Plan
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.rank_states import merge_states
+    from penstock.loader.stats import LoaderReport, LoaderStats
+    from penstock.loader.step_times import SlowSample, StepTimes, WorkerTimes
     from penstock.loader.variable_pool import announce_pool
-    from penstock.observing.open_telemetry import to_opentelemetry
-    from penstock.observing.step_trace import trace
+    from penstock.observing.open_telemetry import Telemetry, to_opentelemetry
+    from penstock.observing.step_trace import StepTrace, trace
     from penstock.observing.trace_file import merge_traces
     from penstock.observing.waiting_meter import WaitingMeter, progress
+    from penstock.ranks.steps import EpochEnd
     from penstock.sampling.cost_batch_sampler import CostBatchSampler
     from penstock.sampling.mixture_sampler import MixtureSampler
     from penstock.worker.shared_list import SharedList
@@ -36,13 +55,29 @@ __all__ = [
     "ClosedError",
     "CostBatchSampler",
     "DataLoader",
+    "EpochEnd",
+    "FallbackError",
+    "LoaderReport",
+    "LoaderStats",
+    "MissingTorchNameError",
     "MixtureSampler",
     "PenstockError",
     "Plan",
     "PoolWarning",
+    "RankError",
     "SharedList",
+    "SharedMemoryError",
+    "SlowSample",
+    "StateUnsupportedError",
+    "StepTimes",
+    "StepTrace",
+    "Telemetry",
+    "UnsentBatchError",
+    "UnsupportedError",
     "WaitingMeter",
+    "WorkerChoice",
     "WorkerError",
+    "WorkerTimes",
     "announce_pool",
     "detach",
     "embedding_ids",
@@ -60,10 +95,19 @@ __all__ = [
 _HOMES = {
     "CostBatchSampler": "penstock.sampling.cost_batch_sampler",
     "DataLoader": "penstock.loader.dataloader",
+    "EpochEnd": "penstock.ranks.steps",
+    "LoaderReport": "penstock.loader.stats",
+    "LoaderStats": "penstock.loader.stats",
     "MixtureSampler": "penstock.sampling.mixture_sampler",
     "Plan": "penstock.graph.plan",
     "SharedList": "penstock.worker.shared_list",
+    "SlowSample": "penstock.loader.step_times",
+    "StepTimes": "penstock.loader.step_times",
+    "StepTrace": "penstock.observing.step_trace",
+    "Telemetry": "penstock.observing.open_telemetry",
     "WaitingMeter": "penstock.observing.waiting_meter",
+    "WorkerChoice": "penstock._C",
+    "WorkerTimes": "penstock.loader.step_times",
     "announce_pool": "penstock.loader.variable_pool",
     "detach": "penstock.cut.offloading",
     "embedding_ids": "penstock.cut.embedding_ids",

@@ -46,8 +46,8 @@ _CALL = "_penstock_call"  # the attribute of a function that replaces another
 
 def offload(
     model: M,
-    loader: Any,
-    *loaders: Any,
+    loader: torch.utils.data.DataLoader[Any],
+    *loaders: torch.utils.data.DataLoader[Any],
     cut: CutMode = "auto",
     allow_random: bool = False,
     verify_every: int = 1000,

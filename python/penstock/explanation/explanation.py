@@ -50,7 +50,7 @@ Call = Callable[[Any, Any], Any]
 
 
 def explain(
-    model: Any,
+    model: Callable[..., Any],
     batch: Any,
     *,
     call: Call | None = None,

@@ -84,9 +84,14 @@ from penstock.tuning.worker_tuner import AutomaticCount, WorkerTuner, first_coun
 from penstock.worker.arena_cap import arena_bytes
 
 if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
+
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Self
 
     from penstock.graph.link import Library
+    from penstock.graph.plan import Plan
 
 _T_co = TypeVar("_T_co", covariant=True)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -273,7 +278,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
-        multiprocessing_context: Any = None,
+        multiprocessing_context: str | BaseContext | None = None,
         generator: torch.Generator | None = None,
         *,
         prefetch_factor: int | None = None,
@@ -296,7 +301,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         world_size: int | None = None,
         global_batch_size: int | None = None,
         remainder: Literal["pad", "drop", "uneven"] | None = None,
-        replica_group: Sequence[int] | Any = None,
+        replica_group: Sequence[int] | ProcessGroup | DeviceMesh | None = None,
     ) -> None:
         self._set_own_state()
         self.replica_group = ranks_of(replica_group)
@@ -527,7 +532,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _set_own_state(self) -> None:
         self._provenance: ProvenanceTable | None = None
-        self._plan: Any = None
+        self._plan: Plan | None = None
         self._workers_apart: dict[str, str] = {}  # as PoolClient.workers_apart
         self._plan_changes = 0  # how often other calls moved than before
         self._load_meter: LoadMeter | None = None  # while a plan is priced by its measurements
@@ -565,7 +570,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._tuner = WorkerTuner()  # idle unless num_workers is "auto"
 
     @property
-    def plan(self) -> Any:
+    def plan(self) -> Plan | None:
         """The plan in force, or why there is none;
         None before :func:`penstock.offload` was asked for one.
 
@@ -874,7 +879,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             for message in self._prefixes.values():
                 iterator.source.install_prefix(message)
 
-    def _show_plan(self, plan: Any) -> None:
+    def _show_plan(self, plan: Plan | None) -> None:
         """Makes ``plan`` the one of :attr:`plan`, and tells a pool of it."""
         before, self._plan = self._plan, plan
         if plan is not None and before is not None and plan.moved_calls != before.moved_calls:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import DataLoader
 
@@ -23,6 +23,9 @@ from penstock.stream.shard_state import ResumedDataset
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tuning.load_meter import LoadMeter
 from penstock.tuning.worker_tuner import WorkerTuner
+
+if TYPE_CHECKING:
+    from penstock.graph.plan import Plan
 
 
 def innermost_loader(loader: Any) -> Any:
@@ -104,7 +107,7 @@ class LoaderFace(Protocol):
     _past_work: PastWork
     _replicas: Any  # a ReplicaGroup, or None
     _prefixes: dict[str, bytes]  # messages to the workers, by the prefix's text
-    _plan: Any  # a Plan, or None
+    _plan: Plan | None
     _plan_changes: int
     _workers_apart: dict[str, str]  # as PoolClient.workers_apart
     _progress: Progress | None

@@ -13,7 +13,7 @@ import threading
 import time
 from multiprocessing import connection
 from pickle import PicklingError
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -42,6 +42,9 @@ from penstock.worker.pickled_once import PickledOnce
 from penstock.worker.start_turns import StartTurns
 from penstock.worker.stuck_worker import spoken_debt
 from penstock.worker.worker_main import WorkerChannel, WorkerSpec, worker_loop
+
+if TYPE_CHECKING:
+    from penstock.graph.plan import Plan
 
 _SHARD_ENDED = int(_C.Client.Event.SHARD_ENDED)
 _WORKER_LOST = int(_C.Client.Event.WORKER_LOST)
@@ -222,7 +225,7 @@ class LocalSource:
     def remove_prefixes(self) -> None:
         self._client.remove_prefixes()
 
-    def show_plan(self, plan: Any, change_count: int) -> None:
+    def show_plan(self, plan: Plan | None, change_count: int) -> None:
         """Nobody looks at workers that are the trainer's own."""
 
     def set_shipment(self, message: bytes | None) -> None:

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -50,6 +50,9 @@ from penstock.stream.progress import Progress
 from penstock.worker.arena_cap import arena_bytes
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.held_interrupt import HeldInterrupt, release_in_child
+
+if TYPE_CHECKING:
+    from penstock.graph.plan import Plan
 
 _PLAN_BYTES_MAX = 64 << 10  # wire::kPlanBytesMax
 _WORKERS_OF_USE_MAX = 4096  # to a map-style dataset
@@ -230,7 +233,7 @@ class PoolSource:
         self._prefix_ids.clear()
         self._name_blobs()
 
-    def show_plan(self, plan: Any, change_count: int) -> None:
+    def show_plan(self, plan: Plan | None, change_count: int) -> None:
         plan = with_workers_apart(plan, self.workers_apart)
         self._client.set_plan("" if plan is None else plan.told(_PLAN_BYTES_MAX), change_count)
 

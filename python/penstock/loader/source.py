@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock import _C
 from penstock.compat.devices import module_in_use
@@ -17,6 +17,9 @@ from penstock.loader.device import names_device, staged_device
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.parked_client import Recaller
 from penstock.stream.progress import Progress
+
+if TYPE_CHECKING:
+    from penstock.graph.plan import Plan
 
 STANDING_COUNTS = ("outstanding", "ready")  # of a stream's counters; the others only grow
 
@@ -68,7 +71,7 @@ class Source(Protocol):
 
     def remove_prefixes(self) -> None: ...
 
-    def show_plan(self, plan: Any, change_count: int) -> None:
+    def show_plan(self, plan: Plan | None, change_count: int) -> None:
         """Tells whoever looks at the workers of the plan in force, None for none, and how often
         other calls moved than before."""
 
@@ -126,7 +129,7 @@ def _ahead_of(loader: LoaderFace) -> _C.AheadWishes | None:
     return placements.wishes if placements.follows_leaves or module_in_use() is not None else None
 
 
-def with_workers_apart(plan: Any, workers_apart: dict[str, str]) -> Any:
+def with_workers_apart(plan: Plan | None, workers_apart: dict[str, str]) -> Plan | None:
     """A plan, or none, that names the workers with other kernels."""
     if plan is None or not workers_apart:
         return plan

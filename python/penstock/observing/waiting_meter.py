@@ -6,11 +6,16 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch.utils.data
 
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.loader_face import innermost_loader
 from penstock.loader.step_times import PARTS, WAITING_PARTS, StepTimes
+
+if TYPE_CHECKING:
+    from tqdm.auto import tqdm
 
 
 class WaitingMeter:
@@ -38,7 +43,7 @@ class WaitingMeter:
                 print(meter, meter.scalars())
     """
 
-    def __init__(self, loader: Any, *, every_s: float = 1.0) -> None:
+    def __init__(self, loader: torch.utils.data.DataLoader[Any], *, every_s: float = 1.0) -> None:
         if (
             isinstance(every_s, bool)
             or not isinstance(every_s, (int, float))
@@ -106,7 +111,7 @@ def _own_loader(loader: Any) -> DataLoader[Any]:
     return found
 
 
-def progress(loader: Any, **options: Any) -> Any:
+def progress(loader: torch.utils.data.DataLoader[Any], **options: Any) -> tqdm[Any]:
     """tqdm's bar over the batches of a loader, with what the trainer waits for behind it.
 
     Behind the numbers stands "waiting 12 % (the dataset)", of the steps since the bar was drawn
