@@ -256,8 +256,19 @@ def is_profiled() -> bool: ...
 def in_profiler_range(name: str, call: Callable[[], Any]) -> Any: ...
 
 class MeasuredWork:
-    """Means over a part of an epoch during which ``workers`` workers were running: seconds per
-    batch, and how many CPUs were in use."""
+    """Means over a stretch of an epoch with a fixed number of workers.
+
+    Attributes:
+        workers (int): Number of workers at work.
+        wait_s (float): Seconds per batch that the trainer waited.
+        trainer_s (float): Seconds per batch that the trainer worked.
+        worker_s (float): Wall-clock seconds per batch that one worker worked.
+        cpu_share (float | None): Share of ``worker_s`` on a CPU or waiting for one, from 0 to 1;
+            None if unknown.
+        trainer_cpus (float): CPUs used by the trainer's process, including while it waited.
+        stalled_share (float): Share of the trainer's time that was waiting, from 0 to 1.
+        idle_share (float): Share of the workers' time that was idle, from 0 to 1.
+    """
 
     workers: int
     wait_s: float
@@ -349,8 +360,26 @@ class CostPacker:
     def left_count(self) -> int: ...
 
 class WorkerChoice:
-    """A number of workers, and the measurements on which the choice is based. ``str()`` formats it
-    as a sentence."""
+    """Number of workers chosen by ``num_workers="auto"``, and the measurements behind it.
+
+    Returned by ``loader.worker_choice`` and ``loader.stats().worker_choice``. ``str()`` of it is a
+    sentence.
+
+    Attributes:
+        workers (int): Number of workers chosen.
+        reason (str): ``"stalled"``: more, because the trainer waited. ``"settled"``: as many as
+            before. ``"limit"``: the trainer waited, and the limit is reached. ``"no gain"``: the
+            trainer waited, and more workers did not help. ``"taken back"``: an increase that made
+            batches no faster was reverted. ``"part gain"``: an increase made batches only as fast
+            as fewer workers would have. ``"idle"``: fewer workers are enough. ``"times"``: chosen
+            from the times of batches alone.
+        measured (MeasuredWork): Means over the last stretch of an epoch.
+        limit (int): Largest number that would have been chosen.
+        limited_by (str): Cause of the limit: ``"CPUs"``, ``"shards"``, ``"cap"`` or ``"pool"``.
+        cpus (int): CPUs available.
+        fewer (MeasuredWork | None): Measurements of a smaller number of workers for which the
+            trainer waited too long, if any.
+    """
 
     workers: int
     reason: Literal[

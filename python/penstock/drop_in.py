@@ -144,14 +144,17 @@ def _own_class(loader: Any) -> Any:
 
 
 def install() -> None:
-    """Makes ``torch.utils.data.DataLoader`` penstock's, for every program and framework, and
-    torchdata's ``StatefulDataLoader`` where torchdata is installed.
+    """Replace ``torch.utils.data.DataLoader`` by penstock's, for all programs and frameworks.
 
-    Rebinds the names in torch, in torchdata and in each module that has imported them; modules
-    imported later find them rebound. Processes that this one starts with spawn or forkserver
-    install it too. Call it once at the start of a program, before or after the frameworks are
-    imported; a further call takes in modules imported since. Classes made from theirs before keep
-    their iterators.
+    Also replaces torchdata's ``StatefulDataLoader`` if torchdata is installed. The names are
+    rebound in torch, in torchdata and in each module that has imported them; modules imported later
+    find them rebound. Processes that this one starts with spawn or forkserver install it too. Call
+    it once at the start of a program, before or after the frameworks are imported; a further call
+    includes the modules imported since. Classes derived from torch's or torchdata's class before
+    the call keep their iterators.
+
+    See Also:
+        :func:`penstock.uninstall`
 
     Example::
 
@@ -172,7 +175,13 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Takes :func:`install` back. Loaders and classes made meanwhile stay penstock's."""
+    """Undo :func:`penstock.install`. Loaders and classes made in between remain penstock's.
+
+    Example::
+
+        penstock.uninstall()
+        from torch.utils.data import DataLoader  # torch's
+    """
     _rebind(DataLoader, TorchDataLoader)
     TorchDataLoader.__module__, TorchDataLoader.__qualname__ = _TORCH_MODULE, "DataLoader"
     of_torchdata = torchdata_class()

@@ -10,30 +10,33 @@ import contextlib
 
 
 class PenstockError(Exception):
-    """Something failed between the trainer and its workers."""
+    """Base class of penstock's exceptions: a failure between the trainer and its workers."""
 
 
 class TimeoutError(PenstockError):  # noqa: A001 - the child of PenstockError, reached as penstock.errors.TimeoutError
-    """A peer did not answer before its deadline."""
+    """A peer did not answer within its deadline."""
 
 
 class ClosedError(PenstockError):
-    """The peer is gone, or the loader was closed by ``close()``."""
+    """The peer closed the connection or exited, or the loader was closed by ``close()``."""
 
 
 class SharedMemoryError(PenstockError):
-    """The system has no room for an arena, a mapping or a descriptor."""
+    """The system has no room for another arena, mapping or file descriptor."""
 
 
 class UnsupportedError(PenstockError):
-    """This build of penstock, or this machine, cannot carry out the request."""
+    """This build of penstock, or this machine, does not support the request."""
 
 
 class MissingTorchNameError(UnsupportedError, ImportError):
-    """This torch lacks private names that a part of penstock uses.
+    """The installed torch lacks private names that a part of penstock uses.
 
-    An ImportError, as it is raised when that part is imported. ``names`` are the missing ones, as
-    dotted paths from torch's root; ``torch_version`` is the torch that lacks them.
+    An ImportError, because it is raised when that part is imported.
+
+    Attributes:
+        names (list[str]): Missing names, as dotted paths from torch's root.
+        torch_version (str): Version of the torch that lacks them.
     """
 
     def __init__(
@@ -55,39 +58,40 @@ class MissingTorchNameError(UnsupportedError, ImportError):
 
 
 class WorkerError(PenstockError, RuntimeError):
-    """A worker of a pool raised an exception of a type that the trainer does not make.
+    """A pool worker raised an exception of a type that the trainer does not re-create.
 
-    Its text begins with the name of that type, and has the worker's traceback.
+    The message starts with the name of that type and includes the worker's traceback.
     """
 
 
 class UnsentBatchError(WorkerError):
-    """A worker of a pool made a batch with a part of a type that it does not send.
+    """A pool worker made a batch with a part of a type that it does not send.
 
-    ``refusal`` is the worker's word for that part.
+    Attributes:
+        refusal (str): Reason given by the worker.
     """
 
     refusal = ""
 
 
 class RankError(PenstockError):
-    """The ranks of a job do not read one order, or one of them does not come."""
+    """The ranks of a job do not read the same order, or a rank is missing."""
 
 
 class FallbackError(PenstockError):
-    """Torch's iterator would have been used, and PENSTOCK_FALLBACK=error forbids it."""
+    """Torch's iterator would have been used, and ``PENSTOCK_FALLBACK=error`` forbids that."""
 
 
 class StateUnsupportedError(UnsupportedError, AttributeError):
-    """The loader cannot say where it is in its stream.
+    """The loader cannot return its position in the stream.
 
-    An AttributeError, so that it has no ``state_dict`` for those who look: accelerate and Lightning
-    call it wherever they find one.
+    An AttributeError, so that ``hasattr(loader, "state_dict")`` is False: accelerate and Lightning
+    call the method if it exists.
     """
 
 
 class PoolWarning(UserWarning):
-    """Something about a pool that the user should know, though training goes on."""
+    """A condition of a pool that the user should know about; training continues."""
 
 
 def add_note(error: BaseException, note: str) -> None:

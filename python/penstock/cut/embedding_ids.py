@@ -20,16 +20,23 @@ from penstock.tracking.leaves import flatten_batch
 
 
 def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.Tensor | None]:
-    """A ``select`` for :meth:`DataLoader.lookahead`: the ids that ``model``, which is offloaded,
-    will look up in ``table``, an embedding or a parameter of it, by name.
+    """Return a ``select`` for :meth:`penstock.DataLoader.lookahead` that finds embedding ids.
 
-    It is given a batch of the loader and returns all these ids in one dimension: those of the batch
-    as they are, or as the workers computed them. For a batch that left before the workers knew the
-    computation, the ids are computed here. None where they cannot be known: before the model has
-    run on a batch of this form (the smaller last one, say), when the plan leaves the ids' calls to
-    the trainer, which ``cut="maximal"`` does least, and for a forward that is captured as several
-    graphs. Raises ``ValueError`` for a model that is not offloaded, and for a name that is none of
-    its parameters'.
+    Args:
+        model (torch.nn.Module): Model offloaded by :func:`penstock.offload`.
+        table (str): Name of an embedding of the model, or of a parameter.
+
+    Returns:
+        Callable[[Any], torch.Tensor | None]: Takes a batch of the loader and returns all ids that
+        the model will look up in the table for it, as a tensor of shape (number of ids,). The ids
+        are read from the batch, or from the results that the workers computed. For a batch that was
+        sent before the workers had the computation, they are computed in the trainer. None if the
+        ids are not known: before the model has run on a batch of this form (for example the smaller
+        last one), if the plan leaves the computation of the ids to the trainer (least often with
+        ``cut="maximal"``), and for a forward captured as several graphs.
+
+    Raises:
+        ValueError: If the model is not offloaded, or has no parameter of that name.
 
     Example::
 

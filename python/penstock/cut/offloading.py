@@ -54,32 +54,58 @@ def offload(
     compile_prefix: bool = False,
     cut_tolerance: int | float | None = None,
 ) -> M:
-    """Lets the workers of `loader` run the part of `model` that depends on the batch alone; returns
-    `model`.
+    """Run the part of a model that depends only on the batch in a loader's workers.
+
+    The cut is found at the first forward with a batch of ``loader``; ``loader.plan`` shows it. The
+    model keeps its class, its parameters, its hooks and its state_dict. Unless ``allow_random`` or
+    ``cut_tolerance`` is used, training results stay bit-for-bit identical. If a model cannot be
+    handled, one warning is logged, ``loader.plan.refused`` has the reason, and training continues
+    as without this call.
 
     A model that is used with several loaders is offloaded to all of them, in one call or in
-    several: `offload(model, train, val)`. Each loader has its own plan. A call with a loader that
-    the model is offloaded to already begins anew with it; `detach(model)` undoes all. A loader may
-    also be what accelerate's `prepare()` or Fabric's `setup_dataloaders()` made of one.
+    several: ``offload(model, train, val)``. Each loader has a separate plan. A further call with
+    the same loader replaces its offload; ``detach(model)`` undoes all of them.
 
-    The cut is found at the first forward with a batch of `loader`, and `loader.plan` tells it.
-    `cut` is "auto" (by price, which is measured again while the loader runs, and the cut changed
-    with it), "maximal" (everything that may move) or "none". With `allow_random`, random draws that
-    can move do, whatever the price. Their numbers then follow from `torch.initial_seed()`, from the
-    seed of the epoch and from the place of the batch in it, whoever draws them, and no generator
-    moves; no cut is changed then. The first batch of each worker, and one in `verify_every`, is
-    also computed in the trainer and compared. With `compile_prefix`, AOTInductor compiles what
-    moved in a process beside the training (it needs a C++ compiler), and a worker uses that once it
-    has seen it give the same bits in less time.
+    Args:
+        model (torch.nn.Module | Callable): Model, or a function such as a training step with the
+            loss in it. The calls of a function on the batch before it calls the model may move,
+            too.
+        loader (DataLoader): A ``penstock.DataLoader``, or the result of accelerate's ``prepare()``
+            or Fabric's ``setup_dataloaders()`` for one.
+        *loaders (DataLoader): Further loaders, such as the validation loader.
+        cut (str): ``"auto"`` chooses the cut by price; the price is measured again while the loader
+            runs, and the cut changed accordingly. ``"maximal"`` moves every call that can move,
+            ``"none"`` none. Default: ``"auto"``.
+        allow_random (bool): Move all random draws that can move, regardless of the price. Their
+            numbers then follow from ``torch.initial_seed()``, the seed of the epoch and the
+            position of the batch in it, on either side, and no generator advances; the cut is not
+            changed later. Default: False.
+        verify_every (int): Number of batches, 1 or more, of which one is also computed in the
+            trainer and compared, in addition to the first batch of each worker. Default: 1000.
+        compile_prefix (bool): Compile the moved calls with AOTInductor, in a process in parallel to
+            the training; needs a C++ compiler. A worker uses the compiled code once it has verified
+            that it gives the same bits in less time. Default: False.
+        cut_tolerance (int | float | None): Allowed difference between the results of a worker's CPU
+            and a GPU. An integer of 1 or more is a number of units in the last place of each value,
+            a float above 0 and below 1 an error relative to the largest value of the tensor.
+            Training is then no longer bit-for-bit identical. Comparisons measure the difference,
+            ``loader.plan`` shows the largest one so far, and a call that exceeds the tolerance
+            returns to the GPU, with a warning. Default: None, which keeps calls with a difference
+            on the GPU.
 
-    A call on a GPU of which a worker's CPU gives other last bits stays on the GPU. With
-    `cut_tolerance` it may move, and training is no longer the same to the bit: an integer allows so
-    many units in the last place of each number, a float below 1 an error relative to the largest
-    value of the tensor. Comparisons measure the difference, `loader.plan` shows the largest that
-    was seen, and a call beyond the tolerance goes back to the GPU, with a warning.
+    Returns:
+        torch.nn.Module | Callable: ``model`` if it is a module, else a function to be called in its
+        place.
 
-    What cannot be handled is refused: one warning is logged, `loader.plan.refused` has the reason,
-    and training goes on as it would have.
+    Raises:
+        ValueError: If ``cut``, ``verify_every`` or ``cut_tolerance`` has an invalid value.
+        TypeError: If ``model`` is not callable or is a ``torch.export.ExportedProgram``, or a
+            loader is not a ``torch.utils.data.DataLoader``.
+
+    See Also:
+        :func:`penstock.explain` shows the plan without changing anything.
+
+    Example::
 
         model = penstock.offload(model, train, val)
         for inputs, target in train:
@@ -88,8 +114,7 @@ def offload(
             for inputs, target in val:
                 accuracy(model(inputs), target)
 
-    `model` may also be a function, such as a training step with the loss in it. Its calls on the
-    batch before it calls the model may move, too, and another function is returned:
+    A training step::
 
         @functools.partial(penstock.offload, loader=loader)
         def training_step(batch):
@@ -257,8 +282,21 @@ def _share_withholding(loader: Any, context: CutContext) -> None:
 
 
 def detach(model: M) -> M:
-    """Undoes `offload`: the model runs as before, and the workers of its loaders stop running its
-    prefix. Returns the model, or the function that was offloaded."""
+    """Undo :func:`penstock.offload` for all loaders of a model.
+
+    The model runs as before, and the workers stop running its moved calls.
+
+    Args:
+        model (torch.nn.Module | Callable): Result of ``offload``. Another model is returned as it
+            is.
+
+    Returns:
+        torch.nn.Module | Callable: The model, or the function that was offloaded.
+
+    Example::
+
+        model = penstock.detach(model)
+    """
     call = offloaded_call(model)
     if call is None:
         return model

@@ -60,29 +60,47 @@ def explain(
     link_bytes_per_s: float | None = None,
     cut_tolerance: int | float | None = None,
 ) -> Plan:
-    """Says which calls of `model` could run in the workers for batches like `batch`, and their
-    costs.
+    """Return the plan that :func:`penstock.offload` would follow for batches like ``batch``.
 
-    Analysis alone: no parameter, buffer, random generator, hook or compiled state changes, and the
-    model is looked at in the mode (train or eval) it is in. The movable operators are run once to
-    be timed. A model that Dynamo captures as several graphs is run once, as a copy, since the later
-    graphs follow from what the earlier ones gave: what its forward prints is printed.
+    The plan shows which calls of ``model`` could run in the workers, and their costs. This is only
+    an analysis: no parameter, buffer, random generator, hook or compiled state changes, and the
+    model is examined in its current mode (train or eval). The movable operators are run once to be
+    timed. A model that Dynamo captures as several graphs is run once, as a copy, because the later
+    graphs depend on the results of the earlier ones; text that its forward prints appears.
 
-    `batch` is what the loader yields. `call(model, batch)` says how the model is called with it;
-    left out:
+    Args:
+        model (torch.nn.Module | Callable): Model, TorchScript module or function.
+        batch (Any): A batch as the loader delivers it: tensors on the CPU, also in tuples, lists
+            and mappings.
+        call (Callable[[Any, Any], Any] | None): ``call(model, batch)`` calls the model with a
+            batch. Default: None; the type of the batch decides, as below.
+        cut (str): ``"auto"``, ``"maximal"`` or ``"none"``, as for ``offload``. Default: ``"auto"``.
+        allow_random (bool): Let random draws move, as for ``offload``. Default: False.
+        worker_count (int): Number of workers that share the batches. Default: 2.
+        link_bytes_per_s (float | None): Bytes per second, above 0, that arrive from all workers of
+            a pool together: 125e6 for 1 Gbit/s. The plan then shows how many bytes cross the link
+            for each way to cut. Default: None, workers on this machine.
+        cut_tolerance (int | float | None): Allowed difference of results, as for ``offload``.
+            Default: None.
 
-    - a tensor: `model(batch)`
-    - a mapping: `model(**batch)` if its keys are parameters of forward, else `model(batch)`
-    - a tuple or list: `model(*batch[:n])`, n being how many parameters forward requires, at least
-      1; but `model(batch)` if forward requires one parameter and calls it `batch`
-    - anything else: `model(batch)`
+    Returns:
+        Plan: The plan; bytes and seconds are per batch. If the model cannot be cut, ``refused`` has
+        the reason.
 
-    `worker_count` workers share the batches. With `link_bytes_per_s` they are those of a pool, and
-    so many bytes a second come from all of them together: 125e6 for 1 Gbit/s. The plan then says
-    how many bytes cross the link with each way to cut. `cut_tolerance` is that of `offload`.
+    Raises:
+        ValueError: If ``cut``, ``link_bytes_per_s`` or ``cut_tolerance`` has an invalid value.
+        TypeError: If ``cut_tolerance`` is not a number.
 
-    A model that cannot be cut gives a plan with `refused` set.
+    Without ``call``, the model is called with
 
+    - a tensor as ``model(batch)``;
+    - a mapping as ``model(**batch)`` if its keys are parameters of forward, else ``model(batch)``;
+    - a tuple or list as ``model(*batch[:n])``, where n is the number of parameters that forward
+      requires, at least 1; but as ``model(batch)`` if forward requires one parameter and names it
+      ``batch``;
+    - any other batch as ``model(batch)``.
+
+    Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
         >>> print(explain(model, torch.zeros(3, 2, 2)).kept[-1].operator)  # doctest: +SKIP
         linear at linear.py:134

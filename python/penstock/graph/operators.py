@@ -52,17 +52,26 @@ UPSAMPLING: dict[tuple[str, int, bool], OpOverload] = {
 
 
 def stateless(operator: Op) -> Op:
-    """Declares that `operator` gives the same result for the same arguments and does nothing else;
-    returns it.
+    """Declare that an operator returns the same result for the same arguments and has no effects.
 
-    An operator of a library that penstock does not know stays in the trainer. One that is declared
-    may be moved into the workers like one of torch's own: it reads no state, draws no random
-    numbers, writes to nothing, and its results share no memory with its arguments. Batches are
-    compared with the trainer's own at times, which shows a wrong declaration, though not at once.
-    Spawned workers need the operator, too: define it in a module that the dataset's imports.
+    Operators of libraries that penstock does not know stay in the trainer. A declared operator may
+    move into the workers like an operator of torch: it must not read state, draw random numbers or
+    write to memory, and its results must not share memory with its arguments. Some batches are
+    compared with the trainer's results, which shows a wrong declaration, though not immediately.
+    Spawned workers need the operator, too: define it in a module imported by the dataset's module.
 
-    `operator` is a result of `torch.library.custom_op`, or one of `torch.ops`. Raises TypeError for
-    anything else and ValueError when its schema says otherwise.
+    Args:
+        operator (CustomOpDef | OpOverload | OpOverloadPacket): Result of
+            ``torch.library.custom_op``, or an operator in ``torch.ops``.
+
+    Returns:
+        CustomOpDef | OpOverload | OpOverloadPacket: ``operator``, so the function can be a
+        decorator.
+
+    Raises:
+        TypeError: If ``operator`` is not an operator.
+        ValueError: If the schema shows that it writes to its arguments, returns their memory or
+            draws random numbers.
 
     Example::
 

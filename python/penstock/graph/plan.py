@@ -43,11 +43,41 @@ _CALL_TITLES = ("operator", "runs in", "worker ms", "trainer ms", "bytes", "why"
 
 @dataclass(frozen=True, slots=True)
 class Plan(PlanRecord):
-    """A cut with its prices; bytes and seconds are per batch.
+    """A cut of a model and its costs. Bytes and seconds are per batch.
 
-    `str(plan)` is a table for people, which notebooks show as one of HTML. `to_json()` has all of
-    it, `to_svg()` is a picture.
-    `refused` is None, or the one sentence that says why the whole model stays in the trainer.
+    ``str()`` of it is a table of the calls and the reasons; notebooks show it as HTML.
+
+    Attributes:
+        moved (tuple[PlannedCall, ...]): Calls that run in the workers.
+        kept (tuple[PlannedCall, ...]): Calls that run in the trainer, or on both sides.
+        raw_bytes (int): Bytes of the batch as the dataset makes it.
+        maximal_bytes (int): Bytes at the boundary if every call that can move does.
+        boundary_bytes (int): Bytes at the boundary that the trainer reads with this plan.
+        worker_s (float): Seconds of a worker for the moved calls.
+        trainer_s (float): Seconds of the trainer for the calls that could move and do not.
+        refused (str | None): The reason why the whole model stays in the trainer, as one sentence;
+            None if it does not.
+        totals (tuple[CutTotals, ...]): Costs of no cut, of the maximal cut and of this plan, in
+            this order; also of this plan without ``cut_tolerance``, if that moves a call.
+        edges (tuple[PlannedEdge, ...]): Tensors passed between calls, without parameters and
+            constants.
+        link_bytes_per_s (float | None): Rate of the link to a pool's workers when the plan was
+            made, in bytes per second; None for workers on this machine.
+        copy_bytes_per_s (float | None): Rate of copies from pinned memory to the device on which
+            the program has its batches, in bytes per second; None without a device.
+        priced (RunningPrice | None): Price by measurements of the running loader; None if only the
+            calibration on one batch is known.
+        workers_apart (tuple[str, ...]): Pool workers that run only the part of the plan that is
+            exact on every CPU, each with the reason.
+
+    See Also:
+        :func:`penstock.explain` and :attr:`penstock.DataLoader.plan` return a plan.
+
+    Example::
+
+        plan = penstock.explain(model, next(iter(loader)))
+        print(plan)
+        pathlib.Path("plan.svg").write_text(plan.to_svg())
     """
 
     def __str__(self) -> str:
@@ -58,30 +88,52 @@ class Plan(PlanRecord):
         return format_html(self)
 
     def to_json(self) -> str:
-        """The plan as one JSON object, field by field under the fields' names."""
+        """Return the plan as one JSON object with a key per field.
+
+        Returns:
+            str: JSON text.
+        """
         return json.dumps(dataclasses.asdict(self))
 
     @property
     def moved_calls(self) -> frozenset[str]:
-        """The calls that move, as the program says them."""
+        """Operators of the calls that move, as the program writes them."""
         return frozenset(call.operator for call in self.moved)
 
     def told(self, bytes_max: int) -> str:
-        """The plan as one JSON object of at most ``bytes_max`` bytes, for a pool's dashboard."""
+        """Return the plan as one JSON object of limited size, for a pool's dashboard.
+
+        Args:
+            bytes_max (int): Limit on the size of the text in bytes, 4096 or more.
+
+        Returns:
+            str: JSON text. Calls that do not fit are left out.
+        """
         return told_plan(self, bytes_max)
 
     def to_dot(self) -> str:
-        """The plan as a graph in the language of Graphviz: the calls of the workers and of the
-        trainer in a box each, the tensors between them as edges with their bytes.
+        """Return the plan as a graph in Graphviz's language.
+
+        The calls of the workers and of the trainer are in one box each; the edges are the tensors
+        between them, with their bytes.
+
+        Returns:
+            str: DOT text.
+
+        Example::
 
             penstock explain --format dot train.py | dot -Tpdf -o plan.pdf
         """
         return format_dot(self)
 
     def to_svg(self) -> str:
-        """The plan as a picture for a browser, light or dark as the reader has it. Of a large plan
-        several calls share a box; where a call runs and why is shown when the pointer rests on
-        it."""
+        """Return the plan as a picture for a browser, light or dark as the reader's system.
+
+        In a large plan several calls share a box. Hovering over a call shows where it runs and why.
+
+        Returns:
+            str: SVG text.
+        """
         return format_svg(self)
 
 

@@ -118,135 +118,192 @@ def _where_it_has_state(method: _Method) -> _Method:
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
-    """torch's DataLoader, fed through shared memory by native code.
+    """Drop-in replacement for ``torch.utils.data.DataLoader``; batches arrive in shared memory.
 
-    Takes torch's arguments in torch's order and means the same by them: the batches, their order,
-    the random numbers and the errors are those of ``torch.utils.data.DataLoader``. The options of
-    penstock's own, below, may be assigned later. The next ``iter()`` heeds them, and starts
-    persistent workers anew.
+    Takes torch's arguments in torch's order, with the same meaning: batches, their order, random
+    numbers and errors match torch's. The keyword arguments from ``snapshot_every_n_steps`` on are
+    penstock's. They may also be assigned as attributes; a change takes effect at the next
+    ``iter()`` and restarts persistent workers.
 
-    snapshot_every_n_steps: as in torchdata's StatefulDataLoader, the steps between snapshots of
-        samplers and of datasets in workers, from the first :meth:`state_dict` or
-        :meth:`load_state_dict` on; 0 for none. Before that nothing is kept or sent. The state is
-        exact after every batch whatever this number is: a resumed loader repeats what came after
-        the snapshot.
-    num_workers: "auto" measures how long the trainer waits for batches and how long workers take,
-        and chooses the number from that; :attr:`worker_choice` says which number and why. "auto"
-        needs ``seeding="batch"``, with which the stream is the same for any number of workers, and
-        ``shards`` for an ``IterableDataset``. The attribute is the number in force, 1 or more:
-        without workers there is nothing to measure. A new number takes effect in the middle of an
-        epoch, or in the next one for an iterable dataset or with ``in_order=False``. New workers
-        get the dataset as the trainer has it and run ``worker_init_fn``, persistent ones too.
-        Workers that compute are at most as many as the CPUs that this process may use (its
-        affinity, its cgroup, its share of a machine with ``LOCAL_WORLD_SIZE`` ranks). Workers that
-        wait for storage are at most four times as many, or 32. To assign a number ends the
-        choosing.
-    device: batches arrive on this device, copied on a side stream ahead of use. A
-        ``torch.device``, a string or an index; None and the CPU leave them where torch would. With
-        ``num_workers=0`` an object that is no container is moved by its own ``to()``, and one
-        without stays where it is. ``iter()``
-        raises ``UnsupportedError`` when the device is not there. At most ``prefetch_bytes`` of
-        batches, or 256 MiB, are on it ahead of use, and one batch beyond; the others wait on the
-        host. Where its memory is full, batches wait as well; ``next()`` raises
-        ``torch.OutOfMemoryError`` if there is none for the very batch that it waits for.
-        CUDA graphs may be captured meanwhile.
-        "auto" leaves batches on the host and copies ahead what the program copies: where it says
-        ``.to(device)``, ``.cuda()`` or ``buffer.copy_(x)`` of a tensor of the batch, it is given a
-        copy that was begun when the batch came. Tensors that it may copy are ``torch.Tensor`` by
-        ``isinstance`` and not by ``type()``; all that is made of them is plain. Without workers, or
-        without a device, batches are plain.
-    seeding: "worker" (what None means) seeds each worker as torch does. "batch" seeds the global
-        generators of torch, random and numpy anew before each batch, from the base seed, the number
-        of the epoch and the place of the batch in it. A dataset and a collate_fn that draw from
-        these generators then give the same stream for any ``num_workers``. With ``num_workers=0``
-        the trainer's own generators stay as they were. "sample" seeds them before each sample of a
-        map-style dataset, from the place of the sample in the order of the epoch, so that the
-        draws do not depend on ``batch_size`` either. Generators that a dataset keeps to itself
-        are not covered. A map-style dataset whose ``__getitem__`` takes ``generator`` is given a
-        ``torch.Generator`` for each sample, which makes its draws independent of ``fetch_threads``
-        too.
-    shards: with ``seeding="batch"`` and an ``IterableDataset``, the number of shards in which it is
-        read, which is also what ``get_worker_info().num_workers`` says. The stream then follows
-        from this number and not from ``num_workers``. Shards beyond the first of a process read
-        copies of the dataset, made by ``copy.deepcopy``. None: one shard for each worker. With
-        ``shard_by_rank`` it is the number of shards of the job.
-    prefetch_bytes: the most bytes that batches asked for ahead may take. A batch that has not come
-        yet counts as the largest so far. One batch is always asked for. ``prefetch_factor``, which
-        bounds the number of batches, holds as well. It is also the most bytes of batches that are
-        on a CUDA ``device`` before they are given out.
-    fetch_threads: up to this many threads of a worker (of the trainer with ``num_workers=0``) call
-        ``dataset[i]`` for the samples of one batch, for storage that is slow to answer. Order and
-        errors stay torch's, collate_fn runs as before, and no part of a batch overlaps the next
-        batch. The dataset must be thread-safe. With more than 1, random numbers that samples draw
-        from the global generators (torch, random, numpy) are not reproducible, because the threads
-        share them. A dataset with ``__getitems__`` is still called once for a batch.
-    overlap_epochs: with ``persistent_workers``, workers may make the first batches of the next
-        epoch while one ends and between the two. These batches are used if that epoch begins as
-        expected (nothing else drew from the generators of its order), and dropped otherwise; the
-        stream is torch's either way. This is done for a map-style dataset in sequential order or
-        shuffled by torch's own sampler, if fetching does not change the dataset and no other
-        process can, as far as a worker can see. For all others the next epoch is fetched when it
-        begins. False: never, for a dataset that reads files which the program writes between
-        epochs.
-    pool: "tcp://host:port", the address of a pool's controller. Batches then come from the workers
-        that the controller names, on this machine or others, which may come, go and die while
-        training runs. With ``num_workers`` > 0, so many processes of this trainer's own serve
-        beside them. ``seeding`` is "batch" then, so that the stream is that of ``num_workers=0,
-        seeding="batch"`` to the bit. The dataset, ``collate_fn`` and ``worker_init_fn`` (called
-        once in a process, with 0) are sent by cloudpickle. ``prefetch_factor``,
-        ``persistent_workers`` and ``timeout`` are allowed whatever ``num_workers`` is. Where
-        batches are made within 5 ms, each worker is asked for up to 8 ahead even if
-        ``prefetch_factor`` is less, together of at most 16 MiB and ``prefetch_bytes``. None: the
-        pool that the environment's ``PENSTOCK_POOL`` names, if it can serve this loader and
-        ``num_workers`` is not 0 or ``seeding`` is "batch" or "sample"; a warning says if it cannot.
-        "": no pool.
-    keys: the folder with this trainer's keys for the pool. None: ``PENSTOCK_KEYS``, else keys that
-        this user's processes share on this machine.
-    code_paths: folders (or single .py files) of your own modules that travel with the dataset. The
-        modules in the folder of the program travel in any case, and so do those that it has
-        imported from elsewhere and that belong to no installed package. Empty: the folders that the
-        environment's ``PENSTOCK_CODE_PATHS`` lists, with ":" between them. None: no modules at all.
-    trust_workers: lets batches of a pool carry any pickled object. Without it they carry tensors,
-        numpy arrays, numbers, text, bytes, None and dicts, lists and tuples of them. Unpickling
-        runs code that the sender chose: a worker that somebody took over could do whatever the
-        trainer may.
+    Args:
+        dataset (Dataset): Map-style or iterable dataset to load from.
+        batch_size (int | None): Number of samples per batch, 1 or more. None disables batching:
+            each item of the dataset is delivered as a batch. With ``shard_by_rank``, the batch size
+            of one rank. Default: 1.
+        shuffle (bool | None): Draw a new random order for every epoch. Default: None, which means
+            False.
+        sampler (Sampler | Iterable | None): Yields the indices of the samples, in order. Mutually
+            exclusive with ``shuffle``. With ``shard_by_rank``, it yields the order of all ranks and
+            needs a length. Default: None.
+        batch_sampler (Sampler | Iterable | None): Yields the list of indices of each batch.
+            Mutually exclusive with ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``.
+            Default: None.
+        num_workers (int | "auto"): Number of worker processes. 0 makes the batches in this process.
+            ``"auto"`` measures how long the trainer waits for batches and how long workers take to
+            make them, and chooses the number accordingly; :attr:`worker_choice` has the number and
+            the reason. ``"auto"`` requires ``seeding="batch"`` or ``"sample"``, with which the
+            stream is the same for any number of workers, and ``shards`` for an ``IterableDataset``.
+            The attribute is the number in use, at least 1, because measuring requires a worker. A
+            new number takes effect in the middle of an epoch, or in the next epoch for an iterable
+            dataset or with ``in_order=False``. New workers receive the dataset as it is in the
+            trainer and run ``worker_init_fn``, persistent workers too. The number of workers that
+            compute is limited to the CPUs available to this process (by affinity, by cgroup, and by
+            its share of a machine with ``LOCAL_WORLD_SIZE`` ranks), the number of workers that wait
+            for storage to four times as many, or to 32. Assigning a number disables automatic
+            tuning. Default: 0.
+        collate_fn (Callable[[list], Any] | None): Merges a list of samples into a batch. Default:
+            None, which means torch's ``default_collate``, or ``default_convert`` without batching.
+        pin_memory (bool): Deliver tensors in pinned memory. With workers, their shared memory is
+            registered with CUDA, so batches are not copied for it. Default: False.
+        drop_last (bool): Drop the last batch if it is incomplete. Default: False.
+        timeout (float): Seconds to wait for a batch from the workers before a ``RuntimeError`` is
+            raised; 0 or more. 0 waits indefinitely. Default: 0.
+        worker_init_fn (Callable[[int], None] | None): Called in each worker with its number, from 0
+            to ``num_workers - 1``, after seeding and before loading. In the processes of a pool it
+            is called once, with 0. Default: None.
+        multiprocessing_context (str | BaseContext | None): Start method of the workers: ``"fork"``,
+            ``"spawn"``, ``"forkserver"`` or a context of ``multiprocessing``. With ``"spawn"`` and
+            ``"forkserver"``, the dataset and the functions must be picklable. Requires
+            ``num_workers`` > 0. Default: None, the default of the system.
+        generator (torch.Generator | None): Source of the random order and of the workers' base
+            seed. With ``shard_by_rank``, it must be in the same state on all ranks. Default: None,
+            the global generator; with ``shard_by_rank``, a generator with seed 0.
+        prefetch_factor (int | None): Number of batches requested ahead from each worker, 1 or more.
+            Default: None, which means 2 with workers or a pool. Must be None without them.
+        persistent_workers (bool): Keep the workers and their datasets between epochs. Requires
+            workers or a pool. Default: False.
+        pin_memory_device (str): Deprecated by torch. Default: ``""``.
+        in_order (bool): Deliver batches in the order of the sampler. If False, a batch is delivered
+            as soon as it is ready; this applies only with workers. Default: True.
+        snapshot_every_n_steps (int): Steps between snapshots of samplers and of datasets in
+            workers, as in torchdata's ``StatefulDataLoader``; 0 takes none. Snapshots start with
+            the first :meth:`state_dict` or :meth:`load_state_dict`; before that, no state is kept
+            or sent. The state is exact after every batch regardless of this number: a resumed
+            loader repeats the work since the last snapshot. Default: 1.
+        device (torch.device | str | int | None): Deliver batches on this device, copied ahead of
+            use on a side stream. None and the CPU leave them where torch would. At most
+            ``prefetch_bytes`` bytes of batches, or 256 MiB, are on the device ahead of use, plus
+            one batch; further batches wait on the host. They also wait if the device's memory is
+            full; ``next()`` raises ``torch.OutOfMemoryError`` if there is no memory for the batch
+            to be delivered. CUDA graphs may be captured meanwhile. With ``num_workers=0``, an
+            object that is not a container is moved by its own ``to()``; an object without one is
+            left as it is. ``iter()`` raises ``UnsupportedError`` if the device is not available.
+            ``"auto"`` delivers batches on the host and copies ahead the tensors that the program
+            copies: where the program calls ``.to(device)``, ``.cuda()`` or ``buffer.copy_(x)`` on a
+            tensor of the batch, it receives a copy started when the batch arrived. Tensors that may
+            be copied in this way are ``torch.Tensor`` by ``isinstance`` but not by ``type()``;
+            results computed from them are plain tensors. Without workers or without a device,
+            ``"auto"`` delivers plain batches. Default: None.
+        seeding (str | None): How random numbers in workers are seeded. ``"worker"`` seeds each
+            worker as torch does. ``"batch"`` seeds the global generators of torch, random and numpy
+            before each batch, from the base seed, the epoch number and the batch's position in the
+            epoch. Datasets and collate functions that draw from these generators then give the same
+            stream for any ``num_workers``. With ``num_workers=0`` the trainer's generators keep
+            their state. ``"sample"`` seeds these generators before each sample of a map-style
+            dataset, from the sample's position in the order of the epoch, so draws do not depend on
+            ``batch_size`` either. Generators private to a dataset are not seeded. A map-style
+            dataset whose ``__getitem__`` has a parameter ``generator`` receives a
+            ``torch.Generator`` for each sample, with which its draws do not depend on
+            ``fetch_threads`` either. Default: None, which means ``"sample"`` with ``shard_by_rank``
+            and a map-style dataset, ``"batch"`` with ``pool``, ``replica_group``, or
+            ``shard_by_rank`` and an iterable dataset, and ``"worker"`` otherwise.
+        shards (int | None): Number of shards in which an ``IterableDataset`` is read, 1 or more;
+            requires ``seeding="batch"``, explicitly or by default. Each shard sees this number as
+            ``get_worker_info().num_workers``, so the stream depends on it and not on
+            ``num_workers``. A process that reads several shards uses copies of the dataset for all
+            but the first, made by ``copy.deepcopy``. With ``shard_by_rank`` it is required, is the
+            number of shards of the whole job, and must be at least ``world_size``. Default: None,
+            one shard per worker.
+        prefetch_bytes (int | None): Limit in bytes on the batches requested ahead, in addition to
+            ``prefetch_factor``, which limits their number. A batch that has not arrived counts as
+            the largest one so far. One batch is always requested. It also limits the bytes of
+            batches on a CUDA ``device`` before they are delivered. Requires workers or a pool.
+            Default: None, no limit.
+        fetch_threads (int): Maximum number of threads per worker (or in the trainer with
+            ``num_workers=0``) that call ``dataset[i]`` for the samples of one batch, for slow
+            storage; 1 or more. Order and errors match torch's, ``collate_fn`` runs as before, and
+            the work for one batch does not overlap the next. The dataset must be thread-safe. With
+            more than 1, samples that draw from the global generators (torch, random, numpy) are not
+            reproducible, because the threads share them. A dataset with ``__getitems__`` is still
+            called once per batch. Iterable datasets and ``batch_size=None`` allow only 1. Default:
+            1.
+        overlap_epochs (bool): With ``persistent_workers``, allow workers to make the first batches
+            of the next epoch while one ends and between the two. These batches are used if the next
+            epoch starts as expected (no other code drew from the generators of its order), and
+            dropped otherwise; the stream matches torch's either way. This applies to map-style
+            datasets in sequential order or shuffled by torch's sampler, if workers can verify that
+            fetching does not change the dataset and that no other process can. Pass False if the
+            program writes files between epochs that the dataset reads. Default: True.
+        pool (str | None): Address of a pool's controller, ``"tcp://host:port"``. The batches then
+            come from the pool's workers, on this machine or others, which may join, leave and fail
+            during training. With ``num_workers`` > 0, that many processes of this trainer serve in
+            addition. The stream is bit-for-bit identical to ``num_workers=0, seeding="batch"``. The
+            dataset, ``collate_fn`` and ``worker_init_fn`` are sent by cloudpickle.
+            ``prefetch_factor``, ``persistent_workers`` and ``timeout`` are allowed for any
+            ``num_workers``. If a batch is made within 5 ms, up to 8 batches are requested ahead
+            from each worker even if ``prefetch_factor`` is less, limited to 16 MiB together and to
+            ``prefetch_bytes``. ``""`` means no pool. Default: None, the pool named by the
+            environment variable ``PENSTOCK_POOL`` or announced by :func:`penstock.announce_pool`,
+            if any. If that pool cannot serve this loader, or ``num_workers`` is 0 with torch's
+            seeding, a warning is issued and the pool is not used.
+        keys (str | os.PathLike | None): Folder with this trainer's keys for the pool. Default:
+            None, the folder in ``PENSTOCK_KEYS``, else keys shared by this user's processes on this
+            machine.
+        code_paths (Sequence[str | os.PathLike] | None): Folders, or single .py files, with your
+            modules to send with the dataset, in addition to the modules in the program's folder and
+            imported modules that belong to no installed package. None sends no modules. Default:
+            ``()``, the paths in ``PENSTOCK_CODE_PATHS``, separated by ":".
+        trust_workers (bool): Allow a pool's batches to contain any pickled object. If False, they
+            may contain tensors, numpy arrays, numbers, text, bytes, None, and dicts, lists and
+            tuples of these. Unpickling runs code chosen by the sender: a compromised worker could
+            do anything that the trainer may do. Default: False.
+        shard_by_rank (bool): Deliver to this process its part of one order that is independent of
+            the number of ranks. For a map-style dataset, a step takes the next samples of the
+            order, and each rank a contiguous run of them. All ranks have the same number of steps.
+            The order, the random numbers and the state are the same for any number of ranks: the
+            :meth:`state_dict` of any rank has the position of the job, and a job of another size
+            can resume from it. Of an ``IterableDataset``, rank ``s % world_size`` reads shard ``s``
+            of ``shards``; the batches are the same for any number of ranks. The state in the middle
+            of an epoch is then the state of one rank, and :func:`penstock.merge_states` combines
+            the states of all ranks. Default: False.
+        rank (int | None): Rank of this process, with ``shard_by_rank``. The attribute is the number
+            in use. Default: None, the rank in torch's default process group, else the variable
+            ``RANK`` set by torchrun, else 0.
+        world_size (int | None): Number of ranks, with ``shard_by_rank``. The attribute is the
+            number in use. Default: None, from the process group, else from ``WORLD_SIZE``, else 1.
+        global_batch_size (int | None): Number of samples of a step over all ranks, instead of
+            ``batch_size``; at least ``world_size``, and a multiple of it unless
+            ``remainder="uneven"``. The samples of a step are then the same for any number of ranks.
+            Requires ``shard_by_rank`` and a map-style dataset. Default: None.
+        remainder (str | None): Handling of samples that do not fill the last step, with
+            ``shard_by_rank``. ``"pad"`` divides them evenly among the ranks and delivers some twice
+            to do so. ``"drop"`` leaves them out. ``"uneven"`` delivers one sample more to some
+            ranks than to others, and allows batches of different sizes in every step; with fewer
+            samples than ranks it acts as ``"pad"``. For an ``IterableDataset``, ``"drop"`` ends the
+            epoch on all ranks before the first step for which some rank has no batch, ``"uneven"``
+            ends it on each rank separately, and ``"pad"`` is not available. Default: None, which
+            means ``"drop"`` for iterable datasets and with ``drop_last``, else ``"pad"``.
+        replica_group (ProcessGroup | DeviceMesh | Sequence[int] | None): Ranks that receive the
+            same batches, such as a model-parallel group: a process group, a device mesh of one
+            dimension, or a list of ranks that includes this one. The first of them requests the
+            batches, from ``pool`` or from its ``num_workers`` processes, and sends each batch once
+            to every other machine of the group. All ranks must read their loaders in the same
+            order, equally often and with the same seeds. With ``shard_by_rank``, ``rank`` and
+            ``world_size`` count such groups and must be given. Requires a map-style dataset. Models
+            are not cut (:func:`penstock.offload`) with such a loader. Default: None.
 
-    shard_by_rank: the loader gives this process its part of one order that knows no ranks, of a
-        map-style dataset. A step takes the next samples of the order, and each rank a run of them.
-        Every rank has the same number of steps. The order and all random numbers are the same for
-        any number of ranks (``seeding`` is "sample"), and so is the state: any rank's
-        :meth:`state_dict` says where the job is, and a job of another size goes on from it.
-        Without a ``generator`` the order follows from seed 0; one that is given has to be in the
-        same state on all ranks. ``sampler``, if it is given, is the order of all ranks. Of an
-        ``IterableDataset`` shard s of ``shards`` is read by rank ``s % world_size``, and its
-        batches are the same for any number of ranks (``seeding`` is "batch"). Its state in the
-        middle of an epoch is that of one rank: :func:`penstock.merge_states` makes the job's.
-    rank, world_size: this process, of so many, with ``shard_by_rank``. None: those of torch's
-        default process group, or of the variables RANK and WORLD_SIZE that torchrun sets, or 0 of
-        1. The attributes are the numbers in force.
-    global_batch_size: the samples of a step over all ranks, in the place of ``batch_size``, which
-        is that of one rank. The samples of a step are then the same for any number of ranks.
-    remainder: with ``shard_by_rank``, what becomes of the samples that do not fill the last step.
-        "pad": the ranks share them evenly, and some are given twice to make that so. "drop": they
-        are left out. "uneven": the ranks share them, some one more than others, and ranks may have
-        batches of different sizes in every step; where there are fewer samples than ranks, as
-        "pad". None: "drop" with ``drop_last``, else "pad". Of an ``IterableDataset``, "drop" (what
-        None means) ends the epoch on all ranks before the first step that one of them has no batch
-        for, and "uneven" on each rank by itself; there is no "pad".
-    replica_group: the ranks that are to have the very same batches, those of one model-parallel
-        group: a process group, a device mesh of one dimension, or a list of ranks with this one.
-        The first of them has each batch made, by ``pool`` or by ``num_workers`` processes of its
-        own, and the others have it from that rank, which sends it once to each other machine. The
-        ranks read their loaders alike: in the same order, as often, with the same seeds. With
-        ``shard_by_rank``, ``rank`` and ``world_size`` count such groups and have to be given. Needs
-        a map-style dataset. A model's cut is not used with such a loader.
+    Raises:
+        ValueError: If arguments have invalid values or exclude each other; also raised by
+            ``iter()`` for values assigned later.
+        TypeError: If an argument has the wrong type.
 
-    With ``num_workers`` > 0 a batch lies in memory that is shared with the worker that made it,
-    each tensor in a storage of exactly its bytes. The memory goes back to the worker when the last
-    tensor dies, and a user who keeps many batches gets copies. ``PENSTOCK_ARENA_BYTES`` is the most
-    shared memory of one worker (default: 256 MiB). ``PENSTOCK_FALLBACK=error`` turns a fallback to
-    torch's iterator (datapipes) into ``FallbackError``; :meth:`stats` gives the reason of a
-    fallback.
+    Note:
+        With ``num_workers`` > 0, a batch is in memory shared with the worker that made it, each
+        tensor in a storage of exactly its size. The memory returns to the worker when the last
+        tensor is freed; a program that keeps many batches receives copies. The environment variable
+        ``PENSTOCK_ARENA_BYTES`` limits the shared memory of each worker in bytes (default:
+        268435456, 256 MiB). With ``PENSTOCK_FALLBACK=error``, a fallback to torch's iterator (for
+        datapipes) raises ``FallbackError``; :meth:`stats` has the reason of a fallback.
 
     Example::
 
@@ -571,11 +628,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def plan(self) -> Plan | None:
-        """The plan in force, or why there is none;
-        None before :func:`penstock.offload` was asked for one.
+        """The plan in use for the offloaded model, or the reason why there is none.
 
-        Its ``workers_apart`` names the workers of a pool whose kernels give other bits than this
-        process's, and the families of these kernels.
+        Its ``workers_apart`` names the pool workers whose kernels give results with other bits than
+        this process, and the families of these kernels.
+
+        Returns:
+            Plan | None: None before :func:`penstock.offload` was called with this loader.
         """
         for iterator in list(self._live_iterators):
             self._workers_apart.update(iterator.source.workers_apart)
@@ -583,9 +642,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def worker_choice(self) -> _C.WorkerChoice | None:
-        """How many workers ``num_workers="auto"`` chose last, and why; None before that.
+        """The latest choice of ``num_workers="auto"``, with its reason and measurements.
 
-        ``str()`` of it is a sentence. The number is that of the next ``iter()``, or in force.
+        ``str()`` of it is a sentence. The number takes effect at the next ``iter()``, or is in use
+        already.
+
+        Returns:
+            WorkerChoice | None: None before the first choice.
 
         Example::
 
@@ -594,9 +657,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._tuner.choice
 
     def stats(self) -> LoaderStats:
-        """The statistics of this loader so far.
+        """Return the statistics of this loader so far, over all of its iterators.
 
-        Cheap; may be called at any time from the training thread.
+        Cheap. May be called at any time from the training thread.
+
+        Returns:
+            LoaderStats: Counts, bytes and seconds; ``print()`` shows them as text.
+
+        Example::
+
+            print(loader.stats().wait_s)  # seconds that the trainer waited for batches
         """
         counters = Counter(self._past_counters)
         work = self._past_work.copy()
@@ -616,13 +686,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
 
     def report(self) -> LoaderReport:
-        """Where the time of the steps so far went, and what to do about it.
+        """Report where the time of the steps so far went, and how to reduce it.
 
-        To be called at an epoch's end, or at any other time, from the training thread. ``str()`` of
-        it is for people: the waiting by what it was for, each worker's part, the slowest samples
-        with their indices, and a sentence or two of advice. ``to_json()`` has the same for
-        programs. The numbers are those of :meth:`stats`; ``penstock doctor`` also tries what the
-        advice says.
+        May be called at any time from the training thread, for example at the end of an epoch. The
+        numbers are those of :meth:`stats`; the command ``penstock doctor`` also tries the advice
+        out.
+
+        Returns:
+            LoaderReport: ``str()`` of it shows the waiting time by cause, the share of each worker,
+            the slowest samples with their indices, and a sentence or two of advice. ``to_json()``
+            has the same for programs.
 
         Example::
 
@@ -634,31 +707,50 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return make_report(self, self.stats(), self._iter_count, self._iter_s)
 
     def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
-        """The next ``batch_count`` batches, in order; fewer where the epoch ends.
+        """Return the results of ``select`` for the next batches, or their indices.
 
-        ``select`` is called with each of these batches and its results are returned: the ids that
-        an embedding will be asked for, say, so that a cache can fetch them. Without it the indices
-        are returned, as the sampler yields them for a batch. The batches are still to be delivered,
-        and the stream, the generators and the state are those of a program that does not look.
+        The batches are still delivered later, and looking ahead has no side effects on the stream,
+        the generators or the state. It reads the stream of the newest ``iter()``; an iterator has
+        this method too, for its own stream.
 
-        Values can be seen of the ``prefetch_factor * num_workers`` batches that are asked for ahead
-        (``prefetch_factor`` with ``num_workers="auto"``), for which this waits if need be; more is
-        a ``ValueError``. Indices are known to the end of the epoch with torch's own samplers in
-        batches, and as far ahead as values with others. With ``num_workers=0`` no values are known
-        ahead, and indices with torch's own samplers from the first batch on; an iterable dataset
-        has no indices; ``in_order=False`` has no known order: ``UnsupportedError``.
+        Batches (with ``select``) are available as far as they are requested ahead:
+        ``prefetch_factor * num_workers`` of them, or ``prefetch_factor`` with
+        ``num_workers="auto"``. The call waits for them if necessary. Indices (without ``select``)
+        are available to the end of the epoch with torch's samplers in batches, and as far ahead as
+        batches with other samplers. With ``num_workers=0`` only indices are available, with torch's
+        samplers, from the first batch on.
 
-        :func:`penstock.embedding_ids` makes a ``select`` for ids that an offloaded model makes of a
-        batch. ``select`` is given the very tensors that the loader will deliver. What it returns of
-        them stays valid as long as it is kept, but is not to be written to, and shows what the
-        program writes to the batch later. It is called for the same batch again by the next call
-        that reaches it. Where a batch cannot be made, the list ends before it and ``next()`` raises
-        the error in its place; a ``timeout`` that runs out is raised here. Batches that were looked
-        at are held on top of ``prefetch_bytes``. With a CUDA ``device`` they may be used under the
-        stream that was current here.
+        Args:
+            batch_count (int): Number of batches to look ahead, 1 or more.
+            select (Callable[[Any], Any] | None): Called with each of these batches, for example to
+                extract the ids that an embedding will look up, so that a cache can fetch them. It
+                receives the same tensors that will be delivered. Tensors that it returns stay valid
+                as long as they are kept, must not be written to, and show later writes of the
+                program to the batch. It is called again for a batch that a later call reaches.
+                Default: None, which returns indices.
 
-        The stream is that of the newest ``iter()``; an iterator has this method too, for its own.
-        After the last batch of an epoch the list is empty.
+        Returns:
+            list: One entry per batch, in order: the result of ``select``, or the indices of the
+            batch as the sampler yields them. Shorter than ``batch_count`` where the epoch ends, or
+            before a batch that cannot be made, whose error ``next()`` raises in its place. Empty
+            after the last batch of an epoch.
+
+        Raises:
+            ValueError: If ``batch_count`` is less than 1 or more than the number of batches
+                requested ahead, or if no iterator of the loader is in use.
+            TypeError: If ``batch_count`` is not an int or ``select`` is not callable.
+            UnsupportedError: If batches or indices are not known ahead: with ``in_order=False``,
+                for batches with ``num_workers=0``, for indices of an iterable dataset, and for
+                datapipes.
+            RuntimeError: If the ``timeout`` of the loader expires.
+
+        Note:
+            Batches that were looked at are held in addition to ``prefetch_bytes``. With a CUDA
+            ``device`` they may be used under the stream that was current at this call.
+
+        See Also:
+            :func:`penstock.embedding_ids`: a ``select`` for the ids that an offloaded model
+            computes.
 
         Example::
 
@@ -673,30 +765,31 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return look_ahead(self, iterator, batch_count, select)
 
     def start_prefetch(self) -> None:
-        """Has the workers begin with the batches of the next ``iter()``, and returns at once.
+        """Start making the batches of the next ``iter()``; return without waiting for them.
 
-        To be called before work that takes a while, such as loading the model's checkpoint: the
-        workers are started, or the pool is joined, and the first batches are asked for, as many as
-        ``iter()`` asks for. The next ``iter()`` returns that iterator. Another call before it does
-        nothing more. After :meth:`load_state_dict` it goes on at the place of the state. With
-        ``shard_by_rank`` the ranks compare their loaders here.
+        Call this before work that takes a while, such as loading a model's checkpoint: it starts
+        the workers, or joins the pool, and requests the first batches, as many as ``iter()`` does.
+        The next ``iter()`` returns that iterator. Further calls before it have no effect. After
+        :meth:`load_state_dict`, prefetching starts at the position of the state. With
+        ``shard_by_rank``, the ranks compare their loaders here.
 
-        The random numbers that ``iter()`` would draw are drawn here, from the generators as they
-        are now, so the stream is that of a program that calls ``iter()`` in this place. Until
-        ``iter()``, :meth:`state_dict` is that of before this call.
+        The random numbers for ``iter()`` are drawn here, from the current state of the generators,
+        so the stream is the same as if ``iter()`` were called here. Until ``iter()`` is called,
+        :meth:`state_dict` returns the state before ``start_prefetch()``.
 
-        If the program meanwhile assigns an option, seeds a ``generator``, or changes an attribute
-        of a sampler or of the dataset that is a number or a text (``set_epoch()`` does), ``iter()``
-        drops the iterator and makes another, from the same draws. :meth:`load_state_dict`,
-        pickling and copying drop it too. The global generators are put back then, unless the
-        program has drawn from them since. Other changes of the dataset do not reach workers that
-        run, and what persistent workers, which ran before, have drawn for dropped batches stays
-        drawn.
+        ``iter()`` discards the iterator and makes another from the same draws if the program
+        meanwhile assigns an option, seeds a ``generator``, or changes an attribute of a sampler or
+        of the dataset that is a number or text (``set_epoch()`` does). :meth:`load_state_dict`,
+        pickling and copying discard it too. The global generators are then restored, unless the
+        program has drawn from them since. Other changes of the dataset do not reach running
+        workers, and draws that persistent workers have made for discarded batches are not undone.
 
-        Raises ``UnsupportedError`` with ``num_workers=0`` and no pool, where nothing can be made
-        ahead: to do nothing there would leave the draws to ``iter()``, and the stream would depend
-        on the number of workers. So it does for datapipes. Raises ``ValueError`` while an iterator
-        is in use in the middle of an epoch, and what ``iter()`` raises.
+        Raises:
+            UnsupportedError: With ``num_workers=0`` and no pool, where batches cannot be made ahead
+                (ignoring the call would leave the draws to ``iter()``, so the stream would depend
+                on the number of workers), and for datapipes.
+            ValueError: While an iterator is in use in the middle of an epoch.
+            Exception: Any exception that ``iter()`` raises.
 
         Example::
 
@@ -714,17 +807,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @_where_it_has_state
     def state_dict(self) -> dict[str, Any]:
-        """``state_dict()`` says where the loader is in its stream, for :meth:`load_state_dict`.
+        """Return the loader's position in its stream, for :meth:`load_state_dict`.
 
-        After ``state_dict()`` of a loader in the middle of an epoch another one, built alike, gives
-        the batches that were not delivered yet, those that workers had begun included. It can be
-        called at any time from the training thread, and is made of what JSON can hold if the states
-        of the dataset and of the sampler are. With ``in_order=False`` it also has the places of the
-        batches that others have overtaken, and a batch that raised an error comes again. Raises
-        ``UnsupportedError`` (and the attribute is not there for ``hasattr``) for datapipes, and for
-        workers with ``in_order=False`` and ``shard_by_rank``, and ``RuntimeError`` where a dataset
-        or a sampler does not give its state. The first call has later batches bring along what a
-        state needs; one in the middle of an epoch may take long to resume from.
+        In the middle of an epoch, another loader built with the same arguments resumes with the
+        first batch that was not delivered, including batches that workers had already started. May
+        be called at any time from the training thread. The first call makes later batches carry the
+        information that a state needs; resuming from a first state in the middle of an epoch may
+        take long. With ``in_order=False`` the state also has the positions of the batches that
+        others have overtaken, and a batch that raised an error is made again.
+
+        Returns:
+            dict[str, Any]: JSON-serializable if the states of the dataset and the sampler are.
+
+        Raises:
+            UnsupportedError: For datapipes, and for workers with ``in_order=False`` and
+                ``shard_by_rank``. The attribute does not exist then for ``hasattr()``.
+            RuntimeError: If a dataset or a sampler does not return its state.
 
         Example::
 
@@ -737,11 +835,27 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._make_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next ``iter()`` go on where the loader was that ``state_dict`` is of.
+        """Resume from a state: the next ``iter()`` continues where ``state_dict`` was taken.
 
-        An empty one makes it begin a new epoch, with a warning. Ends persistent workers. Raises
-        ``ValueError`` when this loader's stream would be another than that of the loader that the
-        state is of, and ``TypeError`` for anything but a dictionary.
+        Stops persistent workers.
+
+        Args:
+            state_dict (dict[str, Any]): Result of :meth:`state_dict` of a loader built with the
+                same arguments, or of :func:`penstock.merge_states`. An empty dictionary starts a
+                new epoch, with a warning.
+
+        Raises:
+            ValueError: If this loader's stream would differ from the stream of the loader that the
+                state was taken from.
+            TypeError: If ``state_dict`` is not a mapping.
+            UnsupportedError: If the loader has no state, as for :meth:`state_dict`.
+
+        Example::
+
+            loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=4)
+            loader.load_state_dict(torch.load("loader.pt"))
+            for batch in loader:  # the first batch that was not delivered
+                ...
         """
         self._check_open("load_state_dict()")
         leave_unsendable(self)

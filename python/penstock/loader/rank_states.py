@@ -27,13 +27,21 @@ _OF_THE_USER = ("_index_sampler_state", "dataset", "sampler", "samplers")
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state of the job, of the states of all its ranks after the same step.
+    """Combine the states of all ranks, taken after the same step, into the state of the job.
 
-    For loaders with ``shard_by_rank`` and an iterable dataset. Any rank of a job with as many ranks
-    or another number of them, up to the number of shards, goes on from the result with
-    :meth:`DataLoader.load_state_dict`. The order of ``states`` does not matter.
+    For loaders with ``shard_by_rank`` and an iterable dataset. Any rank can resume from the result
+    with :meth:`penstock.DataLoader.load_state_dict`, in a job with the same or another number of
+    ranks, up to the number of shards.
 
-    Raises ``ValueError`` where one is missing, or they are not states of one job at one step.
+    Args:
+        states (Sequence[Mapping[str, Any]]): Result of ``loader.state_dict()`` of each rank, in any
+            order.
+
+    Returns:
+        dict[str, Any]: State of the job.
+
+    Raises:
+        ValueError: If the state of a rank is missing, or the states are not of one job at one step.
 
     Example::
 

@@ -38,50 +38,67 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
-    """Counts over the iterators that a loader has made, the live ones included.
+    """Counts over all iterators of a loader, including live ones; returned by ``loader.stats()``.
 
-    ``print(loader.stats())`` shows them in words. A parallel loader counts; with num_workers=0 the
-    numbers are 0.
+    ``print(loader.stats())`` shows them as text. With ``num_workers=0`` and no pool, only
+    ``iterator``, ``fallback_reason``, ``ledger`` and ``slow_samples`` are counted. Fields that end
+    in ``_s`` are wall-clock seconds, ``_bytes`` bytes, and ``_j`` joules.
 
-    ``iterator`` is "penstock", "pool", "torch" (num_workers=0: torch's own in-process iterator) or
-    "fallback" (torch's iterator in the place of ours, for ``fallback_reason``); None before the
-    first ``iter()``.
-
-    Seconds are wall-clock: ``epochs_s`` is the time from the beginning of each epoch to its last
-    batch, ``wait_s`` how long of it the trainer waited for batches, in ``waits`` times, ``fetch_s``
-    how long workers took to make those delivered. Of that they spent ``dataset_s`` on samples,
-    ``collate_s`` on making batches of them and writing these to shared memory, and ``prefix_s`` on
-    calls that :func:`penstock.offload` moved. Batches were on the wire for ``wire_s``, added up.
-
-    ``ledger`` says where each second of the steps went; it counts with ``num_workers=0``, too.
-    ``workers`` has what each worker took, by its number, or in a pool by its identity, and
-    ``slow_samples`` the samples that took longest, the slowest first.
-
-    ``batches`` were delivered, with ``batch_bytes`` of tensors. Of them ``copied_batches`` were
-    copied out of shared memory because the program holds many others, ``inline_batches`` came
-    through a socket because no shared memory could be had, ``early_batches`` were asked for before
-    their epoch began, ``boundary_batches`` carried results of calls that :func:`penstock.offload`
-    moved, ``compiled_batches`` of these were made by compiled code, and ``unrepeatable_batches``
-    have random numbers that ``fetch_threads`` drew in no certain order. Tensors of
-    ``withheld_bytes`` that nobody read stayed with a pool's workers, and ``recalled_batches`` were
-    sent once more since the program read such a tensor after all. Of ``device_widened_batches``
-    tensors that a pool sent in fewer bytes were copied so and widened on the device; without
-    ``device=``, and where penstock was built without nvcc, the CPU widens them. ``stale_batches``
-    came and were dropped because their epoch was left. ``arenas`` of shared memory were mapped.
-    ``outstanding`` batches are asked for and not here yet, ``ready`` ones are here and not taken.
-
-    Of a pool, workers of the trainer's own apart: its workers made ``pool_samples`` in
-    ``pool_bytes`` of batches, served for ``pool_worker_s`` together in ``pool_tenancies``, and were
-    on CPUs for ``pool_cpu_s`` of it. ``pool_energy_j`` is what they have used, or None where a
-    worker does not know; ``pool_metered_energy_j`` is that of the ``pool_metered_tenancies`` in
-    which one does. The pauses between two iterators, for which workers may be kept, are in
-    ``penstock costs`` alone.
-
-    ``epoch_end`` says how the last epoch ended that all ranks ended together, with
-    ``shard_by_rank`` and an iterable dataset: after how many steps, with the batches of which
-    rank, and what was dropped on this one.
-
-    ``worker_choice`` is that of ``num_workers="auto"``, once there is one.
+    Attributes:
+        iterator (str | None): ``"penstock"``; ``"pool"``; ``"torch"``, torch's in-process iterator
+            with ``num_workers=0``; or ``"fallback"``, torch's iterator because of
+            ``fallback_reason``. None before the first ``iter()``.
+        fallback_reason (str | None): Reason why torch's iterator was used; None if it was not.
+        batches (int): Batches delivered.
+        batch_bytes (int): Bytes of the tensors in the delivered batches.
+        copied_batches (int): Delivered batches that were copied out of shared memory because the
+            program keeps many others.
+        inline_batches (int): Delivered batches that came through a socket because no shared memory
+            was available.
+        stale_batches (int): Batches that arrived after the program left their epoch, and were
+            dropped.
+        early_batches (int): Delivered batches that were requested before their epoch started.
+        boundary_batches (int): Delivered batches with results of calls moved by
+            :func:`penstock.offload`.
+        compiled_batches (int): Number of these whose results were computed by compiled code.
+        unrepeatable_batches (int): Delivered batches whose random numbers ``fetch_threads`` drew in
+            no fixed order.
+        withheld_bytes (int): Bytes of tensors that stayed with a pool's workers because the program
+            did not read them.
+        recalled_batches (int): Batches sent once more because the program read such a tensor after
+            all.
+        device_widened_batches (int): Batches with tensors that a pool sent compressed and that were
+            decompressed on the device. Without ``device=``, or if penstock was built without nvcc,
+            the CPU decompresses them.
+        arenas (int): Shared-memory arenas mapped.
+        waits (int): Number of times the trainer waited for a batch.
+        epochs_s (float): Time from the start of each epoch to its last batch, summed over epochs.
+        wait_s (float): Part of ``epochs_s`` in which the trainer waited for batches.
+        fetch_s (float): Time that workers took to make the delivered batches.
+        prefix_s (float): Part of ``fetch_s`` for calls moved by :func:`penstock.offload`.
+        outstanding (int): Batches requested that have not arrived.
+        ready (int): Batches that have arrived and have not been delivered.
+        pool_tenancies (int): Periods in which a worker of a pool served this loader. All ``pool_``
+            fields exclude this trainer's processes.
+        pool_metered_tenancies (int): Number of these with known energy use.
+        pool_samples (int): Samples made by the pool's workers.
+        pool_bytes (int): Bytes of the batches made by the pool's workers.
+        pool_worker_s (float): Time that the pool's workers served, added up. ``penstock costs``
+            also counts the pauses between two iterators for which workers are kept.
+        pool_cpu_s (float): CPU time of the pool's workers in that time.
+        pool_metered_energy_j (float): Energy used in ``pool_metered_tenancies``.
+        worker_choice (WorkerChoice | None): Latest choice of ``num_workers="auto"``; None before.
+        epoch_end (EpochEnd | None): End of the last epoch that all ranks ended together, with
+            ``shard_by_rank`` and an iterable dataset: the number of steps, the rank that had no
+            further batch, and the batches dropped on this rank.
+        dataset_s (float): Part of ``fetch_s`` for samples.
+        collate_s (float): Part of ``fetch_s`` for collating the samples and writing batches to
+            shared memory.
+        wire_s (float): Time that batches spent on the wire, added up.
+        ledger (StepTimes): Time breakdown of the steps; also with ``num_workers=0``.
+        workers (Mapping[int, WorkerTimes]): Times of each worker, by its number, or by its identity
+            in a pool.
+        slow_samples (tuple[SlowSample, ...]): Slowest samples, slowest first.
     """
 
     iterator: str | None = None
@@ -124,7 +141,9 @@ class LoaderStats:
 
     @property
     def pool_energy_j(self) -> float | None:
-        """Joules that a pool's workers have used for this loader; None where that is not known."""
+        """Joules used by a pool's workers for this loader; None if any worker's use is
+        unknown.
+        """
         is_known = self.pool_tenancies == self.pool_metered_tenancies
         return self.pool_metered_energy_j if is_known else None
 
@@ -167,9 +186,19 @@ class LoaderStats:
 
 @dataclass(frozen=True, slots=True)
 class LoaderReport:
-    """The steps of a loader: ``ledger`` says where their seconds went, ``workers`` what each worker
-    took, ``slow_samples`` which samples took longest. ``limit`` names what limits the program, and
-    ``advice`` is a sentence or two; both are empty while too few steps were counted."""
+    """Time breakdown of a loader's steps, with advice; returned by ``loader.report()``.
+
+    ``str()`` of it is a text of several lines.
+
+    Attributes:
+        iterator (str | None): Kind of iterator, as in :class:`~penstock.loader.stats.LoaderStats`.
+        ledger (StepTimes): Seconds of the steps, by part.
+        workers (Mapping[int, WorkerTimes]): Times of each worker.
+        slow_samples (tuple[SlowSample, ...]): Slowest samples, slowest first.
+        limit (str): Name of the part that limits the program. Empty while too few steps were
+            counted (less than 4).
+        advice (str): A sentence or two. Empty like ``limit``.
+    """
 
     iterator: str | None
     ledger: StepTimes
@@ -206,7 +235,11 @@ class LoaderReport:
         return "\n  ".join(lines)
 
     def to_json(self) -> str:
-        """The report as one JSON object; times are seconds."""
+        """Return the report as one JSON object.
+
+        Returns:
+            str: JSON text with a key per field, and ``waiting_share``. Times are in seconds.
+        """
         record: dict[str, Any] = {
             "iterator": self.iterator,
             "ledger": dataclasses.asdict(self.ledger),

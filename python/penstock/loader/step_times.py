@@ -58,17 +58,25 @@ def _pairs(first: Any, second: Any) -> list[tuple[Any, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes(FieldSums):
-    """Where the seconds of ``steps`` steps went, added up. Every second is in exactly one field.
+    """Seconds of a number of steps by part, added up. Every second is in exactly one field.
 
-    A step is from one batch to the next. Of it ``compute_s`` is the program's: from when it had a
-    batch until it asked for the next one. ``loader_s`` is the loader's own work on the program's
-    thread. The other parts are waiting, told apart by the batch that ended the wait:
-    ``worker_s`` until a worker began to make it, because all were busy or had to start,
-    ``dataset_s`` until its samples were there, ``collate_s`` until they were a batch in shared
-    memory, ``prefix_s`` until the calls that :func:`penstock.offload` moved had run, ``wire_s``
-    until its last byte had arrived, and ``device_s`` until it was pinned, or its copy to the device
-    begun. ``order_s`` is waiting while a later batch was here: ``in_order=False`` would end it.
-    ``ranks_s`` is waiting for other ranks, where all take the same steps.
+    A step lasts from one batch to the next. ``compute_s`` is the program's part and ``loader_s``
+    the loader's work on the program's thread; the other parts are waiting time, attributed to the
+    stage in which the awaited batch was.
+
+    Attributes:
+        steps (int): Number of steps.
+        compute_s (float): From the delivery of a batch to the request for the next one.
+        dataset_s (float): Waiting until the samples were read.
+        collate_s (float): Waiting until the samples were a batch in shared memory.
+        prefix_s (float): Waiting until the calls moved by :func:`penstock.offload` had run.
+        worker_s (float): Waiting until a worker started to make the batch, because all were busy or
+            had to start.
+        wire_s (float): Waiting until the last byte of the batch had arrived.
+        device_s (float): Waiting until the batch was pinned, or its copy to the device had started.
+        order_s (float): Waiting while a later batch was ready; ``in_order=False`` avoids this.
+        ranks_s (float): Waiting for other ranks, where all take the same steps.
+        loader_s (float): The loader's work on the program's thread.
     """
 
     steps: int = 0
@@ -85,15 +93,17 @@ class StepTimes(FieldSums):
 
     @property
     def total_s(self) -> float:
+        """Seconds of all parts."""
         return float(sum(getattr(self, name) for name in PARTS))
 
     @property
     def waiting_s(self) -> float:
+        """Seconds of the waiting parts: all but ``compute_s`` and ``loader_s``."""
         return float(sum(getattr(self, name) for name in WAITING_PARTS))
 
     @property
     def waiting_share(self) -> float:
-        """The part of the time that was waiting, from 0 to 1; 0 before the first step."""
+        """Waiting time as a share of the total, from 0 to 1; 0 before the first step."""
         return self.waiting_s / self.total_s if self.total_s > 0 else 0.0
 
     def __str__(self) -> str:
@@ -120,9 +130,16 @@ class StepTimes(FieldSums):
 
 @dataclass(frozen=True, slots=True)
 class WorkerTimes(FieldSums):
-    """Of one worker: the ``batches`` delivered that it made, the seconds that it took for their
-    samples, for making batches of them and for calls that :func:`penstock.offload` moved, the
-    seconds that they were on the wire, and ``waited_s``, for which the trainer waited for them."""
+    """Times of one worker.
+
+    Attributes:
+        batches (int): Delivered batches that it made.
+        dataset_s (float): Seconds for their samples.
+        collate_s (float): Seconds for collating them.
+        prefix_s (float): Seconds for calls moved by :func:`penstock.offload`.
+        wire_s (float): Seconds that the batches were on the wire.
+        waited_s (float): Seconds that the trainer waited for them.
+    """
 
     batches: int = 0
     dataset_s: float = 0.0
@@ -134,10 +151,17 @@ class WorkerTimes(FieldSums):
 
 @dataclass(frozen=True, slots=True)
 class SlowSample:
-    """A sample that took its worker ``seconds``: the dataset's ``index``, where the batch was asked
-    for by numbers, or else its ``place`` in batch ``batch`` of an epoch. Without a place it stands
-    for all samples of the batch, which were not timed one by one: those of an iterable dataset, of
-    ``__getitems__`` or ``fetch_threads``, and those that take less than 20 µs."""
+    """A sample that took a worker long to read.
+
+    Attributes:
+        seconds (float): Time that it took.
+        index (int | None): Index in the dataset, if the batch was requested by numbers.
+        batch (int): Number of the batch in its epoch, from 0.
+        place (int | None): Position in the batch, from 0. None if the entry stands for all samples
+            of the batch because they were not timed separately: samples of an iterable dataset, of
+            ``__getitems__`` or ``fetch_threads``, and samples that take less than 20 µs.
+        worker (int): Number of the worker, or its identity in a pool; 0 with ``num_workers=0``.
+    """
 
     seconds: float
     index: int | None

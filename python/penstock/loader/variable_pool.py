@@ -57,16 +57,20 @@ class AnnouncedPool(VariablePool):
 
 
 def announce_pool(address: str) -> None:
-    """Gives every rank of this job the pool whose controller is at ``address``.
+    """Set the pool for every rank of this job.
 
-    The address is written to the job's store: that of the default process group, and the one that
-    torchrun serves. A loader that is made after that, on any rank, uses the pool as if
-    ``PENSTOCK_POOL`` named it; the argument ``pool=`` and that variable come first. Ranks that make
-    their loaders at once with the one that announces should meet in a barrier before.
+    The address is written to the job's store: the store of the default process group, and the one
+    served by torchrun. A loader made afterwards, on any rank, uses the pool as if ``PENSTOCK_POOL``
+    named it; the argument ``pool=`` and that variable take precedence. If ranks make their loaders
+    at about the same time as this call, let them meet in a barrier first.
 
-    address: that of a controller, as in "tcp://host:7000". All ranks have to reach it there.
+    Args:
+        address (str): Address of the pool's controller, such as ``"tcp://host:7000"``, reachable
+            from all ranks.
 
-    Raises ``ValueError`` for anything else, and ``RankError`` in a process that has no such store.
+    Raises:
+        ValueError: If ``address`` is not the address of a controller.
+        RankError: If the process has no such store.
 
     Example::
 

@@ -59,28 +59,34 @@ Event = dict[str, Any]
 
 
 def trace(path: str | os.PathLike[str], *, steps: int = STEPS, skip: int = 0) -> StepTrace:
-    """A block in which the steps of this process's loaders are traced.
+    """Return a context manager that traces the steps of this process's loaders to a file.
 
-    path: the file to be written, in Chrome's trace format (JSON), compressed if the name ends in
-        ".gz". https://ui.perfetto.dev and chrome://tracing open it. Where the process is one of
-        several ranks, its number is put before the name's first suffix: ``trace.rank3.json``.
-    steps: batches to be traced, from 1 to 1,000,000, of all loaders together.
-    skip: batches that are left out first.
+    The tracks are the trainer (computing, waiting by cause, the loader's work), each worker
+    (dataset, collating, moved calls), the wire, and the copy to the device. Arrows lead from the
+    making of a batch to the call that returned it. Counters show the batches that are ready, the
+    batches requested, and megabytes per second. Batches that were made but not delivered in the
+    window are left out. Timestamps use the Unix clock, as in torch.profiler, so
+    :func:`penstock.merge_traces` can show both together.
 
-    Tracks are the trainer (computing, waiting by what for, the loader's own work), each worker
-    (dataset, collating, moved calls), the wire and the copy to the device. Arrows lead from a
-    batch's making to the call that was given it. Counters are the batches that are ready and that
-    are asked for, and megabytes a second. Batches that were made and not given in the window are
-    not in it. Instants are those of the Unix clock, as torch.profiler's, so that
-    :func:`penstock.merge_traces` can put both on one page.
+    The file is written when ``steps`` batches were delivered, or else at the end of the block, also
+    after an exception or Ctrl-C. In the first case a failure to write is a warning, so training
+    continues. Tracing adds about 20 microseconds to a step. Loaders whose workers are already
+    running are traced too; forked children are not.
 
-    The file is written when ``steps`` batches were given, or else when the block ends, also by an
-    exception or Ctrl-C. In the first case a file that cannot be written is a warning, so that
-    training goes on. A step that is traced takes some 20 microseconds more. Loaders whose workers
-    run already are traced too. Forked children are not.
+    Args:
+        path (str | os.PathLike): File to write, in Chrome's trace format (JSON), compressed if its
+            name ends in ".gz". https://ui.perfetto.dev and chrome://tracing open it. If this
+            process is one of several ranks, the rank is inserted before the first suffix:
+            ``trace.rank3.json``.
+        steps (int): Number of batches to trace, over all loaders, 1 to 1,000,000. Default: 200.
+        skip (int): Number of batches to leave out first, 0 to 1,000,000. Default: 0.
 
-    Raises ``ValueError`` for numbers out of range, and ``OSError`` at the beginning of the block
-    where the file could not be written.
+    Returns:
+        StepTrace: Context manager; its ``path`` is the file written.
+
+    Raises:
+        ValueError: If ``steps`` or ``skip`` is out of range.
+        OSError: At the start of the block, if the file cannot be written.
 
     Example::
 
@@ -91,8 +97,12 @@ def trace(path: str | os.PathLike[str], *, steps: int = STEPS, skip: int = 0) ->
 
 
 class StepTrace:
-    """What ``penstock.trace()`` returns. ``path`` is the file, once it is written, and
-    ``step_count`` how many batches are in it so far."""
+    """Context manager that traces steps; returned by :func:`penstock.trace`. Can be used once.
+
+    Attributes:
+        path (pathlib.Path | None): File that was written; None before.
+        file_bytes (int): Size of that file in bytes; 0 before.
+    """
 
     def __init__(
         self,
@@ -114,6 +124,7 @@ class StepTrace:
 
     @property
     def step_count(self) -> int:
+        """Number of batches traced so far."""
         return self._window.batch_count
 
     def __enter__(self) -> StepTrace:

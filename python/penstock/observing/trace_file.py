@@ -70,19 +70,25 @@ def read_trace(path: Path) -> dict[str, Any]:
 
 
 def merge_traces(traces: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]) -> int:
-    """Makes one trace of several: those of the ranks of a job, of torch.profiler, or both.
+    """Merge several trace files into one: of the ranks of a job, of torch.profiler, or both.
 
-    traces: files that :func:`penstock.trace`, ``penstock trace`` or torch.profiler's
-        ``export_chrome_trace`` wrote, compressed or not.
-    path: the file to be written, compressed if its name ends in ".gz".
+    Timestamps are shifted to one clock, the Unix clock of the machines, whose clocks should agree.
+    Ranks whose processes have the same number get other numbers; torch's trace of a rank stays
+    together with penstock's if it has the same process number and no other rank.
 
-    Instants are shifted to one clock, the Unix clock of the machines, whose clocks should agree.
-    Ranks whose processes have the same number get other numbers; torch's trace of a rank stays with
-    penstock's, where it has the same process number and no other rank. Returns the number of
-    events.
+    Args:
+        traces (Sequence[str | os.PathLike]): Files written by :func:`penstock.trace`,
+            ``penstock trace`` or torch.profiler's ``export_chrome_trace``, compressed or not; at
+            least one.
+        path (str | os.PathLike): File to write, compressed if its name ends in ".gz".
 
-    Raises ``ValueError`` for a file that is no trace, and ``OSError`` where one cannot be read or
-    written.
+    Returns:
+        int: Number of events in the merged file.
+
+    Raises:
+        ValueError: If a file is not a trace, the clock of only some traces is known, or there are
+            no traces.
+        OSError: If a file cannot be read or written.
 
     Example::
 

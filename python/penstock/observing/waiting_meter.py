@@ -19,20 +19,25 @@ if TYPE_CHECKING:
 
 
 class WaitingMeter:
-    """What a trainer waits for, of one loader, since the last time that it was asked.
+    """Measure how long a trainer waits for a loader, and for what.
 
-    ``str()`` of a meter is a few words such as "waiting 12 % (the dataset)", of the steps of the
-    last second or so. They stay the same until the next ones are made, so that a bar may ask as
-    often as it likes. :meth:`scalars` are numbers for TensorBoard, Weights & Biases and the like.
-    The two do not disturb each other, nor other meters of the loader. To be used by the training
-    thread.
+    ``str()`` of a meter is a short text such as "waiting 12 % (the dataset)" about the steps of the
+    last ``every_s`` seconds or so. It stays the same until it is updated, so a progress bar may ask
+    for it as often as needed. :meth:`scalars` returns numbers for TensorBoard, Weights & Biases and
+    similar. The text, the numbers and further meters of the loader are independent of each other.
+    Use it from the training thread.
 
-    loader: penstock's ``DataLoader``, or what accelerate's ``prepare()`` or Fabric's
-    ``setup_dataloaders()`` made of one.
-    every_s: the words are made anew after so many seconds.
+    Args:
+        loader (DataLoader): A ``penstock.DataLoader``, or the result of accelerate's ``prepare()``
+            or Fabric's ``setup_dataloaders()`` for one.
+        every_s (float): Seconds between updates of the text, 0 or more and finite. Default: 1.0.
 
-    Raises ``TypeError`` for another loader, and ``ValueError`` where ``every_s`` is no number of
-    seconds from 0 on.
+    Raises:
+        TypeError: If ``loader`` is another loader.
+        ValueError: If ``every_s`` is not such a number of seconds.
+
+    See Also:
+        :func:`penstock.progress`: a tqdm bar that shows this text.
 
     Example::
 
@@ -59,12 +64,16 @@ class WaitingMeter:
         self._text_until = 0.0
 
     def scalars(self, prefix: str = "penstock/") -> dict[str, float]:
-        """The means of a step since the last call, by name.
+        """Return the means per step since the last call.
 
-        ``waiting_share`` is the part of the time that was waiting, from 0 to 1, ``step_s`` the
-        seconds of a step, and ``compute_s``, ``dataset_s`` and so on are its parts, in seconds, as
-        ``loader.stats().ledger`` has them. Each name begins with ``prefix``. Empty where there was
-        no step since the last call.
+        Args:
+            prefix (str): Prepended to each name. Default: ``"penstock/"``.
+
+        Returns:
+            dict[str, float]: ``waiting_share``, the waiting time as a share of the total from 0 to
+            1; ``step_s``, the seconds per step; and the parts of it in seconds, ``compute_s``,
+            ``dataset_s`` and so on, named as in ``loader.stats().ledger``. Empty if there was no
+            step since the last call.
         """
         now = self._now()
         window, self._told = now - self._told, now
@@ -112,17 +121,22 @@ def _own_loader(loader: Any) -> DataLoader[Any]:
 
 
 def progress(loader: torch.utils.data.DataLoader[Any], **options: Any) -> tqdm[Any]:
-    """tqdm's bar over the batches of a loader, with what the trainer waits for behind it.
+    """Show a tqdm progress bar over the batches of a loader, with the trainer's waiting time.
 
-    Behind the numbers stands "waiting 12 % (the dataset)", of the steps since the bar was drawn
-    last, a second at least. A postfix of the program's stands before it.
+    A text such as "waiting 12 % (the dataset)" after the numbers covers the steps since the bar was
+    last updated, at least one second. A postfix set by the program is shown before it.
 
-    loader: penstock's ``DataLoader``, or what accelerate's ``prepare()`` made of one.
-    options: those of ``tqdm.tqdm``: ``desc``, ``total``, ``disable`` and so on.
+    Args:
+        loader (DataLoader): A ``penstock.DataLoader``, or the result of accelerate's ``prepare()``
+            or Fabric's ``setup_dataloaders()`` for one.
+        **options (Any): Arguments of ``tqdm.tqdm``: ``desc``, ``total``, ``disable`` and so on.
 
-    Returns a ``tqdm.auto.tqdm``, to be iterated over, whose methods are the bar's.
+    Returns:
+        tqdm.auto.tqdm: The bar; iterate over it to read the batches.
 
-    Raises ``ImportError`` without tqdm, and ``TypeError`` for another loader.
+    Raises:
+        ImportError: If tqdm is not installed.
+        TypeError: If ``loader`` is another loader.
 
     Example::
 

@@ -495,12 +495,14 @@ def agree(announcements: Sequence[Announcement]) -> AgreedSteps:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """How an epoch ended that all ranks end together, as one rank sees it.
+    """End of an epoch that all ranks end together, as seen by one rank.
 
-    ``step_count`` steps were taken since this ``iter()``, and ``ended_rank`` had no batch for
-    another. Of this rank, ``dropped_batches`` were ready then and were not given. If ``has_more``,
-    its workers had not come to the end of its shards, so further samples were never read, and
-    nobody has counted them.
+    Attributes:
+        step_count (int): Steps taken since this ``iter()``.
+        ended_rank (int | None): Rank that had no batch for another step.
+        dropped_batches (int): Batches of this rank that were ready and not delivered.
+        has_more (bool): Whether this rank's workers had not reached the end of its shards; the
+            samples that were never read are not counted.
     """
 
     step_count: int

@@ -32,28 +32,38 @@ class _CostPlace:
 
 
 class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
-    """Batches of samples whose costs differ, each within a budget, and even over the ranks.
+    """Make batches within a cost budget, with similar costs on all ranks.
 
-    A step takes the next samples of the epoch's order, shares them out over the ranks so that their
-    batches cost alike, and fills what room is left with samples that follow soon. All ranks have
-    the same number of batches. A sampler for ``batch_sampler=``, of torch's loader as of
-    penstock's, with ``state_dict()`` and ``load_state_dict()``.
+    A step takes the next samples of the epoch's order, divides them among the ranks so that their
+    batches have similar costs, and fills the remaining room with samples that follow soon. All
+    ranks have the same number of batches. Pass it as ``batch_sampler=`` to torch's or penstock's
+    loader. Each iteration is the next epoch, starting with epoch 0; :meth:`set_epoch` selects
+    another.
 
-    costs: of each sample, positive: its tokens, the square of its length, its bytes.
-    budget: the most that a batch may cost. No sample may cost more.
-    rank, world_size: this process, of so many that share the order. None: those of the default
-        process group, or of the variables RANK and WORLD_SIZE, or 0 of 1.
-    batch_size_max: the most samples of a batch. None: any number.
-    shuffle: each epoch has an order of its own, drawn from ``seed`` and the epoch. False: in
-        sequence.
-    seed: of all orders: an integer of 0 or more, the same on all ranks.
-    remainder: what happens when the last step has fewer samples than ranks. "pad" gives some of
-        them twice (:attr:`padded`). "drop" leaves them out (:attr:`dropped`).
+    The state is the state of the job: any rank can load the state of any other. It can also be
+    loaded with another number of ranks, another budget or another ``batch_size_max``; the remaining
+    samples are then divided again.
 
-    Each iteration is the next epoch, from 0; :meth:`set_epoch` names another. The state is the
-    job's: of any rank, for any rank, and for another number of ranks, another budget and another
-    ``batch_size_max`` as well, where the samples that are left are shared out anew. Raises
-    ``ValueError`` for arguments that make no batches.
+    Args:
+        costs (Sequence[float]): One positive finite number per sample, such as its number of
+            tokens, the square of its length, or its bytes. Shape: (number of samples,).
+        budget (float): Limit on the cost of a batch, in the unit of ``costs``; positive and finite.
+            No sample may cost more.
+        rank (int | None): Rank of this process. Default: None, the rank in the default process
+            group, else the variable ``RANK``, else 0.
+        world_size (int | None): Number of ranks that share the order. Default: None, from the
+            process group, else from ``WORLD_SIZE``, else 1.
+        batch_size_max (int | None): Maximum number of samples per batch, 1 or more. Default: None,
+            no limit.
+        shuffle (bool): Use a random order in each epoch, drawn from ``seed`` and the epoch. False:
+            in sequence. Default: True.
+        seed (int): Seed of the orders, 0 or more, the same on all ranks. Default: 0.
+        remainder (str): Handling of a last step with fewer samples than ranks: ``"pad"`` delivers
+            some of them twice (:attr:`padded`), ``"drop"`` leaves them out (:attr:`dropped`).
+            Default: ``"pad"``.
+
+    Raises:
+        ValueError: If an argument has an invalid value, or a sample costs more than ``budget``.
 
     Example::
 
@@ -99,24 +109,28 @@ class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
 
     @property
     def budget(self) -> float:
-        """The most that a batch may cost."""
+        """Limit on the cost of a batch, in the unit of ``costs``."""
         return self._packing.budget
 
     @property
     def padded(self) -> list[int]:
-        """The samples that were given once more, since the epoch began, over all ranks."""
+        """Indices of the samples delivered twice in this epoch so far, over all ranks."""
         return list(self._padded)
 
     @property
     def dropped(self) -> list[int]:
-        """The samples that the last epoch whose end was reached left out."""
+        """Indices of the samples left out of the last epoch that was read to its end."""
         return list(self._dropped)
 
     def __len__(self) -> int:
-        """The number of batches of a rank in the epoch that was begun last, or that set_epoch() or
-        a state named since.
+        """Return the number of batches per rank in an epoch.
 
-        It is found by making them.
+        The epoch is the last one started, or the one selected since by :meth:`set_epoch` or a
+        state. The batches are made to count them, in time proportional to the epoch; the result is
+        kept until the epoch changes.
+
+        Returns:
+            int: Number of batches.
         """
         epoch, past = self._place.epoch, self._place.past
         key = (epoch, tuple(past))
@@ -127,7 +141,11 @@ class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
         return self._lengths[key]
 
     def state_dict(self) -> dict[str, Any]:
-        """The place of the job in the epoch."""
+        """Return the position of the job in the epoch, for :meth:`load_state_dict` on any rank.
+
+        Returns:
+            dict[str, Any]: JSON-serializable.
+        """
         steps = [*self._place.past, (self._packing, self._place.step_count)]
         return {
             "epoch": self._place.epoch,
@@ -138,10 +156,17 @@ class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next iteration go on where the job was that ``state`` is of.
+        """Resume from a state: the next iteration continues where it was taken.
 
-        The costs have to be the same; the samples are shared out as they were up to that place.
-        Raises ``ValueError`` for a state of another order.
+        Up to that position, samples are divided as they were then.
+
+        Args:
+            state (dict[str, Any]): Result of :meth:`state_dict` of a sampler with the same costs,
+                ``seed`` and ``shuffle``.
+
+        Raises:
+            ValueError: If the state has another seed, another ``shuffle`` or another number of
+                samples.
         """
         sample_count = len(self._costs)
         self._check_state(state, seed=self.seed, shuffle=self.shuffle, sample_count=sample_count)

@@ -36,7 +36,11 @@ class EpochSampler(Sampler[_T], Generic[_T, _Place]):
         self._begin_at(self._first_place(0))
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of ``epoch``, from its beginning."""
+        """Start the next iteration at the first sample of ``epoch``.
+
+        Args:
+            epoch (int): Number of the epoch, from 0.
+        """
         self._begin_at(self._first_place(epoch))
 
     def __iter__(self) -> Iterator[_T]:

@@ -32,28 +32,33 @@ class _MixturePlace:
 
 
 class MixtureSampler(EpochSampler[int, _MixturePlace]):
-    """Indices into a ``ConcatDataset`` of several sources, each with its share of the samples.
+    """Sample indices into a ``ConcatDataset`` of several sources, each with a given share.
 
-    After every n samples each source has given its share of n, at most one sample more or less
-    (R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980). The order is
-    the same on every machine and knows no ranks and no workers: it follows from the arguments, the
-    seed and the epoch alone. It works with torch's loader as with penstock's, and has
-    ``state_dict()`` and ``load_state_dict()``, made of what JSON can hold.
+    After every n samples each source has given its share of n, at most one sample more or less (R.
+    Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980). The order depends
+    only on the arguments, the seed and the epoch: it is the same on every machine, for any number
+    of ranks and workers. Works with torch's and penstock's loaders. Each iteration is the next
+    epoch, starting with epoch 0; :meth:`set_epoch` selects another.
 
-    lengths: the number of samples of each source.
-    weights: the share of each source: positive numbers, or 0 for a source that is not to be read.
-        They need not add up to 1. None: as many samples of each source as it is long.
-    when_exhausted: what happens when a source whose turn it is has given all its samples. "stop"
-        ends the epoch. "repeat" begins another pass over the source, in another order.
-        "leave_out" leaves the source out and shares its part out over the others.
-    num_samples: the length of an epoch. None: until "stop" ends it, and with "repeat" and
-        "leave_out" the sum of ``lengths``. An epoch of "stop" ends earlier if a source does.
-    shuffle: each pass over a source has an order of its own, drawn from ``seed``, the epoch and the
-        number of the pass. False: in sequence.
-    seed: of all orders: an integer of 0 or more. Ranks of one job are to be given the same.
+    Args:
+        lengths (Sequence[int]): Number of samples of each source. 1 to 65536 sources.
+        weights (Sequence[float] | None): Share of each source: a finite number of 0 or more, where
+            0 excludes the source. The sum need not be 1. Default: None, shares proportional to
+            ``lengths``.
+        when_exhausted (str): What happens when the source selected next has given all of its
+            samples: ``"stop"`` ends the epoch, ``"repeat"`` starts another pass over the source, in
+            another order, and ``"leave_out"`` divides its share among the other sources. Default:
+            ``"stop"``.
+        num_samples (int | None): Length of an epoch, 0 or more; with ``"stop"`` an epoch ends
+            earlier if a source does. Default: None, which means until ``"stop"`` ends the epoch,
+            and the sum of ``lengths`` with ``"repeat"`` and ``"leave_out"``.
+        shuffle (bool): Use a random order in each pass over a source, drawn from ``seed``, the
+            epoch and the number of the pass. False: in sequence. Default: True.
+        seed (int): Seed of the orders, 0 or more, the same on all ranks of a job. Default: 0.
 
-    Each iteration is the next epoch, from 0; :meth:`set_epoch` names another. Raises ``ValueError``
-    for arguments that make no mixture.
+    Raises:
+        ValueError: If an argument has an invalid value, all weights are 0, or a source with a
+            weight has no samples.
 
     Example::
 
@@ -100,22 +105,37 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
 
     @property
     def weights(self) -> list[float]:
-        """The weights in force."""
+        """Weights in use, one per source."""
         return list(self._weights)
 
     def set_weights(self, weights: Sequence[float]) -> None:
-        """Gives the sources other shares of the samples that follow, in this epoch and later ones.
+        """Change the shares of the samples that follow, in this epoch and later ones.
 
-        They stay in force when a state is loaded later. A loader asks for batches ahead. So that
-        it is certain which sample is the first of the new shares, take a loader's state, set the
-        weights and load the state. (The first state of a loader with workers has the indices of the
-        batches on their way, which come first; take one before the first batch to have none.)
+        The weights stay in use when a state is loaded later. Because a loader requests batches
+        ahead, the first sample with the new shares is not known in advance. To choose it, take the
+        loader's state, set the weights and load the state. (The first state of a loader with
+        workers includes the indices of the batches in flight, which are delivered first; take a
+        state before the first batch to have none.)
+
+        Args:
+            weights (Sequence[float]): One weight per source, as for the constructor.
+
+        Raises:
+            ValueError: If the weights are invalid, as for the constructor.
         """
         self._weights = self._chosen_weights = self._checked_weights(weights)
         self._place.schedule = _schedule_of(self._weights)
 
     def __len__(self) -> int:
-        """The number of samples of an epoch with the weights in force."""
+        """Return the number of samples of an epoch with the weights in use.
+
+        With ``when_exhausted="stop"`` the schedule is followed to count them, in time proportional
+        to the reciprocal of the smallest share; the result is kept until the weights or
+        ``num_samples`` change.
+
+        Returns:
+            int: Number of samples, over all sources.
+        """
         if self.when_exhausted == "repeat":
             return sum(self.lengths) if self.num_samples is None else self.num_samples
         key = (self.num_samples, tuple(self._weights))
@@ -134,7 +154,11 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
         return _C.MixtureSchedule.samples_until_end(shares, read)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the epoch, for another sampler with the same sources to go on from."""
+        """Return the position in the epoch, for another sampler with the same sources.
+
+        Returns:
+            dict[str, Any]: JSON-serializable.
+        """
         place = self._place
         return {
             "epoch": place.epoch,
@@ -150,10 +174,16 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next iteration go on where the sampler was that ``state`` is of.
+        """Resume from a state: the next iteration continues where it was taken.
 
-        The weights are the state's, unless :meth:`set_weights` has set others. Raises
-        ``ValueError`` for a state of other sources or another seed.
+        The weights are taken from the state, unless :meth:`set_weights` has set others.
+
+        Args:
+            state (dict[str, Any]): Result of :meth:`state_dict` of a sampler with the same
+                ``lengths`` and ``seed``.
+
+        Raises:
+            ValueError: If the state has other lengths or another seed, or is inconsistent.
         """
         self._check_state(state, lengths=self.lengths, seed=self.seed)
         count = len(self.lengths)

@@ -25,17 +25,24 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 class SharedList(Sequence[Item]):
-    """A sequence that cannot be changed, in memory that all workers share.
+    """Immutable sequence in memory that all workers share.
 
     For datasets that hold millions of Python objects, such as file names and labels: with a plain
-    list every worker ends up with a copy of it. Each read gives a new object that is equal to the
-    original, so changing it changes nothing here; a slice is a SharedList on the same memory.
-    Items must be picklable, and TypeError tells the first that is not. Processes that are forked or
-    spawned share the memory; it goes with the last list on it. Thread-safe.
+    list, every worker ends up with a copy of it. Each read returns a new object equal to the
+    original, so changing it does not change the list. A slice is a SharedList on the same memory.
+    Forked and spawned processes share the memory, which is freed with the last list on it.
+    Thread-safe.
 
-    >>> samples = SharedList([("cat.jpg", 0), ("dog.jpg", 1)])
-    >>> samples[-1]
-    ('dog.jpg', 1)
+    Args:
+        items (Iterable): Picklable items. Default: no items.
+
+    Raises:
+        TypeError: If an item cannot be pickled; the message names the first such item.
+
+    Example:
+        >>> samples = SharedList([("cat.jpg", 0), ("dog.jpg", 1)])
+        >>> samples[-1]
+        ('dog.jpg', 1)
     """
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
