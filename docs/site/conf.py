@@ -6,18 +6,14 @@ Nothing is fetched when a page is read: Furo uses the system's fonts, and the se
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from docstring_layout import lay_out
 from penstock import __version__
 
 project = "penstock"
 release = version = __version__
 html_title = f"penstock {__version__}"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "breathe"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "breathe"]
 
 # Pages are Markdown that is read in the repository, too.
 myst_heading_anchors = 4
@@ -34,6 +30,10 @@ default_role = "code"
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+# Docstrings are in Google style. Fields are a list in the text of their class, and not entries of
+# the index, which autodoc makes of members that have docstrings.
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 add_module_names = False
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
@@ -51,7 +51,3 @@ html_show_sphinx = False
 html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
 templates_path: list[str] = []
-
-
-def setup(app: object) -> None:
-    app.connect("autodoc-process-docstring", lay_out)  # type: ignore[attr-defined]

@@ -13,18 +13,20 @@ from penstock import errors
 from penstock.cli.command_line import COMMANDS
 from staged_pages import write_text
 
-# What public functions and attributes give and no program makes.
-RESULTS = {
-    "LoaderStats": "What `loader.stats()` gives.",
-    "StepTimes": "Where the time of steps went: `stats().ledger`.",
-    "WorkerTimes": "What one worker took, of `stats().workers`.",
-    "SlowSample": "One of `stats().slow_samples`.",
-    "EpochEnd": "How an epoch of all ranks ended: `stats().epoch_end`.",
-    "LoaderReport": "What `loader.report()` gives.",
-    "WorkerChoice": "What `loader.worker_choice` gives.",
-    "Telemetry": "What `penstock.to_opentelemetry()` gives.",
-    "StepTrace": "What `penstock.trace()` gives.",
-}
+# Types of results, which programs do not construct.
+RESULTS = (
+    "LoaderStats",
+    "LoaderReport",
+    "StepTimes",
+    "WorkerTimes",
+    "SlowSample",
+    "EpochEnd",
+    "WorkerChoice",
+    "Telemetry",
+    "StepTrace",
+)
+# Types of a plan's fields, which have no public names.
+PARTS_OF_PLANS = ("PlannedCall", "PlannedEdge", "CutTotals", "RunningPrice")
 
 
 def write_reference(root: Path, folder: Path) -> None:
@@ -36,18 +38,26 @@ def write_reference(root: Path, folder: Path) -> None:
 def python_page() -> str:
     parts = [
         "# The Python API",
-        "What `import penstock` has: every name in `penstock.__all__`, from its docstring. "
-        "[Options](options.md) has the options, variables and methods in one table.",
+        "The names in `penstock.__all__`, with their docstrings. "
+        "[Options](options.md) lists the options, variables and methods in one table.",
     ]
     for name in sorted(penstock.__all__, key=str.lower):
         value = getattr(penstock, name)
         if name not in RESULTS and not _is_error(value):
             parts.append(f"## {name}\n\n{_autodoc(f'penstock.{name}', value)}")
-    parts.append("## Results\n\nThe types of results, for annotations.")
-    for name, text in RESULTS.items():
-        options = (":members:", ":exclude-members: __init__")
-        parts.append(f"{text}\n\n{_directive('autoclass', f'penstock.{name}', *options)}")
-    parts.append("## Errors\n\nWhere torch's DataLoader raises, this one raises torch's type.")
+    paths = [f"penstock.{name}" for name in RESULTS]
+    paths += [f"penstock.graph.plan_record.{name}" for name in PARTS_OF_PLANS]
+    parts.append(
+        "## Results\n\nTypes of the objects that functions and methods return. `WorkerChoice` is "
+        "native: `_C.pyi` describes its fields `workers`, `reason`, `measured`, `limit`, "
+        "`limited_by`, `cpus` and `fewer`."
+    )
+    for path in paths:
+        parts.append(_directive("autoclass", path, ":members:", ":exclude-members: __init__"))
+    parts.append(
+        "## Errors\n\nWhere torch's DataLoader raises an exception, penstock raises one of the "
+        "same type."
+    )
     for name, value in sorted(vars(errors).items()):
         if _is_error(value) and value.__module__ == errors.__name__:
             parts.append(_directive("autoexception", f"penstock.{name}", ":show-inheritance:"))

@@ -22,7 +22,6 @@ SCRIPTS = ROOT / "docs" / "site"
 sys.path.insert(0, str(SCRIPTS))
 
 from built_site import broken_links, loaded_from_elsewhere, read_pages  # noqa: E402
-from docstring_layout import with_code, with_definitions  # noqa: E402
 from site_pages import GENERATED, groups, page_name  # noqa: E402
 from staged_pages import BrokenLink, Staging, with_links  # noqa: E402
 
@@ -153,16 +152,3 @@ def test_an_address_that_is_loaded_is_found(tmp_path: Path) -> None:
 def test_a_place_that_a_page_lacks_is_a_broken_link(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text('<p id="here"></p><a href="#here">1</a><a href="#there">2</a>')
     assert broken_links(tmp_path) == ["a.html: #there"]
-
-
-def test_arguments_in_a_docstring_become_a_list() -> None:
-    lines = ["Text.", "", "one: its", "    text", "two, three: more", "", "Raises: no argument."]
-    assert with_definitions(lines) == [
-        *("Text.", "", "``one``", "    its", "    text", ""),
-        *("``two``, ``three``", "    more", "", "Raises: no argument."),
-    ]
-
-
-def test_what_is_indented_behind_a_paragraph_is_code() -> None:
-    assert with_code(["Text.", "", "    f()"]) == ["Text.", "", "::", "", "    f()"]
-    assert with_code(["Text::", "", "    f()"]) == ["Text::", "", "    f()"]
