@@ -85,11 +85,10 @@ def test_close_ends_persistent_workers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2, "auto"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("workers", "persistent"), [(0, False), (2, False), (2, True), ("auto", False), ("auto", True)]
+)
 def test_iterators_in_use_raise_after_close(workers: Any, persistent: bool) -> None:
-    if persistent and workers == 0:
-        pytest.skip("torch refuses persistent workers without workers")
     before = children()
     loader = DataLoader(
         Rows(), 4, num_workers=workers, persistent_workers=persistent, seeding="batch"

@@ -51,7 +51,6 @@ def first_sample(samples: list[Any]) -> Any:
             DataLoader(ROWS, batch_size=None, pool="tcp://head:7000"),
             "DataLoader(<TensorDataset>, batch_size=None, pool='tcp://head:7000')",
         ),
-        (DataLoader(IterableWrapper([1, 2])), "DataLoader(<IterableWrapperIterDataPipe>)"),
     ],
 )
 def test_repr_shows_the_options_that_differ(loader: Any, shown: str) -> None:

@@ -314,6 +314,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ...
     """
 
+    _is_closed = False
     _takes_states_at_once = False  # whether a program that makes one means to take states
     _loaded_state: dict[str, Any] | None  # the place that the next iter() goes on from
     _newest_iterator: weakref.ref[BaseIterator] | None
@@ -603,7 +604,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._iter_s = 0.0  # that they took
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
         self._given_iterators: weakref.WeakSet[BaseIterator] = weakref.WeakSet()  # by iter()
-        self._is_closed = False
         self._newest_iterator = None
         self._started = None
         self._parked_client = ParkedClient()
