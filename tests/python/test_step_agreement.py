@@ -148,16 +148,17 @@ def test_a_rank_that_is_slow_for_ever_is_named(
     assert f"waits for rank {slow}, which is at batch " in text
 
 
+@pytest.mark.parametrize("leave", [StepAgreement.begin, StepAgreement.close])
 @pytest.mark.parametrize("leaving", [0, 1])
 def test_a_rank_that_leaves_an_epoch_before_others_is_named_at_once(
-    stores: list[Any], leaving: int
+    stores: list[Any], leaving: int, leave: Callable[[StepAgreement], Any]
 ) -> None:
     def rank_main(rank: int) -> str:
-        agreement = agreement_of(stores, rank, 2, f"leaving/{leaving}")
+        agreement = agreement_of(stores, rank, 2, f"leaving/{leaving}/{leave.__name__}")
         steps = CommonSteps(agreement)
         if rank == leaving:
             assert Batches(9, 1).read(steps, 2) == 2
-            agreement.begin()
+            leave(agreement)
             return ""
         with pytest.raises(RankError) as raised:
             Batches(50, 1).read(steps)
