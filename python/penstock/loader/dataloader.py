@@ -88,12 +88,11 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
-    from typing_extensions import Self
-
     from penstock.graph.link import Library
     from penstock.graph.plan import Plan
 
 _T_co = TypeVar("_T_co", covariant=True)
+_Loader = TypeVar("_Loader", bound="DataLoader[Any]")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -465,7 +464,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         end = " (closed)" if self._is_closed else ""
         return f"{type(self).__name__}({', '.join(parts)}){end}"
 
-    def __enter__(self) -> Self:
+    def __enter__(self: _Loader) -> _Loader:
         self._check_open("with")
         return self
 
