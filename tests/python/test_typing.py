@@ -21,7 +21,7 @@ CACHE = Path(__file__).resolve().parents[2] / "build" / "mypy"
 
 
 @pytest.mark.long
-def test_a_wrong_argument_is_found_by_mypy(tmp_path: Path) -> None:
+def test_wrong_arguments_are_found_by_mypy(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(
         "import penstock\n"
@@ -29,6 +29,10 @@ def test_a_wrong_argument_is_found_by_mypy(tmp_path: Path) -> None:
         "data = torch.utils.data.TensorDataset(torch.zeros(3))\n"
         "penstock.DataLoader(data, fetch_threads='two')\n"
         "reveal_type(penstock.DataLoader(data).stats().waits)\n"
+        "reveal_type(penstock.DataLoader(data).plan)\n"
+        "with penstock.DataLoader(data) as loader:\n"
+        "    reveal_type(loader.state_dict)\n"
+        "penstock.offload(torch.nn.Linear(1, 1), 'no loader')\n"
     )
     package = Path(penstock.__file__).parent
     assert (package / "py.typed").exists()
@@ -45,4 +49,7 @@ def test_a_wrong_argument_is_found_by_mypy(tmp_path: Path) -> None:
     )
     assert 'Argument "fetch_threads"' in done.stdout, done.stdout + done.stderr
     assert re.search(r'Revealed type is "(builtins\.)?int"', done.stdout), done.stdout
-    assert "Found 1 error in" in done.stdout, done.stdout
+    assert "penstock.graph.plan.Plan | None" in done.stdout, done.stdout
+    assert re.search(r"def \(\) -> (builtins\.)?dict", done.stdout), done.stdout
+    assert 'Argument 2 to "offload"' in done.stdout, done.stdout
+    assert "Found 2 errors in" in done.stdout, done.stdout

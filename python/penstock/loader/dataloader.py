@@ -88,6 +88,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+
     from penstock.graph.link import Library
     from penstock.graph.plan import Plan
 
