@@ -476,16 +476,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """End the workers, the connection to a pool and all iterators of this loader now.
 
         Without this call they end when the loader is deleted. The batches that the program has stay
-        valid, and so do :meth:`stats`, :meth:`report` and :attr:`plan`. A loader that is closed
-        stays closed; a copy of it is open. Call it from the training thread. Another call does
-        nothing.
+        valid, and :meth:`stats`, :meth:`report` and :attr:`plan` go on working. Afterwards
+        ``iter()``, :meth:`start_prefetch`, :meth:`lookahead`, :meth:`state_dict`,
+        :meth:`load_state_dict` and ``next()`` of this loader's iterators raise
+        :class:`penstock.ClosedError`: take a state before. A closed loader stays closed, and a copy
+        of it is open. Call this from the training thread; a second call does nothing.
 
-        ``with DataLoader(...) as loader:`` calls it at the end of the block.
-
-        Raises:
-            ClosedError: by a later ``iter()``, :meth:`start_prefetch`, :meth:`lookahead`,
-                :meth:`state_dict` or :meth:`load_state_dict`, and by ``next()`` of an iterator of
-                this loader; :meth:`close` itself does not raise it.
+        ``with DataLoader(...) as loader:`` closes the loader at the end of the block.
 
         Example::
 
