@@ -147,8 +147,7 @@ void StageChain::widen(Arrival& arrival, const NarrowArrival& narrow) {
 
 void StageChain::take(Arrival arrival) {
   if (const auto narrow = std::exchange(arrival.narrow, std::nullopt)) {
-    const bool is_recall = wire::is_recall({.epoch = arrival.epoch, .sequence = arrival.sequence});
-    if (!is_recall && inbox_.is_stale(arrival.epoch)) return inbox_.counters().stale_batches.add(1);
+    if (is_stale({.epoch = arrival.epoch, .sequence = arrival.sequence})) return inbox_.counters().stale_batches.add(1);
     widen(arrival, *narrow);
   }
   const bool is_of_stream = arrival.kind == Arrival::Kind::kBatch || arrival.kind == Arrival::Kind::kEnd;
@@ -163,9 +162,10 @@ void StageChain::take(Arrival arrival) {
   let_through();
 }
 
+bool StageChain::is_stale(const BatchKey& key) const { return !wire::is_recall(key) && inbox_.is_stale(key.epoch); }
+
 void StageChain::drop_stale() {
-  const auto dropped_count = std::erase_if(
-      waiting_, [&](const auto& entry) { return !wire::is_recall(entry.first) && inbox_.is_stale(entry.first.epoch); });
+  const auto dropped_count = std::erase_if(waiting_, [&](const auto& entry) { return is_stale(entry.first); });
   if (dropped_count == 0) return;
   inbox_.counters().stale_batches.add(dropped_count);
   waiting_count_.store(waiting_.size());
@@ -173,6 +173,11 @@ void StageChain::drop_stale() {
 
 void StageChain::let_through() {
   while (const auto next = find_next()) {
+    // The room may come from the end of its epoch. A batch that is dropped leaves the room to the next one.
+    if (is_stale(next->place->first)) {
+      drop_stale();
+      continue;
+    }
     if (next->is_awaited) awaited_.reset();
     if (!try_stage(next->place->second, next->is_awaited)) continue;
     Arrival arrival = std::move(next->place->second.arrival);

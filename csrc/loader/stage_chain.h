@@ -99,6 +99,8 @@ class StageChain : private EventLoop::Handler {
 
   void take(Arrival arrival);
   void widen(Arrival& arrival, const NarrowArrival& narrow);
+  // Whether its epoch is over.
+  bool is_stale(const BatchKey& key) const;
   void drop_stale();
   void let_through();
   std::optional<Next> find_next();
