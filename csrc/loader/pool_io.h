@@ -219,7 +219,7 @@ class PoolIo final : public EventLoop::Handler {
   PoolDirectory directory_;
   std::unique_ptr<WorkerLinks> links_;
   KindComparison kinds_;
-  std::map<uint64_t, Instant> connect_again_at_;         // workers for whom no socket could be opened
+  std::map<uint64_t, Instant> connect_again_at_;  // workers for whom no socket could be opened
   cluster::PoolSession session_;
   uint64_t opened_bytes_ = 0;  // of pieces, in this turn
   uint64_t last_opened_ = 0;   // the worker whose pieces were opened last
