@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The datasets that a loader can read: objects of this program, and those that are named and made in worker processes.
+// The datasets that a loader can read: objects in this program, and named datasets that worker processes create.
 
 #include <concepts>
 #include <memory>
@@ -14,31 +14,31 @@
 
 namespace penstock {
 
-// A dataset of a plug-in (plugin.h). It is made anew in each worker process, of this machine or of a pool. Without
-// workers and pool the program itself loads the plug-in.
+// A dataset from a plug-in (plugin.h). Each worker process, on this machine or in a pool, creates its own instance.
+// Without workers and without a pool, the program itself loads the plug-in.
 //
 //   penstock::PluginDataset dataset{.path = "/opt/datasets/libphotographs.so", .name = "photographs",
 //                                   .arguments = penstock::Value::from_json(R"({"folder": "/data/train"})")};
 struct PluginDataset {
-  std::string path;      // of the shared library, which has to be there on every worker's machine
-  std::string name;      // that PENSTOCK_DATASET gave it
-  Value arguments = {};  // for its factory: plain values
+  std::string path;      // path of the shared library, which must exist on every worker's machine
+  std::string name;      // the name given to PENSTOCK_DATASET
+  Value arguments = {};  // arguments of the factory: plain values
 };
 
-// A dataset in Python, for worker processes alone: no Python comes into this one. `factory` is called with the entries
-// of `arguments` as keyword arguments, and returns a map-style or iterable dataset of torch.
+// A dataset written in Python, which only worker processes load: this process runs no Python. `factory` is called with
+// the entries of `arguments` as keyword arguments and returns a map-style or iterable torch dataset.
 //
 //   penstock::PythonDataset dataset{.factory = "my_package.datasets:photographs",
 //                                   .arguments = penstock::Value::dict({{"folder", "/data/train"}})};
 //
-// Workers of this machine run the interpreter that PENSTOCK_PYTHON names, or python3, in this program's folder; workers
-// of a pool are those that `penstock worker` runs. The module has to be importable there.
+// Workers on this machine run the interpreter named by PENSTOCK_PYTHON, or python3, in this program's working
+// directory; pool workers are started with `penstock worker`. The module must be importable in both.
 struct PythonDataset {
   std::string factory;   // "module:function"
   Value arguments = {};  // a dict of plain values
 };
 
-// Any of them. An object of this program is shared with it, or moved into the loader.
+// Any of these datasets. An object of this program is shared with the caller, or moved into the loader.
 class AnyDataset {
  public:
   using Kind = std::variant<std::shared_ptr<Dataset>, std::shared_ptr<IterableDataset>, PluginDataset, PythonDataset>;
@@ -56,7 +56,7 @@ class AnyDataset {
   AnyDataset(PythonDataset dataset) : kind_(std::move(dataset)) {}
 
   const Kind& kind() const { return kind_; }
-  // An object of this program of that kind; null if it is none.
+  // The object of that kind in this program; null if the dataset is of another kind.
   std::shared_ptr<Dataset> by_index() const { return as<std::shared_ptr<Dataset>>(); }
   std::shared_ptr<IterableDataset> as_streams() const { return as<std::shared_ptr<IterableDataset>>(); }
 

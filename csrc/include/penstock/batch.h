@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A batch as the loader gives it.
+// A batch as the loader delivers it.
 
 #include <ATen/core/Tensor.h>
 
@@ -18,37 +18,37 @@ namespace penstock {
 
 class BatchOrigin;
 
-// A value type: copies share the tensors. The memory of the tensors goes back to the loader's workers when the last
-// tensor on it dies; a program that keeps many batches is given copies of later ones.
+// A value type: copies share the tensors. The memory of the tensors returns to the loader's workers when the last
+// tensor that uses it is freed; a program that keeps many batches receives copies of later ones.
 //
-//   batch["image"]                  a tensor by its name, in a batch that is a dict
-//   batch[0]                        a tensor by its place, in a batch that is a list or a tuple
-//   batch.as<Sample>()              the whole as a struct (PENSTOCK_FIELDS), a tuple, a vector ...
+//   batch["image"]                  a tensor by name, if the batch is a dict
+//   batch[0]                        a tensor by position, if the batch is a list or a tuple
+//   batch.as<Sample>()              the whole batch as a struct (PENSTOCK_FIELDS), a tuple, a vector ...
 //   batch.value()["meta"]["id"]     a part of any kind
 //
-// With a pool and a module that is offloaded, a tensor that nobody has read in earlier batches may stay with its
-// worker. It comes when it is read, which blocks. as() and value() read all. Such a read is for the thread that the
-// loader gave the batch to, while the loader lives: it throws kUnsupported or kClosed otherwise.
+// With a pool and an offloaded module, a tensor that the program has not read in earlier batches may stay with its
+// worker. Reading it fetches it, which blocks; as() and value() read all tensors. Only the thread that received the
+// batch may read such a tensor, while the loader exists: the read throws kUnsupported or kClosed otherwise.
 class PENSTOCK_API Batch {
  public:
   Batch() = default;
   Batch(Value value, int64_t number) : value_(std::move(value)), number_(number) {}
 
-  // Throws kValue, naming what the batch has, where the part is missing or no tensor.
+  // Throws kValue, listing the parts of the batch, if the part is missing or is not a tensor.
   const at::Tensor& operator[](std::string_view name) const;
   const at::Tensor& operator[](size_t position) const;
   const at::Tensor& operator[](int position) const { return (*this)[static_cast<size_t>(position)]; }
-  // The only tensor of a batch that is one.
+  // The tensor of a batch that is a single tensor.
   const at::Tensor& tensor() const { return value().tensor(); }
 
-  // The batch as a T; see fields.h for what T may be. Throws kValue where it does not fit.
+  // The batch as a T; fields.h lists the types that T may be. Throws kValue if the batch does not fit.
   template <typename T>
   T as() const {
     return Conversion<T>::from_value(value(), "batch");
   }
 
   const Value& value() const { return origin_ ? read() : value_; }
-  // The number of the batch in its epoch, from 0.
+  // The index of the batch in its epoch, from 0.
   int64_t number() const { return number_; }
 
  private:
@@ -58,7 +58,7 @@ class PENSTOCK_API Batch {
 
   Value value_;
   int64_t number_ = 0;
-  std::shared_ptr<BatchOrigin> origin_;  // shared by copies: by which an offloaded module knows the batch
+  std::shared_ptr<BatchOrigin> origin_;  // shared by copies; identifies the batch to an offloaded module
 };
 
 }  // namespace penstock

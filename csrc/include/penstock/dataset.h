@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The datasets that C++ programs write: by index (Dataset), or as streams of samples (IterableDataset).
+// The base classes of datasets written in C++: by index (Dataset), or as streams of samples (IterableDataset).
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -19,8 +19,8 @@
 
 namespace penstock {
 
-// The random numbers of a sample, which belong to its place in the stream: they are the same for any number of workers,
-// of threads and of processes. The generators live as long as the call that they are passed to. Draws from torch's
+// The random numbers of a sample. They depend on the sample's place in the stream and are the same for any number of
+// workers, threads and processes. The generators are valid during the call that they are passed to. Draws from torch's
 // default generator are not covered.
 class PENSTOCK_API Draws {
  public:
@@ -28,24 +28,23 @@ class PENSTOCK_API Draws {
   Draws(const Draws&) = delete;
   Draws& operator=(const Draws&) = delete;
 
-  // Of this sample alone: seeded by the base seed, the epoch, the batch's number and the sample's place in the batch.
-  // The same numbers as those of the generator that a Python dataset gets whose __getitem__ takes `generator`.
+  // For this sample only: seeded by the base seed, the epoch, the batch's index and the sample's position in the batch.
+  // Gives the same numbers as the generator that a Python dataset receives if its __getitem__ takes `generator`.
   virtual at::Generator& sample_generator() = 0;
 
-  // Of the batch: its samples draw from it one after the other. The same numbers as those of torch's default generator
-  // in a Python dataset with seeding="batch".
+  // For the batch: its samples draw from it one after the other. Gives the same numbers as torch's default generator in
+  // a Python dataset with seeding="batch".
   virtual at::Generator& batch_generator() = 0;
 
  protected:
   ~Draws() = default;
 };
 
-// A dataset whose samples have indices, as torch.utils.data.Dataset. It lives as long as its loader: in the program's
-// threads as the one object, and in each worker process as one of its own, made anew for each loader. So get() must
-// give a sample by its index and its draws alone; what it keeps between calls is not the same everywhere. The samples
-// of a batch are collated as by torch's default_collate: tensors are stacked along a new first dimension, numbers
-// become a tensor (int64, float64 or bool), structs, dicts, tuples and lists are collated by part, and text becomes a
-// list.
+// A dataset whose samples have indices, like torch.utils.data.Dataset. It lives as long as its loader. The program's
+// threads share the one object; each worker process creates its own instance for each loader. So get() must depend only
+// on the index and the draws: state kept between calls differs between instances. The samples of a batch are collated
+// as by torch's default_collate: tensors are stacked along a new first dimension, numbers become a tensor (int64,
+// float64 or bool), structs, dicts, tuples and lists are collated part by part, and text becomes a list.
 //
 //   class Squares : public penstock::Dataset {
 //    public:
@@ -59,24 +58,24 @@ class PENSTOCK_API Dataset {
   Dataset& operator=(const Dataset&) = default;
   virtual ~Dataset();
 
-  // The number of samples. Asked for once, by the loader's constructor.
+  // The number of samples. Called once, by the loader's constructor.
   virtual int64_t size() const = 0;
 
-  // The sample of an index in [0, size()). Called by several threads at once unless clone() gives each its own. What it
-  // throws is raised by the trainer's next step, in the place of the batch. A tensor that is returned is copied into
-  // the batch, and may be one that the dataset keeps.
+  // The sample with an index in [0, size()). Called by several threads at once unless clone() gives each its own
+  // object. An exception thrown here is raised by the trainer's next step, instead of the batch. A returned tensor is
+  // copied into the batch, so it may be one that the dataset keeps.
   virtual Value get(int64_t index, Draws& draws) = 0;
 
-  // A whole batch, collated already, in the place of get() for each of its indices. Nothing, which is what this class
-  // gives: get() is called.
+  // A whole batch, already collated, instead of one get() call per index. The default implementation returns no value:
+  // get() is called.
   virtual std::optional<Value> get_batch(std::span<const int64_t> indices, Draws& draws);
 
-  // A copy for one worker thread, for a dataset whose get() must not run twice at once. Null, which is what this class
-  // gives: all threads call the same object.
+  // A copy for one worker thread, for a dataset whose get() must not run concurrently. The default implementation
+  // returns null: all threads use the same object.
   virtual std::shared_ptr<Dataset> clone() const;
 };
 
-// The part of an iterable dataset that one stream reads: of `count` parts the one with number `index`, from 0.
+// The part of an iterable dataset that one stream reads: part `index`, from 0, of `count` parts.
 struct Shard {
   int64_t index = 0;
   int64_t count = 1;
@@ -90,17 +89,17 @@ class PENSTOCK_API SampleStream {
   SampleStream& operator=(const SampleStream&) = delete;
   virtual ~SampleStream();
 
-  // The next sample, or nothing at the end. draws.batch_generator() is that of the batch which the sample becomes part
-  // of; there is one generator for all samples of a batch, so sample_generator() is the same one.
+  // The next sample, or no value at the end. draws.batch_generator() is the generator of the batch that the sample will
+  // be part of; all samples of a batch share it, and sample_generator() returns the same one.
   virtual std::optional<Value> next(Draws& draws) = 0;
 
-  // The place in the shard, of plain values: load() on a new stream of the same shard goes on from there. Nothing,
-  // which is what this class gives: a resumed shard is read again up to its place.
+  // The position in the shard, as plain values: load() on a new stream of the same shard continues from there. The
+  // default implementation returns no value: a resumed shard is read again up to its position.
   virtual std::optional<Value> state() const;
   virtual void load(const Value& state);
 };
 
-// A dataset that is a stream of samples, as torch.utils.data.IterableDataset.
+// A dataset that is a stream of samples, like torch.utils.data.IterableDataset.
 class PENSTOCK_API IterableDataset {
  public:
   IterableDataset() = default;
@@ -108,15 +107,15 @@ class PENSTOCK_API IterableDataset {
   IterableDataset& operator=(const IterableDataset&) = default;
   virtual ~IterableDataset();
 
-  // A new pass over a shard. Called by several threads at once, for different shards.
+  // Starts a new pass over a shard. Called by several threads at once, for different shards.
   virtual std::unique_ptr<SampleStream> open(const Shard& shard, Draws& draws) = 0;
 };
 
-// Rows of tensors that lie in memory, as torch.utils.data.TensorDataset: sample i is {tensors[0][i], tensors[1][i],
-// ...}. A batch is one copy of its rows.
+// Rows of in-memory tensors, like torch.utils.data.TensorDataset: sample i is {tensors[0][i], tensors[1][i], ...}. A
+// batch is one copy of its rows.
 class PENSTOCK_API TensorDataset : public Dataset {
  public:
-  // All have the same first dimension, lie on the CPU and are contiguous in memory; throws kValue otherwise.
+  // All tensors must have the same first dimension, be on the CPU and be contiguous; throws kValue otherwise.
   explicit TensorDataset(std::vector<at::Tensor> tensors);
 
   int64_t size() const override;
@@ -127,8 +126,8 @@ class PENSTOCK_API TensorDataset : public Dataset {
   std::vector<at::Tensor> tensors_;
 };
 
-// A dataset of `size` samples that a function makes: of an index, or of an index and its draws. The function is called
-// by several threads at once, and returns anything that has a Conversion.
+// A dataset of `size` samples returned by a function of an index, or of an index and its draws. The function is called
+// by several threads at once and may return any type that has a Conversion.
 //
 //   auto dataset = penstock::make_dataset(1000, [](int64_t index) { return std::pair(at::full({3}, index), index); });
 template <typename Function>

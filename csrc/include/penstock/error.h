@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The exception that leaves every call of this library.
+// The exception that this library's calls throw.
 
 #include <cstdint>
 #include <exception>
@@ -11,20 +11,20 @@
 
 namespace penstock {
 
-// What went wrong, and what the Python package raises for it.
+// The kind of failure, and the exception that the Python package raises for it.
 enum class ErrorKind : uint8_t {
-  kValue,        // an argument, a batch or a state does not fit: ValueError
-  kUnsupported,  // this build or this machine cannot carry it out: UnsupportedError
-  kTimeout,      // nothing came in time: TimeoutError, and RuntimeError for a batch
+  kValue,        // an argument, a batch or a state is invalid: ValueError
+  kUnsupported,  // this build or this machine does not support the operation: UnsupportedError
+  kTimeout,      // a deadline passed: TimeoutError, and RuntimeError for a batch
   kClosed,       // the other process is gone: ClosedError
-  kMemory,       // the system has no memory or no descriptor left: SharedMemoryError, torch.OutOfMemoryError
-  kDataset,      // the dataset, its collate_fn or its transform threw: the dataset's own exception
+  kMemory,       // the system is out of memory or descriptors: SharedMemoryError, torch.OutOfMemoryError
+  kDataset,      // the dataset, its collate_fn or its transform threw: the dataset's exception
   kWorker,       // a worker process was lost, or it cannot run the job: RuntimeError
-  kFailed,       // anything else: PenstockError
+  kFailed,       // any other failure: PenstockError
 };
 
-// The text says what failed, what was seen, what was expected and what to do. It is the Python package's where Python
-// has the same error.
+// The message states what failed, what was seen, what was expected and what to do. Where the Python package has the
+// same error, the text is the same.
 //
 //   try {
 //     for (const penstock::Batch& batch : loader) train(batch);
@@ -41,7 +41,7 @@ class PENSTOCK_API Error : public std::runtime_error {
 
   ErrorKind kind() const noexcept { return kind_; }
 
-  // The exception that a dataset threw in a thread of this process. Null for what other processes report.
+  // The exception that a dataset threw in a thread of this process. Null for errors reported by other processes.
   const std::exception_ptr& cause() const noexcept { return cause_; }
 
  private:

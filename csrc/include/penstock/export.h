@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The version of penstock, the mark of what its shared library exports, and the torch that a program is compiled with.
+// The version of penstock, the export macros of its shared library, and the torch version that a program is compiled
+// with.
 
 #include <torch/headeronly/version.h>
 
@@ -13,16 +14,16 @@
     "penstock is built with _GLIBCXX_USE_CXX11_ABI=1, as torch is; leave the definition out of the compiler's options"
 #endif
 
-// The library is built with hidden symbols; what a program may use has this mark.
+// Exports a symbol: the library is built with hidden visibility.
 #define PENSTOCK_API __attribute__((visibility("default")))
-// What a class with that mark keeps to the library.
+// Hides a member of an exported class.
 #define PENSTOCK_HIDDEN __attribute__((visibility("hidden")))
 
 namespace penstock {
 
-// The version of torch whose headers a program, a plug-in or the library was compiled with. Torch's C++ interface
-// changes from one minor version to the next; the library compares the versions, and throws Error kUnsupported where
-// they differ.
+// The version of the torch headers that a program, a plug-in or the library was compiled with. Torch's C++ interface
+// changes with each minor version; the library compares the versions and throws an Error of kind kUnsupported if they
+// differ.
 struct TorchVersion {
   int32_t major = TORCH_VERSION_MAJOR;
   int32_t minor = TORCH_VERSION_MINOR;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Between values and C++ types: what batch.as<T>() can give, and what a dataset may return. These types are known:
-// bool, integers, floating-point numbers, std::string, at::Tensor, Value, std::optional (none is empty), std::vector (a
-// list), std::pair and std::tuple (by position), and every struct whose fields were named:
+// Conversions between values and C++ types: the types that batch.as<T>() can return and that a dataset may return.
+// Supported types: bool, integers, floating-point numbers, std::string, at::Tensor, Value, std::optional (none is
+// empty), std::vector (a list), std::pair and std::tuple (by position), and every struct whose fields are named:
 //
 //   struct Sample {
 //     at::Tensor image;
 //     at::Tensor label;
 //   };
-//   PENSTOCK_FIELDS(Sample, image, label)  // at the namespace of the struct
+//   PENSTOCK_FIELDS(Sample, image, label)  // in the struct's namespace
 //
-// A struct becomes a dict with its fields' names, so a function that returns a Value may return the struct. The others
-// become values by to_value(). A struct is read from a dict by name, from a list or tuple by position. For another
-// type, specialise Conversion.
+// A struct becomes a dict with its fields' names, so a function that returns a Value may return the struct. The other
+// types become values by to_value(). A struct is read from a dict by name, from a list or tuple by position. To support
+// another type, specialise Conversion.
 
 #include <ATen/core/Tensor.h>
 
@@ -30,14 +30,14 @@
 
 namespace penstock {
 
-// How a T and a Value become each other. `where` names the value in messages, such as "batch['image']".
+// Converts between T and Value. `where` names the value in messages, such as "batch['image']".
 template <typename T>
 struct Conversion;
 
 namespace detail {
 
 [[noreturn]] PENSTOCK_API void throw_misfit(const std::string& where, const std::string& wanted, const Value& seen);
-// The part that a field of a struct is read from. Throws where there is none.
+// The part that a field of a struct is read from. Throws if it is missing.
 PENSTOCK_API const Value& field_of(const Value& value, std::string_view field, size_t position, size_t field_count,
                                    const char* type_name, const std::string& where);
 PENSTOCK_API const Value::Items& parts_of(const Value& value, size_t count, const std::string& where);
@@ -212,7 +212,7 @@ struct Conversion<T> {
 template <detail::HasFields T>
 Value::Value(T structure) : Value(Conversion<T>::to_value(std::move(structure))) {}
 
-// A value of anything that has a Conversion.
+// Converts any type that has a Conversion to a Value.
 template <typename T>
 Value to_value(T&& object) {
   return Conversion<std::remove_cvref_t<T>>::to_value(std::forward<T>(object));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Offloading: the part of a scripted module that depends on the batch alone runs where the batch is made.
+// Offloading: the part of a scripted module that depends only on the batch runs where the batch is made.
 
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/jit/api/module.h>
@@ -18,49 +18,51 @@ namespace penstock {
 
 struct OffloadOptions {
   enum class Cut : uint8_t {
-    kAuto,     // by price: what makes a step shorter
-    kMaximal,  // everything that may move
-    kNone,     // nothing
+    kAuto,     // by price: the cut with the shortest predicted step
+    kMaximal,  // move every operator that can move
+    kNone,     // move no operators
   };
   Cut cut = Cut::kAuto;
-  // The first batch that workers have made the moved part of, and one in so many from then on, is computed by the
-  // trainer as well and compared, bit for bit. At least 1.
+  // The trainer also computes the moved part of the first batch that workers have made it for, and of one in every
+  // `verify_every` batches from then on, and compares the results bit for bit. At least 1.
   int64_t verify_every = 1000;
 };
 
-// Which operators run in the workers, which stay and why. The texts are those of Python's `loader.plan`.
+// The operators that run in the workers, the operators that stay, and the reasons. The texts are the same as in
+// Python's `loader.plan`.
 struct PENSTOCK_API Plan {
   struct Group {
-    std::string label;     // the operator and its place in the source
-    std::string reason;    // why it is where it is
-    double worker_s = 0;   // seconds a batch where it runs in a worker
-    double trainer_s = 0;  // seconds a batch where it runs in the trainer; 0 for groups that cannot move
+    std::string label;     // the operator and its location in the source
+    std::string reason;    // why it runs where it does
+    double worker_s = 0;   // seconds per batch when it runs in a worker
+    double trainer_s = 0;  // seconds per batch when it runs in the trainer; 0 for groups that cannot move
   };
   std::vector<Group> moved = {};
   std::vector<Group> kept = {};
-  int64_t raw_bytes = 0;                  // of a batch as the dataset gives it
-  int64_t boundary_bytes = 0;             // of what crosses with the cut
-  std::vector<std::string> refused = {};  // why the whole module runs in the trainer, where it does
+  int64_t raw_bytes = 0;                  // in a batch as the dataset returns it
+  int64_t boundary_bytes = 0;             // that are transferred with the cut
+  std::vector<std::string> refused = {};  // why the whole module runs in the trainer, if it does
 
-  // As text, a line for each group.
+  // The plan as text, one line per group.
   std::string explain() const;
 };
 
-// A scripted module of which workers run a part. It is called with a batch, as the module is called with the batch's
-// parts:
+// A scripted module, part of which runs in the workers. It is called with a batch, which supplies the module's
+// arguments:
 //
-//   a dict           each argument of the module's forward is the part of its name; other parts are left
-//   a list or tuple  each argument is the part at its place, from the first on
+//   a dict           each argument of the module's forward is the part of its name; other parts are ignored
+//   a list or tuple  each argument is the part at its position, starting with the first
 //   a single tensor  it is the first argument
 //
-// Arguments that the batch does not give have their defaults; without one, or with a part of another type, a call
-// throws kValue and names the argument. The results and the gradients are those of the module, to the bit; parameters
-// are shared with it, and it may be called by itself at any time. train() and eval() of the module are heeded. These
-// run through the whole module: a batch of another loader, one that came before the cut, one whose tensors the program
-// has written to, and every batch while autocast is on or the default dtype is not float.
+// Arguments that the batch does not supply take their defaults; if one has no default, or a part has another type, the
+// call throws kValue and names the argument. Results and gradients are bit-for-bit identical to the module's;
+// parameters are shared with the module, which may also be called directly at any time. train() and eval() on the
+// module take effect here too. The whole module runs for a batch of another loader, a batch that arrived before the
+// cut, a batch whose tensors the program has written to, and every batch while autocast is enabled or the default dtype
+// is not float.
 //
-// A torch::nn module has no graph that could be read. Its pre-processing is moved into a scripted module in front of
-// it, and that module is offloaded: docs/how-to/cpp.md shows how.
+// A torch::nn module has no readable graph. Move its preprocessing into a scripted module in front of it and offload
+// that module: docs/how-to/cpp.md shows how.
 //
 //   torch::jit::Module model = torch::jit::load("model.pt");
 //   auto offloaded = penstock::offload(model, loader);
@@ -78,9 +80,9 @@ class PENSTOCK_API OffloadedModule {
   c10::IValue operator()(const Batch& batch) { return forward(batch); }
   c10::IValue forward(const Batch& batch);
 
-  // The plan for calls like the last one. Before the first call it says so.
+  // The plan for calls like the last one. Before the first call, `refused` states that the module was not called yet.
   Plan plan() const;
-  // Batches of which a worker's part was used.
+  // The number of batches for which a worker's part was used.
   uint64_t used_count() const;
 
  private:
@@ -91,8 +93,8 @@ class PENSTOCK_API OffloadedModule {
   std::unique_ptr<Impl> impl_;
 };
 
-// Has the workers of `loader` run a part of `module`, which is found at the first call. Several modules may be
-// offloaded to a loader. Throws kValue for options without a meaning.
+// Makes the workers of `loader` run a part of `module`, which is determined at the first call. Several modules may be
+// offloaded to one loader. Throws kValue for invalid options.
 PENSTOCK_API OffloadedModule offload(torch::jit::Module module, DataLoader& loader, OffloadOptions options = {});
 
 }  // namespace penstock

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Datasets for worker processes: a plug-in is a shared library that names factories of datasets.
+// Datasets for worker processes: a plug-in is a shared library with named dataset factories.
 //
 //   #include <penstock/penstock.h>
 //
@@ -13,8 +13,8 @@
 //   add_library(photographs MODULE photographs.cpp)                    # CMakeLists.txt
 //   target_link_libraries(photographs penstock::penstock)
 //
-// A worker process (penstock-worker) loads it where a job asks for it, and makes the dataset once for each job.
-// Plug-in, worker and trainer are built for one version of torch.
+// A worker process (penstock-worker) loads the plug-in when a job asks for it, and creates the dataset once per job.
+// Plug-in, worker and trainer must be built for the same version of torch.
 
 #include "penstock/any_dataset.h"
 #include "penstock/export.h"
@@ -22,7 +22,7 @@
 
 namespace penstock {
 
-// What a plug-in says about one of its datasets. The first two members stay where they are in later versions.
+// A plug-in's description of one of its datasets. The first two members keep their positions in later versions.
 struct PluginEntry {
   const char* penstock_version = PENSTOCK_VERSION;
   TorchVersion torch = {};
@@ -31,8 +31,8 @@ struct PluginEntry {
 
 }  // namespace penstock
 
-// Names a dataset, at the global namespace of the plug-in. `name` is an identifier; the factory is called with the
-// arguments of the PluginDataset, and returns what a loader takes: a shared_ptr to a dataset, or a dataset.
+// Names a dataset; use it in the plug-in's global namespace. `name` is an identifier; the factory is called with the
+// arguments of the PluginDataset and returns what a loader accepts: a shared_ptr to a dataset, or a dataset.
 #define PENSTOCK_DATASET(name, ...)                                                                            \
   extern "C" __attribute__((visibility("default"))) const ::penstock::PluginEntry* penstock_dataset_##name() { \
     static const ::penstock::PluginEntry entry{                                                                \

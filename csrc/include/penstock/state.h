@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The place of a loader in its stream, from which a loader in another process goes on.
+// A loader's position in its stream, from which a loader in another process can resume.
 
 #include <memory>
 #include <string>
@@ -15,8 +15,8 @@ class OutputArchive;
 
 namespace penstock {
 
-// A value type. The JSON text is that of `json.dumps(loader.state_dict())` of the Python package, and each of the two
-// loads the other's:
+// A value type. Its JSON text has the format of `json.dumps(loader.state_dict())` in the Python package, and each
+// package can load the other's states:
 //
 //   std::ofstream("loader.json") << loader.state().to_json();                        // C++
 //   loader.load_state_dict(json.loads(Path("loader.json").read_text()))              # Python
@@ -29,7 +29,7 @@ namespace penstock {
 //   archive.save_to("checkpoint.pt");
 class PENSTOCK_API State {
  public:
-  // A state without a place: a loader that loads it begins a new epoch.
+  // A state without a position: a loader that loads it starts a new epoch.
   State();
   ~State();
   State(const State&);
@@ -37,11 +37,11 @@ class PENSTOCK_API State {
   State(State&&) noexcept;
   State& operator=(State&&) noexcept;
 
-  // Throws kValue for text that is not the JSON of a state.
+  // Throws kValue if the text is not the JSON of a state.
   static State from_json(std::string_view text);
   std::string to_json() const;
 
-  // Under the key "penstock.loader". load() throws kValue where the archive has none.
+  // Uses the key "penstock.loader". load() throws kValue if the archive does not contain it.
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Datasets and samplers of torch::data for this library's loader.
+// Adapters that let this library's loader read datasets and samplers of torch::data.
 //
 //   auto mnist = torch::data::datasets::MNIST("data").map(torch::data::transforms::Normalize<>(0.1307, 0.3081));
 //   penstock::DataLoader loader(penstock::from_torch(std::move(mnist)), {.batch_size = 64, .num_workers = 4});
@@ -41,7 +41,7 @@ struct Conversion<torch::data::Example<Data, Target>> {
   }
 };
 
-// One without a target is its data.
+// An example without a target is its data.
 template <typename Data>
 struct Conversion<torch::data::Example<Data, void>> {
   static Value to_value(torch::data::Example<Data, void> example) {
@@ -69,7 +69,7 @@ concept TorchByIndex = TorchBatches<D> && !D::is_stateful;
 template <typename D>
 concept TorchStateful = TorchBatches<D> && D::is_stateful;
 
-// A stateless dataset, read by index. Each thread has a copy of its own, as with torch's own loader.
+// A stateless dataset, read by index. Each thread has its own copy, as with torch's loader.
 template <TorchByIndex D>
 class TorchDataset final : public Dataset {
  public:
@@ -93,7 +93,7 @@ class TorchDataset final : public Dataset {
 
   std::optional<Value> get_batch(std::span<const int64_t> indices, Draws&) override {
     if constexpr (IsVector<typename D::BatchType>::value) {
-      return std::nullopt;  // examples, which the loader collates as they come
+      return std::nullopt;  // examples, which the loader collates itself
     } else {
       return to_value(dataset_.get_batch(std::vector<size_t>(indices.begin(), indices.end())));
     }
@@ -110,7 +110,7 @@ class TorchDataset final : public Dataset {
   D dataset_;
 };
 
-// A stateful dataset: one stream, which is reset at the beginning of each epoch.
+// A stateful dataset: one stream, which is reset at the start of each epoch.
 template <TorchStateful D>
 class TorchStreams final : public IterableDataset {
  public:
@@ -180,23 +180,23 @@ class TorchOrder final : public Sampler {
 
 }  // namespace detail
 
-// A stateless dataset of torch::data with its transforms. Examples are collated by the loader; a dataset that collates
-// by itself, as one with the transform Stack, gives whole batches. Its draws from torch's default generator are as
-// irreproducible as with torch's own loader where there are several threads.
+// A stateless torch::data dataset with its transforms. The loader collates the examples; a dataset that collates
+// itself, such as one with the transform Stack, returns whole batches. As with torch's loader, its draws from torch's
+// default generator are not reproducible with several threads.
 template <detail::TorchByIndex D>
 std::shared_ptr<Dataset> from_torch(D dataset) {
   return std::make_shared<detail::TorchDataset<D>>(std::move(dataset));
 }
 
-// A stateful one (a StreamDataset, a ChunkDataset), which the loader has to read as one shard. It is asked for
-// `batch_size` examples at a time. One that collates by itself gives a sample for each of its batches: the loader's
-// batch_size is std::nullopt then.
+// A stateful dataset (a StreamDataset, a ChunkDataset), which the loader must read as one shard. It is asked for
+// `batch_size` examples at a time. A dataset that collates itself returns each of its batches as one sample: set the
+// loader's batch_size to std::nullopt then.
 template <detail::TorchStateful D>
 std::shared_ptr<IterableDataset> from_torch(D dataset, size_t batch_size = 1) {
   return std::make_shared<detail::TorchStreams<D>>(std::move(dataset), batch_size);
 }
 
-// A sampler of torch::data, which is reset at the beginning of each epoch.
+// A torch::data sampler, which is reset at the start of each epoch.
 template <typename S>
 requires(std::derived_from<S, torch::data::samplers::Sampler<>>) std::shared_ptr<Sampler> from_torch(S sampler) {
   return std::make_shared<detail::TorchOrder<S>>(std::move(sampler));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A sample or a batch as one value: a tensor, a number, text, or a nest of them.
+// A sample or a batch as one value: a tensor, a number, text, or a nest of these.
 
 #include <ATen/core/Tensor.h>
 
@@ -22,7 +22,7 @@ namespace penstock {
 
 namespace detail {
 
-// A struct whose fields PENSTOCK_FIELDS names.
+// A struct whose fields are named with PENSTOCK_FIELDS.
 template <typename T>
 concept HasFields = requires(const T* type) {
   penstock_fields(type);
@@ -30,8 +30,8 @@ concept HasFields = requires(const T* type) {
 
 }  // namespace detail
 
-// A value type: copies share the memory of their tensors, as copies of a tensor do. Reading it as what it is not throws
-// an Error of kind kValue that says what it is.
+// A value type: copies share the memory of their tensors, as copies of a tensor do. Reading it as another kind throws
+// an Error of kind kValue that names its actual kind.
 //
 //   Value sample = Value::dict({{"image", image}, {"label", 3}});
 //   sample["image"].tensor().size(0);
@@ -51,8 +51,8 @@ class PENSTOCK_API Value {
     kBytes,
     kTensor,
     kList,
-    kTuple,  // a named tuple of Python's too
-    kDict,   // in the order in which its entries were put in
+    kTuple,  // including Python's named tuples
+    kDict,   // in insertion order
   };
 
   inline Value();
@@ -73,11 +73,11 @@ class PENSTOCK_API Value {
   static Value tuple(Items items);
   static Value dict(Entries entries);
   static Value bytes(std::string bytes);
-  // What a JSON text says: an object becomes a dict, a number without a fraction an integer. Throws for malformed text
-  // and for integers beyond 64 bits.
+  // Parses a JSON text: an object becomes a dict, a number without a fraction an integer. Throws for malformed text and
+  // for integers beyond 64 bits.
   static Value from_json(std::string_view text);
 
-  // JSON of a value without tensors and bytes; throws for one that has some.
+  // The JSON of a value without tensors and bytes; throws if the value contains any.
   std::string to_json() const;
 
   Kind kind() const { return static_cast<Kind>(data_.index()); }
@@ -93,16 +93,16 @@ class PENSTOCK_API Value {
   const Items& items() const;      // of a list or a tuple
   const Entries& entries() const;  // of a dict
 
-  // Of a list, a tuple or a dict: the number of its parts.
+  // The number of parts of a list, a tuple or a dict.
   size_t size() const;
-  // A part by its place in a list or a tuple.
+  // A part of a list or a tuple by position.
   const Value& operator[](size_t index) const;
-  // A part by its name in a dict.
+  // A part of a dict by name.
   const Value& operator[](std::string_view name) const;
-  // As operator[], and null where there is none of that name.
+  // Like operator[], but null if the name is missing.
   const Value* find(std::string_view name) const;
 
-  // In a few words, for messages: "a dict with 'image' and 'label'".
+  // A short description for messages: "a dict with 'image' and 'label'".
   std::string describe() const;
 
  private:
@@ -120,13 +120,13 @@ class PENSTOCK_API Value {
   Data data_;
 };
 
-// One entry of a dict. Python's keys may be other things than text.
+// One entry of a dict. Python's keys may be of other types than text.
 struct Value::Entry {
   Value key;
   Value value;
 };
 
-// Constructors have to know what an entry is.
+// Defined here because constructors need the complete Entry type.
 inline Value::Value() = default;
 inline Value::Value(std::nullopt_t) {}
 inline Value::Value(bool value) : data_(value) {}

@@ -5,8 +5,8 @@
 
 namespace penstock {
 
-// The whole of the program penstock-worker, which is installed: its exit status. For a program that brings its own
-// executable, as one that links its datasets in place of loading them.
+// The main function of the installed program penstock-worker; returns its exit status. Use it to build a custom
+// executable, for example one that links its datasets instead of loading them.
 PENSTOCK_API int worker_main(int argument_count, char** arguments);
 
 }  // namespace penstock
