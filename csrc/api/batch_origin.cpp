@@ -108,7 +108,7 @@ void BatchOrigin::complete(api::WorkerSet& workers) {
   has_come_.store(true);
 }
 
-// Who made the batch again has to have made the same one.
+// A batch that was made again must equal the original.
 void BatchOrigin::check_same(loader::Batch& made, const std::vector<at::Tensor>& tensors) const {
   const size_t leaf_count = made.frame().leaf_count();
   bool is_same = leaf_count == tensors.size();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What an offloaded module has to know of a batch: its tensors as they came, what workers have computed of them, and
-// which of them the program reads. Tensors that stayed with a pool's worker come when they are read.
+// The data about a batch that an offloaded module needs: its tensors as they arrived, the boundary tensors that workers
+// computed from them, and the set of tensors that the program reads. Tensors that stayed with a pool worker are fetched
+// on first read.
 
 #include <ATen/core/Tensor.h>
 #include <sys/types.h>
@@ -26,7 +27,7 @@ namespace api {
 
 class WorkerSet;
 
-// Which leaves of a batch the program has read. Thread-safe.
+// The set of a batch's leaves that the program has read. Thread-safe.
 class ReadLeaves {
  public:
   void note(uint32_t leaf) {
@@ -45,11 +46,11 @@ class ReadLeaves {
 
 }  // namespace api
 
-// Of one batch; shared by its copies, which any thread may read. Only the thread that the batch was given to has leaves
-// come that stayed with a worker.
+// The origin of one batch; shared by its copies, which any thread may read. Only the thread that the batch was
+// delivered to can fetch leaves that stayed with a worker.
 class BatchOrigin {
  public:
-  // A tensor of the batch. A write to it is seen by its version, and new memory by its address.
+  // A tensor of the batch. Its version shows writes to it, and its address shows new memory.
   struct Leaf {
     at::Tensor tensor;
     const void* address = nullptr;
@@ -70,37 +71,37 @@ class BatchOrigin {
     loader::Batch::Origin maker;
     std::weak_ptr<api::WorkerSet> workers;
     int64_t batch_number = 0;
-    Value came;  // the batch's value, with tensors without memory of their own in the places of the leaves
+    Value came;  // the batch's value, with placeholder tensors without own memory for the withheld leaves
   };
 
-  // `leaves` are the batch's tensors by the numbers that workers know them by, and `boundary` those of `keys`.
+  // `leaves` are the batch's tensors in the order of the workers' leaf numbers, and `boundary` the tensors of `keys`.
   BatchOrigin(const std::vector<at::Tensor>& leaves, std::vector<std::string> keys,
               const std::vector<at::Tensor>& boundary, std::optional<Withheld> withheld);
 
-  // By the numbers that workers know them by. In the places of missing() they have no memory of their own.
+  // Indexed by the workers' leaf numbers. The leaves in missing() are placeholders.
   const std::vector<Leaf>& leaves() const { return has_come_.load() ? whole_leaves_ : leaves_; }
   std::vector<at::Tensor> tensors() const;
-  // The number of a tensor as it is in leaves() now; none for one from elsewhere.
+  // The leaf number of a tensor in the current leaves(); none for other tensors.
   std::optional<uint32_t> leaf_of(const at::Tensor& tensor) const;
   // The boundary tensor of a key; undefined if there is none.
   at::Tensor find(const std::string& key) const;
 
-  // Leaves that are with the worker still.
+  // Leaves that are still with the worker.
   const std::set<uint32_t>& missing() const;
-  // A tensor of the batch as it came, for the program, which reads it: the leaf that it stands for.
+  // Records that the program reads a tensor of the batch, and returns the leaf that this tensor stands for.
   const at::Tensor& read(const at::Tensor& came);
-  // The same of the whole batch, whose value was `came`.
+  // The same for the whole batch, which arrived with the value `came`.
   const Value& read_all(const Value& came);
-  // The value of the batch as it is now, for the library, which reads none of it yet.
+  // The current value of the batch, for internal use: does not count as a read.
   const Value& now(const Value& came) const { return has_come_.load() ? whole_ : came; }
-  // Has all leaves come, of which `read` are read and the others not. Blocks. Throws Error kUnsupported in another
-  // thread or process than the batch was given to, kClosed where the loader or its workers are gone, kDataset where the
-  // batch had to be made again and could not be, or is another one.
+  // Fetches all missing leaves; only those in `read` count as read. Blocks. Throws Error kUnsupported in another thread
+  // or process than the batch was delivered to, kClosed if the loader or its workers are gone, and kDataset if the
+  // batch had to be made again, and this failed or gave a different batch.
   void complete(const std::set<uint32_t>& read);
-  // The same with workers that are about to go.
+  // The same with workers that are about to shut down.
   void complete(api::WorkerSet& workers);
 
-  // Whether this is the thread that the batch was given to.
+  // Whether this is the thread that the batch was delivered to.
   bool is_owner() const;
   const std::shared_ptr<api::ReadLeaves>& reads() const { return reads_; }
 
@@ -121,12 +122,12 @@ class BatchOrigin {
   const pid_t owner_pid_;
 };
 
-// The way of this library into a Batch.
+// The library's access to the internals of a Batch.
 struct BatchAccess {
   static void set_origin(Batch& batch, std::shared_ptr<BatchOrigin> origin) { batch.origin_ = std::move(origin); }
-  // Null for a batch that came before anything was offloaded to its loader.
+  // Null for a batch delivered before any module was offloaded to its loader.
   static BatchOrigin* origin_of(const Batch& batch) { return batch.origin_.get(); }
-  // Without a read of it.
+  // Does not count as a read.
   static const Value& value_of(const Batch& batch) {
     return batch.origin_ ? batch.origin_->now(batch.value_) : batch.value_;
   }

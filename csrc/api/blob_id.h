@@ -8,7 +8,7 @@
 
 namespace penstock::api {
 
-// The id of the blob that has these bytes: their SHA-256 (PROTOCOL.md, "Blob message").
+// The id of the blob with these bytes: their SHA-256 (PROTOCOL.md, "Blob message").
 wire::BlobId blob_id_of(std::span<const std::byte> bytes);
 
 }  // namespace penstock::api

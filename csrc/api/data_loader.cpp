@@ -30,7 +30,7 @@ DataLoader::Iterator& DataLoader::Iterator::operator++() {
   if (loader_->impl_->begun_count() != epoch_) {
     api::refuse("an iterator of an earlier epoch was moved on; the loader gives the batches of one epoch at a time");
   }
-  batch_ = Batch();  // its memory may serve the batch that comes
+  batch_ = Batch();  // frees its memory for the next batch
   auto batch = loader_->impl_->next();
   is_at_end_ = !batch;
   if (batch) batch_ = *std::move(batch);

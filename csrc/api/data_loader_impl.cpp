@@ -29,11 +29,11 @@ using Event = loader::Client::Event;
 namespace {
 
 constexpr double kNanosecond = 1e-9;
-constexpr auto kCheckInterval = std::chrono::seconds(1);  // how often a waiting trainer looks after its workers
+constexpr auto kCheckInterval = std::chrono::seconds(1);  // how often a waiting trainer checks its workers
 
 }  // namespace
 
-// NOLINTNEXTLINE(performance-unnecessary-value-param): a loader takes its dataset, which the public constructor says
+// NOLINTNEXTLINE(performance-unnecessary-value-param): a loader takes its dataset, as the public constructor shows
 DataLoader::Impl::Impl(AnyDataset dataset, Options options) : options_(api::with_ranks(std::move(options))) {
   api::check_options(dataset, options_);
   auto running = std::make_unique<Running>();
@@ -169,7 +169,7 @@ graph::DeliveredWork delivered_work(const loader::Client& client, bool sends_who
   return work;
 }
 
-// The leaves of a batch that stayed with its worker, and in their places tensors without memory of their own.
+// The leaves of a batch that stayed with its worker. Puts placeholder tensors without own memory in their positions.
 std::optional<BatchOrigin::Withheld> withheld_of(loader::Batch& batch, const std::shared_ptr<api::WorkerSet>& workers,
                                                  int64_t number) {
   if (batch.withheld_bytes() == 0) return std::nullopt;
@@ -202,7 +202,7 @@ std::optional<Batch> DataLoader::Impl::next() {
   api::StepMeter* const meter = running.workers->meter();
   const double called_at_s = seconds_now();
   ledger.enter(clock_now());
-  if (meter != nullptr && !meter->has_begun()) begin_meter(*meter);  // it was made in the middle of the epoch
+  if (meter != nullptr && !meter->has_begun()) begin_meter(*meter);  // created in the middle of the epoch
   if (meter != nullptr) meter->note_call();
   try {
     auto batch = take();
@@ -234,7 +234,7 @@ std::optional<Batch> DataLoader::Impl::take() {
         if (steady_clock::now() < deadline) break;
         throw Error(ErrorKind::kTimeout,
                     "DataLoader timed out after " + std::to_string(options_.timeout.count()) + " milliseconds");
-      default: break;  // of workers
+      default: break;  // worker events
     }
   }
 }
@@ -266,7 +266,7 @@ Batch DataLoader::Impl::to_batch(Event& event) {
   return given;
 }
 
-// ---- The place
+// ---- Position
 
 std::optional<int64_t> DataLoader::Impl::size() const {
   if (built_.is_iterable) return std::nullopt;

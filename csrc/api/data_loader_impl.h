@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The loader behind penstock::DataLoader: its workers, its stream, its epochs and its place.
+// The implementation of penstock::DataLoader: its workers, stream, epochs and position.
 
 #include <cstdint>
 #include <memory>
@@ -22,7 +22,7 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
 
   void begin_epoch();
   std::optional<Batch> next();
-  // Counts begun epochs, so that an iterator knows whether its own has gone.
+  // Counts started epochs, so that an iterator can check whether its epoch is still the current one.
   uint64_t begun_count() const { return begun_count_; }
 
   std::optional<int64_t> size() const;
@@ -31,11 +31,11 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
   Stats stats() const;
 
   const Options& options() const { return options_; }
-  // Shared with the modules that are offloaded to them, which may outlive the loader.
+  // Shared with the modules offloaded to these workers, which may outlive the loader.
   const std::shared_ptr<api::WorkerSet>& workers() const { return (*running_)->workers; }
 
  private:
-  // What belongs to the process that made the loader. The stream is there from the first epoch on.
+  // The state that belongs to the process that created the loader. The stream exists from the first epoch on.
   struct Running {
     std::shared_ptr<api::WorkerSet> workers;
     std::unique_ptr<loader::Stream> stream;
@@ -47,7 +47,7 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
   void begin_from(const api::LoadedState& loaded);
   void begin(api::EpochAccount account, const api::ResumePoint* point);
   void begin_meter(api::StepMeter& meter);
-  int64_t order_size() const;  // of a map-style dataset: the samples of an epoch, over all ranks
+  int64_t order_size() const;  // of a map-style dataset: samples per epoch, over all ranks
   std::optional<Batch> take();
   Batch to_batch(loader::Client::Event& event);
 
@@ -60,7 +60,7 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
   uint64_t begun_count_ = 0;
 };
 
-// The way of this library into a loader.
+// The library's access to the internals of a loader.
 struct LoaderAccess {
   static const std::shared_ptr<api::WorkerSet>& workers_of(const DataLoader& loader) { return loader.impl_->workers(); }
 };

@@ -24,7 +24,7 @@ void raise(const Fault& fault) { throw Error(kind_of(fault.code), fault.message)
 
 void raise_remote(const loader::Batch::RemoteError& remote, std::string place) {
   std::string text = remote.text;
-  // What comes from another process says where that is, before a zero.
+  // A text from another process starts with the place of that process, terminated by a zero byte.
   if (const size_t end = text.find('\0'); end != std::string::npos) {
     place += " (" + text.substr(0, end) + ")";
     text = text.substr(end + 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The one table that turns the results of the rooms below into exceptions of the public library.
+// The one table that converts the results of the rooms below into exceptions of the public library.
 
 #include <string>
 
@@ -11,11 +11,11 @@
 namespace penstock::api {
 
 [[noreturn]] void raise(const Fault& fault);
-// An argument that the caller got wrong.
+// Raises the error for an invalid argument.
 [[noreturn]] void refuse(const std::string& text);
 
-// "Caught ValueError in DataLoader worker thread 0.", as torch's DataLoader words it, and what was thrown. `place` is
-// how an error names the worker (WorkerSet::place_of).
+// Raises "Caught ValueError in DataLoader worker thread 0.", worded like torch's DataLoader, followed by the thrown
+// exception. `place` is how an error names the worker (WorkerSet::place_of).
 [[noreturn]] void raise_remote(const loader::Batch::RemoteError& remote, std::string place);
 
 template <typename T>

@@ -22,7 +22,7 @@ std::string to_text(const at::Tensor& state) {
   return to_base64({static_cast<const std::byte*>(state.const_data_ptr()), state.nbytes()});
 }
 
-// Tried on a generator that nobody uses: a state may come from anywhere.
+// Validated with a scratch generator, since the state may be from an untrusted source.
 at::Tensor to_tensor(const Value& text, const std::string& place) {
   const auto bytes = text.kind() == Value::Kind::kText ? from_base64(text.text()) : std::nullopt;
   if (!bytes) refuse(place + " must be text in base64, got " + text.describe() + "; load the state as it was saved");
@@ -72,7 +72,7 @@ GeneratorSnapshot GeneratorSnapshot::from_value(const Value& value) {
     if (found == nullptr || found->kind() != Value::Kind::kDict)
       refuse(std::string("state['generators']['") + part + "'] must be a dict; load the state as it was saved");
   }
-  // None in the state of a job of several ranks, each of which has its own.
+  // None in the state of a job with several ranks: each rank has its own.
   const Value& of_default = value["globals"]["torch"];
   if (!of_default.is_none()) snapshot.of_default_ = to_tensor(of_default, "state['generators']['globals']['torch']");
   if (const Value* own = value["own"].find("loader"))
@@ -85,7 +85,7 @@ GeneratorSnapshot GeneratorSnapshot::from_value(const Value& value) {
 Value GeneratorSnapshot::to_value(bool shuffles) const {
   Value::Entries own;
   if (of_own_.defined()) {
-    // The generator by all the ways in which Python's loader finds it.
+    // The generator under each path by which Python's loader finds it.
     own.push_back({"loader", to_text(of_own_)});
     if (shuffles) {
       own.push_back({"sampler", to_text(of_own_)});

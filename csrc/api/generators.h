@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The generators that an epoch's order and base seed are drawn from, as they were at one moment.
+// Snapshots of the generators that an epoch's order and base seed are drawn from.
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -12,20 +12,20 @@
 
 namespace penstock::api {
 
-// The draw of torch's loader: from `generator`, or from torch's default generator without one.
+// Draws a seed as torch's loader does: from `generator`, or without one from torch's default generator.
 int64_t draw_seed(const std::optional<at::Generator>& generator);
 
 // A value type.
 class GeneratorSnapshot {
  public:
-  // As they are now. `own` is the generator that the program gave to the loader.
+  // Captures the current states. `own` is the generator that the program passed to the loader.
   static GeneratorSnapshot take(const std::optional<at::Generator>& own);
-  // Without torch's default generator, which is each rank's own where a job has several.
+  // Leaves out torch's default generator, which differs between the ranks of a job.
   static GeneratorSnapshot take_own(const std::optional<at::Generator>& own);
-  // Throws for a value that to_value() did not make, nor Python's loader.
+  // Throws for a value that neither to_value() nor Python's loader made.
   static GeneratorSnapshot from_value(const Value& value);
 
-  // The part "generators" of a state. Those of Python's own that a state brought along stay in it.
+  // The part "generators" of a state. States of Python-only generators in a loaded state are kept.
   Value to_value(bool shuffles) const;
 
   void put_back_default() const;
@@ -33,13 +33,13 @@ class GeneratorSnapshot {
   bool is_of_now() const;
 
  private:
-  at::Tensor of_default_;  // of torch's default generator; undefined in a state that leaves it alone
-  at::Tensor of_own_;      // undefined without one
-  Value of_random_;        // Python's `random`, and numpy's: none in a state that C++ made
+  at::Tensor of_default_;  // torch's default generator; undefined in a state that leaves it out
+  at::Tensor of_own_;      // undefined if there is none
+  Value of_random_;        // Python's `random`, and numpy's: none in a state made by C++
   Value of_numpy_;
 };
 
-// torch's default generator as a snapshot has it, for the time of its scope.
+// Sets torch's default generator to a snapshot's state for the duration of its scope.
 class GeneratorsReplayed {
  public:
   explicit GeneratorsReplayed(const GeneratorSnapshot& snapshot);

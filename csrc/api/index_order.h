@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The indices of an epoch's batches from a sampler of the program's, and the requests to an iterable dataset, which
-// have none.
+// The indices of an epoch's batches from a user-defined sampler, and the requests to an iterable dataset, which have no
+// indices.
 
 #include <cstdint>
 #include <memory>
@@ -17,7 +17,7 @@ namespace penstock::api {
 // Confined to the trainer's thread.
 class SamplerOrder final : public loader::IndexSource {
  public:
-  // `skipped_batch_count` batches are pulled and not given, those of a resumed epoch.
+  // `skipped_batch_count` batches, delivered before the epoch was resumed, are drawn and discarded.
   SamplerOrder(std::shared_ptr<Sampler> sampler, std::optional<int64_t> batch_size, bool drop_last,
                uint64_t skipped_batch_count);
 
@@ -35,11 +35,10 @@ class SamplerOrder final : public loader::IndexSource {
   std::vector<int64_t> indices_;
 };
 
-// The part of one rank in the order of a sampler of the program's, which is that of all ranks. Confined to the
-// trainer's thread.
+// One rank's share of the order of a user-defined sampler, which covers all ranks. Confined to the trainer's thread.
 class SharedSamplerOrder final : public loader::IndexSource {
  public:
-  // `size` is the number of samples in the order. Samples before the share's first one are pulled and not given.
+  // `size` is the number of samples in the order. Samples before the share's first one are drawn and discarded.
   SharedSamplerOrder(std::shared_ptr<Sampler> sampler, int64_t size, const sampling::RankShareOptions& options);
 
   std::optional<Indices> next() override;
@@ -56,10 +55,10 @@ class SharedSamplerOrder final : public loader::IndexSource {
   std::vector<int64_t> indices_;
 };
 
-// Requests without end: the dataset's shards say when they are over.
+// An endless sequence of requests: the dataset's shards report their end.
 class ShardOrder final : public loader::IndexSource {
  public:
-  // As many zeros as a batch has samples: a Python worker counts them.
+  // One zero per sample of a batch: a Python worker counts them.
   explicit ShardOrder(std::optional<int64_t> batch_size) : zeros_(static_cast<size_t>(batch_size.value_or(1))) {
     kind_ = batch_size ? wire::IndexKind::kIntegers : wire::IndexKind::kNone;
   }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Programs that are installed in the folder of libpenstock.so.
+// Programs installed in the folder of libpenstock.so.
 
 #include <string>
 
 namespace penstock::api {
 
-// Its path; where it is not there, the name alone, which is looked for on PATH.
+// The program's path; if it is not in that folder, its bare name, which is looked up on PATH.
 std::string program_beside_library(const std::string& name);
 
 }  // namespace penstock::api

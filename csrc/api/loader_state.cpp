@@ -17,9 +17,9 @@ namespace penstock::api {
 namespace {
 
 constexpr int64_t kVersion = 1;
-constexpr int64_t kVersionOfSnapshots = 3;  // parts of it may be older than its place
+constexpr int64_t kVersionOfSnapshots = 3;  // its parts may be older than its position
 
-// The name of a sampler's class without its namespace, as Python names it.
+// The name of a sampler's class without its namespace, as Python shows it.
 std::string class_name(const Sampler& sampler) {
   int status = 0;
   const std::unique_ptr<char, void (*)(void*)> demangled(
@@ -44,12 +44,12 @@ Value decoded(const std::vector<std::byte>& state) {
   return state.empty() ? Value() : value_or_raise(dataset::unpack_value(state));
 }
 
-// Numbers of epochs and batches below it can be added without overflow.
+// Epoch and batch numbers below this limit can be added without overflow.
 constexpr int64_t kCountMax = int64_t{1} << 53;
 
-// A part of a state. The functions here throw an Error that names it where it is not as a state has it.
+// A part of a state. If the part is not valid, its functions throw an Error that names it.
 struct Part {
-  const Value* value;  // null where it is missing
+  const Value* value;  // null if it is missing
   std::string place;
 
   Part operator[](std::string_view name) const {
@@ -130,7 +130,7 @@ Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t 
       states.push_back(std::move(state));
     }
     auto last = progress.last_shard_id();
-    if (built.options->shard_by_rank) {  // the same on all ranks, however many workers each has
+    if (built.options->shard_by_rank) {  // the same on all ranks, for any number of workers
       counts = {Value(answered_count)};
       last.reset();
     }
@@ -201,7 +201,7 @@ void check_state(const BuiltLoader& built, const Value& state) {
   }
 }
 
-// The batches of an epoch, where they follow from what the loader was built of.
+// The maximum number of batches in an epoch, if the loader's construction determines it.
 int64_t batch_count_max(const BuiltLoader& built) {
   const Options& options = *built.options;
   if (built.is_iterable || options.sampler || !built.sample_count) return kCountMax;
@@ -209,8 +209,8 @@ int64_t batch_count_max(const BuiltLoader& built) {
   return *built.sample_count / size + 1;
 }
 
-// The state of a shard's iterator, which is of after its last batch. One that is older is left out: the shard is then
-// read again up to its place.
+// Reads the state of a shard's iterator after its last batch. An older state is ignored: the shard is then read again
+// up to its position.
 void read_shard(const Part& shard, uint32_t shard_id, dataset::BatchReader::ShardStart& start, ResumePoint& point) {
   if (shard.is_none()) return;
   const Part batches = shard["batches"];
@@ -250,7 +250,7 @@ ResumePoint read_point(const BuiltLoader& built, const Part& state) {
   uint64_t sum = 0;
   for (uint32_t shard_id = 0; shard_id < built.shard_count; ++shard_id) {
     const std::string place = "[" + std::to_string(shard_id) + "]";
-    // Those who correct a state correct the count of all shards.
+    // Programs that adjust a state adjust the total over all shards.
     const bool is_alone = built.shard_count == 1;
     const Part count{.value = &counts.value->items()[shard_id], .place = counts.place + place};
     dataset::BatchReader::ShardStart start{.batch_count =

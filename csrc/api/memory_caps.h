@@ -7,10 +7,10 @@
 
 namespace penstock::api {
 
-// The cap of one worker's shared memory, and of what a trainer receives batches into: PENSTOCK_ARENA_BYTES. kMalformed
-// for what is no positive number.
+// The limit on a worker's shared memory, and on the memory that a trainer receives batches into: PENSTOCK_ARENA_BYTES.
+// kMalformed if it is not a positive number.
 Result<uint64_t> arena_bytes();
-// The cap of a single object that a worker takes from a trainer: PENSTOCK_JOB_BYTES.
+// The limit on a single object that a worker accepts from a trainer: PENSTOCK_JOB_BYTES.
 Result<uint64_t> job_bytes();
 
 }  // namespace penstock::api

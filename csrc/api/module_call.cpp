@@ -18,7 +18,7 @@ using Kind = Value::Kind;
 
 bool is_sequence(const Value& value) { return value.kind() == Kind::kList || value.kind() == Kind::kTuple; }
 
-// The value as an argument of a type; nothing if it is none.
+// Converts the value to an argument of the type; no value if it does not fit.
 std::optional<c10::IValue> convert(const Value& value, const c10::Type& type) {
   switch (type.kind()) {
     case c10::TypeKind::OptionalType:

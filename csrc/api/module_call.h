@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Between a batch and the arguments of a scripted module.
+// Conversions between batches and the arguments and results of a scripted module.
 
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
@@ -12,16 +12,16 @@
 
 namespace penstock::api {
 
-// The arguments of `schema`, but for the module itself, taken from a batch. A dict gives them by name; its other parts
-// are left. A list or a tuple gives them by place, from its first part on; anything else is the first argument. What
-// the batch does not give has a default. Throws Error kValue, naming the argument and what the batch has, for one that
-// is missing, or is of another type.
+// The arguments of `schema`, except the module itself, taken from a batch. A dict supplies them by name; its other
+// parts are ignored. A list or a tuple supplies them by position, starting with its first part; any other value is the
+// first argument. Arguments that the batch does not supply take their defaults. Throws Error kValue, naming the
+// argument and the parts of the batch, if an argument is missing or has another type.
 std::vector<c10::IValue> arguments_of(const c10::FunctionSchema& schema, const Value& batch);
 
-// The parts of a list or tuple that arguments_of() leaves over; 0 for other batches.
+// The number of parts of a list or tuple that arguments_of() does not use; 0 for other batches.
 size_t parts_left_over(const c10::FunctionSchema& schema, const Value& batch);
 
-// A result as a value. Throws Error kUnsupported for types that a value cannot have.
+// Converts a result to a value. Throws Error kUnsupported for types that a value cannot hold.
 Value value_of(const c10::IValue& result);
 
 }  // namespace penstock::api

@@ -29,7 +29,7 @@ using worker::BatchServer;
 
 namespace {
 
-// The slab that a batch is sent from; where it has no room left, the heap, from which sealing copies.
+// Allocates in the slab that a batch is sent from or, when the slab is full, on the heap, from which sealing copies.
 class SlabMemory final : public dataset::Memory {
  public:
   explicit SlabMemory(worker::SlabWriter& writer) : writer_(writer) {}
@@ -42,7 +42,7 @@ class SlabMemory final : public dataset::Memory {
   worker::SlabWriter& writer_;
 };
 
-// Which process this is, for somebody at another machine who reads of a missing file.
+// Identifies this process for a user on another machine, for example in the report of a missing file.
 std::string place_of_process() {
   std::array<char, PATH_MAX> folder{};
   const bool has_folder = ::getcwd(folder.data(), folder.size()) != nullptr;
@@ -139,7 +139,7 @@ Result<void> NativeJob::answer(BatchServer& server, const PoolWork& work) {
   try {
     if (reader_.is_iterable()) state = state_of(shard_id);
   } catch (...) {
-    // Without it another worker reads the shard again. The first error is the one that is told.
+    // Without the state another worker reads the shard again. Only the first error is reported.
   }
   return server.answer_error(work, failure, std::move(state));
 }
@@ -165,8 +165,8 @@ std::optional<Value> NativeJob::make(BatchServer& server, const PoolWork& work) 
   return batch;
 }
 
-// Has a shard begin at its beginning, or go on from where another worker left it. Throws for one that did not begin
-// here: the batch is not wanted any more, and the trainer's word of that is still on its way.
+// Starts a shard at its start, or where another worker left it. Throws for a shard that did not start here: the batch
+// is no longer wanted, and the trainer's message about that is still under way.
 void NativeJob::find_lane(const PoolWork& work, uint32_t shard_id) {
   if (work.is_lane_start) {
     LaneStart lane{.tenancy = work.tenancy, .epoch = work.key.epoch};

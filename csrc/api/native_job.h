@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A trainer's job at a native worker: how each batch that is asked for is made and answered. It is to plug-ins what
-// python/penstock/pool/running_job.py is to Python's datasets.
+// A trainer's job at a native worker: makes and answers each requested batch. The counterpart for Python datasets is
+// python/penstock/pool/running_job.py.
 
 #include <cstdint>
 #include <functional>
@@ -25,8 +25,8 @@ class NativeJob {
  public:
   using FetchBlob = std::function<Result<std::vector<std::byte>>(const wire::BlobId&)>;
 
-  // Loads the plug-in and has it make its dataset. kUnsupported with a text for the trainer's user when it cannot run
-  // here, and what `fetch` gives.
+  // Loads the plug-in and creates its dataset. kUnsupported, with a message for the trainer's user, if the job cannot
+  // run here; passes on errors of `fetch`.
   static Result<std::unique_ptr<NativeJob>> open(std::span<const std::byte> blob, const FetchBlob& fetch);
 
   // For `open`.
@@ -34,7 +34,7 @@ class NativeJob {
 
   const std::string& name() const { return text_.name; }
 
-  // Makes the batch, or describes the exception in its place. kClosed when this worker ends meanwhile.
+  // Makes the batch, or sends a description of the exception instead. kClosed if this worker shuts down meanwhile.
   Result<void> answer(worker::BatchServer& server, const server::PoolWork& work);
 
  private:
@@ -46,10 +46,10 @@ class NativeJob {
                     std::vector<std::byte> state);
 
   const dataset::JobText text_;
-  const int64_t size_;  // of a map-style dataset
+  const int64_t size_;  // for a map-style dataset
   dataset::BatchReader reader_;
   std::optional<BatchTransform> transform_;
-  // Of lanes that began here: the tenancy in which each did, and where.
+  // For each lane that started here: the tenancy in which it started, and the position.
   struct LaneStart {
     uint64_t tenancy = 0;
     uint32_t epoch = 0;

@@ -6,13 +6,12 @@
 
 namespace penstock::api {
 
-// Throws Error kValue for options that have no meaning, alone or together, in Python's words where Python has the
-// error.
+// Throws Error kValue for invalid or conflicting options, with Python's message if Python has the same error.
 void check_options(const AnyDataset& dataset, const Options& options);
-// The same, of those whose meaning depends on what the dataset is.
+// The same for options whose validity depends on the dataset's shape.
 void check_options_of(const DatasetShape& shape, const Options& options);
 
-// The device that batches are copied to, if not the CPU.
+// The device that batches are copied to, unless it is the CPU.
 std::optional<c10::Device> staged_device(const Options& options);
 
 }  // namespace penstock::api

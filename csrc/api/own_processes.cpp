@@ -24,10 +24,10 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr auto kStartMax = std::chrono::seconds(300);  // Python imports torch, on a busy machine one after the other
+constexpr auto kStartMax = std::chrono::seconds(300);  // Python processes may import torch one after the other
 constexpr auto kEndMax = std::chrono::seconds(5);
 
-// PENSTOCK_WORKER names another one than the one that is installed.
+// PENSTOCK_WORKER overrides the installed program.
 std::string native_program() {
   if (std::string given = environment("PENSTOCK_WORKER").value_or(""); !given.empty()) return given;
   return program_beside_library("penstock-worker");
@@ -60,7 +60,7 @@ Fault not_listening(OwnProcesses::Kind kind, int64_t count, ChildProcess& proces
 }  // namespace
 
 Result<OwnProcesses> OwnProcesses::start(Kind kind, int64_t count) {
-  // Made before the workers are there, of which one that is killed could leave half of it.
+  // Created before the workers start: a worker that is killed while creating it could leave it incomplete.
   if (auto folder = net::shared_key_folder(); !folder) return folder.error();
   OwnProcesses own;
   std::vector<FileDescriptor> pipes;
@@ -90,7 +90,7 @@ Result<OwnProcesses> OwnProcesses::start(Kind kind, int64_t count) {
   }
   const auto deadline = steady_clock::now() + kStartMax;
   for (size_t index = 0; index < own.processes_.size(); ++index) {
-    // "ID ENDPOINT", once the worker listens.
+    // "ID ENDPOINT", sent once the worker listens.
     const auto read = read_line_until(pipes[index].get(), deadline);
     const std::string line = read ? read.value() : std::string();
     const size_t space = line.find(' ');

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Worker processes that a trainer starts itself: native ones for a plug-in, Python ones for a dataset in Python. They
-// serve as a pool's workers do, and are reached on loopback with the keys that this user's processes share.
+// Worker processes that a trainer starts itself: native ones for a plug-in, Python ones for a Python dataset. They
+// serve like pool workers and are reached over loopback with the keys that this user's processes share.
 
 #include <cstdint>
 #include <set>
@@ -19,7 +19,7 @@ class OwnProcesses {
  public:
   enum class Kind : uint8_t { kNative, kPython };
 
-  // Waits until each of them listens. kFailed, kTimeout or kUnsupported with a text for the user where one does not.
+  // Waits until all of them listen. If one does not: kFailed, kTimeout or kUnsupported, with a message for the user.
   static Result<OwnProcesses> start(Kind kind, int64_t count);
 
   OwnProcesses(OwnProcesses&&) noexcept = default;
@@ -33,7 +33,7 @@ class OwnProcesses {
     pid_t pid = 0;
     std::string how{};  // "was ended by SIGKILL ..."
   };
-  // Those that have died since the last call.
+  // The processes that have died since the last call.
   std::vector<Loss> take_losses();
   bool are_all_lost() const { return !processes_.empty() && lost_.size() == processes_.size(); }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan of an offloaded module in words.
+// Formats the plan of an offloaded module as text.
 
 #include <algorithm>
 #include <cstdio>

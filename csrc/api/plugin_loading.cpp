@@ -21,7 +21,7 @@ std::string_view minor_of(std::string_view version) { return version.substr(0, v
 
 AnyDataset make_dataset_of(const PluginDataset& plugin) {
   const std::string spoken = "the plug-in " + plugin.path;
-  // RTLD_NOW: a symbol that is missing is told here, and not in the middle of a batch.
+  // RTLD_NOW: a missing symbol is reported here, not in the middle of a batch.
   void* library = ::dlopen(plugin.path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = ::dlerror();

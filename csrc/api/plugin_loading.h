@@ -7,9 +7,9 @@
 
 namespace penstock::api {
 
-// Loads the library of a plug-in and has it make its dataset. The library stays loaded. Throws Error kUnsupported for a
-// library that cannot be loaded, has no such dataset, or was built for another penstock or torch, and kDataset for what
-// the factory throws.
+// Loads the library of a plug-in and creates its dataset. The library stays loaded. Throws Error kUnsupported if the
+// library cannot be loaded, does not contain the dataset, or was built for another penstock or torch, and kDataset for
+// exceptions of the factory.
 AnyDataset make_dataset_of(const PluginDataset& plugin);
 
 }  // namespace penstock::api

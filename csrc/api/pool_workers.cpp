@@ -32,8 +32,8 @@ using std::chrono::steady_clock;
 
 namespace {
 
-constexpr uint32_t kWorkersOfUseMax = 4096;       // to a map-style dataset
-constexpr auto kQuiet = std::chrono::seconds(5);  // without any worker, before the user is told the reason
+constexpr uint32_t kWorkersOfUseMax = 4096;       // for a map-style dataset
+constexpr auto kQuiet = std::chrono::seconds(5);  // time without any worker before the user is warned
 constexpr auto kCheckInterval = std::chrono::seconds(1);
 
 std::string program_name() {
@@ -43,7 +43,7 @@ std::string program_name() {
   return name.substr(name.rfind('/') + 1);
 }
 
-// The folder of the pool's keys; none for those that this user's processes share.
+// The folder of the pool's keys; none for the keys that this user's processes share.
 std::optional<std::string> chosen_keys(const Options& options) {
   auto folder = options.keys.empty() ? environment("PENSTOCK_KEYS") : options.keys;
   return folder && !folder->empty() ? folder : std::nullopt;
@@ -72,7 +72,7 @@ dataset::JobText job_of(const AnyDataset& dataset, const Options& options,
   return job;
 }
 
-// What a worker said the dataset is. It is a worker's word, so nothing of it is taken for granted.
+// Parses a worker's description of the dataset. Workers are not trusted, so every part of it is checked.
 DatasetShape shape_of(loader::Batch& batch) {
   if (const auto& error = batch.remote_error()) {
     const std::string worker = error->worker.empty() ? "a worker" : "worker " + error->worker;
@@ -130,7 +130,7 @@ PoolWorkers::PoolWorkers(const AnyDataset& dataset, const Options& options, std:
                                               options.num_workers));
   }
   shape_ = ask_for_shape();
-  // A shard is read in its order, so that a batch of it could not be made again by itself.
+  // A shard is read in order, so a single batch of it could not be made again.
   if (controller_ && !shape_.is_iterable) withhold_leaves(options_.timeout);
 }
 
@@ -209,7 +209,7 @@ void PoolWorkers::name_blobs(PoolClient& client) {
   client.use_blobs(std::move(ids));
 }
 
-// A worker that has made the dataset says what it is, in the place of a batch.
+// Asks a worker that has loaded the dataset for its description, which the worker sends instead of a batch.
 DatasetShape PoolWorkers::ask_for_shape() {
   const Client client = open_client(false, 1);
   client->begin_epoch(wire::EpochSeeds().to_bytes());
@@ -235,9 +235,9 @@ DatasetShape PoolWorkers::ask_for_shape() {
       case Event::Kind::kNothing:
         if (!client->wait_until(std::min(deadline, steady_clock::now() + kCheckInterval))) look_after(*client);
         break;
-      default: break;  // of workers
+      default: break;  // worker events
     }
-    // Whatever comes meanwhile, the time is that of the whole.
+    // The timeout covers the whole wait, including events that arrive meanwhile.
     if (steady_clock::now() >= deadline) {
       throw Error(ErrorKind::kTimeout,
                   "no worker has told what the dataset is within the timeout: " + client->describe_pool());

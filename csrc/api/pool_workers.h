@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Worker processes for a dataset that is made in them: of a pool, of this machine, or both.
+// Worker processes, which create the dataset themselves: pool workers, workers on this machine, or both.
 
 #include <chrono>
 #include <cstdint>
@@ -20,8 +20,7 @@ namespace penstock::api {
 // Thread-compatible: for the trainer's thread.
 class PoolWorkers final : public WorkerSet {
  public:
-  // Starts the trainer's own processes, and asks a worker what the dataset is. Throws Error kWorker where none can
-  // tell.
+  // Starts the trainer's local processes, and asks a worker to describe the dataset. Throws Error kWorker if none can.
   PoolWorkers(const AnyDataset& dataset, const Options& options, std::optional<std::string> pool);
   ~PoolWorkers() override;
 
@@ -54,9 +53,9 @@ class PoolWorkers final : public WorkerSet {
   wire::BlobId job_id_{};
   std::string transform_blob_;
   DatasetShape shape_;
-  loader::PoolIoOptions::SaidSize said_size_;  // the worker that told shape_
+  loader::PoolIoOptions::SaidSize said_size_;  // and the worker that reported shape_
   Client client_;
-  std::shared_ptr<loader::Client> as_client_;  // client_, for those who know no pools
+  std::shared_ptr<loader::Client> as_client_;  // client_ as its base class
   std::vector<Message> prefixes_;
   std::optional<std::vector<std::byte>> shipment_;
   std::vector<OwnProcesses::Loss> losses_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// shard_by_rank: the loader shares the samples of one order out over the ranks of a job.
+// shard_by_rank: the loader divides the samples of one order among the ranks of a job.
 
 #include <cstdint>
 #include <optional>
@@ -10,22 +10,23 @@
 
 namespace penstock::api {
 
-// A process of a job, of so many.
+// A process's rank in a job, and the number of ranks.
 struct JobPlace {
   int64_t rank = 0;
   int64_t world_size = 1;
 };
 
-// The place that the options name, or that of the environment's RANK and WORLD_SIZE, or else the only one. Throws Error
-// kValue for numbers that make no rank.
+// The rank from the options, or from the environment's RANK and WORLD_SIZE, else 0 of 1. Throws Error kValue for
+// invalid numbers.
 JobPlace place_in_job(const Options& options);
 
-// The options with what follows from ranks filled in: the rank, the size of its batches, and a generator that is the
-// same on all ranks. As they are without shard_by_rank. Throws Error kValue for options that cannot be had, in Python's
-// words.
+// Fills in the options that depend on the rank: the rank, the size of its batches, and a generator that is the same on
+// all ranks. Without shard_by_rank, returns the options unchanged. Throws Error kValue for unsupported options, with
+// Python's messages.
 Options with_ranks(Options options);
 
-// The part of the rank in an epoch that begins at its beginning; none without shard_by_rank. Of options with ranks.
+// The rank's share of an epoch that starts at its first sample; none without shard_by_rank. Takes options that
+// with_ranks() returned.
 std::optional<sampling::RankShareOptions> share_of(const Options& options);
 
 }  // namespace penstock::api

@@ -17,13 +17,13 @@ namespace {
 
 struct Seen {
   std::vector<at::Tensor> results;
-  std::vector<at::Tensor> held;  // parameters and buffers, as they are afterwards
+  std::vector<at::Tensor> held;  // parameters and buffers, after the run
   std::vector<at::Tensor> gradients;
   std::vector<at::Tensor> drawn;  // the states of the generators
 };
 constexpr std::array<const char*, 4> kKinds = {"results", "what it writes to", "gradients", "random numbers"};
 
-// The generators of the CPU and of devices.
+// Saves the generators of the CPU and the devices, and restores them at the end of its scope.
 class GeneratorsKept {
  public:
   explicit GeneratorsKept(std::span<const c10::Device> devices) {
@@ -61,7 +61,7 @@ void collect(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
 
 torch::jit::Module twin_of(const torch::jit::Module& module) {
   torch::jit::Module twin = [&] {
-    const at::NoGradGuard no_grad;  // with gradients on, TorchScript copies parameters as results of the module's
+    const at::NoGradGuard no_grad;  // with gradients on, TorchScript copies parameters as results of the module
     return module.deepcopy();
   }();
   const auto theirs = module.parameters();

@@ -25,7 +25,7 @@ using capture::ScriptProgram;
 namespace {
 
 constexpr int64_t kSmallBytesMax = 16 << 10;
-// Libraries of operators that only compute.
+// Libraries whose operators have no side effects.
 const std::set<std::string, std::less<>> kKnownLibraries = {"aten",        "size",        "list",    "opaque",
                                                             "opaque_view", "torchscript", "declared"};
 
@@ -40,7 +40,7 @@ void refuse_effects(const graph::Graph& graph) {
   }
 }
 
-// On the CPU; those of state are not read.
+// The constants on the CPU; state inputs are left out.
 std::vector<std::optional<at::Tensor>> constants_of(const graph::Graph& graph, std::span<const at::Tensor> held) {
   std::vector<std::optional<at::Tensor>> found;
   for (const graph::Input& input : graph.inputs) {
@@ -66,14 +66,14 @@ std::vector<BoundaryLayout> BoundaryLayout::of(std::span<const at::Tensor> tenso
   return layouts;
 }
 
-// A version that stayed is no proof, so small constants are compared each time; of large ones only the comparison of
-// whole batches can tell.
+// An unchanged version is no proof, so small constants are compared each time; changes to large ones are found only
+// by the comparison of whole batches.
 bool ScriptCut::has_changed() {
   for (Constant& constant : constants) {
     const at::Tensor& now = program->constants()[constant.index];
     const uint32_t version = now.unsafeGetTensorImpl()->version_counter().current_version();
     const bool is_marked = now.const_data_ptr() == constant.address && version == constant.version;
-    // To look at what is on a device the host would have to wait for it.
+    // Reading a tensor on a device would make the host wait for the device.
     if (is_marked && (!now.is_cpu() || static_cast<int64_t>(now.nbytes()) > kSmallBytesMax)) continue;
     if (!runtime::is_same_bits(now.detach().cpu(), constant.copy)) return true;
     constant.address = now.const_data_ptr();
@@ -97,7 +97,7 @@ std::vector<c10::Device> ScriptCut::accelerators() const {
 
 namespace {
 
-// The cut that the plans choose, proved on this very batch.
+// Makes the cut that the plans choose, and verifies it on this batch.
 ScriptCut cut_by(ScriptCut cut, const torch::jit::Module& module, const std::vector<at::Tensor>& host_leaves) {
   const graph::Graph& graph = cut.plans->graph();
   const graph::Graph prefix =
@@ -187,7 +187,7 @@ ScriptCut plan_again(const ScriptCut& cut, const torch::jit::Module& module, con
                             .value_devices = cut.value_devices,
                             .held_devices = cut.held_devices},
                            module, runtime::on_host(leaves));
-  other.runs = cut.runs;  // of the whole, which the optimizer knows by now
+  other.runs = cut.runs;  // of the whole program, which is optimized by now
   return other;
 }
 

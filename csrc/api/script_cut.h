@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One plan of a scripted module and all that it takes to carry it out: what workers are sent, and the programs of the
-// trainer. It is what python/penstock/graph/script_plan.py makes for Python's programs.
+// One plan of a scripted module and all that its execution needs: the message to the workers, and the programs of the
+// trainer. The counterpart for Python programs is python/penstock/graph/script_plan.py.
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/jit/api/module.h>
@@ -27,7 +27,7 @@
 
 namespace penstock::api {
 
-// A program that cannot be cut, and why.
+// Thrown if a program cannot be cut, with the reason.
 struct Refusal {
   std::string reason;
 };
@@ -38,7 +38,7 @@ T value_or_refuse(Result<T> result) {
   return std::move(result).value();
 }
 
-// Settings of the thread and the process that TorchScript compiles by.
+// Thread and process settings that TorchScript's compilation depends on.
 struct ScriptMode {
   bool has_gradients = false;
   bool is_optimized = false;
@@ -47,7 +47,7 @@ struct ScriptMode {
   auto operator<=>(const ScriptMode&) const = default;  // NOLINT(modernize-use-nullptr): of the 0 in it
 };
 
-// Under which a comparison holds.
+// The conditions under which a comparison remains valid.
 struct ScriptSetting {
   std::vector<std::vector<int64_t>> sizes;
   int thread_count = 0;
@@ -56,7 +56,7 @@ struct ScriptSetting {
   auto operator<=>(const ScriptSetting&) const = default;  // NOLINT(modernize-use-nullptr): of the 0 in it
 };
 
-// How a boundary tensor lies in memory.
+// The memory layout of a boundary tensor.
 struct BoundaryLayout {
   at::ScalarType dtype;
   std::vector<int64_t> sizes;
@@ -68,52 +68,52 @@ struct BoundaryLayout {
 
 // Thread-compatible.
 struct ScriptCut {
-  // A tensor of the module's that workers have a copy of.
+  // A tensor of the module, of which the workers have a copy.
   struct Constant {
-    size_t index = 0;  // among the program's
+    size_t index = 0;  // among the program's constants
     at::Tensor copy;
     const void* address = nullptr;
     uint32_t version = 0;
   };
 
   std::vector<std::optional<uint32_t>> leaf_indices;
-  capture::ScriptCall call;                         // the one that it was planned with
-  std::shared_ptr<capture::ScriptProgram> program;  // shared with the cuts that take this one's place
+  capture::ScriptCall call;                         // the call that it was planned with
+  std::shared_ptr<capture::ScriptProgram> program;  // shared with the cuts that replace this one
   std::shared_ptr<const graph::PricedPlans> plans;
   std::vector<std::optional<c10::Device>> value_devices;  // by value of the program's graph
-  std::vector<c10::Device> held_devices;                  // by constant of the program, as it was planned
+  std::vector<c10::Device> held_devices;                  // by constant of the program, when it was planned
   std::vector<std::string> keys{};                        // of boundary tensors
-  std::vector<std::string> operators{};                   // that make them
-  std::vector<std::optional<c10::Device>> devices{};      // where the program has them; none for the CPU
-  WorkerSet::Message message{};                           // to the workers; null where nothing moves
-  std::optional<capture::ScriptPart> suffix{};            // as it was found to be right
+  std::vector<std::string> operators{};                   // that make the boundary tensors
+  std::vector<std::optional<c10::Device>> devices{};      // of the boundary tensors in the program; none for the CPU
+  WorkerSet::Message message{};                           // for the workers; null if no operator moves
+  std::optional<capture::ScriptPart> suffix{};            // verified by comparison
   std::optional<capture::ScriptPart> reference{};
   std::vector<Constant> constants{};
-  std::shared_ptr<graph::PricedCut> priced{};  // null where plans are not priced again
-  // What was found while the cut was used:
-  std::map<ScriptMode, int> runs{};                                // of the whole
-  std::map<ScriptSetting, std::vector<BoundaryLayout>> settled{};  // with the boundary that was right
+  std::shared_ptr<graph::PricedCut> priced{};  // null if plans are not priced again
+  // Found while the cut is in use:
+  std::map<ScriptMode, int> runs{};                                // of the whole program
+  std::map<ScriptSetting, std::vector<BoundaryLayout>> settled{};  // with the verified boundary
   std::set<ScriptSetting> refused{};
-  std::vector<int64_t> unchecked{};  // batches that were used since the last comparison
+  std::vector<int64_t> unchecked{};  // batches used since the last comparison
   uint64_t used_count = 0;
 
   const graph::Plan& plan() const { return plans->chosen(); }
-  // Whether one of the constants is another than the workers have.
+  // Whether a constant differs from the workers' copy.
   bool has_changed();
   // Whether the module has been moved to another device.
   bool has_moved() const;
-  // All that the program has values on, but for the CPU.
+  // The devices, other than the CPU, that hold values of the program.
   std::vector<c10::Device> accelerators() const;
 };
 
-// Reads the forward of `module` as it is called, and plans for it. `leaf_indices` has, for each tensor of the call, its
-// number among `leaves`, which are the batch, on the CPU or on the program's device; none for a tensor from elsewhere.
-// Throws Refusal where the module cannot be cut, or where the prefix gives other bits than the module's own operators.
+// Captures the forward of `module` with this call, and plans it. `leaf_indices` has, for each tensor of the call, its
+// index in `leaves`, the batch's tensors, on the CPU or on the program's device; none for other tensors. Throws Refusal
+// if the module cannot be cut, or if the prefix is not bit-for-bit equal to the module's operators.
 ScriptCut plan_script(const torch::jit::Module& module, const capture::ScriptCall& call,
                       std::vector<std::optional<uint32_t>> leaf_indices, const std::vector<at::Tensor>& leaves,
                       const graph::Prices& prices, graph::CutMode mode);
 
-// The same program cut by other prices, for calls like those of `cut`. Nothing is timed.
+// Cuts the same program with other prices, for calls like the call of `cut`. Does not time operators.
 ScriptCut plan_again(const ScriptCut& cut, const torch::jit::Module& module, const capture::ScriptCall& call,
                      const std::vector<at::Tensor>& leaves, const graph::Prices& prices);
 

@@ -33,18 +33,19 @@ using api::value_or_refuse;
 
 namespace {
 
-// How many plans one module may have (its modes, other arguments), and how many refusals.
+// Limits on the plans of one module (for its modes and different arguments), including refusals, and on verified
+// settings.
 constexpr size_t kPlansMax = 8;
 constexpr size_t kSettingsMax = 64;
-// How many times as long as verify_every says a comparison waits for a batch that came whole.
+// If batches leave out leaves, a comparison waits up to this multiple of verify_every for a batch that arrives whole.
 constexpr size_t kPatience = 4;
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta() && !tensor.requires_grad();
 }
 
-// For each tensor of the call its number in the batch; none for one from elsewhere. Nothing where the program has
-// written to a tensor of the batch: workers have not seen that.
+// For each tensor of the call, its leaf number in the batch; none for other tensors. Returns no value if the program
+// has written to a tensor of the batch, since the workers have not seen the write.
 std::optional<std::vector<std::optional<uint32_t>>> indices_of(const std::vector<at::Tensor>& tensors,
                                                                const BatchOrigin& origin) {
   std::vector<std::optional<uint32_t>> indices;
@@ -65,7 +66,7 @@ graph::CutMode mode_of(OffloadOptions::Cut cut) {
   return graph::CutMode::kNone;
 }
 
-// Which batches were used without a comparison, for people.
+// Formats the list of batches that were used without a comparison.
 std::string spoken_batches(std::vector<int64_t> batches) {
   if (batches.empty()) return "No batch was used without a comparison since the last one that was right";
   std::sort(batches.begin(), batches.end());
@@ -90,7 +91,7 @@ std::shared_ptr<graph::PricedCut> priced(const ScriptCut& cut, std::shared_ptr<g
 
 class SmallGroups {
  public:
-  // TorchScript keeps groups to differentiate that have few operators; it is a switch of the process, off as a rule.
+  // Makes TorchScript keep differentiable groups with few operators; a process-wide switch that is off by default.
   explicit SmallGroups(bool keeps_them) : keeps_them_(keeps_them) {
     if (keeps_them_) torch::jit::debugSetAutodiffSubgraphInlining(false);
   }
@@ -123,7 +124,7 @@ OffloadedModule::Impl::Impl(torch::jit::Module module, const std::shared_ptr<api
 }
 
 OffloadedModule::Impl::~Impl() {
-  if (owner_pid_ != ::getpid()) return;  // in a forked child locks may be held by threads that it does not have
+  if (owner_pid_ != ::getpid()) return;  // in a forked child, locks may be held by threads that do not exist there
   const auto workers = workers_.lock();
   if (!workers) return;
   try {
@@ -131,7 +132,7 @@ OffloadedModule::Impl::~Impl() {
     if (auto* const withholding = workers->withholding())
       workers->obey(withholding->forget(reinterpret_cast<uintptr_t>(this)));
   } catch (const std::exception&) {
-    // Without memory for it the workers go on with what nobody uses.
+    // Out of memory: the workers keep computing unused results.
   }
 }
 
@@ -167,7 +168,7 @@ c10::IValue OffloadedModule::Impl::forward(const Batch& batch) {
   }
   if (call.origin != nullptr) note_call(call, cut);
   if (!boundary) {
-    // A cut that is not in use yet will be.
+    // A cut that is not in use yet will be, so this fetch counts as a check and not as reads.
     call.complete(/*is_check=*/cut != nullptr && cut->message != nullptr);
     return module_.forward(std::move(call.values.arguments));
   }
@@ -181,7 +182,7 @@ c10::IValue OffloadedModule::Impl::forward(const Batch& batch) {
 void OffloadedModule::Impl::note_call(const Call& call, const ScriptCut* cut) {
   const auto workers = workers_.lock();
   auto* const withholding = workers ? workers->withholding() : nullptr;
-  // In another thread than the loader's leaves could not be fetched.
+  // In a thread other than the loader's, leaves could not be fetched.
   if (withholding == nullptr || !call.origin->is_owner()) return;
   std::optional<loader::LeafWithholding::SeenBatch> seen;
   std::vector<loader::LeafWithholding::UsedCut> cuts;
@@ -189,7 +190,7 @@ void OffloadedModule::Impl::note_call(const Call& call, const ScriptCut* cut) {
     seen = {.leaf_bytes = {}, .read_leaves = call.origin->reads()->seen(), .is_watched = true};
     for (const auto& leaf : call.origin->leaves()) seen->leaf_bytes.push_back(leaf.tensor.nbytes());
     if (reads_before_) seen->read_leaves.merge(reads_before_->seen());
-    auto& used = cuts.emplace_back();  // without keys where the whole module runs
+    auto& used = cuts.emplace_back();  // without keys if the whole module runs
     if (cut != nullptr && cut->message != nullptr) {
       const auto& raw_leaves = cut->plan().raw_leaves;
       used.raw_leaves = {raw_leaves.begin(), raw_leaves.end()};
@@ -220,7 +221,7 @@ ScriptCut* OffloadedModule::Impl::repriced(ScriptCut* cut, Call& call) {
       other->priced = priced(*other, cut->priced->pricing);
     } catch (const Refusal&) {
     } catch (const std::exception&) {
-      // As in find(): the plan that there is stays.
+      // As in find(): the current plan stays.
     }
   }
   if (!other) {
@@ -258,7 +259,7 @@ ScriptCut* OffloadedModule::Impl::find(Call& call) {
     refuse(refusal.reason);
     return nullptr;
   } catch (const std::exception& error) {
-    // Planning is no part of training: whatever goes wrong in it must not end the program's run.
+    // Planning is not part of training: no failure in it may end the program's run.
     refuse(std::string("planning failed: ") + error.what());
     return nullptr;
   }
@@ -296,14 +297,14 @@ void OffloadedModule::Impl::install() {
   if (auto* const withholding = workers->withholding()) workers->obey(withholding->send_whole());
 }
 
-// ---- Proof
+// ---- Verification
 
-// To compare takes memory of the device, say, and none of it is training.
+// A comparison may fail, for lack of device memory for example, and is not part of training.
 std::optional<std::vector<at::Tensor>> OffloadedModule::Impl::try_boundary_of(ScriptCut& cut, Call& call) {
   try {
     return boundary_of(cut, call);
   } catch (const Error&) {
-    throw;  // of a batch that cannot be had
+    throw;  // the batch cannot be fetched
   } catch (const Refusal& refusal) {
     give_up(refusal.reason);
   } catch (const std::exception& error) {
@@ -340,15 +341,15 @@ std::optional<std::vector<at::Tensor>> OffloadedModule::Impl::boundary_of(Script
   }
   for (const at::Tensor& tensor : call.values.tensors()) setting.sizes.push_back(tensor.sizes().vec());
   if (cut.refused.contains(setting)) return std::nullopt;
-  // A loader with a device has copied them ahead.
+  // A loader with a device has already copied them.
   for (size_t index = 0; index < boundary.size(); ++index)
     boundary[index] = boundary[index].to(cut.devices[index].value_or(at::kCPU));
-  // What the workers leave out is what another cut, in use before, has no need of.
+  // The workers may leave out leaves that this cut reads, if another cut, used before, did not need them.
   const auto& raw_leaves = cut.plan().raw_leaves;
   const bool reads_missing = std::any_of(raw_leaves.begin(), raw_leaves.end(),
                                          [&](uint32_t leaf) { return call.origin->missing().contains(leaf); });
   if (reads_missing) call.complete(/*is_check=*/false);
-  // Of batches that leave something out one in verify_every comes whole, and is worth waiting for.
+  // If batches leave out leaves, one in verify_every still arrives whole and is worth waiting for.
   const auto verify_every = static_cast<size_t>(options_.verify_every) * (call.is_whole() ? 1 : kPatience);
   const auto settled = cut.settled.find(setting);
   if (settled == cut.settled.end() || cut.unchecked.size() + 1 >= verify_every) {
@@ -390,7 +391,7 @@ bool OffloadedModule::Impl::is_right(ScriptCut& cut, const ScriptCall& call, con
     const SmallGroups small_groups(keeps_small_groups);
     ScriptPart suffix = value_or_refuse(cut.program->suffix(cut.plan(), is_optimized));
     api::settle(module_, call, {.part = suffix, .more = boundary}, devices);
-    // One batch does not show every rounding: the program that is put together has to be the same, too.
+    // One batch does not show every rounding: the optimized program must be the same, too.
     if (!cut.program->is_optimized_alike(cut.plan(), whole, suffix)) continue;
     cut.suffix = std::move(suffix);
     difference =
@@ -403,7 +404,7 @@ bool OffloadedModule::Impl::is_right(ScriptCut& cut, const ScriptCall& call, con
   return false;
 }
 
-// ---- What the program is told
+// ---- Reports to the program
 
 void OffloadedModule::Impl::refuse(const std::string& reason) {
   ++refusal_count_;
@@ -444,7 +445,7 @@ Plan OffloadedModule::Impl::plan() const {
   return plan;
 }
 
-// ---- The public face
+// ---- Public interface
 
 OffloadedModule::OffloadedModule() = default;
 OffloadedModule::~OffloadedModule() = default;

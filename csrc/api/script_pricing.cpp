@@ -13,7 +13,7 @@
 namespace penstock::api {
 namespace {
 
-constexpr uint32_t kEnoughCpus = 1 << 20;  // for any number of workers elsewhere
+constexpr uint32_t kEnoughCpus = 1 << 20;  // for any number of workers on other machines
 
 }  // namespace
 
@@ -24,7 +24,7 @@ void ScriptPricing::set_device(std::optional<c10::Device> device) {
   meter_->set_device(device);
 }
 
-// A device is waited for, which a few calls of each plan are worth.
+// Waits for the device, which is acceptable for a few calls of each plan.
 double ScriptPricing::seconds_of(const Run& run, c10::IValue& result) {
   const auto start = std::chrono::steady_clock::now();
   std::optional<c10::Event> begin;
@@ -59,7 +59,7 @@ c10::IValue ScriptPricing::run(const Cut& cut, const Run& whole, const Run& suff
   note_odd_step();
   c10::IValue result;
   cut->pricing->note(*timed, seconds_of(*timed == graph::TimedCall::kWhole ? whole : suffix, result));
-  // The trainer was slower than it will be, and workers got ahead.
+  // Timing slowed the trainer down, and workers got ahead.
   if (!cut->pricing->wants_timed_calls()) meter_->loads()->forget();
   return result;
 }

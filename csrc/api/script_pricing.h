@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Has the plans of an offloaded module priced again while its loader runs. When a plan changes is decided in
-// graph/repricer.h; here calls are timed. It is what python/penstock/cut/repricing.py does for Python's programs.
+// Prices the plans of an offloaded module again while its loader runs. graph/repricer.h decides when a plan changes;
+// this class times the calls. The counterpart for Python programs is python/penstock/cut/repricing.py.
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
@@ -23,13 +23,13 @@ class ScriptPricing {
 
   explicit ScriptPricing(std::shared_ptr<StepMeter> meter);
 
-  // The module is on that device, or on the CPU.
+  // The device of the module; none for the CPU.
   void set_device(std::optional<c10::Device> device);
-  // Something was planned or compared in this step.
+  // Excludes this step from the measurements, because it included planning or a comparison.
   void note_odd_step() { meter_->loads()->skip(); }
-  // Runs the suffix, or the whole in its place, and may time it.
+  // Runs the suffix, or instead the whole module, and may time it.
   c10::IValue run(const Cut& cut, const Run& whole, const Run& suffix);
-  // To be called for each call of a cut: the change of its plan, if another promises to be better, or has been.
+  // Call for each call of a cut. Returns a change of plan if another plan is predicted to be, or has been, faster.
   std::optional<graph::Repricer::Change> look_at(const Cut& cut, bool is_elsewhere);
   void changed(const Cut& old_cut, const Cut& new_cut) { repricer_.changed(old_cut, new_cut); }
   void give_up(const Cut& cut) { repricer_.give_up(cut); }
@@ -38,7 +38,7 @@ class ScriptPricing {
   double seconds_of(const Run& run, c10::IValue& result);
 
   const std::shared_ptr<StepMeter> meter_;
-  std::optional<c10::Device> device_;  // none too where it does not time its events
+  std::optional<c10::Device> device_;  // also none if its events cannot measure time
   graph::Repricer repricer_;
 };
 

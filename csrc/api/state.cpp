@@ -27,7 +27,7 @@ State& State::operator=(const State& other) {
   if (this != &other) *content_ = *other.content_;
   return *this;
 }
-// What was moved from is a state without a place.
+// A moved-from state is a state without a position.
 State::State(State&& other) noexcept : State() { content_.swap(other.content_); }
 State& State::operator=(State&& other) noexcept {
   content_.swap(other.content_);

@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-// The way of this library into a State.
+// The library's access to the internals of a State.
 struct StateAccess {
   static State make(Value value);
   static const Value& value_of(const State& state);

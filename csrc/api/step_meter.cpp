@@ -9,7 +9,7 @@
 namespace penstock::api {
 namespace {
 
-// The device is that far behind: what it does then is not measured.
+// The number of spans that the device may be behind; further ones are not measured.
 constexpr size_t kSpansMax = 64;
 
 }  // namespace
@@ -58,7 +58,7 @@ void StepMeter::note(double called_at_s, double returned_at_s, const graph::Deli
   });
 }
 
-// The program may have another current stream at the end of a span than at its beginning.
+// Checks both events, since the program's current stream may differ between the start and the end of a span.
 void StepMeter::take_spans() {
   for (; !spans_.empty() && spans_.front().begin.query() && spans_.front().end.query(); spans_.pop_front())
     loads_->note_device(spans_.front().begin.elapsedTime(spans_.front().end) * 1e-3);

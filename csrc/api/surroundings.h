@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Settings of the thread and the process that change what operators compute. Workers have the defaults.
+// Thread and process settings that change the results of operators. Workers use the defaults.
 
 #include <optional>
 #include <string>
 
 namespace penstock::api {
 
-// Which of them is not at its default, in words; none where all are.
+// A description of a setting that is not at its default; none if all are.
 std::optional<std::string> odd_surroundings();
 
 }  // namespace penstock::api

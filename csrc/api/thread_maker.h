@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A thread's way to a batch: the dataset's samples, the transform, and the prefixes of offloaded modules.
+// Makes batches in a thread: reads the dataset's samples, then runs the transform and the prefixes of offloaded
+// modules.
 
 #include <cstdint>
 #include <memory>

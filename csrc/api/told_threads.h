@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the trainer tells its threads while they run: the prefixes of offloaded modules, and where shards of a resumed
-// epoch begin.
+// Data that the trainer passes to its running threads: the prefixes of offloaded modules, and the positions at which
+// the shards of a resumed epoch start.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@ class SharedPrefixes {
  public:
   using Message = std::shared_ptr<const std::vector<std::byte>>;  // shared by the threads that read it
 
-  // Batches that are begun from now on are made with these.
+  // Batches started from now on are made with these prefixes.
   void set(std::vector<Message> messages) {
     MutexLock lock(mutex_);
     messages_ = std::move(messages);
@@ -32,7 +32,7 @@ class SharedPrefixes {
     std::vector<Message> messages;
     uint64_t version = 0;
   };
-  // Those in force, if their version is another than `version`.
+  // Gets the current prefixes if their version is not `version`.
   bool try_get(uint64_t version, Known& known) const {
     MutexLock lock(mutex_);
     if (version_ == version) return false;
@@ -51,7 +51,7 @@ class SharedStarts {
  public:
   using ShardStart = dataset::BatchReader::ShardStart;
 
-  // The shards of the epoch with these seeds begin there; all others at their beginning.
+  // In the epoch with these seeds, these shards start at the given positions; all others start at position 0.
   void set(const wire::EpochSeeds& seeds, std::map<uint32_t, ShardStart> starts) {
     MutexLock lock(mutex_);
     seeds_ = seeds;

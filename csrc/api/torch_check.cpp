@@ -16,7 +16,7 @@ TorchVersion loaded_torch(TorchVersion otherwise) {
   using AbiVersion = uint64_t (*)();
   const auto ask = reinterpret_cast<AbiVersion>(::dlsym(RTLD_DEFAULT, "aoti_torch_abi_version"));
   if (ask == nullptr) return otherwise;
-  const uint64_t version = ask();  // as TORCH_ABI_VERSION in torch/headeronly/version.h
+  const uint64_t version = ask();  // in the format of TORCH_ABI_VERSION in torch/headeronly/version.h
   return {.major = static_cast<int32_t>(version >> 56), .minor = static_cast<int32_t>(version >> 48 & 255)};
 }
 

@@ -7,11 +7,11 @@
 
 namespace penstock::api {
 
-// The torch that is loaded in this process, if it tells: those from 2.9 on do.
+// The torch version that is loaded in this process; `otherwise` if it does not report its version (before 2.9).
 TorchVersion loaded_torch(TorchVersion otherwise);
 
-// Throws Error kUnsupported where `who` ("this program", "the plug-in PATH") was compiled with the headers of another
-// torch than this library, or another torch is loaded.
+// Throws Error kUnsupported if `who` ("this program", "the plug-in PATH") was compiled with headers of a different
+// torch version than this library, or if a different version is loaded.
 void check_torch(TorchVersion compiled_with, const std::string& who);
 
 }  // namespace penstock::api

@@ -18,7 +18,7 @@ double affine_cpus() {
   return std::max(1, CPU_COUNT(&set));
 }
 
-// In CPUs; none where the file is not there or has no limit ("max").
+// The quota in CPUs, at most `limit`; `limit` if the file is missing or has no limit ("max").
 double quota_of(const std::string& folder, double limit) {
   std::ifstream file(folder + "/cpu.max");
   double quota = 0;
@@ -26,8 +26,8 @@ double quota_of(const std::string& folder, double limit) {
   return file >> quota >> period && quota > 0 && period > 0 ? std::min(limit, quota / period) : limit;
 }
 
-// The least quota of the process's own group and of those above it. In a container the group may be named as the host
-// has it, and only the mount be there.
+// The lowest quota of the process's cgroup and its ancestors. In a container the group may be named by its path on the
+// host, of which only the mount point exists.
 double within_quotas(double limit) {
   const std::string mount = "/sys/fs/cgroup";
   std::ifstream groups("/proc/self/cgroup");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How many CPUs this process may use: by affinity, by the quotas of its cgroups (version 2), and by its share of a
-// machine that several ranks train on.
+// The number of CPUs that this process may use: limited by affinity, by the quotas of its cgroups (version 2), and by
+// its share of a machine that several ranks train on.
 
 #include <cstdint>
 

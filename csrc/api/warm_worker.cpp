@@ -41,8 +41,9 @@ namespace {
 
 using worker::WarmChannel;
 
-// The server ends this process and those of jobs, whoever else sends a signal, and a socket of a plug-in's that has
-// hung up is an error of its write. None of them is ignored, which programs that a plug-in starts would inherit.
+// Only the server ends this process and the job processes, whoever else sends a signal, and a plug-in's write to a
+// closed socket is an error of that write. The signals are handled rather than ignored: programs that a plug-in starts
+// would inherit ignored signals.
 void disarm_signals() {
   struct sigaction action {};
   action.sa_handler = [](int) {};
@@ -50,12 +51,12 @@ void disarm_signals() {
   for (const int number : {SIGTERM, SIGINT, SIGPIPE}) ::sigaction(number, &action, nullptr);
 }
 
-// ---- In the process of a job
+// ---- In a job process
 
-// Leaves a process that was just forked of `warm_pid` nothing that it shares with those of other jobs.
+// Isolates a process that was just forked from `warm_pid` from other job processes.
 void part_from(pid_t warm_pid, const JobSeparation& separation) {
-  ::setsid();  // all that a plug-in starts can be ended with this process
-  // Whose end is told by its channel to the server alone, where it is killed itself.
+  ::setsid();  // so that all processes that a plug-in starts can be ended with this one
+  // If the warm process is killed, its channel signals this to the server only.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != warm_pid) ::_exit(EXIT_FAILURE);  // it has ended meanwhile, and so has the server
   if (const auto separated = separate_job(separation); !separated) {
@@ -67,7 +68,7 @@ void part_from(pid_t warm_pid, const JobSeparation& separation) {
   generator.seed();
 }
 
-// Serves until the job is over. The exit code means nothing to the server, and something to whoever reads its log.
+// Serves until the job is over. The server ignores the exit code; it is for readers of its log.
 int serve_job(FileDescriptor channel, const ProcessLog& log) {
   try {
     const auto bytes = arena_bytes();
@@ -86,10 +87,10 @@ int serve_job(FileDescriptor channel, const ProcessLog& log) {
   return EXIT_FAILURE;
 }
 
-// Ends the process, too: what a plug-in has registered for an exit is not run, and its threads are not waited for.
+// Also ends the process: exit handlers registered by a plug-in do not run, and its threads are not joined.
 [[noreturn]] void run_job(WarmChannel& warm, WarmChannel::Order order, pid_t warm_pid,
                           const JobSeparation& separation) {
-  // The server takes both, and tells their end where the process ends.
+  // The server reads both, and reports the last output if the process ends.
   for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(order.errors.get(), stream);
   order.errors.reset();
   warm.close_in_child();
@@ -102,11 +103,11 @@ int serve_job(FileDescriptor channel, const ProcessLog& log) {
 
 // ---- In the warm process
 
-// The files that this process, and thus each job, has loaded its code from.
+// The files from which this process, and thus each job process, has loaded its code.
 std::vector<std::string> loaded_files() {
   std::vector<std::string> files;
   const auto add = [](dl_phdr_info* info, size_t, void* list) {
-    // The program's own name is empty.
+    // The name of the program itself is empty.
     const char* const name = *info->dlpi_name == '\0' ? "/proc/self/exe" : info->dlpi_name;
     std::array<char, PATH_MAX> real{};
     if (::realpath(name, real.data()) != nullptr)
@@ -117,7 +118,7 @@ std::vector<std::string> loaded_files() {
   return files;
 }
 
-// What hides the folder of keys from jobs here; how, and what is not separated, is logged.
+// Chooses how to hide the key folder from jobs here; logs the choice and anything that is not isolated.
 JobSeparation hiding(const std::string& key_folder, const ProcessLog& log) {
   if (key_folder.empty()) return {};
   JobSeparation separation{.hidden = {key_folder}};
@@ -156,7 +157,7 @@ class WarmWorker {
   }
 
  private:
-  // A fork has the thread that called it alone, and locks as the others held them.
+  // A forked process has only the thread that called fork(), and locks stay as the other threads held them.
   void note_threads() const {
     if (const size_t count = own_threads().size(); count > 1)
       log_.tell("the process that those of jobs are forked from has " + std::to_string(count) +
@@ -192,7 +193,7 @@ int run_warm_worker(FileDescriptor channel, const std::string& key_folder) {
   disarm_signals();
   worker::tune_malloc();
   static_cast<void>(raise_descriptor_limit());
-  at::set_num_threads(1);  // before the first kernel, which would start a pool of them
+  at::set_num_threads(1);  // before the first kernel, which would start a thread pool
   return WarmWorker(std::move(channel), key_folder).run();
 }
 

@@ -51,7 +51,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr int kUsageExitCode = 2;
-constexpr std::chrono::seconds kStraysMax{1};  // for the end of what a process that served has left behind
+constexpr std::chrono::seconds kStraysMax{1};  // for processes that an ended server left behind to end
 
 sigset_t ending_signals() {
   sigset_t set;
@@ -60,7 +60,7 @@ sigset_t ending_signals() {
   return set;
 }
 
-// The next signal that came, or nothing within the time.
+// The next pending signal; no value if none arrives within the time.
 std::optional<int> wait_for_signal(milliseconds time) {
   const sigset_t set = ending_signals();
   const timespec timeout{.tv_sec = time.count() / 1000, .tv_nsec = time.count() % 1000 * 1'000'000};
@@ -68,7 +68,7 @@ std::optional<int> wait_for_signal(milliseconds time) {
   return number > 0 ? std::optional(number) : std::nullopt;
 }
 
-// ---- A trainer's own worker, which is one process
+// ---- A trainer's own worker, which is a single process
 
 Result<std::unique_ptr<worker::PoolServer>> start_server(const WorkerOptions& options) {
   auto read = server::options_at({.bind = "tcp://127.0.0.1:0"});
@@ -88,7 +88,7 @@ Result<std::unique_ptr<worker::PoolServer>> start_server(const WorkerOptions& op
   return worker::PoolServer::start(std::move(of_server));
 }
 
-// A trainer that started this worker learns where it listens.
+// Reports the listening address to the trainer that started this worker.
 void report(int fd, const worker::PoolServer& server) {
   const std::string text = std::to_string(server.worker_id()) + " " + server.endpoint().text() + "\n";
   static_cast<void>(::write(fd, text.data(), text.size()) < 0);
@@ -107,7 +107,7 @@ int serve_trainer(const WorkerOptions& options, ProcessLog& log) {
   worker::PoolServer& its = *server.value();
   log.set_name("penstock-worker " + spoken_id(its.worker_id()).substr(0, 8));
   if (options.report_fd >= 0) report(options.report_fd, its);
-  // The native thread drains the worker, whatever the dataset does at the moment.
+  // The native thread drains the worker, even while the dataset is busy.
   const std::jthread signals([&](const std::stop_token& stop) {
     while (!stop.stop_requested()) {
       const auto number = wait_for_signal(milliseconds(200));
@@ -116,7 +116,7 @@ int serve_trainer(const WorkerOptions& options, ProcessLog& log) {
       if (number == SIGCHLD) forget_ended_children();
     }
   });
-  // It says nothing but what needs attention: its output is the trainer's.
+  // Logs only messages that need attention: its output is the trainer's.
   const auto served = api::serve_jobs(
       its, {.say = [](const std::string&) {}, .tell = [&](const std::string& text) { log.tell(text); }});
   if (served) return 0;
@@ -124,12 +124,12 @@ int serve_trainer(const WorkerOptions& options, ProcessLog& log) {
   return EXIT_FAILURE;
 }
 
-// ---- Looking after servers
+// ---- Supervision of servers
 
-// One penstock-server, and all processes of its workers below it.
+// One penstock-server, and all processes of its workers.
 class Supervised {
  public:
-  // All of a server's workers have the same options but for their addresses.
+  // All workers of a server have the same options except for their addresses.
   Supervised(std::string program, std::vector<WorkerOptions> workers, ServerSettings settings, ProcessLog& log)
       : program_(std::move(program)),
         grace_(duration_of(workers.front().grace_s)),
@@ -141,7 +141,7 @@ class Supervised {
 
   bool is_due() const { return child_ || start_at_; }
   std::optional<pid_t> pid() const { return child_ ? std::optional(child_->pid()) : std::nullopt; }
-  // Has it leave. It is killed where it has not ended in time.
+  // Asks it to leave. It is killed if it has not ended in time.
   void end() {
     start_at_.reset();
     if (child_) child_->signal(SIGTERM);
@@ -151,10 +151,10 @@ class Supervised {
     if (child_) child_->signal(SIGKILL);
   }
 
-  // Starts it again after it ended, unless it was told to leave. True if another process would fare no better.
+  // Restarts it after it ended, unless it was asked to leave. Returns true if a restart would fail in the same way.
   bool look_after(bool is_ending) {
     if (child_) {
-      const bool has_ended = child_->poll().has_value();  // what it has told is in the pipe by then
+      const bool has_ended = child_->poll().has_value();  // its last report is in the pipe by then
       const bool had_told = pipe_->end().has_value();
       static_cast<void>(pipe_->read());
       if (pipe_->end() && !had_told) kill_within(kExitMax);
@@ -166,10 +166,10 @@ class Supervised {
   }
 
  private:
-  static constexpr milliseconds kPause{100};  // before a process that died is started again; doubled each time
+  static constexpr milliseconds kPause{100};  // before a process that died is restarted; doubled each time
   static constexpr milliseconds kPauseMax{5000};
-  static constexpr milliseconds kLivedLong{30000};  // then the next pause is a short one again
-  static constexpr milliseconds kExitMax{10000};    // for a process that has told why it ends
+  static constexpr milliseconds kLivedLong{30000};  // after such a lifetime the next pause is short again
+  static constexpr milliseconds kExitMax{10000};    // for a process that has reported why it ends
 
   void start() {
     start_at_.reset();
@@ -191,10 +191,10 @@ class Supervised {
     const auto word = pipe_->end();
     const bool has_told = !pipe_->text().empty();
     const std::string how = "a process " + child_->poll()->spoken() + (has_told ? ": " + pipe_->text() : "");
-    // Those that have left stay away.
+    // Workers that have left are not started again.
     for (auto place = pipe_->left().rbegin(); place != pipe_->left().rend(); ++place)
       if (*place < workers_.size()) workers_.erase(workers_.begin() + static_cast<ptrdiff_t>(*place));
-    // Where one has served before, it may be its port that is not free yet.
+    // If one has served before, its port may not be free yet.
     const bool is_of_no_use = word == ExitWord::kUseless && (pipe_->has_served() || !has_served_);
     has_served_ = has_served_ || pipe_->has_served();
     child_.reset();
@@ -208,7 +208,7 @@ class Supervised {
     return is_of_no_use;
   }
 
-  // An earlier kill stays.
+  // An earlier deadline stays.
   void kill_within(Duration time) {
     const auto at = steady_clock::now() + time;
     kill_at_ = std::min(at, kill_at_.value_or(at));
@@ -235,14 +235,14 @@ class Supervised {
   ProcessLog& log_;
   std::optional<ChildProcess> child_;
   std::optional<ExitPipe> pipe_;  // of the child
-  bool has_served_ = false;       // one of those before the child, at least
+  bool has_served_ = false;       // at least one process before the child has served
   std::optional<steady_clock::time_point> start_at_;
   std::optional<steady_clock::time_point> kill_at_;
   steady_clock::time_point started_at_{};
   milliseconds pause_ = kPause;
 };
 
-// The folder that jobs are not to reach; empty where there is none, of which the server tells.
+// The folder that jobs must not reach; empty if there is none, which the server reports.
 std::string key_folder_of(const WorkerOptions& options) {
   std::string folder = options.keys;
   if (folder.empty()) {
@@ -286,7 +286,7 @@ int supervise(const WorkerOptions& options, ProcessLog& log) {
   Supervised server(program, workers.value(), settings.value(), log);
   int signal_count = 0;
   bool has_failed = false;
-  // Of a server that has ended; one that lives adopts what its own processes leave.
+  // Ends the processes that an ended server left behind; a running server adopts its children's.
   const auto end_strays = [&] {
     std::vector<pid_t> own;
     if (const auto pid = server.pid()) own.push_back(*pid);
@@ -336,13 +336,13 @@ int worker_main(int argument_count, char** arguments) {
   }
   if (options.value().mode == WorkerOptions::Mode::kWarm)
     return api::run_warm_worker(FileDescriptor(options.value().warm_fd), options.value().keys);
-  // For this thread and all that it starts: who waits for them takes them.
+  // For this thread and all threads that it starts: a thread receives the signals by waiting for them.
   const sigset_t set = ending_signals();
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   ::signal(SIGPIPE, SIG_IGN);  // NOLINT(concurrency-mt-unsafe): there is no other thread yet
-  ::signal(SIGCHLD, SIG_DFL);  // NOLINT(concurrency-mt-unsafe): whoever started it may have ignored it
+  ::signal(SIGCHLD, SIG_DFL);  // NOLINT(concurrency-mt-unsafe): the parent process may have ignored it
   if (options.value().mode == WorkerOptions::Mode::kSupervise) return supervise(options.value(), log);
-  adopt_orphans();  // so that what a plug-in leaves ends with this process
+  adopt_orphans();  // so that processes left by a plug-in end with this one
   return serve_trainer(options.value(), log);
 }
 

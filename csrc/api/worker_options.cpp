@@ -34,7 +34,7 @@ Result<int64_t> parse_integer(const std::string& option, const std::string& text
   return value;
 }
 
-// This machine's address on the way to a host. Nothing is sent.
+// This machine's address on the route to a host. Sends no packet.
 Result<std::string> address_towards(const net::Endpoint& controller) {
   const auto address = net::look_up(controller.host);
   if (!address) {
@@ -68,7 +68,7 @@ Result<std::string> address_towards(const net::Endpoint& controller) {
 
 bool is_any(const std::string& host) { return host == "*" || host == "0.0.0.0" || host == "::"; }
 
-// The n-th of addresses whose ports count up; port 0 is a free one.
+// The n-th of a sequence of addresses with consecutive ports; port 0 stays 0, any free port.
 Result<std::string> nth(const std::string& option, const std::string& address, int number) {
   if (address.empty()) return address;
   auto endpoint = net::Endpoint::parse(address);
@@ -214,7 +214,7 @@ std::vector<std::string> server_arguments(const std::vector<WorkerOptions>& work
     if (!value.empty()) arguments.push_back(std::string("--") + name + "=" + value);
   };
   for (const WorkerOptions& worker : workers) {
-    add("bind", worker.bind);  // which begins another worker
+    add("bind", worker.bind);  // starts the options of the next worker
     add("advertised", worker.advertise);
     add("data-bind", worker.data_bind);
     add("data-advertised", worker.data_advertise);

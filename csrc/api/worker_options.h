@@ -16,14 +16,14 @@ namespace penstock::api {
 // A value type.
 struct WorkerOptions {
   enum class Mode : uint8_t {
-    kSupervise,  // start servers and look after them
-    kWarm,       // be the process that a server forks those of jobs from
+    kSupervise,  // start servers and supervise them
+    kWarm,       // be the process from which a server forks job processes
     kOwn,        // serve the trainer that started this process
     kHelp,
     kVersion,
   };
   Mode mode = Mode::kSupervise;
-  std::string controller{};  // addresses as text; empty where none was given
+  std::string controller{};  // addresses as text; empty if not given
   std::string keys{};
   std::string bind{};
   std::string advertise{};
@@ -32,23 +32,24 @@ struct WorkerOptions {
   int processes = 1;
   double patience_s = 60;
   double grace_s = 30;     // server::kDrainGrace
-  int warm_fd = -1;        // of kWarm: its end of the server's channel
-  pid_t parent_pid = 0;    // of kOwn: with which it ends
-  std::string handover{};  // of kOwn
-  int report_fd = -1;      // of kOwn: where it says that it listens
+  int warm_fd = -1;        // kWarm: its end of the server's channel
+  pid_t parent_pid = 0;    // kOwn: end when this process ends
+  std::string handover{};  // kOwn
+  int report_fd = -1;      // kOwn: where to report the listening address
 };
 
 constexpr int kWorkerProcessesMax = 256;
 
 std::string worker_usage();
 
-// kMalformed with a text that says how the command is called.
+// kMalformed, with a message that shows the usage.
 Result<WorkerOptions> parse_worker_options(const std::vector<std::string>& arguments);
 
-// The options of each worker that `options` ask for: addresses of its own. Looks hosts up, which can block.
+// The options of each worker that `options` request, each with separate addresses. Resolves host names, which can
+// block.
 Result<std::vector<WorkerOptions>> options_of_workers(const WorkerOptions& options);
 
-// What penstock-server is told beside what the workers' own options say.
+// Arguments of penstock-server in addition to the workers' options.
 struct ServerSettings {
   int exit_fd = -1;  // the supervisor's ExitPipe
   uint64_t arena_bytes = 0;
@@ -56,7 +57,7 @@ struct ServerSettings {
   std::vector<std::string> warm_command{};
 };
 
-// The arguments of a penstock-server with these workers, one at least, which differ in their addresses alone. It ends
+// The arguments of a penstock-server with these workers, at least one, which differ only in their addresses. It ends
 // with this process.
 std::vector<std::string> server_arguments(const std::vector<WorkerOptions>& workers, const ServerSettings& settings);
 

@@ -21,11 +21,11 @@ namespace {
 
 constexpr auto kNoticeInterval = std::chrono::milliseconds(500);
 constexpr auto kBlobWait = std::chrono::seconds(60);
-constexpr size_t kJobCountMax = 2;  // those of two loaders that a trainer uses in turn
+constexpr size_t kJobCountMax = 2;  // for two loaders that a trainer uses in turn
 
 std::string short_id(uint64_t id) { return spoken_id(id).substr(0, 8); }
 
-// The jobs and prefixes of a worker, which it gets from its trainer as blobs, and a line for what changes.
+// A worker's jobs and prefixes, which it fetches from its trainer as blobs, and its log lines about changes.
 class Service {
  public:
   Service(BatchServer& server, const WorkerSpeech& speech) : server_(server), speech_(speech) {}
@@ -44,14 +44,14 @@ class Service {
   }
 
  private:
-  // A job of one trainer: its dataset may have changed since it was opened, which nobody but that trainer's program may
-  // see.
+  // A job of one trainer: its dataset may have changed since it was opened, and only that trainer's program may see the
+  // changes.
   struct OpenJob {
     uint64_t trainer_id;
     wire::BlobId id;
     std::unique_ptr<NativeJob> job;
   };
-  using Jobs = std::list<OpenJob>;  // the one that was used last in front
+  using Jobs = std::list<OpenJob>;  // most recently used first
 
   Result<void> answer(const PoolWork& work) {
     auto job = job_of(work);
@@ -61,7 +61,7 @@ class Service {
     return job.value()->answer(server_, work);
   }
 
-  // A trainer that lacks a part has let go of the request; a job that cannot run here is declined.
+  // A trainer that lacks a part has abandoned the request; a job that cannot run here is declined.
   Result<void> refuse(const PoolWork& work, const Fault& why) {
     if (why.code == Errc::kClosed) {
       server_.give_up();
@@ -97,7 +97,7 @@ class Service {
     for (const wire::BlobId& id : work.prefixes()) {
       if (server_.prefixes().has(id)) continue;
       const auto message = fetch(id);
-      // One that the trainer has no more is none: it runs it by itself.
+      // A prefix that the trainer no longer has counts as empty: the trainer runs it itself.
       if (!message && message.error().code != Errc::kUnsupported) return message.error();
       server_.prefixes().put(id, message ? std::span<const std::byte>(message.value()) : std::span<const std::byte>());
     }

@@ -22,10 +22,10 @@ using std::chrono::steady_clock;
 
 namespace {
 
-// Freed memory of batches that is kept for later ones.
+// The amount of freed batch memory that is kept for later batches.
 constexpr uint64_t kKeptBytesMax = 512ULL << 20;
-constexpr auto kRecallCheckInterval = std::chrono::seconds(1);  // how often a waiting trainer looks after its workers
-constexpr auto kLastRecalls = std::chrono::seconds(5);          // for all batches together, when the workers go
+constexpr auto kRecallCheckInterval = std::chrono::seconds(1);  // how often a waiting trainer checks its workers
+constexpr auto kLastRecalls = std::chrono::seconds(5);          // for all batches together, when the workers shut down
 
 class ThreadWorkers final : public WorkerSet {
  public:
@@ -92,7 +92,7 @@ class ThreadWorkers final : public WorkerSet {
  private:
   void use_prefixes(std::vector<Message> messages) override { prefixes_->set(std::move(messages)); }
 
-  static constexpr size_t kStretched = 8;  // times as many requests as usual may be out
+  static constexpr size_t kStretched = 8;  // factor by which outstanding requests may exceed the usual number
 
   const AnyDataset dataset_;
   const Options& options_;
@@ -104,7 +104,7 @@ class ThreadWorkers final : public WorkerSet {
   std::shared_ptr<loader::Client> client_;
 };
 
-// The pool that the program or, for loaders with workers, the environment names.
+// The pool named by the program or, for loaders with workers, by the environment.
 std::optional<std::string> pool_of(const Options& options) {
   if (options.pool) return options.pool->empty() ? std::nullopt : options.pool;
   auto named = environment("PENSTOCK_POOL");
@@ -124,7 +124,7 @@ void WorkerSet::set_prefixes(const void* module, std::vector<Message> messages) 
 void WorkerSet::obey(const std::optional<loader::LeafWithholding::Order>& order) {
   if (!order) return;
   use_shipment(order->shipment ? std::optional(wire::write_shipment(*order->shipment)) : std::nullopt);
-  if (meter_) meter_->loads()->forget();  // batches have other sizes from now on
+  if (meter_) meter_->loads()->forget();  // batch sizes change from now on
 }
 
 void WorkerSet::note_recall(uint32_t leaf) {
@@ -170,7 +170,7 @@ void WorkerSet::recall_all() noexcept {
     try {
       origin->complete(*this);
     } catch (const std::exception&) {
-      // Whoever reads it is told that it cannot come any more.
+      // A later read of the batch reports that its leaves can no longer be fetched.
     }
   }
 }
