@@ -30,7 +30,7 @@ using net::Role;
 
 namespace {
 
-// By the name of a job or a user: its priority and its quota.
+// Priority and quota by the name of a job or a user.
 using Terms = std::map<std::string, std::pair<double, std::optional<uint32_t>>>;
 
 std::map<std::string, cluster::JobTerms> job_terms_of(const Terms& terms) {

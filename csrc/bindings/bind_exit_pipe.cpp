@@ -39,7 +39,7 @@ void bind_exit_pipe(py::module_& module) {
                                return word ? std::optional(name_of(*word)) : std::nullopt;
                              })
       .def_property_readonly("text", [](const ExitPipe& self) {
-        // Cut off in the middle of a letter, perhaps.
+        // The text may be truncated in the middle of a character.
         const std::string& text = self.text();
         return py::reinterpret_steal<py::str>(
             PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace"));

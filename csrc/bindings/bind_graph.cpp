@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The graph room in Python: texts to graphs, effects, plans, prefixes. See csrc/graph for their meaning.
+// The graph room in Python: parsing graphs, effects, plans, prefixes. csrc/graph defines their meaning.
 
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>
@@ -53,7 +53,7 @@ std::vector<std::string> names(const Items& items, const Name& name) {
   return found;
 }
 
-// The names of the inputs of some kinds, in order.
+// The names of the inputs of the given kinds, in order.
 std::vector<std::string> input_names(const graph::Graph& graph, std::initializer_list<graph::InputKind> kinds) {
   std::vector<std::string> found;
   for (const graph::Input& input : graph.inputs)
@@ -62,7 +62,7 @@ std::vector<std::string> input_names(const graph::Graph& graph, std::initializer
   return found;
 }
 
-// The names of the values that nodes make.
+// The names of the values that nodes compute.
 std::set<std::string> made_names(const graph::Graph& graph) {
   std::set<std::string> found;
   for (const graph::Node& node : graph.nodes)
@@ -82,7 +82,7 @@ graph::Graph without_outputs(graph::Graph graph, const std::set<std::string>& dr
   return graph;
 }
 
-// The labels of the calls that a plan moves, by the name of each value that they make.
+// The labels of the calls that a plan moves, by the names of their results.
 std::map<std::string, std::string> moved_labels(const graph::Plan& plan, const graph::Graph& graph) {
   std::map<std::string, std::string> found;
   for (const graph::PlanGroup& group : plan.moved)
@@ -91,8 +91,8 @@ std::map<std::string, std::string> moved_labels(const graph::Plan& plan, const g
   return found;
 }
 
-// Extents by name, as (bytes, storage); the flow of the graph's calls as ({call: bytes}, [(source, target, leaf,
-// bytes)]).
+// Takes extents by name, as (bytes, storage). Returns the flow of the graph's calls as ({call: bytes}, [(source,
+// target, leaf, bytes)]).
 py::tuple flow_of(const graph::Graph& graph, const std::map<std::string, std::pair<int64_t, uint64_t>>& extents) {
   std::vector<graph::ValueSize> by_value(graph.value_names.size());
   std::map<uint64_t, uint32_t> storages;
@@ -109,7 +109,7 @@ py::tuple flow_of(const graph::Graph& graph, const std::map<std::string, std::pa
   return py::make_tuple(std::move(flow.made_bytes), edges);
 }
 
-// None, or (whether the call reads an intermediate, the call, its reader).
+// Returns None, or (whether the call reads an intermediate, the call, its reader).
 py::object need(graph::NeededCalls& calls, uint32_t call) {
   const std::optional<graph::CallFault> fault = calls.need(call);
   if (!fault) return py::none();

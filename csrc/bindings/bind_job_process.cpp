@@ -32,7 +32,7 @@ struct JobOrder {
   std::string log_name;
 };
 
-// None once the server is gone.
+// Returns None once the server is gone.
 py::object next_order(WarmChannel& channel) {
   auto next = without_gil([&] { return channel.next(); });
   if (!next && next.error().code == Errc::kClosed) return py::none();
@@ -67,10 +67,10 @@ void bind_job_process(py::module_& module) {
           py::arg("pid"))
       .def("close_in_child", [](WarmChannel& self) {
         self.close_in_child();
-        // Whose end is told by its channel to the server alone, where it is killed itself.
+        // If the warm process is killed, its channel signals this to the server only.
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       });
-  // The C++ class has another base in front of this one.
+  // The C++ class has another base class before this one.
   py::class_<JobServer, BatchServer>(module, "JobServer", py::multiple_inheritance())
       .def_static(
           "open",

@@ -33,10 +33,11 @@ using std::chrono::steady_clock;
 
 namespace {
 
-constexpr double kNoLink = std::numeric_limits<double>::infinity();  // bytes a second, in one machine
-constexpr auto kWaitSlice = std::chrono::milliseconds(50);           // how late Ctrl-C may be noticed while waiting
+constexpr double kNoLink = std::numeric_limits<double>::infinity();  // bytes per second, within one machine
+constexpr auto kWaitSlice = std::chrono::milliseconds(50);           // the maximum delay until a wait notices Ctrl-C
 
-// Sleeps without the interpreter lock until something arrives, looking after signals. False at the deadline.
+// Sleeps without the interpreter lock until an event arrives, and handles signals meanwhile. Returns false at the
+// deadline.
 bool wait_for_arrival(Client& client, steady_clock::time_point deadline) {
   for (;;) {
     const auto slice = std::min(deadline, steady_clock::now() + kWaitSlice);
@@ -51,7 +52,7 @@ bool wait_for_arrival(Client& client, steady_clock::time_point deadline) {
   }
 }
 
-// Puts objects of Python's in the places of leaves that were left out: `stand_in` is given a meta tensor.
+// Replaces leaves that were left out by Python objects: `stand_in` is called with a meta tensor.
 void put_stand_ins(Batch& batch, const py::object& stand_in) {
   for (size_t index = 0; index < batch.frame().leaf_count(); ++index) {
     if (!batch.is_withheld(index)) continue;
@@ -60,8 +61,8 @@ void put_stand_ins(Batch& batch, const py::object& stand_in) {
   }
 }
 
-// The trainer's view of a batch beyond its value: its leaves in table order, its boundary tensors by key, the number
-// that it was asked for by, from where the leaves are to be had that were left out, if any were, and who made it.
+// The trainer's view of a batch apart from its value: its leaves in table order, its boundary tensors by key, its
+// request number, the origin for fetching leaves that were left out, if any, and the worker that made it.
 py::tuple describe_leaves(Batch& batch) {
   const auto& tensors = batch.tensors();
   const size_t leaf_count = batch.frame().leaf_count();
@@ -80,23 +81,23 @@ py::tuple describe_leaves(Batch& batch) {
                         batch.ahead() ? py::cast(batch.ahead()) : py::none());
 }
 
-// The exception that stands in the place of a pool's batch.
+// Creates the exception that takes the place of a pool's batch.
 py::object to_python(const Batch::RemoteError& remote) {
   const auto make_error = py::module_::import("penstock.pool.worker_errors").attr("make_error");
   const std::string where = remote.worker.empty() ? "" : "in penstock worker " + remote.worker;
   return make_error(remote.type_name, remote.text, where);
 }
 
-// Has Python find or make the storages of files in shared memory, as torch does for those that come through a queue: a
-// file that is mapped in this process already is one storage with it.
+// Makes Python find or create the storages of shared-memory files, as torch does for files sent through a queue: a file
+// that this process has already mapped shares one storage.
 void open_shared_files(Batch& batch, const py::object& open_storage) {
   for (Batch::SharedFile& file : batch.shared_files()) {
     if (!file.storage) file.storage = THPStorage_Unpack(open_storage(file.fd.release(), file.bytes).ptr());
   }
 }
 
-// An event as Python gets it: its kind, its value, the value's details, its shard and that one's state. A batch that
-// cannot be rebuilt here is noted, and its error raised in its place. The leaves are described where there is a
+// An event in its Python form: its kind, value and value details, and its shard and the shard's state. If a batch
+// cannot be rebuilt here, this is recorded, and its error is raised instead. The leaves are described if there is a
 // `stand_in`.
 py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loads, const py::object& open_storage,
                     const py::object& stand_in) {
@@ -143,8 +144,8 @@ std::span<const std::byte> bytes_of(const py::bytes& object) {
   return std::as_bytes(std::span(view.data(), view.size()));
 }
 
-// A sampler of the user's: `pull` gives the indices of the next batch and the place of its first sample in the order of
-// the epoch, or raises StopIteration; `dumps` pickles indices that are not plain integers.
+// A user-defined sampler: `pull` returns the indices of the next batch and the position of its first sample in the
+// epoch's order, or raises StopIteration; `dumps` pickles indices that are not plain integers.
 class PulledIndices : public loader::IndexSource {
  public:
   PulledIndices(py::function pull, py::function dumps) : pull_(std::move(pull)), dumps_(std::move(dumps)) {}
@@ -198,10 +199,10 @@ loader::EpochPlan plan_of(int64_t base_seed, int64_t epoch, bool by_sample, std:
   return {.seeds = {.base_seed = base_seed, .epoch = epoch, .by_sample = by_sample}, .progress = std::move(progress)};
 }
 
-// Waits for the next event that `take` finds, looking after signals; kNothing after `timeout_s`.
+// Waits for the next event that `take` finds, and handles signals meanwhile; kNothing after `timeout_s`.
 template <typename Take>
 Client::Event take_or_wait(Stream& stream, double timeout_s, const Take& take) {
-  // Trying first, with the lock held, saves a whole switch interval when another Python thread is computing.
+  // Trying first with the lock held saves a whole switch interval if another Python thread is computing.
   Client::Event event = take();
   if (event.kind != Client::Event::Kind::kNothing) return event;
   const ProfilerRange range("penstock: wait");
@@ -235,8 +236,8 @@ py::object bytes_or_none(const EpochProgress::State& state) {
 double seconds(uint64_t time_ns) { return static_cast<double>(time_ns) * 1e-9; }
 double seconds(Duration time) { return std::chrono::duration<double>(time).count(); }
 
-// By the worker's number, or identity in a pool: its batches, and seconds on samples, on batches, on prefixes, on the
-// wire, and for which the trainer waited for its batches.
+// For each worker, by its number or, in a pool, its identity: its batch count, and the seconds for samples, for
+// collation, for prefixes, on the wire, and that the trainer waited for its batches.
 py::dict workers_of(Stream& stream) {
   py::dict result;
   for (const auto& [worker_id, worker] : stream.client().ledger().workers()) {
@@ -255,7 +256,7 @@ py::list slow_samples_of(Stream& stream) {
   return result;
 }
 
-// Instants are seconds of the clock of time.monotonic().
+// Instants are in seconds on the clock of time.monotonic().
 py::list step_records_of(Stream& stream) {
   const auto at = [](Instant instant) { return seconds(instant.time_since_epoch()); };
   py::list result;
@@ -279,7 +280,7 @@ py::list step_records_of(Stream& stream) {
   return result;
 }
 
-// The counters since the client began, where a batch that waits to be looked at is ready and not delivered.
+// The counters since the client started. A batch that lookahead holds back counts as ready, not as delivered.
 py::dict counters_of(Stream& stream) {
   const Client& client = stream.client();
   const auto& counters = client.counters();
@@ -330,7 +331,7 @@ py::dict counters_of(Stream& stream) {
   return result;
 }
 
-// The few counters that are looked at for every batch: a tuple is made several times faster than a dict of all.
+// The few counters that are read for every batch: creating a tuple is several times faster than a dict of all counters.
 py::tuple load_counters_of(Stream& stream) {
   const auto& counters = stream.client().counters();
   const auto link = stream.client().link();
@@ -340,8 +341,8 @@ py::tuple load_counters_of(Stream& stream) {
                         link ? stream.client().worker_count() : 0U, link ? link->bytes_per_s : kNoLink);
 }
 
-// The leaves and boundary tensors of a batch that was recalled, as describe_leaves() has them; None where it did not
-// come in time. Raises the dataset's error if the batch could not be made again.
+// The leaves and boundary tensors of a recalled batch, in the form of describe_leaves(); None if it did not arrive in
+// time. Raises the dataset's error if the batch could not be made again.
 py::object recalled(Client& client, const Batch::Origin& origin, double timeout_s) {
   const auto deadline = steady_clock::now() + duration_of(timeout_s);
   for (;;) {
@@ -366,7 +367,7 @@ py::object recalled(Client& client, const Batch::Origin& origin, double timeout_
   }
 }
 
-// The states that one worker sent, or None where none has come in time.
+// The states that one worker sent, or None if none arrived in time.
 py::object worker_states(Client& client, double timeout_s) {
   const auto deadline = steady_clock::now() + duration_of(timeout_s);
   auto states = without_gil([&] {
@@ -380,17 +381,17 @@ py::object worker_states(Client& client, double timeout_s) {
   return py::none();
 }
 
-// Returns what `call` does, which profilers see as a range of that name.
+// Returns the result of `call`, which profilers show as a range with that name.
 py::object in_profiler_range(const std::string& name, const py::function& call) {
   const ProfilerRange range(name.c_str());
   return call();
 }
 
-// An object that interrupts the main thread, as Ctrl-C does, when the last reference to it goes: an interrupt that
-// comes while an object is finalized is dropped by Python. Where an exception is on its way already it does nothing.
+// An object that interrupts the main thread, like Ctrl-C, when its last reference is dropped: Python discards
+// interrupts that arrive while an object is finalized. Has no effect while an exception is propagating.
 py::object interrupt_when_dropped() {
   static int tag = 0;
-  // pybind11's own capsules hide the exception from their destructors.
+  // pybind11's capsules hide the exception from their destructors.
   const auto interrupt = [](PyObject*) {
     if (PyErr_Occurred() == nullptr) PyErr_SetInterruptEx(SIGINT);
   };

@@ -51,7 +51,7 @@ struct PoolSettings {
   std::vector<std::tuple<uint64_t, std::string, std::string>> own_workers;
   std::string gpu_uuid;
   wire::JobRank job_rank;
-  // Those of a follower, and its leader's key, in the place of the pool's.
+  // The keys of a follower and its leader's key, instead of the pool's keys.
   std::optional<std::pair<std::shared_ptr<ReplicaKeys>, std::string>> replica_keys;
 };
 
@@ -91,7 +91,7 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
     own_keys.emplace(std::move(shared).value());
   }
   const net::RunId run = net::draw_run_id(keys.value().own().public_key());
-  // A variable: g++ 12 finds a string of a temporary that may be uninitialized.
+  // A variable, because g++ 12 warns that a string of a temporary may be uninitialized.
   loader::PoolIoOptions io{.controller = std::move(controller),
                            .keys = std::move(keys).value(),
                            .job = settings.job,
@@ -116,9 +116,9 @@ std::shared_ptr<PoolClient> make_client(const PoolSettings& settings, const Clie
   return std::make_shared<PoolClient>(options, pool, std::move(source));
 }
 
-// A cut that ran: leaves that the trainer reads, keys of boundary tensors, whether it is settled.
+// A cut that ran: the leaves that the trainer reads, the keys of boundary tensors, and whether it is settled.
 using UsedCut = std::tuple<std::set<uint32_t>, std::set<std::string>, bool>;
-// Bytes of the leaves, those that the program has read, whether that is noticed.
+// The sizes of the leaves in bytes, the leaves that the program has read, and whether reads are detected.
 using SeenBatch = std::tuple<std::vector<uint64_t>, std::set<uint32_t>, bool>;
 
 std::optional<LeafWithholding::Order> note_call(LeafWithholding& withholding, uint64_t model,

@@ -100,7 +100,7 @@ void answer(BatchServer& server, const PoolWork& work, const py::object& batch, 
   unwrap(without_gil([&] { return server.answer(work, std::move(content), std::move(marks)); }));
 }
 
-// A batch of a TensorDataset. False when the request's indices are not plain rows.
+// Answers with a batch of a TensorDataset. Returns false if the request's indices are not plain rows.
 Result<bool> answer_rows(BatchServer& server, const PoolWork& work, const std::vector<at::Tensor>& sources,
                          const std::optional<int64_t>& dataset_size) {
   if (work.index_kind != wire::IndexKind::kIntegers) return false;
@@ -143,7 +143,7 @@ void bind_pool_worker(py::module_& module) {
                                return server::name_of(self.drain_cause);
                              })
       .def_readonly("left_count", &server::Standing::left_count);
-  // Python never owns one that is not of a class below.
+  // Python only ever owns instances of the derived classes below.
   py::class_<BatchServer, std::unique_ptr<BatchServer, py::nodelete>>(module, "BatchServer")
       .def(
           "next",
@@ -210,7 +210,7 @@ void bind_pool_worker(py::module_& module) {
         at::Tensor tensor = self.writer().new_bytes(bytes);
         return tensor.defined() ? wrap_tensor(tensor) : py::none();
       });
-  // The C++ class has another base in front of this one.
+  // The C++ class has another base class before this one.
   py::class_<PoolServer, BatchServer, PoolServer::Handle>(module, "PoolServer", py::multiple_inheritance())
       .def_static(
           "start",

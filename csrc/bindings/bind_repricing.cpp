@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plans of one graph, and how they are priced again while a loader runs, as Python sees them.
+// The Python view of the plans of one graph, and of pricing them again while a loader runs.
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -54,7 +54,7 @@ graph::LinkRate link_rate(double bytes_per_s, bool sends_whole) {
   return {.bytes_per_s = bytes_per_s > 0 ? bytes_per_s : graph::kUnknownLinkBytesPerS, .sends_whole = sends_whole};
 }
 
-// None, True to go back to the plan that was left, or the prices for planning another one.
+// None, True to return to the previous plan, or the prices for planning another one.
 py::object change_of(Repricer& repricer, const std::shared_ptr<PricedCut>& cut) {
   std::optional<Repricer::Change> change = repricer.change_of(cut);
   if (!change) return py::none();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The runtime room in Python: running prefixes and measuring them, both without the GIL.
+// The runtime room in Python: running and measuring prefixes, both without the GIL.
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which samples are read when: mixtures of sources, and batches by cost.
+// The order in which samples are read: mixtures of sources, and batches by cost.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -23,7 +23,7 @@ using sampling::RankShareOptions;
 
 namespace {
 
-// The batches of one step, of which a rank makes objects of Python of its own alone.
+// The batches of one step; a rank converts only its part to Python objects.
 struct CostStep {
   std::vector<std::vector<int64_t>> batches;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TorchScript programs in Python: reading them with a call, and running the parts that a plan makes of them.
+// TorchScript programs in Python: capturing them from a call, and running the parts that a plan makes from them.
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/api/compilation_unit.h>

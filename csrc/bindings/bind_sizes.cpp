@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conditions on the sizes of a batch, asked of the inputs of a graph as Python has them.
+// Conditions on the sizes of a batch, evaluated for the Python inputs of a graph.
 
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
@@ -25,7 +25,7 @@ namespace {
 
 using graph::SizeExpression;
 
-// An integer, ("symbol", place), or an operator's name and its operands.
+// An integer, ("symbol", position), or an operator's name and its operands.
 SizeExpression expression_of(const py::handle& given) {
   using Op = SizeExpression::Op;
   static const std::map<std::string, Op> kOperators{
@@ -54,7 +54,8 @@ std::vector<SizeExpression> expressions_of(const py::sequence& given) {
   return expressions;
 }
 
-// The conditions of one program on its inputs: tensors and integers, by place. Confined to one thread, under the GIL.
+// The conditions of one program on its inputs: tensors and integers, by position. Confined to one thread, under the
+// GIL.
 class InputConditions {
  public:
   using Unusual = std::function<bool(const std::vector<int64_t>&)>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a loader chooses its number of workers, as Python sees it.
+// The Python view of how a loader chooses its number of workers.
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values by themselves as bytes, such as the state of a dataset on its way from a worker to the trainer: a plain nest
-// in a packed record. Nothing in the bytes is trusted.
+// Standalone values as bytes, such as a dataset's state sent from a worker to the trainer: a plain nest in a packed
+// record. The bytes are not trusted.
 #include <algorithm>
 #include <iterator>
 #include <vector>
@@ -41,7 +41,7 @@ py::object decode_value(const py::bytes& value) {
   return decode_nest(batch.value()->frame().nest, batch.value()->tensors(), py::none());
 }
 
-// Whether each is of exactly one of the types whose values nobody can write to.
+// Whether the type of each value is exactly one of the immutable atomic types.
 bool has_only_atoms(const py::list& values) {
   return std::ranges::all_of(values, [](const py::handle value) {
     PyObject* const object = value.ptr();

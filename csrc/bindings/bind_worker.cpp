@@ -37,17 +37,17 @@ std::span<const int64_t> integers(const LocalServer::Received& request) {
   return {reinterpret_cast<const int64_t*>(request.indices.data()), request.indices.size() / sizeof(int64_t)};
 }
 
-// The next request, or nothing at the deadline or when a signal wants to be seen. Raises ClosedError at the end.
+// The next request; no value at the deadline or when a signal is pending. Raises ClosedError at the end.
 std::optional<LocalServer::Received> next_request(LocalServer& server, double timeout_s) {
   return wait_for(timeout_s, raise_error, [&](auto deadline) { return server.next(deadline); });
 }
 
-// The notes about a batch beside its content.
+// The flags and state that are sent with a batch's content.
 struct AnswerMarks {
   bool raises = false;
   bool threads_drew = false;
   bool dataset_stays = false;
-  std::optional<py::bytes> state;  // of the dataset after the batch
+  std::optional<py::bytes> state;  // of the dataset after this batch
 };
 
 void answer(LocalServer& server, const LocalServer::Received& request, const py::object& batch,
@@ -60,7 +60,7 @@ void answer(LocalServer& server, const LocalServer::Received& request, const py:
   unwrap(without_gil([&] { return server.answer(request, std::move(content), static_cast<uint8_t>(flags)); }));
 }
 
-// False when the indices are not plain rows.
+// Returns false if the indices are not plain rows.
 Result<bool> answer_rows(LocalServer& server, const LocalServer::Received& request,
                          const std::vector<at::Tensor>& sources) {
   const auto batch = worker::gather_batch(server.writer(), sources, integers(request));
@@ -69,7 +69,7 @@ Result<bool> answer_rows(LocalServer& server, const LocalServer::Received& reque
   return true;
 }
 
-// Serves plain fetches without Python until a request is something else, which is returned.
+// Serves plain fetches without Python until another kind of request arrives, which is returned.
 LocalServer::Received serve_rows(LocalServer& server, const std::vector<at::Tensor>& sources) {
   for (;;) {
     auto request = next_request(server, 3600.0);
@@ -81,7 +81,7 @@ LocalServer::Received serve_rows(LocalServer& server, const std::vector<at::Tens
   }
 }
 
-// Whether nobody but this process can write to the memory of the tensors, which lie on the CPU.
+// Whether only this process can write to the memory of the tensors, which are on the CPU.
 bool are_own(const std::vector<at::Tensor>& tensors) {
   const auto memory = worker::ProcessMemory::read();
   return memory && std::ranges::all_of(tensors, [&](const at::Tensor& tensor) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python module penstock._C: one bind_<room> per room, listed here or, where torch has no part in it, in
+// The Python module penstock._C: one bind_<room> per room, listed here or, for rooms that do not use torch, in
 // pool_module.cpp.
 #include <pybind11/pybind11.h>
 

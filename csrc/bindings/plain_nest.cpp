@@ -32,7 +32,7 @@ std::string type_name(py::handle object) {
   return module == "builtins" ? name : module + "." + name;
 }
 
-// Why a tensor has no place in the tensor table, after "a torch.Tensor".
+// The reason why a tensor cannot be in the tensor table, worded to follow "a torch.Tensor".
 std::string tensor_refusal(const at::Tensor& tensor) {
   if (tensor.requires_grad()) return " that requires grad";
   if (tensor.layout() != at::kStrided) return " that is sparse";
@@ -54,7 +54,7 @@ class PlainEncoder {
   }
 
  private:
-  // A container that is being written, and the key or the index of its part in hand.
+  // A container that is being written, and the key or index of its current part.
   struct Step {
     PyObject* container;
     py::object part;
@@ -62,7 +62,7 @@ class PlainEncoder {
   };
 
   struct Array {
-    py::object object;  // kept alive: a copy of it may be written, and its address identifies it
+    py::object object;  // kept alive: it may be a temporary copy, and its address identifies it
     std::string dtype;
   };
 
@@ -119,7 +119,7 @@ class PlainEncoder {
     int overflow = 0;
     const int64_t value = PyLong_AsLongLongAndOverflow(object.ptr(), &overflow);
     if (overflow == 0) return result_.nest.integer(value);
-    const auto bytes = object.attr("bit_length")().cast<uint64_t>() / 8 + 1;  // with room for the sign
+    const auto bytes = object.attr("bit_length")().cast<uint64_t>() / 8 + 1;  // including room for the sign
     if (bytes > wire::kBigIntegerBytesMax) {
       refuse_type("an int of " + std::to_string(bytes) + " bytes, above " + std::to_string(wire::kBigIntegerBytesMax));
     }
@@ -137,7 +137,7 @@ class PlainEncoder {
     result_.nest.text(fitting(static_cast<std::string_view>(py::reinterpret_borrow<py::bytes>(passed))));
   }
 
-  // Copies of lists and dicts are walked, since another thread may change them while numpy copies an array.
+  // Iterates over copies of lists and dicts, since another thread may change them while numpy copies an array.
   void encode_list(py::handle list) {
     const auto items = py::reinterpret_steal<py::object>(PyList_AsTuple(list.ptr()));
     if (!items) throw py::error_already_set();
@@ -196,7 +196,7 @@ class PlainEncoder {
     steps_.push_back({.container = container.ptr(), .part = py::none()});
   }
 
-  // The object's index in the tensor table. Its entry is made when the object is met for the first time.
+  // The object's index in the tensor table. Adds the entry the first time.
   template <typename Make>
   uint32_t place_of(const void* object, Make make) {
     const auto [place, is_new] = places_.try_emplace(object, static_cast<uint32_t>(result_.tensors.size()));
@@ -211,7 +211,7 @@ class PlainEncoder {
 
   static size_t length(Py_ssize_t size) { return static_cast<size_t>(size); }
 
-  // Lengths are written as 32 bits.
+  // Lengths are written in 32 bits.
   std::string_view fitting(std::string_view value) {
     if (value.size() > wire::kNestBytesMax) {
       refuse("has " + std::to_string(value.size()) + " bytes, above " + std::to_string(wire::kNestBytesMax) +

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python module penstock._pool: the part of a pool's commands that needs no torch. It links no torch, so that
-// `penstock status` starts in the time that Python takes. Its sources are listed in CMakeLists.txt, where they are
-// compiled without torch's headers.
+// The Python module penstock._pool: the part of the pool commands that needs no torch. It does not link torch, so
+// `penstock status` starts as fast as Python. CMakeLists.txt lists its sources, which are compiled without torch's
+// headers.
 #include <pybind11/pybind11.h>
 
 #include "net/socket.h"

@@ -22,7 +22,7 @@ bool has_nvtx() {
   return false;
 }
 
-// Looked up once: it is asked for each batch.
+// Looked up once, because it is checked for each batch.
 bool writes_nvtx() {
   static const bool writes = has_nvtx();
   return writes;

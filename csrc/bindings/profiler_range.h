@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Ranges that profilers show: torch.profiler and all that listens to torch's RecordFunction, and Nsight where the
-// variable PENSTOCK_NVTX is set. Where nobody looks, a range takes a few nanoseconds.
+// Ranges for profilers: torch.profiler and all other observers of torch's RecordFunction, and Nsight if the environment
+// variable PENSTOCK_NVTX is set. Without a profiler, a range takes a few nanoseconds.
 
 #include <ATen/record_function.h>
 
 namespace penstock::bindings {
 
-// Somebody looks at the ranges of this thread.
+// Whether a profiler observes the ranges of this thread.
 bool is_profiled();
 
-// From its constructor to its destructor. Confined to one thread, whose ranges end in the opposite order of their
-// beginnings. The name has to last as long.
+// A range from the constructor to the destructor. Confined to one thread, whose ranges end in the reverse order of
+// their starts. The name must outlive the range.
 class ProfilerRange {
  public:
   explicit ProfilerRange(const char* name);

@@ -25,7 +25,7 @@ namespace {
 
 using TensorDtype = std::pair<std::string_view, at::ScalarType>;
 
-// The dtypes that numpy and torch both have.
+// The dtypes that both numpy and torch have.
 constexpr std::array<TensorDtype, 14> kTensorDtypes = {{{"|b1", at::kBool},
                                                         {"|i1", at::kChar},
                                                         {"|u1", at::kByte},
@@ -51,7 +51,7 @@ py::object numpy_name(const char* name) { return py::module_::import("numpy").at
   raise_failure(wire::malformed("an array in the nest of a batch", reason));
 }
 
-// The text of a dtype whose elements are plain bytes and which is made of that text again; else nothing.
+// The text form of a dtype whose elements are plain bytes, if numpy makes the same dtype from this text; else no value.
 std::optional<std::string> plain_dtype(const py::object& dtype) {
   if (dtype.attr("hasobject").cast<bool>() || !dtype.attr("names").is_none()) return std::nullopt;
   auto text = dtype.attr("str").cast<std::string>();
@@ -62,13 +62,13 @@ std::optional<std::string> plain_dtype(const py::object& dtype) {
 
 bool has_clean_strides(const py::array& array) {
   if ((array.flags() & (py::array::c_style | py::array::f_style)) == 0) return false;
-  // Of a dimension of one element the stride may be any number.
+  // A dimension of one element may have any stride.
   return std::all_of(array.strides(), array.strides() + array.ndim(), [&](py::ssize_t stride) {
     return stride >= 0 && (array.itemsize() == 0 || stride % array.itemsize() == 0);
   });
 }
 
-// Whether text as numpy keeps it, four bytes a character, has a character above `last`.
+// Whether text in numpy's format, four bytes per character, contains a character above `last`.
 bool has_codes_above(const py::object& bytes, char order, uint32_t last) {
   const py::object codes = bytes.attr("view")(std::string{order, 'u', '4'});
   return codes.attr("__gt__")(last).attr("any")().cast<bool>();
@@ -80,7 +80,7 @@ at::Tensor view_of(const py::array& array, at::IntArrayRef sizes, at::IntArrayRe
     const py::gil_scoped_acquire lock;
     Py_DECREF(owner);
   };
-  // The bytes that travel are only read.
+  // The bytes to be sent are only read.
   return at::from_blob(const_cast<void*>(array.data()), sizes, strides, drop, at::TensorOptions().dtype(type));
 }
 
@@ -103,7 +103,7 @@ std::optional<ArrayParts> take_array_apart(py::handle object) {
     for (int64_t& stride : strides) stride /= item_bytes;
     return ArrayParts{.tensor = view_of(array, sizes, strides, found->second), .dtype = {}};
   }
-  if (sizes.size() >= wire::kDimCountMax) return std::nullopt;  // the element is a dimension more
+  if (sizes.size() >= wire::kDimCountMax) return std::nullopt;  // the element adds a dimension
   sizes.push_back(item_bytes);
   strides.push_back(1);
   return ArrayParts{.tensor = view_of(array, sizes, strides, at::kByte), .dtype = *dtype};
@@ -115,7 +115,7 @@ std::optional<ScalarParts> take_scalar_apart(py::handle scalar) {
   auto text = plain_dtype(dtype);
   if (!text || text->front() == '>') return std::nullopt;
   auto element = scalar.attr("tobytes")().cast<std::string>();
-  if (wire::array_item_bytes(*text) == 0) element.clear();  // of an empty text numpy gives a zero
+  if (wire::array_item_bytes(*text) == 0) element.clear();  // numpy returns a zero for empty text
   return ScalarParts{.dtype = *std::move(text), .element = std::move(element)};
 }
 
@@ -129,13 +129,14 @@ py::object make_array(const at::Tensor& tensor, std::string_view dtype) {
                               item_bytes > 0 && static_cast<uint64_t>(tensor.size(-1)) == item_bytes;
     if (!has_elements) raise_malformed("its tensor is not of elements of its dtype");
   }
-  // A stage may have brought the batch's tensors to a device, where arrays have no place.
+  // A batch stage may have moved the batch's tensors to a device, which numpy arrays do not support.
   const at::Tensor on_host = tensor.is_cpu() ? tensor : tensor.cpu();
   auto array = py::reinterpret_steal<py::object>(torch::utils::tensor_to_numpy(on_host));
   if (!array) throw py::error_already_set();
   if (dtype.empty()) return array;
   try {
-    // Python's own text ends there; numpy looks no further, and Python takes the element for a fault of its own.
+    // The highest character of Python. numpy does not check, and Python would report such an element as an internal
+    // error.
     if (dtype[1] == 'U' && has_codes_above(array, dtype[0], 0x10ffff))
       raise_malformed("it has text that is not Unicode");
     const py::object elements = array.attr("view")(numpy_name("dtype")(py::str(dtype.data(), dtype.size())));
@@ -150,7 +151,7 @@ py::object make_scalar(std::string_view dtype, std::string_view element) {
   const py::bytes bytes(element.data(), element.size());
   try {
     switch (dtype[1]) {
-      // An array would take the zeros off their end.
+      // An array would strip trailing zeros.
       case 'U': return numpy_name("str_")(bytes.attr("decode")("utf-32-le", "surrogatepass"));
       case 'S': return numpy_name("bytes_")(bytes);
       case 'V': return numpy_name("void")(bytes);

@@ -28,7 +28,7 @@ constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {{"bool", at::kBool
                                                               {"complex64", at::kComplexFloat},
                                                               {"complex128", at::kComplexDouble}};
 
-// numpy has one object for each of its own dtypes in the machine's byte order.
+// numpy has a single object for each builtin dtype in native byte order.
 std::optional<at::ScalarType> torch_dtype(const py::dtype& dtype) {
   const py::object make = py::module_::import("numpy").attr("dtype");
   for (const auto& [name, torch_type] : kDtypes) {
@@ -41,7 +41,7 @@ bool has_same_shape(const py::array& array, const py::array& first) {
   return array.ndim() == first.ndim() && std::equal(array.shape(), array.shape() + array.ndim(), first.shape());
 }
 
-// Of a dimension of one element the stride may be any number, and torch.as_tensor refuses some of them.
+// A dimension of one element may have any stride, and torch.as_tensor rejects some strides.
 bool is_contiguous(const py::array& array) {
   return (array.flags() & py::array::c_style) != 0 &&
          std::all_of(array.strides(), array.strides() + array.ndim(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A blob's id as Python has it: bytes.
+// The Python form of a blob id: bytes.
 
 #include <pybind11/pybind11.h>
 
@@ -11,7 +11,7 @@
 
 namespace penstock::bindings {
 
-// ValueError for another length than an id's.
+// ValueError if the length differs from an id's length.
 inline wire::BlobId blob_id(const std::string& bytes) {
   wire::BlobId id;
   if (bytes.size() != id.size()) throw pybind11::value_error("a blob's id is 32 bytes, the SHA-256 of its bytes");

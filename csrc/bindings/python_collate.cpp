@@ -19,7 +19,7 @@ namespace py = pybind11;
 namespace penstock::bindings {
 namespace {
 
-// `samples` is a list or a tuple, as torch would have it at this place, because a column of text is returned as it is.
+// `samples` is a list or a tuple, as in torch's code at this point, because a column of text is returned as it is.
 class Collator {
  public:
   Collator(worker::SlabWriter& writer, const py::object& default_collate)
@@ -46,7 +46,7 @@ class Collator {
   }
 
  private:
-  // What became of an attempt to take all samples apart.
+  // The outcome of an attempt to split all samples into columns.
   enum class Taken { kAll, kOtherNumber, kOtherShape };
 
   static bool is_tuple(PyObject* object) { return PyTuple_CheckExact(object); }
@@ -77,7 +77,7 @@ class Collator {
     return worker::stack_numbers(writer_, numbers, kind.dtype);
   }
 
-  // A dict with the first sample's keys in its order; a null object when torch's code has to decide.
+  // A dict with the first sample's keys in its order; a null object if torch's code must handle the samples.
   py::object collate_dicts(const py::object& samples) {
     if (!std::ranges::all_of(items(samples), [](PyObject* sample) { return PyDict_CheckExact(sample); })) return {};
     const auto keys = py::reinterpret_steal<py::list>(PyDict_Keys(items(samples).front()));
@@ -98,7 +98,7 @@ class Collator {
 
   static Taken take_dicts(const py::object& samples, std::span<PyObject* const> keys, PythonRows& rows) {
     for (PyObject* sample : items(samples)) {
-      // Nearly always every sample has the same keys in the same order.
+      // Nearly always all samples have the same keys in the same order.
       Py_ssize_t position = 0;
       PyObject* key = nullptr;
       PyObject* value = nullptr;
@@ -117,7 +117,7 @@ class Collator {
     return Taken::kAll;
   }
 
-  // A list with one entry for each place of the samples; a null object when torch's code has to decide.
+  // A list with one entry per position in the samples; a null object if torch's code must handle the samples.
   template <bool (*is_kind)(PyObject*)>
   py::object collate_sequences(const py::object& samples) {
     const auto fields_of = [](PyObject* sample) {

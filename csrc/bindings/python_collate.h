@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// torch's default_collate, written straight into the slab where the result is the same object tree: exact dicts, tuples
-// and lists of exact tensors, floats, integers, booleans, text, bytes, and numpy's arrays and scalars. Every column
-// that is anything else goes to torch's own default_collate, which also raises its own errors.
+// torch's default_collate, written directly into the slab if the result is the same object tree: exact dicts, tuples
+// and lists of exact tensors, floats, integers, booleans, text, bytes, and numpy arrays and scalars. All other columns
+// are passed to torch's default_collate, which also raises its errors.
 
 #include <pybind11/pybind11.h>
 

@@ -14,16 +14,16 @@ namespace py = pybind11;
 namespace penstock::bindings {
 namespace {
 
-// The cost of reading, rounded up (bench/dataset_look.py compares).
+// The cost of reading, rounded up (measured by bench/dataset_look.py).
 constexpr double kObjectS = 20e-9;
 constexpr double kByteS = 0.2e-9;
-constexpr double kTensorS = 500e-9;  // or an array
+constexpr double kTensorS = 500e-9;  // also per array
 constexpr double kMappingsS = 1.5e-3;
 constexpr uint32_t kDepthMax = 64;
-constexpr int kHasObjects = 0x01;  // NPY_ITEM_REFCOUNT, of a dtype's flags
+constexpr int kHasObjects = 0x01;  // NPY_ITEM_REFCOUNT, in a dtype's flags
 constexpr std::string_view kPlainKinds = "biufcSUVmM";
 
-// Distinguish values of different types, and containers from their neighbours.
+// Distinguishes values of different types, and containers from their neighbours.
 enum class Tag : uint64_t {
   kNone = 1,
   kEllipsis,
@@ -45,7 +45,7 @@ enum class Tag : uint64_t {
 
 uint64_t address_of(const void* object) { return reinterpret_cast<uint64_t>(object); }
 
-// The bytes from the first element to the last. The bytes between a view's elements belong to the owner of the memory.
+// The bytes from the first to the last element. The bytes between a view's elements belong to the memory's owner.
 std::span<const std::byte> extent_of(const py::array& array) {
   if (array.size() == 0) return {};
   py::ssize_t before = 0;
@@ -109,7 +109,7 @@ bool PlainContent::take(PyObject* object, uint32_t depth) {
     digest_.add(address_of(object));
     return take_bytes(std::as_bytes(std::span(PyByteArray_AS_STRING(object), PyByteArray_GET_SIZE(object))));
   }
-  // Of a tuple of a class without attributes, such as a named tuple, the items are all there is.
+  // A tuple whose class has no instance attributes, such as a named tuple, consists only of its items.
   const bool is_tuple = PyTuple_Check(object) && Py_TYPE(object)->tp_dictoffset == 0;
   if (is_tuple || PyList_CheckExact(object) || PyDict_CheckExact(object)) return take_container(object, depth);
   if (PyAnySet_CheckExact(object)) return take_set(object, depth);
@@ -152,7 +152,7 @@ bool PlainContent::take_container(PyObject* object, uint32_t depth) {
   const bool is_tuple = PyTuple_Check(object);
   digest_.add(static_cast<uint64_t>(PyDict_Check(object) ? Tag::kDict : is_tuple ? Tag::kTuple : Tag::kList));
   digest_.add(address_of(Py_TYPE(object)));
-  // One list in the place of an equal one is a change for any object that still holds the first.
+  // Replacing a list by an equal one is a change for every object that still holds the first.
   if (!is_tuple) digest_.add(address_of(object));
   if (PyDict_Check(object)) {
     digest_.add(static_cast<uint64_t>(PyDict_GET_SIZE(object)));
@@ -188,7 +188,7 @@ bool PlainContent::take_tensor(PyObject* object, uint32_t depth) {
   const bool has_memory = tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.has_storage() &&
                           !tensor.is_quantized() && !tensor.grad().defined();
   if (!has_memory) return refuse();
-  // The caller looks at the attributes that it has asked for itself.
+  // The caller itself checks the attributes of the value that it passed.
   if (depth > 0 && py::len(py::handle(object).attr("__dict__")) > 0) return false;
   digest_.add(static_cast<uint64_t>(Tag::kTensor));
   digest_.add(address_of(object));
@@ -219,7 +219,7 @@ bool PlainContent::take_array(PyObject* object) {
 bool PlainContent::take_array_scalar(PyObject* object) {
   const auto scalar = py::reinterpret_borrow<py::object>(object);
   const py::dtype dtype = scalar.attr("dtype");
-  // A structure is a view that can be written to.
+  // A structured scalar is a writable view.
   if (dtype.kind() == 'V' || kPlainKinds.find(dtype.kind()) == std::string_view::npos) return false;
   digest_.add(static_cast<uint64_t>(Tag::kArrayScalar));
   digest_.add(address_of(Py_TYPE(object)));

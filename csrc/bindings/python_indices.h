@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The indices of a request as Python has them.
+// The Python form of the indices of a request.
 
 #include <pybind11/pybind11.h>
 
@@ -11,8 +11,8 @@
 
 namespace penstock::bindings {
 
-// An int, a list of int, or the bytes of a pickle; None for a request without indices. `body` is as long as its kind
-// says: wire::parse_to_job() has looked.
+// An int, a list of int, or the bytes of a pickle; None for a request without indices. wire::parse_to_job() has checked
+// that the length of `body` matches its kind.
 pybind11::object indices_to_python(wire::IndexKind kind, std::span<const std::byte> body);
 
 }  // namespace penstock::bindings

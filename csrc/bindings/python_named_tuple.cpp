@@ -15,13 +15,13 @@ py::object as_object(PyTypeObject& type) {
   return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(&type));
 }
 
-// The attribute that a class itself keeps under a name, without asking its metaclass; null when there is none.
+// The attribute that a class itself stores under a name, without involving its metaclass; null if there is none.
 py::object kept_by_class(py::handle type, const py::str& name) {
   const py::object names = as_object(PyType_Type).attr("__dict__")["__dict__"].attr("__get__")(type);
   return names.contains(name) ? py::object(names[name]) : py::object();
 }
 
-// The fields of a class of named tuples, its own or inherited; null for any other class.
+// The fields of a named-tuple class, its own or inherited; null for any other class.
 py::object fields_of(py::handle type) {
   auto* const cls = reinterpret_cast<PyTypeObject*>(type.ptr());
   if (!PyType_Check(type.ptr()) || cls == &PyTuple_Type || !PyType_IsSubtype(cls, &PyTuple_Type)) return {};
@@ -36,8 +36,8 @@ py::object fields_of(py::handle type) {
   return {};
 }
 
-// The class or function of an imported module under that qualified name; null when there is none. Nothing is imported,
-// and no module's or class's own way to answer for a name is asked.
+// The class or function with that qualified name in an imported module; null if there is none. Imports no module, and
+// bypasses custom attribute lookup of modules and classes.
 py::object find_imported(std::string_view module_name, std::string_view path) {
   const auto modules = py::reinterpret_borrow<py::dict>(PyImport_GetModuleDict());
   const py::str module_key(module_name.data(), module_name.size());
@@ -103,7 +103,7 @@ py::object make_named_tuple(std::string_view name, const py::tuple& values) {
   const py::object type = find_imported(name.substr(0, colon), name.substr(colon + 1));
   if (!type) raise_unmade(name, "which is in no module that this process has imported");
   const py::object fields = fields_of(type);
-  // The work of a finalizer of the class would be the sender's choice too.
+  // A finalizer of the class would let the sender choose code to run.
   const bool has_finalizer = fields && reinterpret_cast<PyTypeObject*>(type.ptr())->tp_finalize != nullptr;
   if (!fields || has_finalizer) raise_unmade(name, "which is not a class of named tuples here");
   if (py::len(fields) != values.size()) {

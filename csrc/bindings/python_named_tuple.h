@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Named tuples of a class that both sides have, under the name "module:qualified name".
+// Named tuples of a class that both sides have, identified by "module:qualified name".
 
 #include <pybind11/pybind11.h>
 
@@ -9,20 +9,20 @@
 
 namespace penstock::bindings {
 
-// Whether `object` is of a class that collections.namedtuple or typing.NamedTuple made, or of a subclass of one.
+// Whether the class of `object` was made by collections.namedtuple or typing.NamedTuple, or is a subclass of one.
 bool is_named_tuple(pybind11::handle object);
 
-// The name of the field that is `index`.
+// The name of field `index`.
 std::string field_name(pybind11::handle named_tuple, size_t index);
 
-// Why an object that is_named_tuple() cannot be made again of its name and its values; empty when it can.
+// The reason why an object that is_named_tuple() cannot be rebuilt from its name and its values; empty if it can.
 std::string named_tuple_refusal(pybind11::handle named_tuple);
 
 std::string named_tuple_name(pybind11::handle named_tuple);
 
-// Makes a named tuple without calling anything that the name names: its class is looked up where modules and classes
-// keep their names, among the modules that this process has imported, and tuple alone makes the object. Raises
-// UnsupportedError when there is no such class here, or it is something else.
+// Makes a named tuple without running any code that the name refers to: the class is looked up in the dictionaries of
+// modules that this process has imported and of their classes, and only tuple's constructor makes the object. Raises
+// UnsupportedError if this process has no such class, or the name refers to something else.
 pybind11::object make_named_tuple(std::string_view name, const pybind11::tuple& values);
 
 }  // namespace penstock::bindings

@@ -25,9 +25,9 @@ using wire::NestWriter;
 
 namespace {
 
-constexpr uint32_t kEqualHashesMax = 64;  // keys of one dictionary that may have the same hash
+constexpr uint32_t kEqualHashesMax = 64;  // limit on the keys of one dict with the same hash
 
-// Writes tokens until it meets something that has none.
+// Writes tokens until it reaches an object that has none.
 class NestEncoder {
  public:
   explicit NestEncoder(EncodedNest& result) : result_(result) {}
@@ -86,7 +86,7 @@ class NestEncoder {
   bool encode_text(PyObject* object) {
     Py_ssize_t size = 0;
     const char* text = PyUnicode_AsUTF8AndSize(object, &size);
-    if (text == nullptr) {  // lone surrogates; pickle carries them
+    if (text == nullptr) {  // lone surrogates; pickle can store them
       PyErr_Clear();
       return false;
     }
@@ -134,7 +134,7 @@ class NestDecoder {
       }
       case NestTag::kTuple: return tuple(token.count);
       case NestTag::kNamedTuple:
-        // As a key its class would be asked for its hash, and the sender chooses the class.
+        // As a key, its class would be asked for its hash, and the sender chooses the class.
         if (is_in_key_) raise_malformed("a named tuple is a key");
         return make_named_tuple(token.text, tuple(token.count));
       case NestTag::kDict: return dict(token.count);
@@ -173,11 +173,11 @@ class NestDecoder {
     return tuple;
   }
 
-  // Keys that have the same hash are compared one with the other. Integers hash to their remainder by 2^61 - 1, so a
-  // sender could choose a million that do, and the lock of the interpreter would be held for hours.
+  // Keys with the same hash are compared with each other. Integers hash to their remainder modulo 2^61 - 1, so a sender
+  // could choose a million with the same hash, and the interpreter lock would be held for hours.
   void count_hash(const py::object& key) {
     const Py_hash_t hash = PyObject_Hash(key.ptr());
-    if (hash == -1 && PyErr_Occurred() != nullptr) return PyErr_Clear();  // the dictionary says so
+    if (hash == -1 && PyErr_Occurred() != nullptr) return PyErr_Clear();  // the dict reports it
     if (++hash_counts_[hash] > kEqualHashesMax) raise_malformed("too many keys have the same hash");
   }
 
@@ -203,7 +203,7 @@ class NestDecoder {
   const std::vector<at::Tensor>& tensors_;
   const py::object& loads_;
   bool is_in_key_ = false;
-  std::unordered_map<Py_hash_t, uint32_t> hash_counts_;  // of the dictionary that is being made
+  std::unordered_map<Py_hash_t, uint32_t> hash_counts_;  // of the dict that is being made
 };
 
 }  // namespace

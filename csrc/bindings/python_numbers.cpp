@@ -16,7 +16,7 @@ constexpr NumberKind of_numpy(at::ScalarType dtype, Read read) {
   return {.type = nullptr, .dtype = dtype, .read = read};
 }
 
-// torch.as_tensor of a list gives these the dtypes of their own names.
+// torch.as_tensor of a list gives these types the dtypes of the same names.
 constexpr std::pair<const char*, NumberKind> kNumpyKinds[] = {
     {"float64", of_numpy(at::kDouble, Read::kFloat)}, {"float32", of_numpy(at::kFloat, Read::kFloat)},
     {"int64", of_numpy(at::kLong, Read::kInteger)},   {"int32", of_numpy(at::kInt, Read::kInteger)},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Numbers in samples, those of Python and the scalars of numpy, and the dtypes that torch's default_collate gives
-// columns of them.
+// Numbers in samples, Python's and numpy's scalars, and the dtypes that torch's default_collate gives to columns of
+// them.
 
 #include <c10/core/ScalarType.h>
 #include <pybind11/pybind11.h>
@@ -13,7 +13,7 @@
 
 namespace penstock::bindings {
 
-// One type of numbers. A column is of this kind if the type of each of its numbers is exactly this one.
+// One type of numbers. A column is of this kind if the type of each of its numbers is exactly this type.
 struct NumberKind {
   enum class Read { kFloat, kInteger, kTruth };
 
@@ -22,18 +22,18 @@ struct NumberKind {
   Read read;
 };
 
-// Confined to one call, under the interpreter's lock.
+// Confined to one call, under the interpreter lock.
 class NumberKinds {
  public:
-  // Nothing for what is no such number: children of these types, numpy's other scalars, everything else.
+  // No value for other objects: instances of subclasses, and numpy's other scalars, too.
   std::optional<NumberKind> find(PyObject* object);
 
  private:
-  std::vector<NumberKind> of_numpy_;  // looked up at the first object that is numpy's
+  std::vector<NumberKind> of_numpy_;  // looked up at the first numpy object
 };
 
-// Takes the number out of an object. False where it is of another type, or an integer that has more than 64 bits. Runs
-// no code of the user's.
+// Extracts the number from an object. Returns false if the object has another type, or is an integer of more than 64
+// bits. Runs no user-defined code.
 bool read_number(const NumberKind& kind, PyObject* object, worker::Number& number);
 
 }  // namespace penstock::bindings

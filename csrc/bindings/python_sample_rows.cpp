@@ -22,8 +22,8 @@ py::object PythonSampleRows::fetch(py::handle dataset, py::handle index) {
   return row ? row : sample;
 }
 
-// What to put in the place of `value`, to which one reference is left; null where it stays. A container that nobody
-// else holds is changed in place.
+// The replacement for `value`, which has one reference left; null if it stays. A container without other references is
+// changed in place.
 py::object PythonSampleRows::moved(PyObject* value) {
   if (Py_REFCNT(value) != 1) return {};
   if (is_exact_tensor(value)) {
@@ -46,7 +46,7 @@ py::object PythonSampleRows::moved(PyObject* value) {
     PyObject* item = nullptr;
     while (PyDict_Next(value, &position, &key, &item) != 0) {
       auto row = moved(item);
-      // A key that is there already: the dict keeps its order, and what PyDict_Next() has seen.
+      // The key exists already: the dict keeps its order, and PyDict_Next()'s position stays valid.
       if (row && PyDict_SetItem(value, key, row.ptr()) != 0) throw py::error_already_set();
     }
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// dataset[index] with the sample's tensors moved into their rows of the batch (worker/sample_rows.h). A sample is
-// exact tuples, lists, dicts and tensors; whatever else it has stays as it is, and so does what anybody else holds.
+// dataset[index], with the sample's tensors moved into their rows of the batch (worker/sample_rows.h). A sample
+// consists of exact tuples, lists, dicts and tensors; other parts stay as they are, as do objects with other
+// references.
 
 #include <pybind11/pybind11.h>
 
@@ -13,13 +14,13 @@ class PythonSampleRows {
  public:
   explicit PythonSampleRows(worker::SlabWriter& writer) : rows_(writer), clock_(writer.clock()) {}
 
-  // A batch of so many samples begins.
+  // Starts a batch of `sample_count` samples.
   void begin(size_t sample_count) { rows_.begin(sample_count); }
 
-  // dataset[index]. Raises what the dataset raises.
+  // Returns dataset[index]. Raises the dataset's exceptions.
   pybind11::object fetch(pybind11::handle dataset, pybind11::handle index);
 
-  // The batch is made, or given up. Whether samples had tensors that can be moved.
+  // The batch is finished or abandoned. Returns whether samples had tensors that can be moved.
   bool end() { return rows_.end(); }
 
  private:

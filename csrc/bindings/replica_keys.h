@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The keys of one rank towards the other ranks of its replica group, for this run alone.
+// The keys of one rank for the other ranks of its replica group, for this run only.
 
 #include <string>
 #include <utility>
@@ -19,7 +19,7 @@ class ReplicaKeys {
   std::string public_key() const { return pair_.public_key().text(); }
   Result<net::KeyPair> copy() const { return net::KeyPair::parse_secret(pair_.secret_text().text()); }
 
-  // The ring of a follower: `leader` is the worker that it knows.
+  // The key ring of a follower: `leader` is the worker that it knows.
   Result<net::KeyRing> ring_towards(const net::PublicKey& leader) const {
     auto own = copy();
     if (!own) return own.error();

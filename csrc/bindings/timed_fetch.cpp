@@ -10,7 +10,7 @@ namespace py = pybind11;
 namespace penstock::bindings {
 namespace {
 
-// The object that `self` holds; null before it is constructed.
+// The object held by `self`; null before it is constructed.
 template <typename Timed>
 py::object* held_by(PyObject* self) {
   auto* const instance = reinterpret_cast<py::detail::instance*>(self);
@@ -18,7 +18,7 @@ py::object* held_by(PyObject* self) {
   return &py::cast<Timed&>(py::handle(self)).held();
 }
 
-// Lets the garbage collector see through a class of ours.
+// Supports the garbage collector for classes defined here.
 template <typename Timed>
 py::custom_type_setup collected() {
   return py::custom_type_setup([](PyHeapTypeObject* heap_type) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A dataset and a collate_fn that tell a clock what they take (dataset/fetch_clock.h). They stand in the places of the
-// user's in torch's fetchers. They are native so that an exception's traceback has no frame of theirs.
+// A dataset and a collate_fn that report their times to a clock (dataset/fetch_clock.h). They replace the user's in
+// torch's fetchers, and are native so that tracebacks contain no frames of theirs.
 
 #include <pybind11/pybind11.h>
 
@@ -9,15 +9,16 @@
 
 namespace penstock::bindings {
 
-// For the thread of the clock.
+// Confined to the thread of the clock.
 class TimedSamples {
  public:
   TimedSamples(pybind11::object dataset, dataset::FetchClock& clock) : dataset_(std::move(dataset)), clock_(clock) {}
 
-  // dataset[index]. Raises what the dataset raises.
+  // Returns dataset[index]. Raises the dataset's exceptions.
   pybind11::object get(pybind11::handle index);
 
-  // What it holds, for Python's garbage collector: a fetcher that it is in may lead back to it.
+  // The held object, for Python's garbage collector: it may reference, directly or not, the fetcher that holds this
+  // object.
   pybind11::object& held() { return dataset_; }
 
  private:
@@ -30,7 +31,7 @@ class TimedCollate {
   TimedCollate(pybind11::object collate_fn, dataset::FetchClock& clock, bool draws_nothing)
       : collate_fn_(std::move(collate_fn)), clock_(clock), draws_nothing_(draws_nothing) {}
 
-  // collate_fn(samples).
+  // Returns collate_fn(samples).
   pybind11::object call(pybind11::handle samples);
   bool draws_nothing() const { return draws_nothing_; }
 

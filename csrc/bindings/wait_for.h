@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A worker's wait for its native thread: without the interpreter lock, and in slices, so that signals are seen
+// A worker's wait for its native thread: without the interpreter lock, and in slices, so that signals are handled
 // meanwhile.
 
 #include <pybind11/pybind11.h>
@@ -16,10 +16,10 @@
 
 namespace penstock::bindings {
 
-inline constexpr auto kSignalInterval = std::chrono::milliseconds(100);  // how late a signal may be seen
+inline constexpr auto kSignalInterval = std::chrono::milliseconds(100);  // maximum delay until a signal is handled
 
-// The result of `ask(until)`, or nothing at the deadline. `ask` waits until then at most and gives kTimeout when
-// nothing came. `raise` (raise_error or raise_failure) throws every other error.
+// Returns the result of `ask(until)`, or no value at the deadline. `ask` waits at most until its argument and
+// returns kTimeout if no result arrived. `raise` (raise_error or raise_failure) throws every other error.
 template <typename Ask>
 auto wait_for(double timeout_s, void (*raise)(const Fault&), Ask ask)
     -> std::optional<std::decay_t<decltype(ask(std::chrono::steady_clock::now()).value())>> {
