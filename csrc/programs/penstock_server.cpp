@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process of a pool's worker that holds its keys and sockets, which `penstock worker` starts.
+// The server process of pool workers, which holds their keys and sockets; `penstock worker` and penstock-worker start
+// it.
 
 #include "server/server_program.h"
 

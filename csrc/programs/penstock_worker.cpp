@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// penstock-worker: worker processes of a pool that make batches of plug-ins, without Python.
+// penstock-worker: pool worker processes that make batches of plug-ins, without Python.
 
 #include <penstock/worker_main.h>
 
