@@ -85,7 +85,7 @@ Result<std::shared_ptr<Arena>> Arena::create(const ArenaSpec& wanted, uint32_t a
   }
   auto mapping = map_whole(fd.get(), bytes);
   if (!mapping) return mapping.error();
-  // The memory is zero, which is the right first value of every atomic in it.
+  // The memory is zero, which is the correct initial value of every atomic in it.
   auto* control = std::construct_at(reinterpret_cast<ArenaControl*>(mapping.value()->base()));
   control->magic = kArenaMagic;
   control->slab_count = spec.slab_count;
@@ -105,7 +105,7 @@ Arena::Arena(FileDescriptor fd, std::unique_ptr<ArenaMapping> mapping, const Are
 std::optional<uint32_t> Arena::try_acquire(uint32_t end) {
   for (uint32_t index = 0; index < std::min(end, spec_.slab_count); ++index) {
     const SlabControl& control = mapping_->slab_control(index);
-    // acquire: pairs with the release in ArenaView::release(), so that the trainer's last reads are over.
+    // acquire: pairs with the release in give_back(), so the trainer's last reads have completed.
     if (control.released_generation.load(std::memory_order_acquire) != slabs_[index].generation) continue;
     if (control.retired.load(std::memory_order_acquire) != 0) continue;
     // acquire: pairs with the release in unpin().
@@ -120,7 +120,7 @@ void Arena::wait_for_release(std::chrono::milliseconds timeout, uint32_t end) {
   ArenaControl& control = mapping_->control();
   const uint32_t seen = control.release_count.load();
   control.is_worker_waiting.store(1);
-  // A release between the caller's try_acquire() and the load above would be missed: look once more before sleeping.
+  // A release between the caller's try_acquire() and the load above would be missed, so check again before sleeping.
   for (uint32_t index = 0; index < std::min(end, spec_.slab_count); ++index) {
     const SlabControl& slab = mapping_->slab_control(index);
     if (slab.retired.load() == 0 && pins_[index].load() == 0 &&
@@ -145,7 +145,7 @@ Result<void> Arena::reserve(uint32_t slab_index, uint64_t bytes) {
   if (const int error_number = ::posix_fallocate(fd_.get(), offset, length); error_number != 0) {
     return no_memory(std::to_string(wanted) + " bytes of a slab", error_number);
   }
-  // Faults in one go rather than one by one; where the kernel is older than 5.14 the faults come later.
+  // Populates all pages in one call; kernels older than 5.14 fault them in one by one on first use.
   ::madvise(start, static_cast<size_t>(length), MADV_POPULATE_WRITE);
   slab.backed_bytes = wanted;
   return {};
@@ -175,7 +175,7 @@ std::byte* Arena::slab(uint32_t slab_index) const {
 }
 
 void Arena::unpin(uint32_t slab_index) {
-  // release: pairs with the acquire in try_acquire(), so that the holder's last accesses are over.
+  // release: pairs with the acquire in try_acquire(), so the holder's last accesses have completed.
   const uint32_t before = pins_[slab_index].fetch_sub(1, std::memory_order_release);
   PENSTOCK_ASSERT(before > 0, "slab ", slab_index, " was not pinned");
 }
@@ -189,7 +189,7 @@ uint64_t Arena::total_backed_bytes() const {
 Result<std::shared_ptr<ArenaView>> ArenaView::map(const FileDescriptor& fd) {
   struct stat status {};
   if (::fstat(fd.get(), &status) != 0) return bad_arena("fstat: " + std::string(std::strerror(errno)));
-  // Huge pages are not there for sure, and reading one that is not ends the process.
+  // Huge pages are not guaranteed to exist, and reading a missing one kills the process.
   struct statfs system {};
   if (::fstatfs(fd.get(), &system) != 0 || system.f_type == HUGETLBFS_MAGIC)
     return bad_arena("it is made of huge pages");
@@ -201,7 +201,7 @@ Result<std::shared_ptr<ArenaView>> ArenaView::map(const FileDescriptor& fd) {
   }
   auto mapping = map_whole(fd.get(), bytes);
   if (!mapping) return mapping.error();
-  // The worker can still write here, so the fields are copied first, and the copies are checked and used.
+  // The worker can still write here, so the fields are copied first; only the copies are checked and used.
   const ArenaControl& shared = mapping.value()->control();
   ArenaControl checked{};
   checked.magic = shared.magic;
@@ -238,9 +238,9 @@ std::byte* ArenaView::slab(uint32_t slab_index) const {
 void ArenaView::populate(uint32_t slab_index, uint64_t bytes) {
   const uint64_t done = populated_bytes_[slab_index].load(std::memory_order_relaxed);
   if (bytes <= done || bytes > slab_bytes_) return;
-  // The worker has filled these pages, so that one fault for reading maps 16 of them, and for writing as well: in
-  // shared memory the kernel waits for no first write. Faults for writing take one each and twice the time (9.0 for 4.4
-  // ms for 38 MB). A page that the worker has only allocated would take one in any case.
+  // The worker has filled these pages, so one read fault maps 16 of them, and makes them writable as well: in shared
+  // memory the kernel does not wait for a first write. Write faults map one page each and take twice the time (9.0
+  // instead of 4.4 ms for 38 MB). A page that the worker has only allocated would take a separate fault in either case.
   ::madvise(slab(slab_index) + done, bytes - done, MADV_POPULATE_READ);
   populated_bytes_[slab_index].store(bytes, std::memory_order_relaxed);
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Shared memory for batches between a worker and its trainer on one host. A worker creates an arena: one sealed memfd
-// of equal slabs behind a control page. It fills a slab, names it to the trainer in a descriptor, and may use the slab
-// again when the trainer has written the slab's generation back into the control page. The release is one store
-// and, when the worker sleeps on it, one futex call, so the last tensor on a slab may die on any thread.
+// that holds a control page and slabs of equal size. It fills a slab, refers to it in the descriptor that it sends to
+// the trainer, and may reuse the slab once the trainer has written the slab's generation back into the control page.
+// Releasing a slab is one store and, if the worker sleeps on it, one futex call, so the last tensor on a slab may be
+// destroyed on any thread.
 //
-// A slab is address space first: its memory is allocated (posix_fallocate) and pre-faulted as far as its largest batch
-// so far, so a full memory limit is an error when a slab grows and never a SIGBUS, and small batches use little.
+// A slab initially is only address space: its memory is allocated (posix_fallocate) and pre-faulted up to the size of
+// its largest batch so far. A full memory limit therefore is an error when a slab grows and never a SIGBUS, and small
+// batches use little memory.
 //
 // Invariant: a slab is free when released_generation == generation, it has no local pins, and it is not retired.
 
@@ -27,10 +29,10 @@ constexpr uint32_t kArenaMagic = 0x31414e50;  // "PNA1"
 constexpr uint32_t kSlabCountMax = 1024;
 constexpr uint64_t kArenaBytesMax = uint64_t{1} << 40;
 
-// One per slab, on a cache line of its own, in memory shared by both processes.
+// One per slab, each on a separate cache line, in memory shared by both processes.
 struct alignas(64) SlabControl {
   std::atomic<uint32_t> released_generation;  // written by the trainer
-  std::atomic<uint32_t> retired;              // set by the trainer: never to be used again
+  std::atomic<uint32_t> retired;              // set by the trainer: must not be reused
 };
 static_assert(sizeof(SlabControl) == 64);
 
@@ -38,8 +40,8 @@ struct alignas(64) ArenaControl {
   uint32_t magic;
   uint32_t slab_count;
   uint64_t slab_bytes;
-  uint64_t control_bytes;               // where slab 0 begins
-  std::atomic<uint32_t> release_count;  // the futex word: bumped by each release
+  uint64_t control_bytes;               // the offset of slab 0
+  std::atomic<uint32_t> release_count;  // the futex word: incremented by each release
   std::atomic<uint32_t> is_worker_waiting;
   uint32_t reserved[8];
 };
@@ -51,7 +53,7 @@ struct ArenaSpec {
   uint32_t slab_count;
 };
 
-// A mapped memfd. Unmapped by the destructor. Thread-safe.
+// A mapped memfd, unmapped by the destructor. Thread-safe.
 class ArenaMapping {
  public:
   ArenaMapping(std::byte* base, uint64_t bytes) : base_(base), bytes_(bytes) {}
@@ -71,14 +73,15 @@ class ArenaMapping {
   uint64_t bytes_;
 };
 
-// How many slabs of an arena the trainer's user may hold: those beyond the answers that the worker owes. After that,
-// the trainer copies batches out and gives their slabs back at once, so one slab at least always returns.
+// The number of slabs per arena that user code in the trainer may hold: all but one for each batch that the worker
+// still has to deliver. Beyond this number, the trainer copies batches out and releases their slabs immediately, so at
+// least one slab always returns.
 constexpr uint32_t spare_slab_count(uint32_t alive_count, uint32_t prefetch_factor) {
   if (alive_count > prefetch_factor) return alive_count - prefetch_factor;
   return alive_count > 1 ? 1 : 0;
 }
 
-// The worker's side. Confined to the thread that serves requests, but for unpin() and cancel(), which any thread may
+// The worker's side. Confined to the thread that serves requests, except unpin() and cancel(), which any thread may
 // call.
 class Arena {
  public:
@@ -91,34 +94,34 @@ class Arena {
   uint64_t slab_bytes() const { return spec_.slab_bytes; }
   uint32_t slab_count() const { return spec_.slab_count; }
 
-  // A free slab with the lowest index (the memory used last, so still in cache), now in use under a new generation.
-  // Only slabs before `end` count.
+  // Returns the free slab with the lowest index (its memory was used last, so it is still in cache), now in use under a
+  // new generation. Considers only slabs before `end`.
   std::optional<uint32_t> try_acquire(uint32_t end = kSlabCountMax);
 
   // Waits until a slab before `end` is free, the trainer releases any slab, or `timeout` passes. Blocks.
   void wait_for_release(std::chrono::milliseconds timeout, uint32_t end = kSlabCountMax);
 
-  // Backs the first `bytes` of a slab with memory. Fails with kNoMemory when the system has none to give.
+  // Backs the first `bytes` of a slab with memory. Fails with kNoMemory if the system has none left.
   Result<void> reserve(uint32_t slab_index, uint64_t bytes);
 
-  // Gives a slab back that was acquired and that no trainer was told of. Called once, by the holder of the slab.
+  // Gives back a slab that was acquired but not sent to a trainer. Called once, by the holder of the slab.
   void cancel(uint32_t slab_index);
 
   // Slabs that the trainer has not retired.
   uint32_t alive_count() const;
 
-  // Slabs on which the worker itself has tensors, among those that the trainer has not retired.
+  // Slabs on which the worker itself has tensors, among the slabs that the trainer has not retired.
   uint32_t pinned_count() const;
 
   std::byte* slab(uint32_t slab_index) const;
   uint32_t generation(uint32_t slab_index) const { return slabs_[slab_index].generation; }
   uint64_t backed_bytes(uint32_t slab_index) const { return slabs_[slab_index].backed_bytes; }
 
-  // Holds a slab back while the worker itself still has tensors on it.
+  // Keeps a slab from being reused while the worker itself still has tensors on it.
   void pin(uint32_t slab_index) { pins_[slab_index].fetch_add(1, std::memory_order_relaxed); }
   void unpin(uint32_t slab_index);
 
-  // Shared memory that this arena holds now, as its slabs have grown.
+  // The shared memory that this arena currently uses; grows with its slabs.
   uint64_t total_backed_bytes() const;
 
  private:
@@ -147,10 +150,10 @@ class ArenaView {
   uint64_t slab_bytes() const { return slab_bytes_; }
   std::byte* slab(uint32_t slab_index) const;
 
-  // Faults the pages of a slab in, so that the first reader does not have to. A slab that was populated as far is free.
+  // Faults in the pages of a slab so that the first reader does not have to. A no-op if that much was populated before.
   void populate(uint32_t slab_index, uint64_t bytes);
 
-  // Called once for a generation, when nothing in this process refers to the slab any more.
+  // Called once per generation, when this process has no more references to the slab.
   void release(uint32_t slab_index, uint32_t generation);
 
   // Slabs whose tensors the user holds.
@@ -158,10 +161,10 @@ class ArenaView {
   uint32_t alive_count() const { return slab_count_ - retired_count_.load(std::memory_order_relaxed); }
   void set_held(uint32_t slab_index, bool is_held);
 
-  // The slab is never written again.
+  // Ensures that the slab is never written again.
   void retire(uint32_t slab_index);
 
-  // A child that was forked keeps seeing the slabs that its parent's user held, so these are never written again.
+  // A forked child still sees the slabs that its parent's user held, so they must never be written again.
   void retire_held();
 
  private:

@@ -18,12 +18,12 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr int kBacklog = 1024;
-constexpr size_t kBufferBytes = 64 << 10;                  // hundreds of messages about batches
-constexpr size_t kKeptBufferBytes = 1 << 20;               // a buffer that a message made larger than this is not kept
-constexpr uint64_t kAllocatedUnseenBytes = 64 << 20;       // for a message of which so much has not come yet
-constexpr size_t kWaitingFdsMax = 2 * kMessageFdCountMax;  // of a message that has come in part, and of the next one
-// How long one system call blocks for, so that a wait for the next message is one call most of the time and yet ends
-// in time. The rest of a wait that ends sooner is spent in poll().
+constexpr size_t kBufferBytes = 64 << 10;                  // holds hundreds of messages about batches
+constexpr size_t kKeptBufferBytes = 1 << 20;               // a buffer that grew larger for a message is not kept
+constexpr uint64_t kAllocatedUnseenBytes = 64 << 20;       // for a message, at most, before its bytes arrive
+constexpr size_t kWaitingFdsMax = 2 * kMessageFdCountMax;  // of a partly received message and the next one
+// The duration of one blocking system call, so that a wait for the next message usually takes one call and still ends
+// on time. If less time is left, the wait uses poll().
 constexpr milliseconds kSlice{50};
 
 Fault failure(const std::string& what, int error_number) {
@@ -63,10 +63,10 @@ bool is_same_user(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 && credentials.uid == ::geteuid();
 }
 
-// A message on its way out, and how much of it is still to be sent.
+// A message being sent, and its bytes still to be sent.
 class Outgoing {
  public:
-  // The head and the parts outlive this.
+  // The head and the parts must outlive this object.
   Outgoing(const MessageHead& head, Channel::Parts parts) {
     PENSTOCK_ASSERT(parts.size() <= Channel::kPartCountMax, "parts: ", parts.size());
     add(std::as_bytes(std::span(&head, 1)));
@@ -75,7 +75,7 @@ class Outgoing {
 
   size_t left() const { return left_; }
 
-  // Sends until all is sent or, without blocking, until the socket takes no more.
+  // Sends until everything is sent or, without blocking, until the socket takes no more.
   Result<void> send(int fd, std::span<const int> fds, int flags) {
     alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * kMessageFdCountMax)> control;
     msghdr message{};
@@ -96,14 +96,14 @@ class Outgoing {
       if (sent < 0 && errno == EINTR) continue;
       if (sent < 0 && errno == EAGAIN && (flags & MSG_DONTWAIT) != 0) return {};
       if (sent < 0) return failure("sending to the peer", errno);
-      message.msg_control = nullptr;  // the descriptors went with the first byte
+      message.msg_control = nullptr;  // the first byte carried the descriptors
       message.msg_controllen = 0;
       advance(static_cast<size_t>(sent));
     }
     return {};
   }
 
-  // A copy of the next `count` bytes, of which so many are left.
+  // Copies the next `count` bytes; at least that many must be left.
   std::vector<std::byte> copy_of_next(size_t count) const {
     std::vector<std::byte> bytes;
     bytes.reserve(count);
@@ -229,7 +229,7 @@ Result<bool> Channel::try_send(Parts parts, std::span<const int> fds) {
   const size_t all = outgoing.left();
   if (auto sent = outgoing.send(fd(), fds, MSG_DONTWAIT); !sent) return sent.error();
   if (outgoing.left() == all) return false;
-  // The descriptors went with the first byte.
+  // The first byte carried the descriptors.
   if (outgoing.left() > 0)
     keep(std::make_shared<const std::vector<std::byte>>(outgoing.copy_of_next(outgoing.left())), 0);
   return true;
@@ -308,7 +308,7 @@ Result<bool> Channel::fill(bool may_block) {
   return true;
 }
 
-// What was taken in and is no whole message yet moves to the buffer's beginning.
+// Moves the bytes of an incomplete message to the start of the buffer.
 void Channel::make_room() {
   if (begin_ == end_) {
     begin_ = end_ = 0;
@@ -320,7 +320,7 @@ void Channel::make_room() {
     end_ -= std::exchange(begin_, 0);
   }
   if (end_ < buffer_.size()) return;
-  MessageHead head;  // which next() has checked
+  MessageHead head;  // already checked by next()
   std::memcpy(&head, buffer_.data(), sizeof head);
   const uint64_t wanted = sizeof head + head.bytes;
   PENSTOCK_ASSERT(wanted > buffer_.size(), "more was taken in before the messages that had come were given out");

@@ -9,10 +9,10 @@ namespace penstock::shm {
 
 namespace {
 
-constexpr auto kReleaseWait = std::chrono::milliseconds(100);  // then look whether the trainer is still there
+constexpr auto kReleaseWait = std::chrono::milliseconds(100);  // interval of checks whether the trainer still runs
 constexpr uint64_t kTransientRoomBytes = 1 << 20;
 constexpr uint64_t kTransientBytesMax = kArenaBytesMax / 2;
-constexpr uint32_t kSpareSlabCount = 2;  // beyond prefetch_factor: one being filled, one that the user holds
+constexpr uint32_t kSpareSlabCount = 2;  // in addition to prefetch_factor: one being filled, one that the user holds
 
 }  // namespace
 
@@ -59,14 +59,14 @@ Result<SlabRegion> SlabPool::acquire(uint64_t bytes) {
   }
 }
 
-// Behind the slabs that are taken without a wait: all but the last while that one has no memory.
+// The end of the slabs that are taken without a wait: excludes the last slab as long as it has no memory.
 uint32_t SlabPool::end_of_begun() const {
   const uint32_t count = arena_->slab_count();
   return count > 2 && arena_->backed_bytes(count - 1) == 0 ? count - 1 : count;
 }
 
-// Slabs that the trainer's user holds across a fork are lost for good; with half of them gone a fresh arena is due. The
-// same holds when the dataset itself keeps so many that the user may hold all others: nothing would ever come back.
+// Slabs that the trainer's user holds across a fork are lost permanently; with half of them lost a new arena is due.
+// The same holds if the dataset itself keeps so many that the user may hold all others: no slab would ever return.
 bool SlabPool::is_worn_out() const {
   const uint32_t alive_count = arena_->alive_count();
   const uint32_t pinned_count = arena_->pinned_count();
@@ -117,8 +117,8 @@ Result<void> SlabPool::make_arena(uint64_t bytes) {
 }
 
 Result<SlabRegion> SlabPool::make_transient(uint64_t bytes, uint64_t backed_bytes) {
-  // Twice the address space, which costs nothing, so that the rest of the batch and its record fit behind the bytes
-  // that were asked for; without it every large batch would be copied to another arena as it is sealed.
+  // Twice the address space, which is free, so that the rest of the batch and its record fit behind the requested
+  // bytes; otherwise every large batch would be copied to another arena when it is sealed.
   const uint64_t slab_bytes = std::max(bytes, std::min(2 * bytes + kTransientRoomBytes, kTransientBytesMax));
   auto made = Arena::create({.slab_bytes = slab_bytes, .slab_count = 1}, next_arena_id_);
   if (!made) return made.error();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where a worker gets memory for its next batch. One lasting arena, bounded by a cap, serves every batch that fits its
-// slabs; when a batch does not fit, the arena is made again with fewer, larger slabs, and a batch for which not even
-// two slabs fit under the cap gets an arena of its own that is used once.
+// Allocates memory for a worker's next batch. One lasting arena, bounded by a cap, serves every batch that fits its
+// slabs. If a batch does not fit, the arena is replaced by one with fewer, larger slabs; a batch so large that not even
+// two slabs fit under the cap gets a separate arena that is used once.
 
 #include <atomic>
 #include <chrono>
@@ -28,40 +28,41 @@ struct SlabRegion {
 struct SlabPoolOptions {
   uint64_t arena_bytes = 0;  // cap of the lasting arena
   uint32_t prefetch_factor = 2;
-  // Whether a batch for which no slab is free waits for one. Without it, it gets an arena of its own: where any worker
-  // may be asked for the batch that the trainer waits for, all slabs may be with batches that come after it.
+  // Whether acquire() waits if no slab is free. If not, the batch gets a separate arena: if the trainer may ask any
+  // worker for the batch that it is waiting for, all slabs may hold later batches.
   bool waits = true;
-  // How long a slab that was in use before is waited for, until the arena's last one is begun. Most loops need no more
-  // than the others: only a loop that keeps a batch longer does, and then once.
+  // How long to wait for a slab that was in use before, instead of starting to use the arena's last slab. Most loops
+  // never need the last one; a loop that keeps a batch for longer does, and waits only once.
   std::chrono::milliseconds last_slab_wait{20};
 };
 
-// Confined to the thread that serves requests, but for renew().
+// Confined to the thread that serves requests, except renew().
 class SlabPool {
  public:
   // `is_closing` ends a wait for the trainer.
   SlabPool(const SlabPoolOptions& options, const std::atomic<bool>& is_closing)
       : options_(options), is_closing_(is_closing) {}
 
-  // A slab for at least `bytes`; waits until one is free. Blocks. kClosed when the trainer is gone, kNoMemory when the
-  // system has no memory for it.
+  // Returns a slab for at least `bytes`; waits until one is free. Blocks. kClosed if the trainer is gone, kNoMemory if
+  // the system has no memory for it.
   Result<SlabRegion> acquire(uint64_t bytes);
 
-  // A slab for at least `bytes`, without waiting: where no slab is free the batch gets an arena of its own. A caller
-  // that has a slab in hand already needs this, as it must not wait for a second one that the trainer's user may hold.
+  // Returns a slab for at least `bytes` without waiting: if no slab is free, the batch gets a separate arena. A caller
+  // that already has a slab needs this, as it must not wait for a second one that the trainer's user may hold.
   Result<SlabRegion> acquire_now(uint64_t bytes) { return acquire_now(bytes, bytes); }
-  // The same, of which the first `backed_bytes` alone have memory for sure: Arena::reserve() gives the rest of it some.
+  // The same, but only the first `backed_bytes` are backed by memory; Arena::reserve() backs the rest.
   Result<SlabRegion> acquire_now(uint64_t bytes, uint64_t backed_bytes);
 
-  // The same in an arena of its own, so that a size that may be no batch's leaves the lasting arena as it is.
+  // The same in a separate arena, so that a size that may not belong to a batch leaves the lasting arena unchanged.
   Result<SlabRegion> acquire_apart(uint64_t bytes, uint64_t backed_bytes) {
     return make_transient(bytes, backed_bytes);
   }
 
-  // A slab for at least `bytes` where acquire() would have it at once and need not make the arena again; else nothing.
+  // Returns a slab for at least `bytes` if acquire() would return one immediately from the present arena; otherwise
+  // none.
   std::optional<SlabRegion> acquire_if_free(uint64_t bytes);
 
-  // The next batch begins a new arena: slabs of this one may never come back. For any thread.
+  // Makes the next batch start a new arena, because slabs of this one may never return. May be called on any thread.
   void renew() { is_to_renew_.store(true); }
 
   // Whether the arena of `region` is new to the trainer; true once for each arena.
