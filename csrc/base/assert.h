@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Assertions of what must hold if penstock itself is right. They stay on in release builds: a batch that is wrong is
+// Assertions of facts that hold unless penstock itself has a bug. They stay on in release builds: a wrong batch is
 // worse than a training run that stops.
 
 #include <sstream>
@@ -9,7 +9,7 @@
 
 namespace penstock {
 
-// A fault of penstock's own. Python sees it as RuntimeError.
+// A bug in penstock. Python sees it as RuntimeError.
 class AssertionFailure : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -12,7 +12,7 @@
 namespace penstock {
 
 std::string to_base64(std::span<const std::byte> bytes);
-// Nothing for text that is not base64.
+// Returns none for text that is not base64.
 std::optional<std::vector<std::byte>> from_base64(std::string_view text);
 
 }  // namespace penstock

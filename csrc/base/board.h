@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The latest value of something that one thread knows, for others that ask for it.
+// Publishes the latest value that one thread knows to other threads.
 
 #include "base/mutex.h"
 

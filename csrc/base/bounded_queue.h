@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A queue between two threads. It holds at most `capacity` items. Closing it is how a shutdown travels: push() returns
-// false, and pop() hands out the items that are left and then nothing.
+// A queue between two threads that holds at most `capacity` items. Shutdown propagates by closing it: push() then
+// returns false, and pop() returns the remaining items and then none.
 
 #include <chrono>
 #include <cstddef>

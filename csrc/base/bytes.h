@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Little-endian reading and writing of byte formats. A reader never runs past its span: the first short read makes it
-// fail for good, so a parser may read a whole record and ask ok() once. The formats are those of x86-64 and aarch64
-// memory, so values are copied as they lie.
+// Little-endian reading and writing of byte formats. A reader never reads past its span: the first short read makes it
+// fail permanently, so a parser may read a whole record and check ok() once. The formats match the memory layout of
+// x86-64 and aarch64, so values are copied without conversion.
 
 #include <bit>
 #include <concepts>
@@ -38,7 +38,7 @@ class ByteReader {
     return value;
   }
 
-  // The next `count` bytes, or an empty span and a failed reader.
+  // Returns the next `count` bytes, or an empty span, after which the reader has failed.
   std::span<const std::byte> take(size_t count) {
     if (!ok_ || count > bytes_.size() - position_) {
       ok_ = false;

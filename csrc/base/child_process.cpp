@@ -24,23 +24,23 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr auto kKilledMax = std::chrono::seconds(5);   // a process that waits for a dead disk cannot be ended at all
-constexpr milliseconds kLookInterval{2};               // at a process without a handle
-constexpr auto kPidHandle = static_cast<idtype_t>(3);  // P_PIDFD, which older headers do not name
+constexpr auto kKilledMax = std::chrono::seconds(5);   // a process that waits for a dead disk cannot be killed
+constexpr milliseconds kLookInterval{2};               // between checks of a process without a handle
+constexpr auto kPidHandle = static_cast<idtype_t>(3);  // P_PIDFD, which older headers lack
 
-// As waitpid() would have it.
+// The status as waitpid() would return it.
 int status_of(const siginfo_t& info) {
   if (info.si_code == CLD_EXITED) return W_EXITCODE(info.si_status, 0);
   return W_EXITCODE(0, info.si_status) | (info.si_code == CLD_DUMPED ? WCOREFLAG : 0);
 }
 
-// Waits until `fd` is readable. False at the deadline.
+// Waits until `fd` is readable. Returns false at the deadline.
 bool wait_readable_until(int fd, steady_clock::time_point deadline) {
   for (;;) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
     pollfd item{.fd = fd, .events = POLLIN, .revents = 0};
     if (::poll(&item, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1'000'000))) > 0) return true;
-    if (left.count() <= 0) return false;  // a signal ends no wait
+    if (left.count() <= 0) return false;  // a signal does not end the wait
   }
 }
 
@@ -63,7 +63,7 @@ Result<ChildProcess> ChildProcess::start(const Settings& settings) {
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  // Onto itself: which drops the mark that closes it.
+  // Duplicating it onto itself clears its close-on-exec flag.
   if (settings.passed_fd >= 0) ::posix_spawn_file_actions_adddup2(&actions, settings.passed_fd, settings.passed_fd);
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
@@ -88,7 +88,7 @@ FileDescriptor open_process_handle(pid_t pid) {
   return FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
 
-// Its number is its own for as long as the handle takes to be made: numbers are given out in turn.
+// The pid cannot be reused before the handle is open: pids are assigned in sequence.
 ChildProcess::ChildProcess(pid_t pid) : pid_(pid), owner_pid_(::getpid()), handle_(open_process_handle(pid)) {}
 ChildProcess::ChildProcess(ChildProcess&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
@@ -106,7 +106,7 @@ ChildProcess& ChildProcess::operator=(ChildProcess&& other) noexcept {
 }
 ChildProcess::~ChildProcess() { end(); }
 
-// In a forked child the process is that of its parent.
+// In a forked child the process belongs to the parent.
 void ChildProcess::end() {
   if (pid_ < 0 || owner_pid_ != ::getpid() || poll()) return;
   signal(SIGKILL);
@@ -117,7 +117,7 @@ const std::optional<ProcessEnd>& ChildProcess::poll() {
   if (end_ || pid_ < 0) return end_;
   siginfo_t info{};
   int waited = handle_ ? ::waitid(kPidHandle, static_cast<id_t>(handle_.get()), &info, WEXITED | WNOHANG) : -1;
-  if (waited != 0 && (!handle_ || errno == EINVAL))  // Linux 5.3 makes handles, and does not wait for them
+  if (waited != 0 && (!handle_ || errno == EINVAL))  // Linux 5.3 creates handles, but cannot wait for them
     waited = ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG);
   if (waited == 0 && info.si_pid != 0) end_ = ProcessEnd{.status = status_of(info)};
   if (waited != 0 && errno == ECHILD) end_ = ProcessEnd{};
@@ -127,7 +127,7 @@ const std::optional<ProcessEnd>& ChildProcess::poll() {
 void ChildProcess::signal(int number) {
   if (pid_ < 0 || poll()) return;
   if (handle_ && ::syscall(SYS_pidfd_send_signal, handle_.get(), number, nullptr, 0) == 0) return;
-  // Without a handle: a child that nobody has waited for yet keeps its number.
+  // Without a handle: a child that was not waited for yet keeps its pid.
   if (!handle_ || errno == ENOSYS || errno == EPERM) ::kill(pid_, number);
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A program that this process starts and waits for, whatever else the process does: it may ignore SIGCHLD or wait for
-// all of its children itself, and signals may come at any rate. So the program is known by a handle (a pidfd) and not
-// by its number, which another one may have by then, and every wait goes on after a signal until its own deadline.
+// A program that this process starts and waits for, regardless of what else the process does: it may ignore SIGCHLD or
+// wait for all of its children itself, and may receive signals at any rate. The program is therefore identified by a
+// handle (a pidfd) and not by its pid, which may have been reused, and a signal does not shorten a wait: it lasts until
+// its deadline.
 
 #include <sys/types.h>
 
@@ -16,30 +17,30 @@
 
 namespace penstock {
 
-// How a process has ended.
+// How a process ended.
 struct ProcessEnd {
-  // As waitpid() has it; none where this process has taken it elsewhere, or ignores SIGCHLD.
+  // As returned by waitpid(); none if this process has waited for it elsewhere, or ignores SIGCHLD.
   std::optional<int> status{};
 
-  // In words that follow the name of a process: "ended with exit code 1", "was ended by SIGKILL, ...".
+  // A phrase that follows the name of a process: "ended with exit code 1", "was ended by SIGKILL, ...".
   std::string spoken() const;
 };
 
-// A handle on a process, of which the system tells when the process has ended. None where it is gone, or the system
-// gives none, as errno says.
+// Opens a handle of a process that becomes readable when the process has ended. Empty if the process is gone or the
+// system provides no handle; errno has the reason.
 FileDescriptor open_process_handle(pid_t pid);
 
-// Thread-compatible. Destroying it ends a process that still runs, by SIGKILL.
+// Thread-compatible. The destructor kills a process that still runs, by SIGKILL.
 class ChildProcess {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
   struct Settings {
-    std::vector<std::string> command{};  // the program, which is looked for on PATH, and its arguments
-    int passed_fd = -1;                  // a descriptor that it has, too, under the same number
-    bool has_own_session = false;        // Ctrl-C at a terminal is not for it
+    std::vector<std::string> command{};  // the program, which is searched for on PATH, and its arguments
+    int passed_fd = -1;                  // a descriptor that the program inherits under the same number
+    bool has_own_session = false;        // Ctrl-C at a terminal does not reach it
   };
-  // kFailed with the system's words where it cannot be started.
+  // kFailed with the system's message if it cannot be started.
   static Result<ChildProcess> start(const Settings& settings);
 
   ChildProcess(ChildProcess&& other) noexcept;
@@ -47,10 +48,10 @@ class ChildProcess {
   ~ChildProcess();
 
   pid_t pid() const { return pid_; }
-  // How it ended, once it has.
+  // How it ended, once it has ended.
   const std::optional<ProcessEnd>& poll();
   void signal(int number);
-  // Waits for its end. False where it still runs at the deadline. Blocks.
+  // Waits for its end. Returns false if it still runs at the deadline. Blocks.
   [[nodiscard]] bool wait_until(Deadline deadline);
 
  private:
@@ -59,12 +60,12 @@ class ChildProcess {
 
   pid_t pid_;
   pid_t owner_pid_;
-  FileDescriptor handle_;  // none before Linux 5.3, or where the system lets nobody have one
+  FileDescriptor handle_;  // none before Linux 5.3, or where the system refuses one
   std::optional<ProcessEnd> end_;
 };
 
-// Reads a line without its end from a pipe, byte by byte. kClosed where the other end is closed before, kTimeout at the
-// deadline. Blocks.
+// Reads a line from a pipe byte by byte and returns it without its newline. kClosed if the other end is closed before
+// the newline, kTimeout at the deadline. Blocks.
 Result<std::string> read_line_until(int fd, ChildProcess::Deadline deadline);
 
 }  // namespace penstock

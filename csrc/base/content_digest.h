@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A digest that tells whether content has changed, at the speed of memory. Not for content that an adversary chooses.
+// A digest that detects changes of content, at memory speed. Not for content that an adversary chooses.
 //
-// Four lanes take words in turn. A lane takes a word by an operation that can be undone in either argument, so a single
-// word that differs always gives another digest; several that differ give the same one by chance alone (2^-64).
+// Four lanes take words in turn. A lane mixes in a word by an operation that is invertible in either argument, so a
+// single differing word always changes the digest; several differing words yield the same one only by chance (2^-64).
 
 #include <array>
 #include <bit>
@@ -24,7 +24,7 @@ class ContentDigest {
     turn_ = (turn_ + 1) % lanes_.size();
   }
 
-  // The bytes and their number, so that two neighbours do not run together.
+  // Adds the bytes and their number, so that the boundary between two neighbours counts.
   void add(std::span<const std::byte> bytes) {
     add(bytes.size());
     size_t place = 0;
@@ -46,7 +46,7 @@ class ContentDigest {
  private:
   static uint64_t mixed(uint64_t lane, uint64_t word) {
     lane = (std::rotl(lane, 29) ^ word) * 0x9e3779b97f4a7c15;
-    // After one product a word's last bit is still in one place, where a bit of the lane's next word could undo it.
+    // After one product the last bit of a word still affects only one bit, which the lane's next word could undo.
     return (lane ^ (lane >> 32)) * 0xbf58476d1ce4e5b9;
   }
 

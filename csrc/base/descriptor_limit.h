@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How many files a process may have open. A process that serves needs one for each connection, and for each one of a
-// stranger who never shows a key; what a dataset opens comes out of the same number. The usual soft limit of 1,024 is
-// for programs that call select(); the hard limit is what the machine has.
+// The limit of open files of a process. A server process needs one descriptor per connection, including connections of
+// strangers that never show a key; files that a dataset opens count against the same limit. The usual soft limit of
+// 1,024 is meant for programs that call select(); the hard limit is the machine's.
 
 #include <cstdint>
 #include <string>
@@ -10,24 +10,24 @@
 
 namespace penstock {
 
-// More than any process of a pool needs. Programs that a dataset starts have the limit, too, and some of them close
-// every descriptor up to it as they begin: with the thousand million of some containers that takes minutes.
+// More than any process of a pool needs. Programs that a dataset starts inherit the limit, and some of them close every
+// descriptor up to it at startup: with the limit of 1,000,000,000 in some containers that takes minutes.
 constexpr uint64_t kDescriptorLimitMax = 1 << 20;
-// Below it a process that serves warns: it keeps fewer connections that have shown no key (net/connection_budget.h),
-// and a large pool has more members than it has descriptors.
+// Below this limit a server process warns: it keeps fewer connections that have shown no key (net/connection_budget.h),
+// and a large pool has more members than the process has descriptors.
 constexpr uint64_t kDescriptorLimitLeast = 4096;
 
 struct DescriptorLimit {
   uint64_t before = 0;
   uint64_t now = 0;
 };
-// Raises this process's soft limit to its hard one, or to kDescriptorLimitMax. For processes of penstock's own that
-// serve: a program that trains keeps what it was given.
+// Raises this process's soft limit to its hard limit, but at most to kDescriptorLimitMax. Only for penstock's server
+// processes: a training program keeps its limit.
 DescriptorLimit raise_descriptor_limit();
-// For a log: that the limit has changed, and that it is too low all the same.
+// Log lines: that the limit has changed, and that it is still too low.
 std::vector<std::string> spoken(const DescriptorLimit& limit);
 
-// The soft limit of this process; 0 if the system does not tell.
+// The soft limit of this process; 0 if the system does not report it.
 uint64_t descriptor_limit();
 
 }  // namespace penstock

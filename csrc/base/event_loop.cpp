@@ -15,8 +15,8 @@
 namespace penstock {
 namespace {
 
-constexpr size_t kActionCountMax = 1 << 20;  // bounded by the requests outstanding, far below this
-// So that a flood of actions does not keep the peers' messages from being served.
+constexpr size_t kActionCountMax = 1 << 20;  // bounded by the outstanding requests, far below this
+// Keeps a flood of actions from delaying the peers' messages.
 constexpr size_t kActionsInTurn = 256;
 
 }  // namespace
@@ -33,7 +33,7 @@ Result<void> EventLoop::start() {
   std::promise<Result<void>> begun;
   auto outcome = begun.get_future();
   try {
-    // The thread keeps its side of the promise, which it may still be in when the value has been seen here.
+    // The thread owns its end of the promise, since it may still be inside set_value() when the value is visible here.
     thread_ = std::jthread([this, begun = std::move(begun)](const std::stop_token& stop) mutable { run(stop, begun); });
   } catch (const std::system_error& error) {
     return Fault{Errc::kNoMemory, "starting the thread " + name_ + ", " + purpose_ + ", failed: " + error.what() +

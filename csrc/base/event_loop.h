@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A named thread that serves its events, sleeps until more arrive, and serves again. Every I/O thread of penstock is
-// one. Its owner says which events it serves, which descriptors it waits for, and how an error is handled.
+// one. Its owner defines the events that it serves, the descriptors that it waits for, and the handling of errors.
 //
-// No exception is lost: if the handler throws, failed() gets the text with the name of the thread, and its owner raises
-// it in the next call from outside.
+// No exception is lost: if the handler throws, failed() receives the text with the name of the thread, and the owner
+// raises it from the next call by another thread.
 
 #include <cstddef>
 #include <functional>
@@ -21,11 +21,11 @@
 
 namespace penstock {
 
-// Thread-safe, but for start() and stop(), which are for the owner's thread. Bound to its process: a forked child must
-// not destroy it (process_bound.h).
+// Thread-safe, except start() and stop(), which are confined to the owner's thread. Bound to its process: a forked
+// child must not destroy it (process_bound.h).
 class EventLoop {
  public:
-  // The work of a loop. All of it is called on the loop's thread.
+  // The work of a loop. All methods are called on the loop's thread.
   class Handler {
    public:
     Handler() = default;
@@ -33,41 +33,40 @@ class EventLoop {
     Handler& operator=(const Handler&) = delete;
     virtual ~Handler() = default;
 
-    // Before the first turn. Must not block for long, as start() waits for it; its error is that of start().
+    // Called before the first turn. Must not block for long, as start() waits for it; start() returns its error.
     virtual Result<void> begin() { return {}; }
-    // One turn: serves the events that are there, and a bounded number of them for each peer. An error ends the loop.
+    // One turn: serves the pending events, a bounded number for each peer. An error ends the loop.
     virtual Result<void> serve() = 0;
-    // Sleeps until there is more to serve, or until `wake_fd` is readable, and returns whether `wake_fd` is. Where
-    // `may_sleep` is false it looks at its descriptors and returns at once. An error ends the loop.
+    // Sleeps until there is more to serve, or until `wake_fd` is readable, and returns whether `wake_fd` is readable.
+    // If `may_sleep` is false, it polls its descriptors and returns immediately. An error ends the loop.
     virtual Result<bool> wait(int wake_fd, bool may_sleep) = 0;
-    // The last that is called, also where begin() or a turn failed. Sockets die here.
+    // The last call, also if begin() or a turn failed. Sockets are closed here.
     virtual void end() {}
-    // The loop ends with an error before it was told to, which health() has from now on. The error's text names the
-    // thread if something was thrown.
+    // The loop ends with an error before it was stopped; health() returns the error from now on. If an exception was
+    // thrown, the error's text names the thread.
     virtual void failed(Fault) {}
   };
 
-  // `name` has at most 15 letters, as the system allows; `purpose` follows it in messages: "which receives batches".
-  // The handler outlives the loop.
+  // `name` has at most 15 characters, the system's limit; `purpose` follows it in messages: "which receives batches".
+  // The handler must outlive the loop.
   EventLoop(std::string name, std::string purpose, Handler& handler);
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
   ~EventLoop() { stop(); }
 
-  // Starts the thread and waits for begin(). kNoMemory where the system has no thread or no descriptor left.
+  // Starts the thread and waits for begin(). kNoMemory if the system has no thread or no descriptor left.
   Result<void> start();
-  // Ends the loop after its turn and joins the thread. Actions that were posted and not carried out are dropped.
-  // Blocks.
+  // Ends the loop after its turn and joins the thread. Drops posted actions that were not executed. Blocks.
   void stop();
 
-  // Has the thread carry something out before its next turn, in the order of posting. False, dropping it, once the loop
-  // was stopped or has failed.
+  // Executes an action on the thread before its next turn, in the order of posting. Returns false and drops the action
+  // once the loop was stopped or has failed.
   bool post(std::function<void()> action);
-  // Has the thread take a turn.
+  // Makes the thread take a turn.
   void wake() { waker_.wake(); }
   // The same, for objects that only need to wake the loop.
   Waker& waker() { return waker_; }
-  // The error with which the loop has ended, if it has before it was told to.
+  // The error that ended the loop, if one did before it was stopped.
   Result<void> health() const;
 
  private:

@@ -5,10 +5,9 @@
 
 namespace penstock {
 
-// The type of the exception that is being handled, as C++ writes it: "std::out_of_range". To be called in a catch
-// block.
+// The type of the current exception as written in C++: "std::out_of_range". Call it in a catch block.
 std::string current_exception_name();
-// What it says of itself.
+// The message of the current exception.
 std::string current_exception_text();
 
 }  // namespace penstock

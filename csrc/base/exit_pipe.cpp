@@ -20,7 +20,7 @@ static_assert(kExitLineBytesMax <= PIPE_BUF);
 constexpr std::array kExitWords = {ExitWord::kServing, ExitWord::kLeft, ExitWord::kDrained, ExitWord::kUseless,
                                    ExitWord::kFailed};
 constexpr size_t kPlaceMax = 1 << 16;  // more workers than any process has
-constexpr int kReadCountMax = 32;      // of a process that floods the pipe, before the supervisor looks at others
+constexpr int kReadCountMax = 32;      // per call, so that a process that floods the pipe does not hold up others
 
 }  // namespace
 
@@ -80,7 +80,7 @@ bool ExitPipe::read() {
       left.remove_prefix(end + 1);
     }
     unfinished_ += left;
-    if (unfinished_.size() >= kExitLineBytesMax) unfinished_.clear();  // no line of ours
+    if (unfinished_.size() >= kExitLineBytesMax) unfinished_.clear();  // not one of our lines
   }
   return true;
 }

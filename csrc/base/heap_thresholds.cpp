@@ -6,12 +6,12 @@
 namespace penstock {
 namespace {
 
-constexpr size_t kBlockBytes = 31 << 20;  // below the largest threshold, 32 MiB with what glibc adds
+constexpr size_t kBlockBytes = 31 << 20;  // below the largest threshold, 32 MiB including glibc's overhead
 
 }  // namespace
 
 void raise_heap_thresholds() {
-  void* volatile block = std::malloc(kBlockBytes);  // volatile: else the compiler leaves both out
+  void* volatile block = std::malloc(kBlockBytes);  // volatile: otherwise the compiler removes both calls
   std::free(block);
 }
 

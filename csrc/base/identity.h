@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The number that one run of a controller, a worker or a trainer goes by, and names of sockets.
+// The id of one run of a controller, a worker or a trainer, and socket names.
 
 #include <cstdint>
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace penstock {
 
-// 64 bits from the system, not 0, which stands for nobody.
+// 64 random bits from the system; never 0, which means no process.
 Result<uint64_t> draw_identity();
 
-// The 16 hexadecimal digits that an id is shown as.
+// An id as its 16 hexadecimal digits.
 std::string spoken_id(uint64_t id);
 
-// The name of a socket of this machine that nobody can guess: 128 random bits after a readable head.
+// A name for a socket on this machine that cannot be guessed: 128 random bits after a readable prefix.
 std::string make_endpoint_name();
 
 }  // namespace penstock

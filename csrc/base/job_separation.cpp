@@ -44,7 +44,7 @@ Fault refused(const std::string& what) {
   return {Errc::kUnsupported, what + " is refused by the system: " + std::strerror(errno)};
 }
 
-// ---- Landlock. The headers of the machine that builds may be older than the kernel that runs, so that all is here.
+// ---- Landlock. The build machine's headers may be older than the running kernel, so all definitions are here.
 
 constexpr long kCreateRuleset = 444;
 constexpr long kAddRule = 445;
@@ -56,12 +56,12 @@ constexpr uint64_t kExecute = 1 << 0;
 constexpr uint64_t kWriteFile = 1 << 1;
 constexpr uint64_t kReadFile = 1 << 2;
 constexpr uint64_t kMakeBlock = 1 << 11;
-constexpr uint64_t kRefer = 1 << 13;     // from version 2
-constexpr uint64_t kTruncate = 1 << 14;  // from version 3
+constexpr uint64_t kRefer = 1 << 13;     // since version 2
+constexpr uint64_t kTruncate = 1 << 14;  // since version 3
 // REMOVE_DIR, REMOVE_FILE, MAKE_CHAR, MAKE_DIR, MAKE_REG, MAKE_SOCK, MAKE_FIFO, MAKE_BLOCK, MAKE_SYM
 constexpr uint64_t kChangeFolder = 0x1ff0;
 constexpr uint64_t kOfFiles = kExecute | kWriteFile | kReadFile | kTruncate;
-constexpr uint64_t kScopeAbstractSockets = 1 << 0;  // both from version 6
+constexpr uint64_t kScopeAbstractSockets = 1 << 0;  // both since version 6
 constexpr uint64_t kScopeSignals = 1 << 1;
 
 struct RulesetAttributes {
@@ -74,7 +74,7 @@ struct __attribute__((packed)) PathRule {
   int32_t parent_fd;
 };
 
-// Confined to the one thread of the process.
+// Confined to the only thread of the process.
 class Ruleset {
  public:
   static Result<Ruleset> make(uint64_t handled, uint64_t scoped, int version) {
@@ -82,14 +82,14 @@ class Ruleset {
     if (version < 3) handled &= ~kTruncate;
     if (version < 6) scoped = 0;
     const RulesetAttributes attributes{.handled_files = handled, .handled_network = 0, .scoped = scoped};
-    // A kernel refuses a longer structure than it knows, unless the rest is zero.
+    // A kernel rejects a structure longer than the one it knows, unless the rest is zero.
     FileDescriptor fd(static_cast<int>(::syscall(kCreateRuleset, &attributes, sizeof(attributes), 0U)));
     if (!fd) return refused("a Landlock ruleset");
     ::fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
     return Ruleset(std::move(fd), handled);
   }
 
-  // What is not there needs no rule.
+  // A missing path needs no rule.
   Result<void> grant(const std::string& path, uint64_t allowed, int flags = 0) {
     const FileDescriptor place(::open(path.c_str(), O_PATH | O_CLOEXEC | flags));
     struct stat status {};
@@ -102,7 +102,7 @@ class Ruleset {
     return {};
   }
 
-  // Everything below `folder` but what is in `hidden`.
+  // Grants everything below `folder` except the contents of `hidden`.
   Result<void> grant_but(const std::string& folder, const std::vector<std::string>& hidden) {
     const std::string inside = folder == "/" ? folder : folder + "/";
     const auto leads_there = [&](const std::string& path) { return path.starts_with(inside); };
@@ -139,16 +139,16 @@ std::vector<std::string> resolved(const std::vector<std::string>& folders) {
   return found;
 }
 
-// What programs write to wherever they run. A device that is a disk or memory is not among them.
+// Files that programs write to regardless of where they run. Does not include disk and memory devices.
 constexpr std::array kWritableFiles{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty",
                                     "/dev/ptmx", "/dev/pts",  "/dev/dri",  "/dev/kfd",    "/proc/self/"};
 
 Result<std::vector<Ruleset>> rulesets(const JobSeparation& separation) {
   std::vector<Ruleset> made;
   const int version = landlock_version();
-  // Before version 2 any ruleset forbids to move a file from one folder to another.
+  // Before version 2 any ruleset forbids moving a file from one folder to another.
   if (version >= 2) {
-    // That a process has any rule keeps it from tracing others than its own, and from changing mounts.
+    // Having any rule keeps a process from tracing processes outside its domain, and from changing mounts.
     const uint64_t scoped = kScopeSignals | (separation.no_network == NoNetwork::kNone ? 0 : kScopeAbstractSockets);
     auto ruleset = Ruleset::make(kMakeBlock | kRefer, scoped, version);
     if (!ruleset) return ruleset.error();
@@ -156,7 +156,7 @@ Result<std::vector<Ruleset>> rulesets(const JobSeparation& separation) {
     made.push_back(std::move(ruleset).value());
   }
   if (separation.hiding == Hiding::kRules) {
-    // Names may be read: Python looks for modules in the folders that lead to the keys.
+    // Names stay readable: Python looks for modules in the folders that lead to the keys.
     auto ruleset = Ruleset::make(kOfFiles | kChangeFolder | kRefer, 0, version);
     if (!ruleset) return ruleset.error();
     if (auto granted = ruleset.value().grant_but("/", resolved(separation.hidden)); !granted) return granted.error();
@@ -192,10 +192,10 @@ constexpr uint32_t kArchitecture = AUDIT_ARCH_AARCH64;
 #else
 constexpr uint32_t kArchitecture = 0;  // no filter
 #endif
-constexpr uint32_t kForeignCalls = 0x40000000;  // x32's bit, which is above all numbers elsewhere
-constexpr uint32_t kIoUringSetup = 425;         // which makes sockets past the filter
+constexpr uint32_t kForeignCalls = 0x40000000;  // the x32 bit, which is above all numbers on other architectures
+constexpr uint32_t kIoUringSetup = 425;         // which creates sockets past the filter
 
-// A socket of `family` is refused; or where `is_alone` each other one. For good, and for what is started.
+// Refuses sockets of `family`, or all other sockets if `is_alone`. Permanent, and inherited by child processes.
 Result<void> filter_sockets(uint32_t family, bool is_alone) {
   if (kArchitecture == 0) return Fault{Errc::kUnsupported, "a filter of system calls is not known for this processor"};
   const auto refuse = [](int error) { return static_cast<uint32_t>(SECCOMP_RET_ERRNO | error); };
@@ -206,7 +206,7 @@ Result<void> filter_sockets(uint32_t family, bool is_alone) {
     return sock_filter{.code = static_cast<uint16_t>(BPF_JMP | how | BPF_K), .jt = if_so, .jf = if_not, .k = value};
   };
   const auto end = [](uint32_t value) { return sock_filter{.code = BPF_RET | BPF_K, .jt = 0, .jf = 0, .k = value}; };
-  constexpr size_t kFirstArgument = offsetof(seccomp_data, args);  // its low half, on little endians
+  constexpr size_t kFirstArgument = offsetof(seccomp_data, args);  // the low half, on little-endian machines
   std::array program{
       load(offsetof(seccomp_data, arch)),
       jump(BPF_JEQ, kArchitecture, 1, 0),
@@ -243,7 +243,7 @@ Result<void> write_once(const char* path, const std::string& text) {
   return {};
 }
 
-// As the user and the group that the process has, and nobody else.
+// Maps only the user and the group of the process.
 Result<void> enter_user_namespace() {
   const std::string user = std::to_string(::geteuid());
   const std::string group = std::to_string(::getegid());
@@ -273,7 +273,7 @@ bool is_below(const std::string& path, std::string_view folder) {
 }
 
 Result<void> have_private_tmp(const JobSeparation& separation) {
-  // By their descriptors they can be reached once others lie over them.
+  // Their descriptors still reach them once other folders are mounted over them.
   std::vector<std::pair<std::string, FileDescriptor>> kept;
   for (const auto& path : separation.kept) {
     if (!is_below(path, "/tmp") && !is_below(path, "/var/tmp")) continue;
@@ -301,7 +301,7 @@ Result<void> have_private_tmp(const JobSeparation& separation) {
   return {};
 }
 
-// Of a network namespace that this process has just made.
+// In a network namespace that this process has just created.
 Result<void> bring_up_loopback() {
   const FileDescriptor any(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   ifreq device{};
@@ -324,7 +324,7 @@ Result<void> enter_namespaces(const JobSeparation& separation) {
   if (has_tmp && ::unshare(CLONE_NEWIPC) != 0) return refused("an IPC namespace");
   if (!has_mounts) return {};
   if (::unshare(CLONE_NEWNS) != 0) return refused("a mount namespace");
-  // What the machine mounts later is seen here, and nothing that is mounted here is seen there.
+  // Later mounts of the machine are visible here; mounts made here are not visible there.
   if (::mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr) != 0) return refused("a mount namespace of its own");
   std::array<char, PATH_MAX> before{};
   const bool has_before = ::getcwd(before.data(), before.size()) != nullptr;
@@ -333,7 +333,7 @@ Result<void> enter_namespaces(const JobSeparation& separation) {
       if (auto hidden = mount_empty(folder, MS_RDONLY | MS_NOEXEC, "mode=0,size=4k"); !hidden) return hidden;
   if (has_tmp)
     if (auto made = have_private_tmp(separation); !made) return made;
-  // The working folder would otherwise be the one that lies below.
+  // The working folder would otherwise still be the covered one.
   if (!has_before || ::chdir(before.data()) != 0)
     if (::chdir(has_tmp ? "/tmp" : "/") != 0) return refused("leaving the working folder");
   return {};
@@ -347,14 +347,14 @@ Result<void> become(uint32_t uid) {
   return {};
 }
 
-// Root in no namespace of its own keeps what a program needs to read and write files as root; no other keeps any.
+// Root that has not entered a user namespace here keeps the capabilities to use files as root; others keep none.
 Result<void> drop_capabilities(bool is_plain_root) {
   uint64_t kept = 0;
   if (is_plain_root)
     for (const unsigned number : {CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_IPC_LOCK, CAP_SYS_NICE})
       kept |= uint64_t{1} << number;
   for (unsigned number = 0; number < 64; ++number)
-    if ((kept >> number & 1) == 0) ::prctl(PR_CAPBSET_DROP, number, 0, 0, 0);  // needs CAP_SETPCAP, or does nothing
+    if ((kept >> number & 1) == 0) ::prctl(PR_CAPBSET_DROP, number, 0, 0, 0);  // needs CAP_SETPCAP; otherwise a no-op
   ::prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
   __user_cap_header_struct header{.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
   std::array<__user_cap_data_struct, 2> data{};
@@ -402,7 +402,7 @@ Result<void> separate_job(const JobSeparation& separation) {
   if (!separation.has_any()) return {};
   if (landlock_version() == 0 && (separation.hiding == Hiding::kRules || separation.are_writes_bounded))
     return Fault{Errc::kUnsupported, "this kernel has no Landlock"};
-  int end_signal = 0;  // with the parent; the system forgets it where the account changes
+  int end_signal = 0;  // sent when the parent ends; the system resets it when the account changes
   ::prctl(PR_GET_PDEATHSIG, &end_signal);
   const bool is_root = ::geteuid() == 0 && has_capability(CAP_SYS_ADMIN);
   if (auto entered = enter_namespaces(separation); !entered) return entered;
@@ -413,13 +413,13 @@ Result<void> separate_job(const JobSeparation& separation) {
   if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return refused("no_new_privs");
   for (const auto& ruleset : rules.value())
     if (auto restricted = ruleset.restrict_self(); !restricted) return restricted;
-  // Neither is a network's: sockets between virtual machines, and where there is no namespace all but Unix ones.
+  // A network namespace leaves sockets between virtual machines; without one, all sockets but Unix ones are left.
   if (separation.no_network == NoNetwork::kFilter)
     if (auto filtered = filter_sockets(AF_UNIX, true); !filtered) return filtered;
   if (separation.no_network == NoNetwork::kNamespace && kArchitecture != 0)
     if (auto filtered = filter_sockets(AF_VSOCK, false); !filtered) return filtered;
   ::prctl(PR_SET_PDEATHSIG, end_signal);
-  ::prctl(PR_SET_DUMPABLE, 1);  // or its own /proc/self would be closed to it
+  ::prctl(PR_SET_DUMPABLE, 1);  // otherwise the process could not open its /proc/self
   return {};
 }
 

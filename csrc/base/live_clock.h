@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The clock that live processes run the state machines of cluster/ by.
+// The clock by which live processes run the state machines of cluster/.
 
 #include <algorithm>
 #include <chrono>
@@ -12,7 +12,7 @@ namespace penstock {
 
 inline Instant clock_now() { return std::chrono::time_point_cast<Duration>(std::chrono::steady_clock::now()); }
 
-// The time from `now` to wait for an event that is `due` then; negative, for ever, if none is. Rounded up, so that the
+// The time from `now` until an event at `due`; negative, which means forever, if there is none. Rounded up, so that the
 // event is due once the wait is over.
 inline std::chrono::milliseconds wait_time(const std::optional<Instant>& due, Instant now) {
   if (!due) return std::chrono::milliseconds(-1);

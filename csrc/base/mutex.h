@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A mutex and a condition that Clang's thread-safety analysis understands. Condition variables live only in base/.
+// A mutex and a condition variable for Clang's thread-safety analysis. Condition variables live only in base/.
 
 #include <chrono>
 #include <condition_variable>

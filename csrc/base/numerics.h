@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a process's kernels compute. Exponentials, sums and products of matrices have last bits that follow from the
-// instruction set of the CPU and from the libraries; a fingerprint for each family of kernels shows whether two
-// processes compute the same.
+// Fingerprints of the numerics of a process's kernels. The last bits of exponentials, sums and matrix products depend
+// on the instruction set of the CPU and on the libraries; a fingerprint for each family of kernels shows whether two
+// processes compute the same results.
 
 #include <array>
 #include <cstddef>
@@ -12,27 +12,27 @@
 namespace penstock {
 
 enum class NumericFamily : uint8_t {
-  kArithmetic,     // copies, casts, comparisons, integers, single IEEE operations: the same on every CPU that conforms
+  kArithmetic,     // copies, casts, comparisons, integers, single IEEE operations: equal on every conforming CPU
   kComplex,        // the same operators on complex numbers
   kFused,          // a product and a sum, which some CPUs round once
-  kExponential,    // exponentials, logarithms and functions made of them
+  kExponential,    // exponentials, logarithms and functions composed of them
   kTrigonometric,  // circular and hyperbolic functions
   kRoots,          // roots and powers
   kSums,           // sums, means, deviations
-  kNormalising,    // softmax, norms of layers and batches
-  kMatrices,       // products of matrices
+  kNormalising,    // softmax, layer and batch norms
+  kMatrices,       // matrix products
   kConvolutions,
   kFourier,
   kInterpolation,
   kRandom,
-  kOther,  // every other operator: its fingerprint is of all families and of the instruction set
+  kOther,  // every other operator: its fingerprint covers all families and the instruction set
 };
 inline constexpr size_t kNumericFamilyCount = 14;
 
-// By family. All zeros are the fingerprint of a process that has none.
+// Indexed by family. All zeros means that the process has no fingerprints.
 using Numerics = std::array<uint64_t, kNumericFamilyCount>;
 
-// Has bit i set for family i.
+// Bit i is set for family i.
 using FamilySet = uint32_t;
 constexpr FamilySet set_of(NumericFamily family) { return FamilySet{1} << static_cast<uint8_t>(family); }
 
@@ -43,7 +43,7 @@ constexpr FamilySet differing_families(const Numerics& a, const Numerics& b) {
   return found;
 }
 
-// The families of a set for people: "exponentials, sums".
+// The families of a set for display: "exponentials, sums".
 inline std::string spoken_families(FamilySet families) {
   constexpr std::array<const char*, kNumericFamilyCount> kNames = {
       "arithmetic",     "complex numbers", "fused multiply-add", "exponentials", "trigonometry",       "roots",

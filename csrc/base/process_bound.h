@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A pointer to something that belongs to one process: threads, sockets, locks. A child that is forked inherits the
-// bytes but none of the threads, so destroying its copy would join a thread that does not exist or speak on the
-// parent's sockets. In any process but the one that made it, the object is left alone and dies with the process.
+// A pointer to an object that belongs to one process: threads, sockets, locks. A forked child inherits the bytes but
+// none of the threads, so destroying its copy would join a thread that does not exist or use the parent's sockets. In
+// any process other than the creator, the object is left alone and dies with the process.
 
 #include <unistd.h>
 

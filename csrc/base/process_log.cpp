@@ -13,8 +13,8 @@
 namespace penstock {
 namespace {
 
-// Text that may come from another process, without characters that move a terminal's cursor. Further lines are
-// indented, so that none passes for a line of the log.
+// Text that may be from another process, without characters that move a terminal's cursor. Further lines are indented,
+// so that none passes for a line of the log.
 std::string printable(const std::string& text) {
   std::string shown;
   for (const char c : text) {
@@ -38,8 +38,8 @@ ProcessLog::ProcessLog(std::string name) : name_(std::move(name)), host_(host_na
 void ProcessLog::say(const std::string& text) const { write(STDOUT_FILENO, text); }
 void ProcessLog::tell(const std::string& text) const { write(STDERR_FILENO, text); }
 
-// In one piece, since several processes share a stream. A full disk, or a pipe that nobody reads, is no reason to
-// leave.
+// Written in one piece, since several processes share a stream. A full disk, or a pipe without a reader, is no reason
+// to exit.
 void ProcessLog::write(int fd, const std::string& text) const {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The lines that a worker process leaves for people, as those of `penstock worker`: time, process, event.
+// The log lines of a worker process, in the format of `penstock worker`: time, process, event.
 
 #include <string>
 #include <utility>
@@ -14,9 +14,9 @@ class ProcessLog {
   explicit ProcessLog(std::string name);
 
   void set_name(std::string name) { name_ = std::move(name); }
-  // Good news, on standard output.
+  // Logs good news on standard output.
   void say(const std::string& text) const;
-  // Trouble that somebody should know of, on standard error.
+  // Logs a problem that needs attention on standard error.
   void tell(const std::string& text) const;
 
  private:

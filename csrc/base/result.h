@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The result of a call that can fail in a healthy system: a value, or an error with a code and a sentence.
-// Below the bindings nobody throws for an expected event; the bindings turn the code into a Python exception.
+// Code below the bindings does not throw for an expected event; the bindings turn the code into a Python exception.
 
 #include <cstdint>
 #include <optional>
@@ -17,10 +17,10 @@ namespace penstock {
 enum class Errc : uint8_t {
   kMalformed,    // bytes or text that do not follow their grammar
   kTooLarge,     // a length above its cap
-  kTimeout,      // the deadline passed
+  kTimeout,      // the deadline has passed
   kClosed,       // the peer or the queue is closed
   kNoMemory,     // the system has no room for an arena, a mapping or a descriptor
-  kUnsupported,  // well formed, but not something this build can do
+  kUnsupported,  // well formed, but not supported by this build
   kMismatch,     // a value does not have the dtype, shape or version that was agreed
   kFailed,       // the work itself failed; the message has the cause
 };
@@ -42,12 +42,12 @@ constexpr std::string_view errc_name(Errc code) {
 
 struct Fault {
   Errc code;
-  std::string message;  // what failed, what was seen, what was expected, what to do
+  std::string message;  // the failure, the seen and the expected facts, and the remedy
 
   friend bool operator==(const Fault&, const Fault&) = default;
 };
 
-// A value of type T, or a Fault. Reading the side that is not there is our own bug and asserts.
+// A value of type T, or a Fault. Reading the absent side is a bug in penstock and asserts.
 template <typename T>
 class [[nodiscard]] Result {
  public:

@@ -13,7 +13,7 @@ constexpr uint32_t kMixLeft = 0xca01f9dd;
 constexpr uint32_t kMixRight = 0x4973f715;
 constexpr uint32_t kShift = 16;
 
-// Each call has another constant.
+// Each call uses another constant.
 uint32_t hash(uint32_t value, uint32_t& constant, uint32_t factor) {
   value ^= constant;
   constant *= factor;
@@ -26,7 +26,7 @@ uint32_t mix(uint32_t left, uint32_t right) {
   return mixed ^ (mixed >> kShift);
 }
 
-// Little end first; 0 is one word.
+// Least significant word first; 0 is one word.
 void append_words(uint64_t value, std::vector<uint32_t>& words) {
   words.push_back(static_cast<uint32_t>(value));
   if (value >> 32 != 0) words.push_back(static_cast<uint32_t>(value >> 32));
@@ -37,7 +37,7 @@ void append_words(uint64_t value, std::vector<uint32_t>& words) {
 SeedSequence::SeedSequence(uint64_t entropy, std::span<const uint64_t> spawn_key) {
   std::vector<uint32_t> words;
   append_words(entropy, words);
-  // Padded, so that the words of a spawn key are never taken for words of the entropy.
+  // Padded, so that the words of a spawn key are never mistaken for words of the entropy.
   if (!spawn_key.empty() && words.size() < pool_.size()) words.resize(pool_.size(), 0);
   for (const uint64_t key : spawn_key) append_words(key, words);
   uint32_t constant = kHashStart;

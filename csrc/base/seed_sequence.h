@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// numpy.random.SeedSequence: words that are as good as independent for every entropy and spawn key, the same on every
-// machine and in every version. The algorithm is that of
+// numpy.random.SeedSequence: words that are practically independent for every entropy and spawn key, identical on every
+// machine and in every version. The algorithm is described in
 // https://numpy.org/doc/stable/reference/random/bit_generators/generated/numpy.random.SeedSequence.html, after
 // M. E. O'Neill's seed_seq_fe (https://www.pcg-random.org/posts/developing-a-seed_seq-alternative.html).
 

@@ -29,10 +29,10 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kStrayLook{2};  // at a process without a handle
+constexpr milliseconds kStrayLook{2};  // between checks of a process without a handle
 constexpr const char* kOwnThreads = "/proc/self/task/";
 
-// Nothing where it cannot be read.
+// Returns none if the file cannot be read.
 std::optional<std::string> text_of_file(const std::string& path) {
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return std::nullopt;
@@ -70,7 +70,7 @@ void add_numbers(std::string_view text, std::vector<pid_t>& numbers) {
   }
 }
 
-// As /proc/PID/stat has it: "PID (NAME) STATE PARENT ...", and NAME may be any text.
+// The format of /proc/PID/stat: "PID (NAME) STATE PARENT ...", where NAME may be any text.
 pid_t parent_in(std::string_view status) {
   const size_t name_end = status.rfind(')');
   if (name_end == std::string_view::npos || name_end + 4 > status.size()) return -1;
@@ -89,7 +89,7 @@ ChildState state_of(idtype_t kind, pid_t pid) {
   return info.si_pid != 0 ? ChildState::kHasEnded : ChildState::kRuns;
 }
 
-// Waits for a child that was killed. False at the deadline.
+// Waits for a child that was killed. Returns false at the deadline.
 bool wait_for_killed(pid_t pid, steady_clock::time_point deadline) {
   const FileDescriptor handle = open_process_handle(pid);
   for (;;) {
@@ -116,7 +116,7 @@ std::vector<pid_t> child_processes() {
       add_numbers(text_of_file(kOwnThreads + std::to_string(thread) + "/children").value_or(""), children);
     return children;
   }
-  // A kernel that is built without these lists.
+  // The kernel was built without these lists.
   const pid_t self = ::getpid();
   for (const pid_t pid : numbers_in("/proc"))
     if (parent_in(text_of_file("/proc/" + std::to_string(pid) + "/stat").value_or("")) == self) children.push_back(pid);
@@ -129,7 +129,7 @@ StrayProcesses::StrayProcesses() {
   kept_.insert(children.begin(), children.end());
 }
 
-// The number of a child that nobody has waited for is its own, so a signal meets no other process.
+// The pid of a child that was not waited for is not reused, so the signal cannot reach another process.
 bool StrayProcesses::end_all_but(std::span<const pid_t> own, Deadline deadline) {
   std::set<pid_t> kept = kept_;
   kept.insert(own.begin(), own.end());

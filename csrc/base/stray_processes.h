@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a program leaves running when it ends: processes that it has started in sessions of their own, and what these
-// have started. No group and no session has all of them, but a parent does. A process that adopts orphans (a child
-// subreaper) becomes the parent of every descendant whose own parent ends, and so finds them among its children.
+// Ends the processes that a program leaves running: processes that it has started in separate sessions, and their
+// descendants. No process group or session contains all of them, but a parent does. A child subreaper becomes the
+// parent of every descendant whose parent ends, and so finds them among its children.
 
 #include <sys/types.h>
 
@@ -14,14 +14,14 @@
 
 namespace penstock {
 
-// From now on descendants of this process whose parent has ended are its children, unless a process between the two
-// adopts them. This is no property of a child that it forks, which may have it for itself.
+// From now on, descendants of this process whose parent has ended become its children, unless a process in between
+// adopts them. A forked child does not inherit this setting, but may set it for itself.
 void adopt_orphans();
 
-// The threads of this process; none where the system does not show them.
+// The threads of this process; none if the system does not list them.
 std::vector<pid_t> own_threads();
 
-// The children of this process, by whichever of its threads, with those that have ended and were not waited for.
+// The children of this process, of all its threads, including ended children that were not waited for.
 std::vector<pid_t> child_processes();
 
 // Ends children that this process has not started. Confined to one thread at a time.
@@ -29,24 +29,23 @@ class StrayProcesses {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
-  // Adopts orphans from now on. Children that this process has by then are no strays: a shell may have left them to
-  // the program that it became.
+  // Adopts orphans from now on. Children that the process already has do not count as strays: a shell may have left
+  // them to the program that replaced it by exec().
   StrayProcesses();
 
-  // Kills and waits for all children but `own`, and what they leave behind in turn. False where some have not ended at
-  // the deadline. A process that this one may not signal is left alone. Blocks.
+  // Kills and waits for all children except `own`, and then for the processes that these leave behind. Returns false if
+  // some have not ended at the deadline. A process that this one may not signal is left alone. Blocks.
   [[nodiscard]] bool end_all_but(std::span<const pid_t> own, Deadline deadline);
 
  private:
   std::set<pid_t> kept_;
 };
 
-// So many children that have ended are left to the code that has started them, and may still wait for them.
+// This many ended children are left to the code that started them, which may still wait for them.
 constexpr size_t kEndedChildrenMax = 256;
 
-// Waits for children of this process that have ended, where there are more than `kept` of them, the oldest first. Those
-// that it has adopted stay until somebody waits for them, and take a process number each; which these are cannot be
-// told.
+// Waits for ended children of this process, oldest first, if there are more than `kept` of them. Adopted children stay
+// until they are waited for, and use a process number each; they cannot be distinguished from other children.
 void forget_ended_children(size_t kept = kEndedChildrenMax);
 
 }  // namespace penstock

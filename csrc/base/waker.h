@@ -12,19 +12,19 @@
 
 namespace penstock {
 
-// Thread-safe, but for the three calls of the thread that sleeps.
+// Thread-safe, except the three calls of the sleeping thread.
 //
-// That thread takes turns. It calls begin_turn(), looks for work that others left, and calls begin_sleep(); if that is
-// true it polls fd() with its other descriptors, and then calls end_sleep(). Others leave work and then call wake().
-// A wake that comes before begin_turn() is of work that the turn finds; one that comes after it, at whatever point,
-// keeps the thread from sleeping or wakes it.
+// That thread takes turns. It calls begin_turn(), looks for work that others left, and calls begin_sleep(); if that
+// returns true, it polls fd() with its other descriptors, and then calls end_sleep(). Other threads leave work and then
+// call wake(). The turn finds the work of a wake before begin_turn(); a wake at any point after it keeps the thread
+// from sleeping or wakes it.
 class Waker {
  public:
   Waker() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
   Waker(const Waker&) = delete;
   Waker& operator=(const Waker&) = delete;
 
-  // False where the process has no descriptor left; errno says so after the constructor.
+  // False if the process has no descriptor left; errno is then set after the constructor.
   explicit operator bool() const { return static_cast<bool>(fd_); }
   // Readable once the sleeper was woken.
   int fd() const { return fd_.get(); }
@@ -35,13 +35,13 @@ class Waker {
     static_cast<void>(!::write(fd_.get(), &one, sizeof one));
   }
 
-  void begin_turn() { state_.exchange(State::kAwake); }  // reads as well: what was left before a wake is seen
-  // Whether the thread may sleep: nobody has woken it in this turn.
+  void begin_turn() { state_.exchange(State::kAwake); }  // also reads: work that was left before a wake is visible
+  // Whether the thread may sleep: it was not woken in this turn.
   bool begin_sleep() {
     State expected = State::kAwake;
     return state_.compare_exchange_strong(expected, State::kAsleep);
   }
-  // `is_readable`: fd() was found to be.
+  // `is_readable`: whether poll() found fd() readable.
   void end_sleep(bool is_readable) {
     if (!is_readable) return;
     uint64_t count = 0;
