@@ -15,17 +15,17 @@
 namespace penstock::net {
 namespace {
 
-constexpr const char* kZapEndpoint = "inproc://zeromq.zap.01";  // where libzmq asks
+constexpr const char* kZapEndpoint = "inproc://zeromq.zap.01";  // where libzmq sends its requests
 constexpr std::string_view kZapVersion = "1.0";
-constexpr size_t kNoticeCountMax = 16;  // that nobody has taken yet
+constexpr size_t kNoticeCountMax = 16;  // notices that were not taken yet
 
-// The frames of a request, in order. Those after the mechanism are its credentials: for CURVE one, the client's key;
-// for PLAIN two, a name and a password.
+// The frames of a request, in order. The frames after the mechanism are its credentials: for CURVE the client's key;
+// for PLAIN a name and a password.
 enum ZapFrame : size_t { kVersion, kRequestId, kDomain, kAddress, kRoutingId, kMechanism, kCredential };
 
 using Frames = std::vector<std::string>;
 
-// All frames of the next request, none if there is none.
+// Returns all frames of the next request, or none if there is no request.
 Frames receive_frames(void* socket) {
   Frames frames;
   bool is_more = true;
@@ -92,7 +92,7 @@ std::unique_ptr<Authenticator::Domain> Authenticator::make_domain(AllowedKeys al
                                  .look = std::move(look),
                                  .notices = {},
                                  .trouble = {}});
-  if (is_looking) loop_.wake();  // it may sleep for ever
+  if (is_looking) loop_.wake();  // it may be sleeping forever
   return std::make_unique<Domain>(*this, std::move(name));
 }
 
@@ -140,7 +140,7 @@ std::optional<std::string> Authenticator::admit(const std::vector<std::string>& 
     }
     auto& ticket = allowed->second.ticket;
     if (const auto shown = shown_ticket(request); shown && ticket && ticket->is(*shown)) {
-      ticket.reset();  // it is good once
+      ticket.reset();  // each ticket is valid once
       return std::string(kTicketHolder);
     }
   }
@@ -169,7 +169,7 @@ void Authenticator::look_at_keys() {
     for (const auto& [name, allowed] : domains_)
       if (allowed.look) looks.emplace_back(name, allowed.look);
   }
-  for (const auto& [name, look] : looks) take_look(name, look());  // which reads files, so without the lock
+  for (const auto& [name, look] : looks) take_look(name, look());  // reads files, so without the lock
 }
 
 void Authenticator::take_look(const std::string& domain, Result<std::optional<Change>> look) {
@@ -206,7 +206,7 @@ Result<bool> Authenticator::wait(int wake_fd, bool may_sleep) {
   return (items[1].revents & ZMQ_POLLIN) != 0;
 }
 
-// Answers one request: libzmq asks again only once it has its answer.
+// Answers one request: libzmq sends the next one only once it has the answer.
 Result<void> Authenticator::serve() {
   look_at_keys();
   void* const socket = socket_.get();

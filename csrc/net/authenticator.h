@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Who may connect to the servers of one process. CURVE alone proves that a client has the secret of the key that it
-// shows; this decides whether that key is let in, by ZAP, libzmq's protocol for the question (RFC 27). The sockets for
-// the pieces of batches let in whoever shows the ticket that is expected there, once. Everything that is neither a
-// known CURVE key of an allowed role nor that ticket, for a server that is known, is answered 400.
+// Decides who may connect to the servers of one process. CURVE alone proves that a client has the secret of the key
+// that it shows; the authenticator decides whether that key is admitted, by ZAP, libzmq's protocol for this question
+// (RFC 27). The sockets for the pieces of batches admit the first client that shows the expected ticket. Any client
+// that shows neither a known CURVE key of an allowed role nor that ticket, or connects to an unknown server, is
+// answered 400.
 //
-// The answers come from a thread of its own: a worker that makes a batch for seconds would otherwise let every
-// handshake run into its timeout. It does nothing but look keys up, and see every kKeyLookInterval whether they are
-// others now: messages of a key that is let in no more are dropped, also over connections that are there.
+// A separate thread answers: a worker that makes a batch for seconds would otherwise let every handshake time out. The
+// thread only looks up keys, and checks every kKeyLookInterval whether they have changed: messages from a key that is
+// no longer admitted are dropped, also on existing connections.
 
 #include <cstdint>
 #include <functional>
@@ -28,8 +29,8 @@
 
 namespace penstock::net {
 
-// Who a peer is, as its key says. It travels as ZAP's User-Id, which libzmq attaches to every message of the connection
-// and which a peer cannot set itself.
+// The identity of a peer, according to its key. It is passed as ZAP's User-Id, which libzmq attaches to every message
+// of the connection and which a peer cannot set itself.
 struct PeerIdentity {
   Role role = Role::kOperator;
   PublicKey key;
@@ -44,10 +45,10 @@ using AllowedKeys = std::map<PublicKey, Role>;
 
 constexpr Duration kKeyLookInterval = std::chrono::seconds(1);
 
-// Made before the servers of its context and destroyed after them. Thread-safe.
+// Created before the servers of its context and destroyed after them. Thread-safe.
 class Authenticator final : private EventLoop::Handler {
  public:
-  // One for each context.
+  // At most one per context.
   static Result<std::unique_ptr<Authenticator>> start(SocketContext& context);
 
   // For `start`.
@@ -66,35 +67,35 @@ class Authenticator final : private EventLoop::Handler {
     const std::string& name() const { return name_; }
     const Authenticator& authenticator() const { return authenticator_; }
 
-    // The next one to show this ticket is let in, and nobody by an earlier one. Nothing: nobody is.
+    // Admits the next client that shows this ticket, and no client with an earlier one. Without a ticket, admits none.
     void expect(std::optional<Ticket> ticket);
 
-    // The name of the user or the machine whose key it is, empty for that of a role; nothing where the key is not let
-    // in any more.
+    // The name of the user or the machine that holds the key, empty for a role's key; none if the key is no longer
+    // admitted.
     std::optional<std::string> holder_of(const PeerIdentity& identity) const;
-    // News of the keys, for operators, once each.
+    // Key changes to report to operators, once each.
     std::vector<std::string> take_notices();
-    // Why the keys cannot be read again, so that those from before stay; empty where they can.
+    // Why the keys cannot be read again, so that the earlier ones stay in force; empty if they can.
     std::string trouble() const;
 
    private:
     Authenticator& authenticator_;
     const std::string name_;
   };
-  // What is let in from now on, and what to tell operators.
+  // The keys that are admitted from now on, and a report for operators.
   struct Change {
     AllowedKeys keys{};
-    KeyNames names{};  // of those of users and machines
+    KeyNames names{};  // of users and machines
     std::string notice{};
   };
-  // Called on the thread that answers. Nothing while all is as it was.
+  // Called on the authenticator's thread. Returns none if the keys are unchanged.
   using Look = std::function<Result<std::optional<Change>>()>;
   std::unique_ptr<Domain> make_domain(AllowedKeys allowed, KeyNames names = {}, Look look = {});
 
-  // How often a client was turned away because of its key or its ticket.
+  // The number of clients rejected because of their key or ticket.
   uint64_t refused_count() const;
-  // The reason why no connection is let in any more, if the thread that answers has failed. A server asks before it
-  // receives.
+  // The reason why no connection is admitted any more, if the authenticator's thread has failed. A server checks it
+  // before it receives.
   Result<void> health() const { return loop_.health(); }
 
  private:
@@ -111,21 +112,21 @@ class Authenticator final : private EventLoop::Handler {
     std::vector<std::string> notices;
     std::string trouble;
   };
-  // Has each domain that looks its keys up again do so, if it is time.
+  // Makes each domain with a `look` check its keys again, if it is time.
   void look_at_keys();
   void take_look(const std::string& domain, Result<std::optional<Change>> look);
-  // For how long the thread may sleep, in milliseconds; -1: for ever.
+  // How long the thread may sleep, in milliseconds; -1: forever.
   long sleep_ms() const;
-  // The user id of whoever asks so; none if it is turned away.
+  // The user id for a request; none if the client is rejected.
   std::optional<std::string> admit(const std::vector<std::string>& request);
 
   SocketContext& context_;
-  std::unique_ptr<void, int (*)(void*)> socket_;  // ZeroMQ's, used by the loop's thread alone
+  std::unique_ptr<void, int (*)(void*)> socket_;  // a ZeroMQ socket, used only by the loop's thread
   mutable Mutex mutex_;
   std::map<std::string, Allowed, std::less<>> domains_ PENSTOCK_GUARDED_BY(mutex_);
   uint64_t domain_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   uint64_t refused_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
-  Instant looked_at_{};  // of the loop's thread
+  Instant looked_at_{};  // confined to the loop's thread
   EventLoop loop_;
 };
 

@@ -10,11 +10,11 @@
 namespace penstock::net {
 namespace {
 
-// libzmq connects again within a second after a connection ended, except when it received bytes of another protocol:
-// then it never does. A damaged message must not cost more than its connection.
+// libzmq reconnects within a second after a connection ended, except when it received bytes of another protocol: then
+// it never does. A damaged message must not cost more than its connection.
 constexpr auto kGivenUpAfter = std::chrono::seconds(2);
 
-// Between two rounds in which a server refused all keys that it may have; twice as long after each.
+// The pause between two rounds in which a server refused all of its possible keys; doubled after each.
 constexpr std::chrono::milliseconds kRoundPause{50};
 constexpr std::chrono::milliseconds kRoundPauseMax{1000};
 
@@ -63,7 +63,7 @@ Result<std::unique_ptr<ClientSocket>> ClientSocket::begin_with(SocketContext& co
   return client;
 }
 
-// Connects if the host's address is known. Else the lookup, or its repetition, goes on in try_event().
+// Connects if the host's address is known. Otherwise try_event() continues after the lookup, or repeats it.
 Result<void> ClientSocket::begin() {
   begin_at_.reset();
   looked_up_at_ = clock_now();
@@ -84,7 +84,7 @@ Result<void> ClientSocket::begin() {
 bool ClientSocket::has_moved() {
   if (!is_name_ || is_connected_ || address_.empty()) return false;
   const Instant now = clock_now();
-  looked_up_at_ = now;  // also while the lookup goes on: its end is told, so nothing is due until then
+  looked_up_at_ = now;  // also during the lookup: take_done() reports its end, so no time is due until then
   const auto found = resolver_.try_resolve(endpoint_.host, now);
   return found && *found && zmq_address(found->value(), endpoint_.port) != address_;
 }
@@ -103,7 +103,7 @@ bool ClientSocket::try_other_key() {
     server.refused_count = 0;
     server.pause = kRoundPause;
   } else if (server.keys.size() == 1) {
-    return false;  // libzmq goes on with it
+    return false;  // libzmq retries with it
   } else {
     server.place = (server.place + 1) % server.keys.size();
     ++server.refused_count;
@@ -130,7 +130,7 @@ std::optional<ConnectionEvent> ClientSocket::try_event() {
       return event;
     }
     socket_->settle();
-    if (begin_at_) continue;  // of a connection that was dropped
+    if (begin_at_) continue;  // from a connection that was dropped
     lost_at_.reset();
     if (event->kind == ConnectionEvent::Kind::kDisconnected) lost_at_ = clock_now();
     is_connected_ = event->kind == ConnectionEvent::Kind::kConnected;
@@ -157,7 +157,7 @@ Result<void> ClientSocket::reconnect() {
   lost_at_.reset();
   awaits_address_ = false;
   if (!address_.empty()) socket_->disconnect(std::exchange(address_, {}));
-  // Events of the former connection say nothing of the one that begins.
+  // Discards events of the former connection, which do not describe the new one.
   while (monitor_->try_event()) socket_->settle();
   is_connected_ = false;
   return begin();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The connecting side of a pool's connections. A client has one server, whose key it knows. It connects again by itself
-// when the connection is lost. Messages on their way are lost then too, and the protocol above asks again.
+// The connecting side of a pool's connections. A client has one server, whose key it knows. It reconnects automatically
+// when the connection is lost. Messages in transit are lost then too, and the protocol above requests them again.
 //
-// Of a server that goes by the key of a role there may be two, while the keys of the pool are rotated. A client takes
-// the newer one first. Where the server does not know it, or does not answer, the client tries the other one, and has
-// the folder of its keys read again, since the server may have been started with keys that are newer than the client.
+// While the keys of the pool are rotated, a server that holds a role's key may have one of two keys. A client tries the
+// newer one first. If the server does not know it, or does not answer, the client tries the other one, and rereads the
+// folder of its keys, since the server may have been started with keys that are newer than the client.
 
 #include <array>
 #include <chrono>
@@ -34,37 +34,38 @@ struct ClientSocketOptions {
 
 struct ClientReceipt {
   std::vector<ReceivedPart> parts;
-  std::string offence;  // set when a server broke a rule, and names it. There are no parts then
+  std::string offence;  // set, and without parts, if a server broke a rule; describes the violation
 };
 
-// How long a goodbye may take to leave.
+// How long a goodbye may take to be sent.
 inline constexpr std::chrono::milliseconds kFarewellTime{500};
 
-// The keys that a server may have which goes by that of a role.
+// The possible keys of a server that holds a role's key.
 struct ServerKeys {
   Role role = Role::kController;
   std::vector<PublicKey> keys{};
-  size_t place = 0;                         // in them, of the one that is tried or was right
-  size_t refused_count = 0;                 // of them, one after the other
-  std::chrono::milliseconds pause{};        // before all are tried once more
-  std::optional<KeyFolderReader> reader{};  // none where the keys are in no folder
+  size_t place = 0;                         // in `keys`, of the key that is tried or was accepted
+  size_t refused_count = 0;                 // keys refused in a row
+  std::chrono::milliseconds pause{};        // before all keys are tried once more
+  std::optional<KeyFolderReader> reader{};  // none if the keys are in no folder
 };
 
-// Confined to the thread that made it.
+// Confined to the thread that created it.
 class ClientSocket {
  public:
-  // Begins to connect to the server at `endpoint` whose key is `server_key`. The server need not be there yet.
-  // `resolver` looks its name up, if it is one, and outlives the client. Until it has, the client waits; once
-  // Resolver::take_done() names the host, `try_event` goes on. A name that is not known is looked up again later on.
+  // Starts to connect to the server at `endpoint` whose key is `server_key`. The server need not be running yet.
+  // `resolver` looks up the endpoint's host if it is a name, and must outlive the client. The client waits for the
+  // lookup; once Resolver::take_done() returns the host, `try_event` continues. An unknown name is looked up again
+  // later.
   static Result<std::unique_ptr<ClientSocket>> connect(SocketContext& context, Resolver& resolver,
                                                        const Endpoint& endpoint, const KeyPair& own,
                                                        const PublicKey& server_key,
                                                        const ClientSocketOptions& options = {});
-  // The same for the server that goes by the key of this role, in either of its generations.
+  // The same for the server that holds the key of this role, in either of its generations.
   static Result<std::unique_ptr<ClientSocket>> connect(SocketContext& context, Resolver& resolver,
                                                        const Endpoint& endpoint, const KeyRing& keys, Role server_role,
                                                        const ClientSocketOptions& options = {});
-  // The same for a server that lets in whoever shows it `ticket`.
+  // The same for a server that admits the holder of `ticket`.
   static Result<std::unique_ptr<ClientSocket>> connect(SocketContext& context, Resolver& resolver,
                                                        const Endpoint& endpoint, const Ticket& ticket,
                                                        const ClientSocketOptions& options = {});
@@ -82,38 +83,38 @@ class ClientSocket {
 
   const Endpoint& endpoint() const { return endpoint_; }
 
-  // The events of the connection since the last call, in order; none if there was none. The reason of a refusal names
-  // the server and the remedy. After a final refusal nothing happens any more unless `reconnect` is called.
+  // Returns the next event of the connection, in order, or none. The reason of a refusal names the server and the
+  // remedy. After a final refusal no further events follow unless `reconnect` is called.
   std::optional<ConnectionEvent> try_event();
 
-  // The time at which `try_event` must be called though nothing is readable: to connect again after a connection that
-  // libzmq may have given up, or after one for which the server had another key, or to see whether a host that does not
-  // answer has another address by now.
+  // The time at which `try_event` must be called even if no socket is readable: to reconnect after a connection that
+  // libzmq may have given up, or after one for which the server had another key, or to check whether a host that does
+  // not answer has a new address.
   std::optional<Instant> due_at() const;
 
-  // Whether the server is connected, by the last event.
+  // Whether the server is connected, according to the last event.
   bool is_connected() const { return is_connected_; }
 
-  // Why no address of the host is known, in the system's words, if the last lookup found none; else empty.
+  // Why no address of the host is known, as the system's message, if the last lookup found none; otherwise empty.
   const std::string& lookup_failure() const { return lookup_failure_; }
 
-  // Drops the connection with its queued messages, and begins to connect anew, to the address that the host has now.
+  // Drops the connection with its queued messages, and starts to reconnect, to the host's current address.
   Result<void> reconnect();
-  // Calls reconnect() if there is a connection. A connection that cannot begin is tried again later on.
+  // Calls reconnect() if there is a connection. If reconnecting fails, it is retried later.
   void renew();
 
-  // As TcpSocket::send. kClosed: the server is not connected, or reads so slowly that there is no room.
+  // As TcpSocket::send. kClosed if the server is not connected, or reads so slowly that there is no room.
   Result<void> send(std::span<OutgoingPart> parts) { return socket_->send({}, parts); }
   Result<void> send(std::span<const std::byte> only_part);
 
-  // Receives into `receipt`, dropping its former content. Returns false when no message is waiting.
+  // Receives into `receipt`, dropping its former content. Returns false if no message is waiting.
   Result<bool> try_receive(ClientReceipt& receipt);
 
-  // As TcpSocket::set_linger, such as by kFarewellTime. The socket's context waits that long at most when it is
-  // destroyed.
+  // As TcpSocket::set_linger, for example with kFarewellTime. The destructor of the socket's context waits at most that
+  // long.
   void set_linger(std::chrono::milliseconds time) { socket_->set_linger(time); }
 
-  // Readable when a message is waiting, or an event.
+  // Readable when a message or an event is waiting.
   std::array<Waitable, 2> waitables() const { return {socket_->waitable(), monitor_->waitable()}; }
 
  private:
@@ -121,10 +122,10 @@ class ClientSocket {
                                                           const Endpoint& endpoint,
                                                           Result<std::unique_ptr<TcpSocket>> socket);
   Result<void> begin();
-  // Whether a host that is not connected has another address than the one that libzmq tries.
+  // Whether the host is not connected and has another address than the one that libzmq tries.
   bool has_moved();
-  // After a refusal: goes on with another key of the server's, if there is one. True unless each has been refused now:
-  // that is for the user to know.
+  // Continues after a refusal with another key of the server, if there is one. Returns true unless all keys have now
+  // been refused, which must be reported to the user.
   bool try_other_key();
 
   Resolver& resolver_;
@@ -133,13 +134,13 @@ class ClientSocket {
   const Endpoint endpoint_;
   const bool is_name_;
   bool awaits_address_ = false;  // the host is being looked up
-  Instant looked_up_at_{};       // the last time
+  Instant looked_up_at_{};       // of the last lookup
   std::string lookup_failure_;
-  std::string address_;  // that libzmq connects to; empty while it does not
+  std::string address_;  // that libzmq connects to; empty if it does not
   std::optional<ServerKeys> server_keys_;
-  std::optional<Instant> begin_at_;  // while no connection is to begin yet
+  std::optional<Instant> begin_at_;  // set while connecting is postponed
   bool is_connected_ = false;
-  std::optional<Instant> lost_at_;  // while nothing was heard since
+  std::optional<Instant> lost_at_;  // reset by the next event
   ReceivedMessage message_;
 };
 

@@ -20,7 +20,7 @@ constexpr int kListenerEvents =
     ZMQ_EVENT_LISTENING | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED | ZMQ_EVENT_DISCONNECTED;
 constexpr size_t kEventBytes = 6;  // u16 event, u32 value; a second part names the endpoint
 
-// Reads the whole of the next message; returns whether there was one, and it was an event.
+// Reads all parts of the next message; returns whether there was one and it was an event.
 bool try_receive_event(void* socket, std::array<std::byte, kEventBytes>& event) {
   bool is_event = false;
   bool is_more = true;
@@ -41,7 +41,7 @@ bool try_receive_event(void* socket, std::array<std::byte, kEventBytes>& event) 
   return is_event;
 }
 
-// Why a server ended the connection while keys were exchanged, as far as the client can know.
+// Why a server ended the connection during the key exchange, as far as the client can know.
 std::string closed_reason(uint32_t error_number) {
   return std::string("the connection ended while keys were exchanged (") +
          std::strerror(static_cast<int>(error_number)) +
@@ -77,9 +77,9 @@ Result<std::unique_ptr<SocketMonitor>> SocketMonitor::watch(SocketContext& conte
   }
   auto monitor = std::make_unique<SocketMonitor>(events, watched);
   const int zero = 0;
-  // libzmq's I/O thread blocks on a monitor whose queue is full, and with it every connection of the process. So the
-  // queue has no limit. A client has an event for each attempt to connect; a server's are read by a thread that does
-  // nothing else, and libzmq takes far longer to make one than that thread to read it.
+  // If a monitor's queue is full, libzmq's I/O thread blocks, and with it every connection of the process. The queue is
+  // therefore unlimited. A client has one event for each attempt to connect; a server's events are read by a dedicated
+  // thread, and libzmq takes far longer to generate an event than that thread takes to read it.
   if (zmq_setsockopt(events, ZMQ_RCVHWM, &zero, sizeof zero) != 0 ||
       zmq_setsockopt(events, ZMQ_LINGER, &zero, sizeof zero) != 0 ||
       zmq_socket_monitor(watched, endpoint.c_str(), kinds) != 0 || zmq_connect(events, endpoint.c_str()) != 0) {
@@ -89,8 +89,8 @@ Result<std::unique_ptr<SocketMonitor>> SocketMonitor::watch(SocketContext& conte
 }
 
 SocketMonitor::~SocketMonitor() {
-  // A socket that is closed lives on in libzmq until its connection has ended, and would tell of that. With nobody left
-  // to tell, libzmq's I/O thread would wait for ever, and with it every connection of the context.
+  // A closed socket lives on in libzmq until its connection has ended, and would then report that. Without a reader,
+  // libzmq's I/O thread would wait forever, and with it every connection of the context.
   zmq_socket_monitor(watched_, nullptr, 0);
   zmq_close(events_);
 }
@@ -122,14 +122,15 @@ std::optional<ConnectionEvent> ConnectionMonitor::read_event(const SocketMonitor
   switch (event.kind) {
     case ZMQ_EVENT_HANDSHAKE_SUCCEEDED: is_connected_ = true; return ConnectionEvent{.kind = Kind::kConnected};
     case ZMQ_EVENT_DISCONNECTED:
-      // Also says that a connection ended whose handshake had failed, which was told before.
+      // Also reported when a connection ends whose handshake had failed, which was reported before.
       if (!is_connected_) return std::nullopt;
       is_connected_ = false;
       return ConnectionEvent{.kind = Kind::kDisconnected};
     case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
       return ConnectionEvent{.kind = Kind::kRefused, .reason = closed_reason(event.value)};
     case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
-      // Also said of a message that was damaged on its way. The connection has ended then, which is not told again.
+      // Also reported for a message that was damaged in transit. The connection has then ended, which is not reported
+      // again.
       if (std::exchange(is_connected_, false)) return ConnectionEvent{.kind = Kind::kDisconnected};
       return ConnectionEvent{.kind = Kind::kRefused, .reason = protocol_reason(event.value), .is_final = true};
     case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What becomes of connections, from libzmq's socket monitor. Without it a client with a wrong key would try again for
-// ever and say nothing, and a server would not know which of its connections are strangers'.
+// Connection events, from libzmq's socket monitor. Without it a client with a wrong key would retry forever without any
+// report, and a server could not identify the connections of strangers.
 
 #include <cstdint>
 #include <memory>
@@ -15,8 +15,8 @@
 
 namespace penstock::net {
 
-// The events of one ZeroMQ socket. Destroyed before the socket that it watches. Confined to the thread that made it,
-// which need not be that of the socket: libzmq locks what both use.
+// The events of one ZeroMQ socket. Destroyed before the socket that it watches. Confined to the thread that created it,
+// which may differ from the socket's thread: libzmq locks their shared state.
 class SocketMonitor {
  public:
   struct Event {
@@ -32,7 +32,7 @@ class SocketMonitor {
   SocketMonitor& operator=(const SocketMonitor&) = delete;
   ~SocketMonitor();
 
-  // The next event, none if there is none yet.
+  // Returns the next event, or none if there is none yet.
   std::optional<Event> try_event();
 
   Waitable waitable() const { return Waitable(events_); }
@@ -44,17 +44,17 @@ class SocketMonitor {
 
 struct ConnectionEvent {
   enum class Kind : uint8_t {
-    kConnected,     // the handshake is over: the server has the key that was expected, and lets this client in
+    kConnected,     // the handshake is over: the server has the expected key, and admits this client
     kDisconnected,  // after it was connected
-    kRefused,       // during the handshake; `reason` says why
+    kRefused,       // during the handshake; `reason` explains why
   };
   Kind kind = Kind::kConnected;
   std::string reason = {};
-  // libzmq does not try again by itself.
+  // Whether libzmq will not retry automatically.
   bool is_final = false;
 };
 
-// The events of a client's connection. As SocketMonitor.
+// The events of a client's connection. Lifetime and thread as for SocketMonitor.
 class ConnectionMonitor {
  public:
   static Result<std::unique_ptr<ConnectionMonitor>> watch(SocketContext& context, void* watched);
@@ -62,7 +62,7 @@ class ConnectionMonitor {
   // For `watch`.
   explicit ConnectionMonitor(std::unique_ptr<SocketMonitor> monitor) : monitor_(std::move(monitor)) {}
 
-  // The next event, none if there is none yet.
+  // Returns the next event, or none if there is none yet.
   std::optional<ConnectionEvent> try_event();
 
   Waitable waitable() const { return monitor_->waitable(); }
@@ -76,8 +76,8 @@ class ConnectionMonitor {
 
 struct ListenerEvent {
   enum class Kind : uint8_t {
-    kListening,  // `value` is the descriptor at which libzmq listens
-    kAccepted,   // `value` is the descriptor of the connection, which libzmq may have closed since
+    kListening,  // `value` is the descriptor on which libzmq listens
+    kAccepted,   // `value` is the connection's descriptor, which libzmq may have closed since
     kRefused,    // the system had no connection for libzmq to accept; `value` is the error
     kEnded,      // `value` is the descriptor that the connection had
   };
@@ -85,8 +85,8 @@ struct ListenerEvent {
   int value = 0;
 };
 
-// The events of a server. They do not tell whose handshake has succeeded: libzmq names no connection then. As
-// SocketMonitor.
+// The events of a server. They do not identify connections whose handshake has succeeded: libzmq then names no
+// connection. Lifetime and thread as for SocketMonitor.
 class ListenerMonitor {
  public:
   static Result<std::unique_ptr<ListenerMonitor>> watch(SocketContext& context, void* watched);
@@ -94,7 +94,7 @@ class ListenerMonitor {
   // For `watch`.
   explicit ListenerMonitor(std::unique_ptr<SocketMonitor> monitor) : monitor_(std::move(monitor)) {}
 
-  // The next event, none if there is none yet.
+  // Returns the next event, or none if there is none yet.
   std::optional<ListenerEvent> try_event();
 
   Waitable waitable() const { return monitor_->waitable(); }

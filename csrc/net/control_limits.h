@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The limits of messages on a connection with a controller. Both sides need the same.
+// The message limits of a connection with a controller. Both sides must use the same.
 
 #include "net/tcp_socket.h"
 #include "wire/control_record.h"

@@ -8,7 +8,7 @@
 namespace penstock::net {
 namespace {
 
-// Pieces that wait to be opened. With more of them the heap that libzmq receives into is given back to the system
+// Pieces that wait to be opened. With more of them, the heap that libzmq receives into is returned to the system
 // between batches: with 8, a batch of 38 MB had 2,700 page faults.
 constexpr int kReceivedCountMax = 2;
 
@@ -74,7 +74,7 @@ std::optional<ConnectionEvent> DataClient::try_event() {
 }
 
 void DataClient::join() {
-  if (std::exchange(has_joined_, true)) return;  // its one message was for the connection before
+  if (std::exchange(has_joined_, true)) return;  // its only message was for the connection before
   const auto head = wire::write_piece_head(
       {.kind = wire::PieceHead::Kind::kJoin, .sender = name_.trainer_id, .link = name_.link, .counter = 1});
   std::array<std::byte, wire::kPieceHeadBytes + wire::kSealTagBytes> message{};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The trainer's end of the connection on which the pieces of one link's batches cross. It connects once: when the
-// connection ends, the link has ended too, and the next one has another client, with other keys.
+// The trainer's end of the connection that carries the pieces of one link's batches. It connects once: if the
+// connection ends, the link has ended too, and the next link has a new client with new keys.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,11 +20,11 @@
 
 namespace penstock::net {
 
-// Confined to the thread that made it.
+// Confined to the thread that created it.
 class DataClient {
  public:
-  // Begins to connect to the data port of the link that `name` names, whose keys follow from the trainer's `offer` and
-  // the worker's `grant`. kMalformed when the grant names no endpoint. `resolver` outlives the client.
+  // Starts to connect to the data port of the link `name`, whose keys are derived from the trainer's `offer` and the
+  // worker's `grant`. kMalformed if the grant contains no endpoint. `resolver` must outlive the client.
   static Result<std::unique_ptr<DataClient>> connect(SocketContext& context, Resolver& resolver, const LinkName& name,
                                                      const wire::SealOffer& offer, const wire::SealGrant& grant);
 
@@ -38,17 +38,17 @@ class DataClient {
   enum class Outcome : uint8_t {
     kNothing,  // no message is waiting
     kPiece,
-    kFault,  // a message that is not the link's next one, as the worker sealed it; `fault()` says more
+    kFault,  // a message that is not the link's next one as sealed by the worker; see `fault()`
   };
-  // The head of the next piece, of which only the order is checked, and which is not known to be true before open().
+  // Receives the head of the next piece, of which only the order is checked; it is not authenticated before open().
   Outcome try_receive();
   const wire::SealedPiece& piece() const { return piece_; }
-  // Opens the piece into `room`, which is as long. False if it is not as the worker sealed it; what lies in `room` then
-  // means nothing.
+  // Decrypts the piece into `room`, which has the same length. Returns false if it is not as the worker sealed it; the
+  // contents of `room` are then meaningless.
   [[nodiscard]] bool open(std::span<std::byte> room);
   const std::string& fault() const { return fault_; }
 
-  // As ClientSocket::try_event. Once it is connected it has joined the link.
+  // As ClientSocket::try_event. Joins the link once it is connected.
   std::optional<ConnectionEvent> try_event();
   std::optional<Instant> due_at() const { return socket_->due_at(); }
   std::array<Waitable, 2> waitables() const { return socket_->waitables(); }

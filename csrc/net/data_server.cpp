@@ -8,13 +8,13 @@
 namespace penstock::net {
 namespace {
 
-constexpr int kReceiveCountMax = 64;  // in a turn; one message is all that a trainer sends
+constexpr int kReceiveCountMax = 64;  // per turn; a trainer sends a single message
 
-// A trainer sends one small message, and whoever has its ticket can have this process hold four large ones.
+// A trainer sends one small message, but the holder of its ticket can make this process keep four large ones.
 constexpr wire::MessageLimits kServerLimits{.part_bytes_max = wire::kPieceMessageBytesMax,
                                             .message_bytes_max = wire::kPieceMessageBytesMax,
                                             .received_messages_max = 4};
-// Each link is let in once, and one link is in force.
+// Each link is admitted once, and one link is current.
 constexpr HolderRoom kServerRoom{.count_max = 64, .descriptors_for_each = 16};
 
 }  // namespace
@@ -94,7 +94,7 @@ Result<void> DataServer::send(wire::PieceHead head, std::span<const std::byte> p
   const std::span<std::byte> message(buffer.get(), size);
   std::memcpy(message.data(), head_bytes.data(), head_bytes.size());
   auto sealed = session_->sealer.seal(head.counter, head_bytes, piece, message.subspan(wire::kPieceHeadBytes));
-  // A function that is copied holds it until ZeroMQ has sent it, or has not.
+  // A copyable function owns it until ZeroMQ has sent or dropped it.
   auto held = std::make_shared<SealedBuffers::Buffer>(std::move(buffer));
   OutgoingPart part{.bytes = message, .release = [buffers = buffers_, held] { buffers->give_back(std::move(*held)); }};
   if (!sealed) {

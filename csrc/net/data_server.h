@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The worker's end of the connections on which the pieces of batches cross: a port of its own without CURVE, whose
-// pieces are sealed with the keys of the link in force. Who has no ticket of that link is closed in the handshake, and
-// who cannot seal its first message with the link's key gets nothing.
+// The worker's end of the connections that carry the pieces of batches: a separate port without CURVE, whose pieces are
+// sealed with the keys of the current link. Connections without a ticket of that link are closed during the handshake,
+// and a client that cannot seal its first message with the link's key receives no pieces.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@
 
 namespace penstock::net {
 
-// Confined to the thread that made it.
+// Confined to the thread that created it.
 class DataServer {
  public:
   struct Options {
@@ -34,7 +34,7 @@ class DataServer {
     uint8_t ciphers = fast_ciphers();
     size_t sharer_count = 1;  // as ServerSocketOptions
   };
-  // Listens at `endpoint`. `on_room` is called, on any thread, when has_room() may be true again.
+  // Listens on `endpoint`. `on_room` is called, on any thread, when has_room() may have become true.
   static Result<std::unique_ptr<DataServer>> bind(SocketContext& context, Authenticator& authenticator,
                                                   const Endpoint& endpoint, const Options& options,
                                                   std::function<void()> on_room);
@@ -50,22 +50,22 @@ class DataServer {
   DataServer(const DataServer&) = delete;
   DataServer& operator=(const DataServer&) = delete;
 
-  // The address and port that are really bound.
+  // The address and port that are actually bound.
   const Endpoint& endpoint() const { return endpoint_; }
 
-  // Begins a link in the place of the one before, and returns what the trainer has to know for it, but for the
+  // Starts a link that replaces the previous one, and returns the data that the trainer needs for it, except the
   // endpoint.
   Result<wire::SealGrant> begin(uint64_t trainer_id, uint32_t link, const wire::SealOffer& offer);
   // Ends the link, if there is one.
   void end();
 
-  // Takes what has come: the trainer joins, or nobody knows who it is.
+  // Processes received messages: admits the trainer if it joins, and ignores all others.
   Result<void> receive();
 
-  // Whether the trainer is there and another piece may be on its way.
+  // Whether the trainer has joined and another piece may be sent.
   bool has_room() const { return !routing_id_.empty() && buffers_->has_room(); }
-  // Sends a piece of a batch of the link, at most kPieceBytesMax long, of which `head` says where it belongs. Only if
-  // has_room(). kClosed when the trainer is gone, or the key is used up: another link is needed.
+  // Sends a piece of a batch of the link, at most kPieceBytesMax long; `head` defines its place. Requires has_room().
+  // kClosed if the trainer is gone, or the key is exhausted: another link is needed.
   Result<void> send(wire::PieceHead head, std::span<const std::byte> piece);
 
   Waitable waitable() const { return socket_->waitable(); }
@@ -85,7 +85,7 @@ class DataServer {
   std::unique_ptr<TcpSocket> socket_;
   const Endpoint endpoint_;
   const Options options_;
-  std::shared_ptr<SealedBuffers> buffers_;  // shared with the pieces in ZeroMQ's hands
+  std::shared_ptr<SealedBuffers> buffers_;  // shared with the pieces that ZeroMQ is sending
   std::optional<Session> session_;
   std::string routing_id_;  // of the trainer's connection; empty until it joins
   ReceivedMessage message_;

@@ -13,7 +13,7 @@ namespace penstock::net {
 namespace {
 
 constexpr std::string_view kScheme = "tcp://";
-constexpr size_t kHostLengthMax = 253;  // of a name in DNS
+constexpr size_t kHostLengthMax = 253;  // of a DNS name
 constexpr std::string_view kEveryInterface = "*";
 
 Fault bad_endpoint(std::string_view text, const std::string& seen) {

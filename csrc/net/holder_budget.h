@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which connections a server closes to make room among those that were let in. When there are too many, the key with
-// the most of them loses its oldest, so that whoever has a key may connect as often as he likes and keeps nobody out.
+// Decides which admitted connections a server closes to make room. If there are too many, the key with the most
+// connections loses its oldest, so a key's holder may connect any number of times without locking others out.
 //
-// libzmq tells whose a connection is with its first message alone. Those that have sent none have a room of their own
-// until they do, of which the fullest address loses its oldest: peers speak as soon as they are let in. It decides, and
-// owns no connection.
+// libzmq identifies the key of a connection only with its first message. Connections without a message have separate
+// room until they send one; the address with the most of them loses its oldest, as peers send as soon as they are
+// admitted. The budget only decides; it owns no connections.
 
 #include <array>
 #include <cstddef>
@@ -19,15 +19,15 @@
 
 namespace penstock::net {
 
-// Those that have sent nothing have this part of a server's room, of which an address has kAddressPart. A key has that
-// part of the rest.
+// Connections that have sent no message have 1 / kQuietPart of a server's room, and one address 1 / kAddressPart of
+// that. One key has 1 / kKeyPart of the rest.
 constexpr size_t kQuietPart = 4;
 constexpr size_t kKeyPart = 2;
 constexpr size_t kHoldersLeast = 16;
 
-// The room of one server: so many connections, but no more than one for each so many descriptors that the process may
-// have open. A worker's are an eighth and a sixteenth of these, beside five eighths for strangers
-// (connection_budget.h), so that three sixteenths are left.
+// The room of one server: `count_max` connections, but at most one for every `descriptors_for_each` of the process's
+// descriptor limit. A worker's servers use an eighth and a sixteenth of the descriptors, in addition to five eighths
+// for strangers (connection_budget.h), so three sixteenths remain.
 struct HolderRoom {
   size_t count_max = 1024;
   uint64_t descriptors_for_each = 8;
@@ -48,23 +48,23 @@ class HolderBudget {
 
   explicit HolderBudget(const Limits& limits) : limits_(limits) {}
 
-  // A connection was let in that has sent nothing yet. `id` is a number that no other one here has.
+  // A connection was admitted that has sent no message yet. `id` is unique among the connections here.
   void add(int id, const Address& address);
-  // It has sent a message: `key` is that which it had shown.
+  // The connection has sent a message; `key` is the key that it had shown.
   void speak(int id, std::string_view key);
-  // It has ended.
+  // The connection has ended.
   void remove(int id);
 
   bool has(int id) const { return places_.contains(id); }
   size_t count() const { return places_.size(); }
 
-  // The connection that is to go after `id` was added or has spoken. Nothing if there is room for all.
+  // The connection to close after `id` was added or has spoken. None if there is room for all.
   std::optional<int> surplus(int id) const;
 
  private:
   using Queue = std::map<uint64_t, int>;  // connections by the order in which they were added
   struct Part {
-    std::map<std::string, Queue> queues{};  // by key, or by the bytes of the address; none is empty
+    std::map<std::string, Queue> queues{};  // by key, or by the bytes of the address; no queue is empty
     size_t count = 0;
   };
   struct Place {
@@ -75,7 +75,8 @@ class HolderBudget {
 
   Part& part_of(const Place& place) { return place.is_quiet ? quiet_ : known_; }
   void put(int id, Place place);
-  // Of the longest queue of a part that is not empty; of equal ones that of the connection which came first.
+  // The oldest of the longest queue of a non-empty part; of equally long ones, the queue whose first connection is
+  // oldest.
   static int first_of_longest(const Part& part);
 
   const Limits limits_;

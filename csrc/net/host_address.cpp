@@ -15,7 +15,7 @@ namespace {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-// The addresses of a host, and the system's error number where there are none.
+// The addresses of a host, or the system's error number in `error` if there are none.
 AddressList addresses_of(const std::string& host, int flags, int& error) {
   addrinfo wanted{};
   wanted.ai_flags = flags;
@@ -52,7 +52,7 @@ const sockaddr* first_of_family(const AddressList& list, int family) {
   return nullptr;
 }
 
-// The first IPv4 address, else the first IPv6 address.
+// The first IPv4 address, or else the first IPv6 address.
 std::optional<HostAddress> first_of(const AddressList& list) {
   if (const sockaddr* address = first_of_family(list, AF_INET); address != nullptr) return ipv4_address(address);
   if (const sockaddr* address = first_of_family(list, AF_INET6); address != nullptr) return ipv6_address(address);

@@ -38,12 +38,12 @@ Result<void> check_owner_and_mode(const struct stat& status, const std::string& 
   return {};
 }
 
-// The text of a key file without its newline, in `text`. A public key gets the same checks as a secret: who can write
-// it can let himself in.
+// Reads a key file into `text` and returns it without its newline. A public key gets the same checks as a secret: an
+// account that can write it can admit itself.
 Result<std::string_view> read_key_file(int folder_fd, const std::string& folder, const std::string& name,
                                        KeyFileText& text) {
   const std::string path = folder + "/" + name;
-  // Without O_NONBLOCK a FIFO in the place of the file would be waited on.
+  // Without O_NONBLOCK, opening a FIFO in place of the file would block.
   const FileDescriptor fd(::openat(folder_fd, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   if (!fd && errno == ELOOP) {
     return key_error(Errc::kMismatch, path, "it is a symbolic link, and a key must be a file of its own",
@@ -91,7 +91,7 @@ Result<PublicKey> load_public(int folder_fd, const std::string& folder, const st
 
 std::string with_article(Role role) { return (role == Role::kOperator ? "an " : "a ") + std::string(role_name(role)); }
 
-// A folder with the secret of another role: most likely a trainer's, given to a command for operators.
+// The error for a folder with the secret of another role: most likely a trainer's folder, given to an operator command.
 std::optional<Fault> other_role(int folder_fd, const std::string& folder, Role role) {
   if (has_secret(folder_fd, role)) return std::nullopt;
   for (const Role other : kRoles) {
@@ -128,7 +128,7 @@ Result<std::vector<std::string>> names_of(const Holders& holders, int folder_fd,
   auto listed = list_key_files(folder_fd, folder, [&](std::string_view file) -> Result<void> {
     if (!file.ends_with(holders.ending)) return {};
     const std::string_view name = file.substr(0, file.size() - holders.ending.size());
-    if (!is_key_name(name)) return {};  // as of a file that is being made
+    if (!is_key_name(name)) return {};  // for example a file that is being written
     if (names.size() == holders.count_max) {
       const std::string all = std::string(holders.what) + "s";
       return key_error(Errc::kMismatch, folder,
@@ -142,7 +142,8 @@ Result<std::vector<std::string>> names_of(const Holders& holders, int folder_fd,
   return names;
 }
 
-// The keys of before that still count. One that is the role's key of now as well is none: it is about to be rotated.
+// The former keys that are still valid. A former key that is also the role's present key does not count: its rotation
+// is about to start.
 Result<FormerKeys> load_former_keys(int folder_fd, const std::string& folder, const RoleKeys& roles) {
   FormerKeys former;
   for (const Role role : kRoles) {
@@ -162,7 +163,7 @@ Result<FormerKeys> load_former_keys(int folder_fd, const std::string& folder, co
   return former;
 }
 
-// Adds the keys of these holders to `names`. `known` are all that the folder has so far.
+// Adds the keys of these holders to `names`. `known` has all keys of the folder so far.
 Result<void> load_holders(const Holders& holders, int folder_fd, const std::string& folder, std::set<PublicKey>& known,
                           KeyNames& names) {
   const std::string what(holders.what);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The files of a folder of keys, for those who read and who make them (key_folder.h, key_making.h). Whatever others
-// could have read or written is refused, with the path and the remedy.
+// The files of a key folder, for the code that reads and creates them (key_folder.h, key_making.h). Any file that
+// others could have read or written is rejected, with the path and the remedy.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -25,37 +25,37 @@ inline constexpr size_t kKeyFileBytes = kKeyTextLength + 1;  // a key and a newl
 using KeyFileText = Wiped<kKeyFileBytes>;
 inline constexpr std::string_view kFormerEnding = ".former.public";
 
-// Those who have keys of their own.
+// The kinds of holders with individual keys.
 struct Holders {
   std::string_view what;
-  std::string_view ending;  // of the names of their keys
+  std::string_view ending;  // of the file names of their keys
   size_t count_max;
 };
 inline constexpr Holders kUserHolders{.what = "user", .ending = ".user.public", .count_max = kUserCountMax};
 inline constexpr Holders kMachineHolders{.what = "machine", .ending = ".machine.public", .count_max = kMachineCountMax};
 
-// Whether it can name one of them.
+// Whether `name` is a valid name of a holder.
 bool is_key_name(std::string_view name);
-// As "worker.secret" of the role and ".secret".
+// The file name for a role and an ending, such as "worker.secret" for ".secret".
 std::string key_file_name(Role role, std::string_view ending);
 
-// The error's text: the failure, the fact that was seen with the one that was expected, and the remedy.
+// An error whose text has the failure, the observed and expected facts, and the remedy.
 Fault key_error(Errc code, const std::string& path, const std::string& seen, const std::string& remedy);
 Fault key_system_error(const std::string& what, const std::string& path, int error_number);
-// The secret of the role belongs to none of the keys by which it is let in.
+// The role's secret belongs to none of the keys by which the role is admitted.
 Fault no_key_pair(const std::string& folder, Role role);
 
-// The folder, checked. Files below it are then opened by way of the descriptor, so it stays the folder that was
-// checked.
+// Opens the folder after checking it. Files in it are then opened relative to the descriptor, so it remains the folder
+// that was checked.
 Result<FileDescriptor> open_key_folder(const std::string& folder);
 bool has_key_file(int folder_fd, const std::string& name);
 bool has_secret(int folder_fd, Role role);
 
 Result<KeyPair> load_secret(int folder_fd, const std::string& folder, Role role);
-// All of them. An error where one stands for two roles, users or machines.
+// Loads all public keys of the folder. An error if one key belongs to two roles, users or machines.
 Result<PublicKeys> load_public_keys(int folder_fd, const std::string& folder);
 
-// Calls `take` with the name of each file of the folder.
+// Calls `take` with the name of each file in the folder.
 template <typename Take>
 Result<void> list_key_files(int folder_fd, const std::string& folder, const Take& take) {
   const int listed_fd = ::openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -22,14 +22,14 @@
 namespace penstock::net {
 namespace {
 
-// What the file system says of the public keys. It is another after each change of one.
+// A stamp of the public keys' file metadata. It differs after each change of a key.
 Result<std::string> stamp_of(int folder_fd, const std::string& folder) {
   std::vector<std::string> stamps;
   auto listed = list_key_files(folder_fd, folder, [&](std::string_view file) -> Result<void> {
     if (!file.ends_with(".public")) return {};
     const std::string name(file);
     struct stat status {};
-    if (::fstatat(folder_fd, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return {};  // it has just gone
+    if (::fstatat(folder_fd, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return {};  // it has just been removed
     std::string stamp = name;
     for (const auto number :
          {static_cast<int64_t>(status.st_ino), static_cast<int64_t>(status.st_size),
@@ -46,7 +46,7 @@ Result<std::string> stamp_of(int folder_fd, const std::string& folder) {
   return all;
 }
 
-// Names for a sentence, some of many.
+// Names for a sentence; only the first ones of many.
 std::string spoken_names(const std::vector<std::string>& names) {
   constexpr size_t kSpokenMax = 8;
   std::string text;
@@ -55,7 +55,7 @@ std::string spoken_names(const std::vector<std::string>& names) {
   return names.size() <= kSpokenMax ? text : text + " and " + std::to_string(names.size() - kSpokenMax) + " more";
 }
 
-// Those who have keys of their own in `keys`, and not in `others`.
+// The holders with individual keys in `keys` that are not in `others`.
 std::vector<std::string> named_beyond(const PublicKeys& keys, const PublicKeys& others) {
   std::vector<std::string> names;
   for (const auto& [key, user] : keys.users)
@@ -109,7 +109,7 @@ Result<std::optional<KeyFolderWatch::Change>> KeyFolderWatch::look() {
   auto fd = open_key_folder(folder_);
   if (!fd) return fd.error();
   const int folder_fd = fd.value().get();
-  // Before the files are read: what changes meanwhile is seen the next time.
+  // Before the files are read: a change in the meantime is then detected the next time.
   auto stamp = stamp_of(folder_fd, folder_);
   if (!stamp) return stamp.error();
   if (stamp.value() == stamp_) return std::optional<Change>();
@@ -144,7 +144,7 @@ void KeyFolderReader::ask(Instant now) {
   try {
     std::thread([state = state_] {
       ::pthread_setname_np(::pthread_self(), "pk_key_read");
-      // Signals are for the program's own threads.
+      // Signals are for the program's threads.
       sigset_t all;
       ::sigfillset(&all);
       ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -153,13 +153,13 @@ void KeyFolderReader::ask(Instant now) {
         const auto fd = open_key_folder(state->folder);
         if (auto keys = fd ? load_public_keys(fd.value().get(), state->folder) : fd.error())
           found = std::move(keys).value();
-      } catch (const std::bad_alloc&) {  // it is read again
+      } catch (const std::bad_alloc&) {  // the next ask() reads again
       }
       const MutexLock lock(state->mutex);
       state->found = std::move(found);
       state->is_reading = false;
     }).detach();
-  } catch (const std::system_error&) {  // no thread is left; it is asked again
+  } catch (const std::system_error&) {  // no thread is left; the next ask() retries
     const MutexLock lock(state_->mutex);
     state_->is_reading = false;
   }

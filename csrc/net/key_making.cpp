@@ -38,7 +38,7 @@ Result<void> write_whole(int fd, std::string_view text, const std::string& path)
   return {};
 }
 
-// The files of one command. Those that are not kept, or still lie aside, go with it.
+// The files of one command. The destructor removes files that are not kept or still have their temporary names.
 class NewFiles {
  public:
   NewFiles(int folder_fd, const std::string& folder) : folder_fd_(folder_fd), folder_(folder) {}
@@ -48,7 +48,7 @@ class NewFiles {
     for (const auto& name : names_) ::unlinkat(folder_fd_, name.c_str(), 0);
   }
 
-  // Writes the file complete and on disk, under another name.
+  // Writes the file completely and syncs it, under a temporary name.
   Result<void> write_aside(const std::string& name, std::string_view text) {
     const std::string path = folder_ + "/" + name;
     const std::string aside = aside_of(name);
@@ -61,7 +61,7 @@ class NewFiles {
     return {};
   }
 
-  // Appears under its name complete and on disk, or not at all.
+  // Creates the file completely written and synced, or not at all.
   Result<void> add(const std::string& name, std::string_view text) {
     if (auto written = write_aside(name, text); !written) return written;
     if (!try_rename(aside_of(name), name)) {
@@ -72,7 +72,7 @@ class NewFiles {
     return {};
   }
 
-  // Has what lies aside take the place of what is there, for good. The folder is on disk then.
+  // Replaces the existing file by the temporary one, permanently. The folder is synced afterwards.
   Result<void> replace(const std::string& name) {
     if (::renameat(folder_fd_, aside_of(name).c_str(), folder_fd_, name.c_str()) != 0)
       return key_system_error("replacing the key", folder_ + "/" + name, errno);
@@ -100,7 +100,7 @@ class NewFiles {
   bool try_rename(const std::string& aside, const std::string& name) const {
     if (::renameat2(folder_fd_, aside.c_str(), folder_fd_, name.c_str(), RENAME_NOREPLACE) == 0) return true;
     if (errno != EINVAL && errno != ENOSYS) return false;
-    // A file system that cannot refuse to replace: the names were looked at before.
+    // On a file system without RENAME_NOREPLACE: the names were checked before.
     return ::renameat(folder_fd_, aside.c_str(), folder_fd_, name.c_str()) == 0;
   }
 
@@ -144,7 +144,7 @@ Result<void> fill_key_folder(const std::string& folder) {
 
 // ---- Keys for users and machines
 
-// Those of the roles, but for one whose place another key has.
+// Adds the keys of the roles, except `left_out`, whose place another key takes.
 Result<void> add_role_keys(NewFiles& files, const PublicKeys& keys, std::optional<Role> left_out = {}) {
   for (const Role role : kRoles) {
     if (role == left_out) continue;
@@ -163,7 +163,7 @@ Result<void> fill_user_folder(NewFiles& files, const PublicKeys& keys, const Key
   return files.add(key_file_name(Role::kTrainer, ".secret"), secret_file(pair).text());
 }
 
-// Its workers let users in, and show a key that is none of the role's.
+// The machine's workers admit users, and show a key that is not a role's.
 Result<void> fill_machine_folder(NewFiles& files, const PublicKeys& keys, const KeyPair& pair,
                                  const std::string& machine) {
   if (auto made = add_role_keys(files, keys); !made) return made;
@@ -182,7 +182,7 @@ Result<void> check_key_name(const Holders& holders, const std::string& name) {
                                      " letters, digits, '-', '_' and '.', the first of them no '.'"};
 }
 
-// Makes a pair for `name`, its public key in the pool's folder, and the folder of its own, by
+// Creates a pair for `name`, its public key in the pool's folder, and the holder's folder, by
 // `fill(files, keys of the pool, pair)`.
 template <typename Fill>
 Result<void> make_holder(const Holders& holders, const std::string& folder, const std::string& name,
@@ -213,14 +213,14 @@ Result<void> make_holder(const Holders& holders, const std::string& folder, cons
 
 // ---- Rotation
 
-// Two commands at once would mix their pairs. Given back with the descriptor.
+// Two commands at the same time would mix their pairs. The lock is released with the descriptor.
 Result<void> lock_folder(int folder_fd, const std::string& folder) {
   if (::flock(folder_fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return {};  // or the file system has no locks
   return Fault{Errc::kMismatch,
                "the keys in " + folder + " cannot be rotated: another penstock keys is at it; wait until it has ended"};
 }
 
-// What interrupted rotations have left aside. The secrets there are in force nowhere.
+// Removes the temporary files of interrupted rotations. Their secrets are not in use.
 Result<void> remove_left_aside(int folder_fd, const std::string& folder) {
   std::vector<std::string> left;
   auto listed = list_key_files(folder_fd, folder, [&](std::string_view file) -> Result<void> {
@@ -234,7 +234,7 @@ Result<void> remove_left_aside(int folder_fd, const std::string& folder) {
   return {};
 }
 
-// The roles whose rotation is yet to begin, or to be completed. An error where there is none.
+// The roles whose rotation has yet to start or to be completed. An error if there is none.
 Result<std::vector<Role>> roles_to_rotate(int folder_fd, const std::string& folder, const PublicKeys& keys) {
   std::vector<Role> left;
   size_t former_count = 0;
@@ -252,7 +252,7 @@ Result<std::vector<Role>> roles_to_rotate(int folder_fd, const std::string& fold
     is_begun = is_begun || keys.former[place];
     former_count += has_key_file(folder_fd, key_file_name(role, kFormerEnding)) ? 1 : 0;
   }
-  // Without some of the former keys, it was the end of a rotation that was interrupted.
+  // If some of the former keys are missing, an interrupted end of a rotation left this state.
   if (is_begun && (left.empty() || former_count < kRoles.size()))
     return Fault{Errc::kMismatch, "the keys in " + folder +
                                       " cannot be rotated: those from before the last rotation still count; start what "
@@ -283,9 +283,9 @@ Result<void> make_machine_keys(const std::string& folder, const std::string& mac
                      });
 }
 
-// All files are written before the first is put in its place. The former keys come first: as long as they are those of
-// now, too, nothing has changed. A role's public key comes before its secret: in between, the secret is that of the
-// former key, which is let in. The other way round nobody would know the key of the secret.
+// All files are written before the first is renamed. The former keys are first: as long as they equal the present keys,
+// they have no effect. A role's public key is replaced before its secret: in between, the secret belongs to the former
+// key, which is admitted. In the other order the key of the new secret would not be known anywhere.
 Result<void> rotate_keys(const std::string& folder) {
   auto fd = open_key_folder(folder);
   if (!fd) return fd.error();
@@ -304,7 +304,7 @@ Result<void> rotate_keys(const std::string& folder) {
   };
   for (const Role role : roles.value()) {
     const auto place = static_cast<size_t>(role);
-    if (keys.value().former[place]) continue;  // from the call that was interrupted
+    if (keys.value().former[place]) continue;  // from the interrupted call
     if (auto made = write(key_file_name(role, kFormerEnding), public_file(keys.value().roles[place])); !made)
       return made;
   }

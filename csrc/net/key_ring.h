@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The keys of one process of a pool: its own pair, the public keys of every role, and those of users and machines with
-// keys of their own. A key says who a peer is; the peer's own claims count for nothing.
+// The keys of one process of a pool: its own pair, the public keys of every role, and the individual keys of users and
+// machines. A peer is identified by its key; its claims are ignored.
 
 #include <algorithm>
 #include <array>
@@ -15,10 +15,10 @@
 
 namespace penstock::net {
 
-// Where the keys come from. Shared ones were made by this user's own processes on this machine, for this machine alone.
+// The origin of the keys. Shared keys were created by this user's processes on this machine, for this machine only.
 enum class KeyOrigin : uint8_t { kGiven, kShared };
 
-// By key, the name of the user or the machine that has it.
+// The name of the user or the machine that holds each key.
 using KeyNames = std::map<PublicKey, std::string>;
 using RoleKeys = std::array<PublicKey, kRoles.size()>;  // in the order of kRoles
 using FormerKeys = std::array<std::optional<PublicKey>, kRoles.size()>;
@@ -26,18 +26,18 @@ using FormerKeys = std::array<std::optional<PublicKey>, kRoles.size()>;
 // Thread-compatible.
 struct PublicKeys {
   RoleKeys roles{};
-  FormerKeys former{};  // of the generation before, until its rotation is finished; they count as those of `roles` do
-  KeyNames users{};     // of trainers beside those of the role
-  KeyNames machines{};  // of workers beside those of the role
+  FormerKeys former{};  // of the previous generation, until its rotation is finished; as valid as `roles`
+  KeyNames users{};     // of trainers, in addition to the keys of the role
+  KeyNames machines{};  // of workers, in addition to the keys of the role
 
-  // The keys of all holders of the role's secret: the newest one, and behind it the former one if it still counts.
+  // The keys of all holders of the role's secret: the newest one, followed by the former one if it is still valid.
   std::vector<PublicKey> generations(Role role) const {
     const auto place = static_cast<size_t>(role);
     std::vector<PublicKey> keys{roles[place]};
     if (former[place]) keys.push_back(*former[place]);
     return keys;
   }
-  // Those who act in the role with keys of their own.
+  // The individual keys of holders that act in the role.
   KeyNames named(Role role) const {
     return role == Role::kTrainer ? users : role == Role::kWorker ? machines : KeyNames();
   }
@@ -53,8 +53,8 @@ struct PublicKeys {
 // Thread-compatible.
 class KeyRing {
  public:
-  // `keys` let the holder of `own` in as `own_role`. `folder` is where they were read, if the public ones are to be
-  // read there again while the process runs.
+  // `keys` admit the holder of `own` as `own_role`. `folder` is the folder from which they were read, if the public
+  // ones are to be reread while the process runs.
   KeyRing(Role own_role, KeyPair own, PublicKeys keys, KeyOrigin origin, std::string folder = {})
       : own_role_(own_role), own_(std::move(own)), keys_(std::move(keys)), origin_(origin), folder_(std::move(folder)) {
     PENSTOCK_ASSERT(keys_.lets_in(own_.public_key(), own_role_));
@@ -68,7 +68,7 @@ class KeyRing {
   const PublicKey& public_key(Role role) const { return keys_.roles[static_cast<size_t>(role)]; }
   const PublicKey& controller_key() const { return public_key(Role::kController); }
   const KeyNames& users() const { return keys_.users; }
-  // The folder's absolute path, or nothing.
+  // The folder's absolute path; empty if there is none.
   const std::string& folder() const { return folder_; }
 
  private:

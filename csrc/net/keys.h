@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// CURVE keys, the roles that they stand for, and the ids of runs that follow from them. A public key is a name that can
-// be told to anyone. A secret key is wiped when it is dropped, is never copied, and has no text but the one that goes
-// into its file: nothing here can print it.
+// CURVE keys, their roles, and the ids of runs that are derived from them. A public key is a name that can be shown to
+// anyone. A secret key is wiped when it is destroyed, is never copied, and is only converted to text for its file: no
+// code here can print it.
 
 #include <array>
 #include <cstddef>
@@ -19,9 +19,9 @@
 namespace penstock::net {
 
 constexpr size_t kKeyBytes = wire::kPublicKeyBytes;
-constexpr size_t kKeyTextLength = 40;  // of Z85
+constexpr size_t kKeyTextLength = 40;  // in Z85
 
-// The parts that the holder of a key may play in a pool.
+// The roles that the holder of a key may have in a pool.
 enum class Role : uint8_t { kController, kTrainer, kWorker, kOperator };
 constexpr std::array<Role, 4> kRoles = {Role::kController, Role::kTrainer, Role::kWorker, Role::kOperator};
 
@@ -32,10 +32,10 @@ std::optional<Role> find_role(std::string_view name);
 // Thread-compatible.
 class PublicKey {
  public:
-  PublicKey() = default;  // all zero, which is nobody's
+  PublicKey() = default;  // all zeros, which is no holder's key
   explicit PublicKey(std::span<const std::byte, kKeyBytes> bytes);
 
-  // Reads Z85. The message of its error does not repeat the text, which may be a secret in the wrong place.
+  // Reads Z85. The error message does not repeat the text, which may be a misplaced secret.
   static Result<PublicKey> parse(std::string_view text);
 
   std::span<const std::byte, kKeyBytes> bytes() const { return bytes_; }
@@ -48,7 +48,7 @@ class PublicKey {
   std::array<std::byte, kKeyBytes> bytes_{};
 };
 
-// Bytes that are wiped when they are dropped or moved from, and that are not copied. Thread-compatible.
+// Bytes that are wiped when they are destroyed or moved from, and that cannot be copied. Thread-compatible.
 template <size_t kSize>
 class Wiped {
  public:
@@ -70,15 +70,15 @@ class Wiped {
 using SecretKey = Wiped<kKeyBytes>;
 using SecretText = Wiped<kKeyTextLength>;
 
-// A secret key and the public key that belongs to it. Thread-compatible.
+// A secret key and its public key. Thread-compatible.
 class KeyPair {
  public:
   static KeyPair generate();
 
-  // The pair of a secret, whose public key follows from it.
+  // The pair of a secret, from which the public key is derived.
   static KeyPair from_secret(SecretKey secret_key);
 
-  // As `generate` and `secret_text` wrote it. The message of its error does not repeat the text.
+  // Reads the text that `secret_text` wrote. The error message does not repeat the text.
   static Result<KeyPair> parse_secret(std::string_view text);
 
   KeyPair(KeyPair&&) = default;
@@ -86,7 +86,7 @@ class KeyPair {
   const PublicKey& public_key() const { return public_key_; }
   const SecretKey& secret_key() const { return secret_key_; }
 
-  // For the file of the secret, and for nothing else.
+  // For the secret's file only.
   SecretText secret_text() const;
 
  private:
@@ -97,17 +97,17 @@ class KeyPair {
   PublicKey public_key_;
 };
 
-// The id of one run of a trainer or a worker, and the secret that shows whose it is. The id is a hash of the key that
-// the run shows and of the secret: a server that is told an id computes it anew from the connection's key and the
-// secret that came along, and so needs to remember nothing to know its owner.
+// The id of one run of a trainer or a worker, and the secret that proves its ownership. The id is a hash of the run's
+// key and the secret: a server that receives an id recomputes it from the connection's key and the secret sent along
+// with it, and so identifies the owner without remembering anything.
 struct RunId {
   uint64_t id = 0;
   wire::RunSecret secret{};
 };
 
-// Of a process with this key, which has drawn this secret. 0 is nobody's.
+// The id of a process with this key that has drawn this secret. 0 is no process's id.
 uint64_t run_id_of(const PublicKey& key, const wire::RunSecret& secret);
-// Of a new run.
+// Draws the id of a new run.
 RunId draw_run_id(const PublicKey& key);
 
 }  // namespace penstock::net

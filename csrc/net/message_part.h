@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The parts of a message between hosts, as they leave and as they arrive. Neither way copies a payload: a part that
-// leaves stays in place until ZeroMQ has read it, and a part that arrives stays in ZeroMQ's own memory.
+// The parts of messages between hosts, as sent and as received. Neither direction copies a payload: a sent part stays
+// in place until ZeroMQ has read it, and a received part stays in ZeroMQ's memory.
 
 #include <array>
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace penstock::net {
 
-// One part to send. Without `release` the bytes are copied. With it they are not: they must stay as they are until
-// `release` is called, which happens exactly once, on any thread, also when the message could not be sent.
+// One part to send. Without `release` the bytes are copied. With it they are not: they must stay unchanged until
+// `release` is called, which happens exactly once, on any thread, even if the message could not be sent.
 struct OutgoingPart {
   std::span<const std::byte> bytes;
   std::function<void()> release;
 };
 
-// One part that arrived. Its bytes lie at any address, aligned to nothing. Thread-compatible.
+// One received part. Its bytes have no guaranteed alignment. Thread-compatible.
 class ReceivedPart {
  public:
   ReceivedPart();
@@ -27,7 +27,7 @@ class ReceivedPart {
 
   std::span<const std::byte> bytes() const;
 
-  // The zmq_msg_t, for the files of this room that speak to ZeroMQ.
+  // The zmq_msg_t, for this room's files that call ZeroMQ.
   void* handle() { return storage_.data(); }
 
  private:

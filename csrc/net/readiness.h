@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Waiting for several ZeroMQ sockets and file descriptors at once.
+// Waiting for several ZeroMQ sockets and file descriptors together.
 
 #include <chrono>
 #include <span>
@@ -9,7 +9,7 @@
 
 namespace penstock::net {
 
-// A ZeroMQ socket as something to wait for. It neither owns the socket nor can do anything else with it.
+// A ZeroMQ socket to wait for. It does not own the socket and supports no other operation on it.
 // Thread-compatible.
 class Waitable {
  public:
@@ -22,8 +22,8 @@ class Waitable {
   void* socket_;
 };
 
-// Waits until one of `sockets` or of `fds` is readable, or `timeout` passes (negative: for ever). Blocks. Readable fds
-// are marked in `is_fd_readable`, which has one place for each. A signal ends the wait early.
+// Waits until one of `sockets` or of `fds` is readable, or `timeout` passes (negative: forever). Blocks. Readable fds
+// are marked in `is_fd_readable`, which has one element for each. A signal ends the wait early.
 Result<void> wait_readable(std::span<const Waitable> sockets, std::span<const int> fds, std::span<bool> is_fd_readable,
                            std::chrono::milliseconds timeout);
 

@@ -16,7 +16,7 @@
 namespace penstock::net {
 namespace {
 
-constexpr int kToldInOneCall = 64;  // by the system; events beyond it come first the next time
+constexpr int kToldInOneCall = 64;  // limit of one system call; the next call returns further events first
 
 }  // namespace
 
@@ -81,7 +81,7 @@ void ReadySet::remove(uint64_t tag) {
 void ReadySet::mark_used(uint64_t tag) {
   const auto found = members_.find(tag);
   if (found == members_.end() || found->second.sockets.empty())
-    return;  // epoll itself tells of plain descriptors again
+    return;  // epoll reports plain descriptors again by itself
   if (std::exchange(found->second.is_used, true)) return;
   used_.push_back(tag);
 }
@@ -95,7 +95,7 @@ Result<bool> ReadySet::has_input(const Member& member) const {
       asked = zmq_getsockopt(socket, ZMQ_EVENTS, &events, &length);
     } while (asked != 0 && zmq_errno() == EINTR);
     if (asked != 0) return zmq_failure("asking a socket for its events");
-    // The others are asked after the use that this leads to.
+    // The others are queried after the resulting use.
     if ((events & ZMQ_POLLIN) != 0) return true;
   }
   return false;
@@ -110,7 +110,7 @@ Result<std::span<const uint64_t>> ReadySet::wait(std::chrono::milliseconds timeo
   }
   for (const uint64_t tag : used_) members_.at(tag).is_used = false;
   used_.clear();
-  // Also when something waits already: one that always has something must not hide the others.
+  // Also if a message is waiting already: a socket that is always ready must not hide the others.
   std::array<epoll_event, kToldInOneCall> events;
   const int64_t timeout_ms = told_.empty() ? std::min<int64_t>(timeout.count(), std::numeric_limits<int>::max()) : 0;
   const int count = ::epoll_wait(epoll_.get(), events.data(), kToldInOneCall, static_cast<int>(timeout_ms));

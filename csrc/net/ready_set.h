@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Waiting for many ZeroMQ sockets of which few have an event at a time. Each is added once, so that the cost of a wait
-// grows with the number of events and not of sockets.
+// Waiting for many ZeroMQ sockets of which few have an event at a time. Each is added once, so the cost of a wait grows
+// with the number of events and not of sockets.
 //
-// A socket's descriptor (ZMQ_FD) tells that something happened, and not that a message waits. Each use of the socket
-// takes that up: one receives the first of several messages, or sends one, and the descriptor is silent while messages
-// wait. It can be relied on from the moment that ZMQ_EVENTS said that nothing waits until the socket is used again: a
-// message that comes in that time makes it readable.
+// A socket's descriptor (ZMQ_FD) signals that an event occurred, and not that a message waits. Each use of the socket
+// consumes the signal: after receiving the first of several messages, or sending one, the descriptor may be silent
+// while messages wait. It is reliable from the moment that ZMQ_EVENTS reports no waiting message until the next use of
+// the socket: a message that arrives in that time makes it readable.
 //
-// Invariant: `wait` sleeps only when every socket was asked for its events after its last use, and none had a message.
-// These count as used: sockets that were just added, sockets that the last `wait` named, and sockets that are marked as
-// used. Only these are asked.
+// Invariant: `wait` sleeps only if every socket was queried for its events after its last use, and none had a message.
+// The following count as used: newly added sockets, sockets that the last `wait` returned, and sockets marked as used.
+// Only these are queried.
 
 #include <chrono>
 #include <cstdint>
@@ -36,29 +36,29 @@ class ReadySet {
   ReadySet(const ReadySet&) = delete;
   ReadySet& operator=(const ReadySet&) = delete;
 
-  // Adds sockets that are served together, or a descriptor of another kind. Returns the tag by which `wait` tells of
-  // them; none is given out twice.
+  // Adds sockets that are served together, or a plain descriptor. Returns the tag by which `wait` reports them; tags
+  // are never reused.
   Result<uint64_t> add(std::span<const Waitable> sockets);
   Result<uint64_t> add(int fd);
 
-  // Whether `wait` tells of this descriptor of another kind when it can be written to, too.
+  // Whether `wait` also reports this plain descriptor when it is writable.
   Result<void> watch_output(uint64_t tag, bool is_watched);
 
-  // Before the first of them is closed: the number of a descriptor that was closed is soon another's. Closing does not
-  // take it out, as libzmq closes it later, and a forked child may have a copy.
+  // Call it before the first of them is closed: the number of a closed descriptor is soon reused. Closing does not
+  // remove it, as libzmq closes it later, and a forked child may have a copy.
   void remove(uint64_t tag);
 
-  // The sockets of this tag were used although the last `wait` did not tell of them: something was sent, most likely.
+  // Marks the sockets of this tag as used although the last `wait` did not report them, usually because of a send.
   void mark_used(uint64_t tag);
 
-  // Waits until a socket may be readable, or `timeout` passes (negative: for ever). Blocks. Returns tags, each once,
-  // valid until the next call. A socket that is not read to its end is named again by the next call, beside those that
-  // have become readable since. A signal ends the wait early.
+  // Waits until a socket may be readable, or `timeout` passes (negative: forever). Blocks. Returns tags, each once,
+  // valid until the next call. A socket that was not read completely is returned again by the next call, in addition to
+  // sockets that have become readable since. A signal ends the wait early.
   Result<std::span<const uint64_t>> wait(std::chrono::milliseconds timeout);
 
  private:
   struct Member {
-    std::vector<void*> sockets;  // none if it is another descriptor
+    std::vector<void*> sockets;  // none for a plain descriptor
     std::vector<int> fds;
     bool is_used = false;
   };

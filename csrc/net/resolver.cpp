@@ -27,7 +27,7 @@ namespace penstock::net {
 
 struct Resolver::State {
   struct Answer {
-    std::optional<Result<HostAddress>> address{};  // none before the first
+    std::optional<Result<HostAddress>> address{};  // none before the first lookup
     Instant at{};
 
     bool is_fresh(Instant now) const { return address && now - at < (*address ? kAddressKept : kFailureKept); }
@@ -40,9 +40,9 @@ struct Resolver::State {
   Mutex mutex;
   bool is_closed PENSTOCK_GUARDED_BY(mutex) = false;
   size_t thread_count PENSTOCK_GUARDED_BY(mutex) = 0;
-  std::set<std::string> asked PENSTOCK_GUARDED_BY(mutex);            // that wait for an answer
-  std::deque<std::string> waiting PENSTOCK_GUARDED_BY(mutex);        // of those, that wait for their turn
-  std::map<std::string, Answer> answers PENSTOCK_GUARDED_BY(mutex);  // with a place for each host that is asked for
+  std::set<std::string> asked PENSTOCK_GUARDED_BY(mutex);            // hosts that wait for an answer
+  std::deque<std::string> waiting PENSTOCK_GUARDED_BY(mutex);        // those of them without a thread yet
+  std::map<std::string, Answer> answers PENSTOCK_GUARDED_BY(mutex);  // with an entry for each host in `asked`
   std::set<std::string> done PENSTOCK_GUARDED_BY(mutex);
 
   void make_place(const std::string& host, Instant now) PENSTOCK_REQUIRES(mutex);
@@ -62,16 +62,16 @@ Result<HostAddress> guarded_lookup(const Resolver::Lookup& lookup, const std::st
       failure.message = current_exception_text();
     }
   } catch (const std::bad_alloc&) {
-    failure.message = "no memory";  // so short that it needs none
+    failure.message = "no memory";  // short enough to need no allocation
   }
   return Result<HostAddress>(std::move(failure));
 }
 
-// Looks up one host after the other until none waits. An exception that left the thread would end the program, so
-// nothing but the lookup allocates.
+// Looks up one host after the other until the queue is empty. An exception that left the thread would terminate the
+// program, so only the lookup allocates.
 void run(const SharedState& state, std::string host) {
   ::pthread_setname_np(::pthread_self(), "pk_lookup");
-  // Signals are for the program's own threads.
+  // Signals are for the program's threads.
   sigset_t all;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -90,7 +90,8 @@ void run(const SharedState& state, std::string host) {
 
 }  // namespace
 
-// Makes room for the host's answer, so that note() allocates nothing. Hosts that wait for an answer keep theirs.
+// Makes room for the host's answer, so that note() does not allocate. Keeps the entries of hosts that wait for an
+// answer.
 void Resolver::State::make_place(const std::string& host, Instant now) {
   const bool is_full = answers.size() >= kKnownHostCountMax;
   for (auto at = answers.begin(); is_full && at != answers.end();) {

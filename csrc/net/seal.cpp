@@ -27,7 +27,7 @@ constexpr size_t kIvBytes = 12;
 using Iv = std::array<unsigned char, kIvBytes>;
 using Context = std::unique_ptr<EVP_CIPHER_CTX, void (*)(EVP_CIPHER_CTX*)>;
 
-// Each key has one direction and one link, so that the counter alone keeps its nonces apart.
+// Each key is used for one direction of one link, so the counter alone makes its nonces unique.
 Iv iv_of(uint64_t counter) {
   Iv iv{};
   for (size_t place = 0; place < 8; ++place)
@@ -53,7 +53,7 @@ Result<Context> make_context(SealCipher cipher, const SealKey& key, int is_seali
   return context;
 }
 
-// The state of `context` for one message: its nonce, and the head that the seal covers too.
+// Initialises `context` for one message: its nonce, and the head that the seal also authenticates.
 bool begin_message(EVP_CIPHER_CTX* context, uint64_t counter, std::span<const std::byte> head, int is_sealing) {
   const Iv iv = iv_of(counter);
   int length = 0;
@@ -67,7 +67,7 @@ Result<void> derive(std::span<const std::byte> secret, const std::string& label,
   if (!kdf) return openssl_failure("deriving a key");
   const std::unique_ptr<EVP_KDF_CTX, void (*)(EVP_KDF_CTX*)> context(EVP_KDF_CTX_new(kdf.get()), &EVP_KDF_CTX_free);
   if (!context) return openssl_failure("deriving a key");
-  // OpenSSL takes what it only reads as not const.
+  // OpenSSL takes parameters that it only reads as non-const.
   char digest[] = "SHA256";
   std::array<OSSL_PARAM, 5> params{
       OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, digest, 0),
@@ -148,7 +148,7 @@ Result<void> Sealer::seal(uint64_t counter, std::span<const std::byte> head, std
   PENSTOCK_ASSERT(counter > 0 && counter <= kSealedCountMax, "a nonce would repeat");
   PENSTOCK_ASSERT(sealed.size() == plain.size() + wire::kSealTagBytes);
   int length = 0;
-  // An update without bytes would end the message.
+  // An update without bytes would finish the message.
   if (!begin_message(context_.get(), counter, head, 1) ||
       (!plain.empty() && EVP_EncryptUpdate(context_.get(), place(sealed.data()), &length, place(plain.data()),
                                            static_cast<int>(plain.size())) != 1) ||

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Memory that sealed pieces are written into and stay in until ZeroMQ has sent them. It is used again, so that no piece
-// has the system find pages for it, and there is little of it, so that it stays in the processor's caches.
+// Memory that sealed pieces are written to and stay in until ZeroMQ has sent them. It is reused, so that the system
+// does not have to provide new pages for each piece, and small, so that it stays in the processor's caches.
 
 #include <cstddef>
 #include <functional>
@@ -19,9 +19,9 @@ constexpr size_t kSealedBufferCountMax = 4;
 // Thread-safe.
 class SealedBuffers {
  public:
-  using Buffer = std::unique_ptr<std::byte[]>;  // of kPieceMessageBytesMax
+  using Buffer = std::unique_ptr<std::byte[]>;  // of kPieceMessageBytesMax bytes
 
-  // `on_room` is called when a buffer comes back while all were taken.
+  // `on_room` is called when a buffer is given back while all were taken.
   explicit SealedBuffers(std::function<void()> on_room) : on_room_(std::move(on_room)) {}
 
   bool has_room() const {

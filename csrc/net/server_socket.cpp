@@ -24,10 +24,10 @@ KeyNames all_names(const PublicKeys& keys) {
   return names;
 }
 
-// Looks at the folder of the keys, if they came from one.
+// Checks the folder of the keys, if they were read from one.
 Authenticator::Look look_at(const KeyRing& keys, const std::vector<Role>& roles) {
   if (keys.folder().empty()) return {};
-  // Shared with the copies of the function.
+  // Shared by the copies of the function.
   auto watch = std::make_shared<KeyFolderWatch>(keys.folder(), keys.own_role(), keys.public_keys());
   return [watch, roles]() -> Result<std::optional<Authenticator::Change>> {
     auto change = watch->look();
@@ -71,10 +71,10 @@ Result<bool> ServerSocket::try_receive(ServerReceipt& receipt) {
       return false;
     }
     auto identity = PeerIdentity::parse(message_.user_id);
-    // Nobody gets through the handshake without an identity; a message without one is nobody's and is not looked at.
+    // No client passes the handshake without an identity, so a message without one has no valid sender and is ignored.
     if (!identity) continue;
     auto holder = domain_->holder_of(*identity);
-    if (!holder) {  // the key was let in when it connected
+    if (!holder) {  // the key was admitted when it connected
       message_.parts.clear();
       message_.offence = "its key is let in no more";
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The listening side of a pool's connections: a controller's, for everybody, and a worker's, for trainers. Only keys of
-// the allowed roles get through the handshake, and every message comes with who sent it, as the key says.
+// The listening side of a pool's connections: a controller's, for all roles, and a worker's, for trainers. Only keys of
+// the allowed roles pass the handshake, and every message has its sender's identity, according to the key.
 
 #include <chrono>
 #include <memory>
@@ -25,35 +25,35 @@ struct ServerSocketOptions {
   wire::MessageLimits limits = {};
   // A connection that has not shown an allowed key by then is closed.
   std::chrono::milliseconds handshake_interval = kHandshakeInterval;
-  // How many in this process, this one included, have such a server, and share the room for connections.
+  // The number of servers of this kind in this process, including this one, which share the room for connections.
   size_t sharer_count = 1;
-  // For connections that have.
+  // The room for connections that have shown an allowed key.
   HolderRoom room = {};
 };
 
-// A connected client. The routing id is of this one connection: a client that connects again gets another.
+// A connected client. The routing id belongs to this connection: a client that reconnects gets another.
 struct Peer {
   std::string routing_id;
   PeerIdentity identity;
-  // Whose key it is; both empty for the key of a role.
+  // The name of the key's holder; both empty for a role's key.
   std::string user{};     // of a trainer
   std::string machine{};  // of a worker
-  std::string address{};  // a number, without the port
+  std::string address{};  // numeric, without the port
 };
 
 struct ServerReceipt {
   Peer peer;
   std::vector<ReceivedPart> parts;
-  // Set when a peer broke a rule, and names it, or when its key is let in no more. There are no parts then.
+  // Set, and without parts, if a peer broke a rule, which it describes, or if its key is no longer admitted.
   std::string offence;
 };
 
-// Confined to the thread that made it.
+// Confined to the thread that created it.
 class ServerSocket {
  public:
-  // Listens at `endpoint` with the keys of `keys`; the public ones are read again when their folder changes. An address
-  // that other machines can reach is refused unless the keys were given, before any port is opened. Can block while a
-  // name is looked up.
+  // Listens on `endpoint` with the keys of `keys`; the public ones are reread when their folder changes. An address
+  // that other machines can reach is refused, before any port is opened, unless the keys were given. Can block during a
+  // name lookup.
   static Result<std::unique_ptr<ServerSocket>> bind(SocketContext& context, Authenticator& authenticator,
                                                     const Endpoint& endpoint, const KeyRing& keys,
                                                     const ServerSocketOptions& options);
@@ -64,19 +64,19 @@ class ServerSocket {
   ServerSocket(const ServerSocket&) = delete;
   ServerSocket& operator=(const ServerSocket&) = delete;
 
-  // The address and port that are really bound.
+  // The address and port that are actually bound.
   const Endpoint& endpoint() const { return endpoint_; }
 
-  // As TcpSocket::send. kClosed: the peer is gone, or reads so slowly that there is no room.
+  // As TcpSocket::send. kClosed if the peer is gone, or reads so slowly that there is no room.
   Result<void> send(std::string_view routing_id, std::span<OutgoingPart> parts) {
     return socket_->send(routing_id, parts);
   }
   Result<void> send(std::string_view routing_id, std::span<const std::byte> only_part);
 
-  // Receives into `receipt`, dropping its former content. Returns false when no message is waiting.
+  // Receives into `receipt`, dropping its former content. Returns false if no message is waiting.
   Result<bool> try_receive(ServerReceipt& receipt);
 
-  // News of the keys, for operators, once each; and why they cannot be read again, empty where they can.
+  // Key changes to report to operators, once each; and why the keys cannot be reread, empty if they can.
   std::vector<std::string> take_notices() { return domain_->take_notices(); }
   std::string key_trouble() const { return domain_->trouble(); }
 

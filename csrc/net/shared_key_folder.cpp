@@ -23,7 +23,7 @@ Fault unusable(const std::string& folder, const std::string& seen) {
                                "comes from, or make keys with penstock keys and name their folder"};
 }
 
-// Whether the folder is there. An error if it is, and not as it should be.
+// Whether the folder exists. An error if it exists, but not in the required state.
 Result<bool> is_made(const std::string& folder) {
   struct stat status {};
   if (::lstat(folder.c_str(), &status) != 0) {
@@ -36,7 +36,7 @@ Result<bool> is_made(const std::string& folder) {
   return true;
 }
 
-// A folder that is removed, with all that is in it, unless it has been given another name.
+// A folder that is removed, with its contents, unless it was renamed.
 class FolderAside {
  public:
   explicit FolderAside(const std::string& folder) : path_(folder + ".XXXXXX") {
@@ -51,7 +51,7 @@ class FolderAside {
 
   const std::string& path() const { return path_; }
 
-  // Returns false when somebody else's folder is there already.
+  // Returns false if another process's folder exists already.
   bool try_rename(const std::string& folder) {
     if (::rename(path_.c_str(), folder.c_str()) != 0) return false;
     path_.clear();
@@ -67,7 +67,7 @@ class FolderAside {
 SharedKeyPlaces SharedKeyPlaces::from_environment() {
   SharedKeyPlaces places{.runtime_folder = environment("XDG_RUNTIME_DIR").value_or(""),
                          .temp_folder = environment("TMPDIR").value_or("")};
-  // The specification of XDG_RUNTIME_DIR says that a relative path must be ignored.
+  // The specification of XDG_RUNTIME_DIR requires ignoring a relative path.
   if (!places.runtime_folder.starts_with('/')) places.runtime_folder.clear();
   if (!places.temp_folder.starts_with('/')) places.temp_folder = "/tmp";
   return places;

@@ -15,12 +15,12 @@
 namespace penstock::net {
 namespace {
 
-// A trainer has a client for each worker of its roster, of its own ones and for the controller. A client takes three
-// sockets, of which libzmq itself makes one.
+// A trainer has one client for each worker of its roster, each local worker and the controller. A client takes three
+// sockets, one of which libzmq creates itself.
 constexpr int kClientSocketCount = 3;
 constexpr int kOtherClientCountMax = 1024;
 constexpr int kSocketCountMax = kClientSocketCount * (static_cast<int>(wire::kRosterCountMax) + kOtherClientCountMax);
-// Two threads with a mailbox and an epoll each, the context's end, a socket, and some for who else opens any meanwhile.
+// Two threads with a mailbox and an epoll each, the context's end, a socket, and spare ones for concurrent opens.
 constexpr size_t kContextDescriptorCount = 8;
 
 }  // namespace
@@ -50,7 +50,7 @@ Result<std::unique_ptr<SocketContext>> SocketContext::open() {
   }
   room.clear();
   auto context = std::make_unique<SocketContext>();
-  void* first = zmq_socket(context->handle(), ZMQ_PAIR);  // with which the threads start
+  void* first = zmq_socket(context->handle(), ZMQ_PAIR);  // starts the threads
   if (first == nullptr) return zmq_failure("starting ZeroMQ");
   zmq_close(first);
   return context;

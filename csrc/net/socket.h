@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the sockets of ZeroMQ in a process share.
+// The state that the ZeroMQ sockets of a process share.
 
 #include <memory>
 #include <string>
@@ -12,12 +12,12 @@ namespace penstock::net {
 // The version of libzmq in this process, such as "4.3.4".
 std::string zmq_version();
 
-// A ZeroMQ context: its I/O thread starts with it, so it is made after the last fork and never used in a forked child.
+// A ZeroMQ context: its I/O thread starts with it, so it is created after the last fork and never used in a forked
+// child.
 // Thread-safe.
 class SocketContext {
  public:
-  // Starts ZeroMQ's threads. kNoMemory where the process has no descriptors left for them, which would end it: libzmq
-  // aborts there.
+  // Starts ZeroMQ's threads. kNoMemory if the process has no descriptors left for them; libzmq would abort the process.
   static Result<std::unique_ptr<SocketContext>> open();
 
   // For `open`, and for tests, which have descriptors left.
@@ -26,7 +26,7 @@ class SocketContext {
   SocketContext& operator=(const SocketContext&) = delete;
   ~SocketContext();
 
-  // For the files of this room that speak to ZeroMQ.
+  // For this room's files that call ZeroMQ.
   void* handle() const { return context_; }
 
  private:

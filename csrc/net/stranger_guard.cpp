@@ -36,7 +36,7 @@ Fault no_descriptor() {
                                std::strerror(errno) + "); raise the limit of open files (ulimit -n)"};
 }
 
-// Whether this process has one left now.
+// Whether this process has a descriptor left now.
 bool has_descriptor() { return static_cast<bool>(FileDescriptor(::eventfd(0, EFD_CLOEXEC))); }
 
 uint16_t port_of(const sockaddr_storage& address) {
@@ -66,7 +66,7 @@ std::optional<uint16_t> local_port(int fd) {
   return port_of(address);
 }
 
-// How many bytes were sent on a connection, each counted once. 0 also where the system does not count them: Linux does
+// The number of bytes sent on a connection, each counted once. 0 also if the system does not count them: Linux does
 // since 4.19, and gVisor does not.
 uint64_t sent_bytes(int fd) {
   tcp_info info{};
@@ -76,16 +76,16 @@ uint64_t sent_bytes(int fd) {
   return info.tcpi_bytes_sent - info.tcpi_bytes_retrans;
 }
 
-// Whether the system accepts those who speak while it keeps as many silent connections as it may. Where it does not,
-// strangers who say nothing would keep everybody out of a port that waits for first bytes.
+// Whether the system still accepts connections that send bytes while its queue is full of silent ones. If not, silent
+// strangers would block all others from a port that waits for first bytes.
 bool has_syn_cookies() {
   std::ifstream file("/proc/sys/net/ipv4/tcp_syncookies");
   int mode = 0;
   return file >> mode && mode > 0;
 }
 
-// Ends a connection of which libzmq has a descriptor, too. The peer is sent a reset once libzmq has closed its own, so
-// that the system has nothing to remember of it: after 10,000 a second its table would be full.
+// Ends a connection of which libzmq has a descriptor, too. The peer is sent a reset once libzmq has closed its
+// descriptor, so the system need not remember the connection: after 10,000 a second its table would be full.
 void end_connection(int fd) {
   const linger reset{.l_onoff = 1, .l_linger = 0};
   ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
@@ -164,11 +164,11 @@ Result<void> StrangerGuard::take(const ListenerEvent& event, Instant now) {
     case ListenerEvent::Kind::kListening: return keep_listener(event.value);
     case ListenerEvent::Kind::kAccepted: take_in(event.value, now); break;
     case ListenerEvent::Kind::kEnded:
-      // The peer is told only once our duplicate is closed, too.
+      // The peer is not notified until our duplicate is closed, too.
       forget(event.value);
       break;
     case ListenerEvent::Kind::kRefused:
-      // libzmq tries again at once, and for ever, until there is a descriptor or nobody waits to be accepted.
+      // libzmq retries immediately, and forever, until there is a descriptor or no connection waits to be accepted.
       if (!has_no_descriptors(event.value) || has_descriptor()) break;
       if (const auto first = budget_.first()) {
         judge(*first);
@@ -183,10 +183,10 @@ Result<void> StrangerGuard::keep_listener(int fd) {
   listener_ = FileDescriptor(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!listener_) return no_descriptor();
   port_ = local_port(listener_.get()).value_or(0);
-  // For turn_away(), which must not wait for a connection that libzmq has accepted meanwhile.
+  // For turn_away(), which must not wait for a connection that libzmq has accepted in the meantime.
   const int flags = ::fcntl(listener_.get(), F_GETFL);
   if (flags >= 0) ::fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK);
-  // Where it fails, a silent connection is libzmq's from its beginning, and within the budget like every other.
+  // If this fails, libzmq accepts silent connections immediately, and the budget bounds them like all others.
   const int seconds = static_cast<int>(kSilentTime.count());
   if (has_syn_cookies()) ::setsockopt(listener_.get(), IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds);
   return {};
@@ -196,7 +196,7 @@ void StrangerGuard::take_in(int fd, Instant now) {
   forget(fd);
   FileDescriptor own = duplicate(fd);
   if (!own) return close_at_once(fd);
-  // libzmq may have closed the connection since, and the number may be that of something else.
+  // libzmq may have closed the connection since, and its number may have been reused.
   if (local_port(own.get()) != port_) return;
   const auto peer = peer_of(own.get());
   if (!peer) return;
@@ -219,7 +219,7 @@ FileDescriptor StrangerGuard::duplicate(int fd) {
 void StrangerGuard::judge(int fd) {
   const int own = own_.at(fd).get();
   const auto bytes = progress(own);
-  // Where nothing is counted nobody can be told apart, and libzmq's own limit on the time of a handshake has to do.
+  // If the system counts no bytes, connections cannot be distinguished, and libzmq's handshake timeout must suffice.
   if (!bytes) return forget(fd);
   if (*bytes >= bytes_.let_in) return let_in(fd);
   const auto stage = *bytes >= bytes_.knowing    ? HandshakeStage::kKnowing
@@ -254,9 +254,9 @@ void StrangerGuard::note_holder(int fd, std::string_view key) {
   loop_.wake();
 }
 
-// libzmq tells of a connection before it hands over its messages. The connection may have ended since, though, and the
-// number be that of another. If it was so already when the message was read, that one is taken for the same holder's
-// until a message of its own comes.
+// libzmq reports a connection before it passes on its messages. However, the connection may have ended since, and its
+// number may have been reused. If that happened before the message was read, the new connection is attributed to the
+// same holder until it sends a message itself.
 void StrangerGuard::take_note(const Note& note) {
   const auto peer = peers_.find(note.fd);
   if (peer == peers_.end() || peer->second.name != note.name) return;

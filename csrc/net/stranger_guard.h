@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Keeps those who only connect to a server from taking the descriptors of its process. libzmq accepts whoever connects
-// and keeps a connection that says nothing for the whole time of a handshake. A thread hears of each connection that
-// libzmq has accepted, holds it within a budget (connection_budget.h) until it has shown an allowed key, and closes
-// those that are too many or too slow.
+// Prevents peers that merely connect to a server from exhausting the descriptors of its process. libzmq accepts every
+// connection and keeps a silent one for the whole handshake timeout. A separate thread is notified of each connection
+// that libzmq has accepted, keeps it within a budget (connection_budget.h) until it has shown an allowed key, and
+// closes connections that are too many or too slow.
 //
 // A connection is closed by shutting down a duplicate of its descriptor, which libzmq then finds to have ended.
-// libzmq's own number will not do: libzmq may have closed it meanwhile, and a file of the dataset may have it by then.
+// libzmq's number cannot be used: libzmq may have closed it in the meantime, and a file of the dataset may have it by
+// then.
 //
-// A connection that says nothing stays with the system for a time (kSilentTime), which passes it to libzmq once its
-// first bytes have come: every peer of ours begins with some. So it takes neither a descriptor nor a thread's time, and
-// is not made again because it was closed. The system keeps as many of them at a port as may wait to be accepted
-// (ZMQ_BACKLOG), and passes on at once whoever connects beyond that.
+// The system keeps a silent connection for a time (kSilentTime), and passes it to libzmq once its first bytes have
+// arrived: every peer of ours sends some first. Such a connection takes neither a descriptor nor a thread's time, and
+// is not reopened because it was closed. The system keeps at most as many of them at a port as may wait to be accepted
+// (ZMQ_BACKLOG), and passes on further connections immediately.
 //
-// libzmq does not tell whose handshake has succeeded. The system does: it counts the bytes that the server has sent on
-// each connection, and those of a handshake's steps have a fixed size. A connection is asked for that in the moment in
-// which it would be closed, so one that has shown an allowed key is not.
+// libzmq does not identify connections whose handshake has succeeded. The system does: it counts the bytes that the
+// server has sent on each connection, and the steps of a handshake have fixed sizes. This is checked at the moment when
+// a connection would be closed, so a connection that has shown an allowed key is not closed.
 //
-// A thread of its own, and not that which checks keys: a handshake must not wait for the closing of ten thousand
-// strangers. nftables or a proxy in front would need rights or a second copy of each byte.
+// The thread is not the one that checks keys: a handshake must not wait until ten thousand strangers are closed.
+// nftables or a proxy in front would need privileges or a second copy of each byte.
 //
-// Those that were let in are held within a budget of their own (holder_budget.h), from the moment in which that is
-// found out. No duplicate is kept of these, which would double the descriptors of a pool: one is taken when a
-// connection is to be closed, and looked at whether it is still that of the same peer.
+// Admitted connections are kept within a separate budget (holder_budget.h), from the moment when their admission is
+// detected. They have no permanent duplicates, which would double the descriptors of a pool: a duplicate is made when a
+// connection is to be closed, and checked to belong to the same peer still.
 
 #include <array>
 #include <chrono>
@@ -45,33 +46,33 @@
 
 namespace penstock::net {
 
-// How many bytes a server has sent at least to a peer that has come so far.
+// The minimum number of bytes that a server has sent to a peer at each step.
 struct HandshakeBytes {
   uint64_t greeting;  // it has received the peer's first bytes
   uint64_t knowing;   // the peer knows the server's key
   uint64_t let_in;    // the handshake is over
 };
-// libzmq begins with 10 bytes and goes on, up to 64, once it has received as many. A command has two bytes in front of
-// it. With CURVE follow WELCOME, 168 bytes, and READY, 65 or more, or ERROR, 10; a threshold lies between the last two.
-// With a ticket (PLAIN) WELCOME is 8 bytes, which the ticket's holder alone is sent, and READY 41 or more.
+// libzmq first sends 10 bytes and continues, up to 64, once it has received as many. A command has a prefix of two
+// bytes. With CURVE follow WELCOME, 168 bytes, and READY, 65 or more, or ERROR, 10; the threshold is between the last
+// two. With a ticket (PLAIN) WELCOME is 8 bytes, which is sent only to the ticket's holder, and READY 41 or more.
 constexpr HandshakeBytes kCurveHandshake{.greeting = 11, .knowing = 64 + 170, .let_in = 64 + 170 + 28};
 constexpr HandshakeBytes kTicketHandshake{.greeting = 11, .knowing = 64 + 28, .let_in = 64 + 28};
 
-// For how long the system keeps a connection that has not sent its first bytes. It counts in attempts to have the peer
-// answer, after 1, 2, 4, 8 and 16 seconds, and then hands it over as it is.
+// How long the system keeps a connection that has not sent its first bytes. The system counts attempts to get an answer
+// from the peer, after 1, 2, 4, 8 and 16 seconds, and then passes the connection on as it is.
 constexpr auto kSilentTime = std::chrono::seconds(31);
 
-// What a port may have of its process.
+// The share of a process's resources that a port may use.
 struct PortUse {
-  size_t sharer_count = 1;  // of servers of this kind in the process, this one included, which share the room
+  size_t sharer_count = 1;  // of servers of this kind in the process, including this one, which share the room
   HolderRoom holders{};
 };
 
 // Destroyed before the socket that it watches. Thread-safe.
 class StrangerGuard final : private EventLoop::Handler {
  public:
-  // Watches a ZeroMQ socket that is not bound yet. Its limits follow from how many files this process may have open and
-  // how many share them, as ConnectionBudget::limits_under() has it.
+  // Watches a ZeroMQ socket that is not bound yet. Its limits are derived from the process's descriptor limit and the
+  // number of servers that share it, as in ConnectionBudget::limits_under().
   static Result<std::unique_ptr<StrangerGuard>> start(SocketContext& context, void* watched,
                                                       const HandshakeBytes& bytes, const PortUse& use);
 
@@ -79,10 +80,10 @@ class StrangerGuard final : private EventLoop::Handler {
   StrangerGuard(SocketContext& context, void* watched, const HandshakeBytes& bytes, const PortUse& use);
   ~StrangerGuard() override { loop_.stop(); }
 
-  // Why strangers are closed no more, if the thread has failed.
+  // Why strangers are no longer closed, if the thread has failed.
   Result<void> health() const { return loop_.health(); }
 
-  // A message has come over the connection that has, or had, this descriptor of libzmq's, from the holder of `key`.
+  // A message from the holder of `key` was received on the connection that has, or had, this descriptor in libzmq.
   void note_holder(int fd, std::string_view key);
 
  private:
@@ -106,22 +107,23 @@ class StrangerGuard final : private EventLoop::Handler {
   Result<void> take(const ListenerEvent& event, Instant now);
   Result<void> keep_listener(int fd);
   void take_in(int fd, Instant now);
-  // A duplicate of a descriptor of libzmq's, for which connections of the budget go if the process has no other.
+  // Duplicates a descriptor of libzmq's; closes connections of the budget if the process has no descriptor left.
   FileDescriptor duplicate(int fd);
-  // Closes a connection of the budget, unless it is further than the budget has it. Then that is noted.
+  // Closes a connection of the budget, unless it has made progress that the budget does not know, which is then
+  // recorded.
   void judge(int fd);
-  // It has ended, or nothing is known of it.
+  // The connection has ended, or its progress is unknown.
   void forget(int fd);
-  // One of the budget has shown its key.
+  // A connection of the budget has shown its key.
   void let_in(int fd);
   void take_note(const Note& note);
-  // Closes those that are too many after this one was let in, or has spoken.
+  // Closes surplus connections after this one was admitted or has spoken.
   void make_room(int fd);
   void close_holder(int fd);
   static std::optional<Peer> peer_of(int fd);
-  // How many bytes were sent on a connection, if this system counts them.
+  // The number of bytes sent on a connection, if this system counts them.
   std::optional<uint64_t> progress(int own);
-  // For a process that has no descriptor left: close a connection that libzmq has accepted, and the next one that it
+  // For a process that has no descriptor left: closes a connection that libzmq has accepted, and the next one that it
   // cannot accept.
   void close_at_once(int fd);
   void turn_away();
@@ -129,20 +131,20 @@ class StrangerGuard final : private EventLoop::Handler {
   SocketContext& context_;
   void* const watched_;
   const HandshakeBytes bytes_;
-  // Of the thread from here to the budget's.
+  // From here to the budgets, confined to the loop's thread.
   std::unique_ptr<ListenerMonitor> monitor_;
   FileDescriptor listener_;
   uint16_t port_ = 0;
-  // For a process that has no other left: one whose number is never given up, and one to accept with, which libzmq may
-  // be faster to take.
+  // For a process that has no other left: `slot_` keeps its number permanently, and `spare_` is used to accept; libzmq
+  // may take its number first.
   FileDescriptor slot_;
   FileDescriptor spare_;
   ConnectionBudget budget_;
   HolderBudget holders_;
-  std::map<int, FileDescriptor> own_;  // duplicates, by the number that the budget and libzmq have
+  std::map<int, FileDescriptor> own_;  // duplicates, by the number that the budget and libzmq use
   std::map<int, Peer> peers_;          // of the connections of both budgets
-  std::vector<Note> taken_notes_;      // which are carried out once all events that came before them are
-  bool counts_bytes_ = false;          // this system does
+  std::vector<Note> taken_notes_;      // applied after all events that precede them
+  bool counts_bytes_ = false;          // whether this system counts bytes
   Instant swept_at_{};
 
   Mutex mutex_;

@@ -16,29 +16,29 @@
 namespace penstock::net {
 namespace {
 
-// zmq.h names it among the drafts only, and every libzmq since 4.3.0 has it. With it a server refuses everyone when
-// there is no authenticator; without it everyone would be let in.
+// zmq.h lists it only among the drafts, but every libzmq since 4.3.0 has it. With it a server refuses every client if
+// there is no authenticator; without it every client would be admitted.
 constexpr int kZapEnforceDomain = 93;
 
 constexpr int64_t kCurveBytes = 33;  // CURVE adds these to a part: a name, a nonce, a code and the flags
-// Of connections of a port that wait to be accepted, and of those that have sent nothing (stranger_guard.h). The system
-// has a limit of its own (net.core.somaxconn), by default the same since Linux 5.4.
+// The maximum number of connections of a port that wait to be accepted, and also of silent ones (stranger_guard.h). The
+// system has a separate limit (net.core.somaxconn), which has the same default since Linux 5.4.
 constexpr int kBacklog = 4096;
-constexpr int kReconnectMsMin = 50;  // doubling
+constexpr int kReconnectMsMin = 50;  // doubled on each attempt
 constexpr int kReconnectMsMax = 1000;
-constexpr int kConnectTimeoutMs = 2000;  // the system's own is minutes, during which a host that came back is not tried
-// A host that vanished is noticed after 10 + 3 * 5 seconds, or 15 of unanswered data, and its queue is dropped then.
-// The protocol above notices much sooner by its own pings. ZeroMQ's heartbeats would not help it, and would drop a
-// connection in the middle of a long part (libzmq issue 2709).
+constexpr int kConnectTimeoutMs = 2000;  // the system's is minutes, during which a host that came back is not tried
+// A host that vanished is detected after 10 + 3 * 5 seconds, or 15 seconds of unacknowledged data; its queue is then
+// dropped. The protocol above detects it much sooner by its pings. ZeroMQ's heartbeats would not help it, and would
+// drop a connection in the middle of a long part (libzmq issue 2709).
 constexpr int kKeepaliveIdleS = 10;
 constexpr int kKeepaliveIntervalS = 5;
 constexpr int kKeepaliveCount = 3;
 constexpr int kUnansweredMsMax = 15'000;
 
-// Routing ids that libzmq makes up begin with this byte, which it reserves for itself.
+// Routing ids that libzmq assigns start with this byte, which it reserves.
 constexpr char kMadeUp = '\0';
 
-// Sets options one after the other, and remembers whether all could be set.
+// Sets options one after the other, and records whether all could be set.
 class Options {
  public:
   explicit Options(void* socket) : socket_(socket) {}
@@ -80,8 +80,8 @@ Result<std::unique_ptr<TcpSocket>> open(SocketContext& context, int type, const 
 
 void set_up_server(Options& options, const std::string& zap_domain, std::chrono::milliseconds handshake_interval) {
   PENSTOCK_ASSERT(!zap_domain.empty(), "without a domain, nobody is asked whom to let in");
-  // HANDOVER stays off: with it, a peer that claims the routing id of another would receive the other's messages.
-  // Nobody needs it, since our clients claim no id and get a new one with every connection.
+  // HANDOVER stays off: with it, a peer that claims the routing id of another would receive the other's messages. It is
+  // not needed, since our clients claim no id and get a new one with every connection.
   options.set(ZMQ_ZAP_DOMAIN, zap_domain.data(), zap_domain.size())
       .set(kZapEnforceDomain, 1)
       .set(ZMQ_ROUTER_MANDATORY, 1)
@@ -91,7 +91,7 @@ void set_up_server(Options& options, const std::string& zap_domain, std::chrono:
 }
 
 void set_up_client(Options& options, std::chrono::milliseconds handshake_interval) {
-  // IMMEDIATE: nothing is queued for a server that is not connected, and sending says so.
+  // IMMEDIATE: no messages are queued for a server that is not connected; sending then fails.
   options.set(ZMQ_IMMEDIATE, 1)
       .set(ZMQ_RECONNECT_IVL, kReconnectMsMin)
       .set(ZMQ_RECONNECT_IVL_MAX, kReconnectMsMax)
@@ -99,7 +99,7 @@ void set_up_client(Options& options, std::chrono::milliseconds handshake_interva
       .set(ZMQ_HANDSHAKE_IVL, static_cast<int>(handshake_interval.count()));
 }
 
-// `socket` with the options that `set` sets.
+// Applies `set` to the options of `socket`.
 Result<std::unique_ptr<TcpSocket>> set_up(Result<std::unique_ptr<TcpSocket>> socket, const std::string& what,
                                           const std::function<void(Options&)>& set) {
   if (!socket) return socket;
@@ -117,7 +117,7 @@ Result<void> check_reach(const Endpoint& endpoint, const HostAddress& address, K
                    "their folder with --keys or PENSTOCK_KEYS, or listen at tcp://127.0.0.1"};
 }
 
-// Has libzmq notice what its own thread has told the socket.
+// Makes libzmq process the commands that its I/O thread has sent to the socket.
 void take_up_events(void* socket) {
   int events = 0;
   size_t length = sizeof events;
@@ -131,7 +131,7 @@ const HandshakeBytes& handshake_of(void* socket) {
   return mechanism == ZMQ_PLAIN ? kTicketHandshake : kCurveHandshake;
 }
 
-// The parts of one message on their way into libzmq. Parts that were not sent are closed, which releases them.
+// The parts of one message while they are passed to libzmq. Parts that were not sent are closed, which releases them.
 class QueuedParts {
  public:
   QueuedParts() = default;
@@ -149,18 +149,18 @@ class QueuedParts {
     return true;
   }
 
-  // Takes `release`, and calls it also when it returns false.
+  // Takes `release`, and calls it even if it returns false.
   [[nodiscard]] bool try_add(std::span<const std::byte> bytes, std::function<void()> release) {
     auto holder = std::make_unique<Release>();
     holder->call = std::move(release);
-    // release: pairs with the acquire in call_release(). libzmq orders the two as well, but tells no sanitizer.
+    // release: pairs with the acquire in call_release(). libzmq also orders the two, but no sanitizer can see it.
     holder->is_set.store(true, std::memory_order_release);
     void* data = const_cast<std::byte*>(bytes.data());  // libzmq only reads the bytes that it sends
     if (zmq_msg_init_data(&frames_[count_], data, bytes.size(), &call_release, holder.get()) != 0) {
       holder->call();
       return false;
     }
-    static_cast<void>(holder.release());  // call_release owns it from here on
+    static_cast<void>(holder.release());  // call_release owns it from now on
     ++count_;
     return true;
   }
@@ -170,16 +170,16 @@ class QueuedParts {
     for (size_t index = 0; index < count_; ++index) {
       int sent = send_part(socket, index);
       if (sent < 0 && zmq_errno() == EAGAIN && index == 0) {
-        // While messages flow, libzmq notices only now and then that the peer has taken some of them, and until then
-        // says that there is no room.
+        // While messages flow, libzmq checks only occasionally whether the peer has taken some of them, and until then
+        // reports that there is no room.
         take_up_events(socket);
         sent = send_part(socket, index);
       }
       if (sent >= 0) continue;
       if (zmq_errno() != EAGAIN && zmq_errno() != EHOSTUNREACH) return zmq_failure("sending to a peer");
       is_sent = false;
-      // When the peer vanishes between two parts, libzmq drops every part that is offered, up to the last one. All
-      // parts have to be offered then, or the next message would lose its first ones.
+      // If the peer vanishes between two parts, libzmq drops every part that is offered, up to the last one. All parts
+      // must then be offered, or the next message would lose its first ones.
       if (index == 0) break;
     }
     if (is_sent) return {};
@@ -229,10 +229,10 @@ std::string text_of(const ReceivedPart& part) {
   return {reinterpret_cast<const char*>(part.bytes().data()), part.bytes().size()};
 }
 
-// The descriptor that the connection of a message has, or had; -1 where libzmq does not know it.
+// The descriptor that a message's connection has, or had; -1 if libzmq does not know it.
 int descriptor_of(ReceivedPart& part) { return zmq_msg_get(static_cast<zmq_msg_t*>(part.handle()), ZMQ_SRCFD); }
 
-// What libzmq, or the authenticator, says of the connection of a message.
+// A property of a message's connection, set by libzmq or by the authenticator.
 std::string property_of(ReceivedPart& part, const char* name) {
   const char* value = zmq_msg_gets(static_cast<zmq_msg_t*>(part.handle()), name);
   return value == nullptr ? "" : value;
@@ -333,7 +333,7 @@ Result<void> TcpSocket::connect(const std::string& address, bool is_ipv6) {
   return {};
 }
 
-// An address that libzmq has given up on is no longer connected, which is the state that was wanted.
+// An address that libzmq has given up on is no longer connected, which is the desired state.
 void TcpSocket::disconnect(const std::string& address) { zmq_disconnect(socket_, address.c_str()); }
 
 Result<void> TcpSocket::expect_server(const PublicKey& key) {
@@ -419,7 +419,7 @@ Result<ReceiveOutcome> TcpSocket::try_receive(ReceivedMessage& message) {
     ++part_count;
     message_bytes += part.bytes().size();
     if (message.offence.empty()) message.offence = offence_of(part_count, message_bytes);
-    // The rest of an offending message is read and dropped, so that it is out of the way.
+    // The rest of an invalid message is read and dropped to remove it from the queue.
     if (message.offence.empty()) {
       message.parts.push_back(std::move(part));
     } else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a trainer shows to be let in where a worker gives out the pieces of batches. A ticket is good once.
+// The token that a trainer shows to be admitted where a worker serves the pieces of batches. Each ticket is valid once.
 
 #include <cstddef>
 #include <span>
@@ -12,13 +12,13 @@
 
 namespace penstock::net {
 
-// The name of ZeroMQ's PLAIN that goes with a ticket, and the User-Id of whoever was let in by one.
+// The name for a ticket in ZeroMQ's PLAIN, and the User-Id of a client that was admitted by one.
 constexpr std::string_view kTicketHolder = "ticket";
 
-// Wiped when it is dropped or replaced. Thread-compatible.
+// Wiped when it is destroyed or replaced. Thread-compatible.
 class Ticket {
  public:
-  // Of characters, at most 255, since it crosses as PLAIN's password.
+  // At most 255 characters, since it is sent as PLAIN's password.
   explicit Ticket(std::string text) : text_(std::move(text)) {}
   Ticket(const Ticket&) = default;
   Ticket& operator=(const Ticket& other) {
@@ -30,7 +30,7 @@ class Ticket {
 
   const std::string& text() const { return text_; }
 
-  // Takes as long wherever the two differ, so that nobody finds a ticket out character by character.
+  // Takes the same time regardless of where the two differ, so that a ticket cannot be guessed character by character.
   bool is(std::string_view shown) const {
     if (shown.size() != text_.size()) return false;
     volatile unsigned char difference = 0;

@@ -6,7 +6,7 @@
 
 namespace penstock::net {
 
-// What a call of libzmq's has just failed with.
+// The error of the libzmq call that has just failed.
 Fault zmq_failure(const std::string& what);
 
 }  // namespace penstock::net
