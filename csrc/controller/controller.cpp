@@ -18,7 +18,8 @@
 namespace penstock::controller {
 namespace {
 
-// A connection is of one worker, trainer or operator. The controller has one server, and opens nothing else for them.
+// A connection belongs to one worker, trainer or operator. The controller has one server and opens no other descriptors
+// for its peers.
 constexpr net::HolderRoom kRoom{.count_max = 4 * cluster::kPoolCountMax, .descriptors_for_each = 2};
 
 std::string name_of_key(const net::Peer& peer) {
@@ -115,12 +116,12 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
     trainers_[trainer->trainer_id] = peer.routing_id;
     costs_.reported(*trainer, now, peer.user);
     const auto roster = roster_.trainer_reported(*trainer, now, peer.user);
-    push_orders();  // so that its workers expect it when it comes
+    push_orders();  // so that its workers expect the trainer when it connects
     return send(peer.routing_id, roster);
   }
   if (const auto* plan = std::get_if<wire::PlanReport>(&message); plan != nullptr && role == Role::kTrainer) {
     if (!is_own_run(peer, plan->trainer_id, plan->secret, now)) return;
-    if (!trainers_.contains(plan->trainer_id)) return;  // it reports itself first, and its plan again
+    if (!trainers_.contains(plan->trainer_id)) return;  // it reports itself first, and then its plan again
     plans_[plan->trainer_id] = {.json = plan->json, .change_count = plan->change_count};
     return;
   }
@@ -136,7 +137,7 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
   refuse_role(peer);
 }
 
-// The id alone is known to many: status and dashboards show it.
+// The id alone is widely known: the status and dashboards show it.
 bool Controller::is_own_run(const net::Peer& peer, uint64_t id, const wire::RunSecret& secret, Instant now) {
   if (net::run_id_of(peer.identity.key, secret) == id) return true;
   const std::string what(net::role_name(peer.identity.role));
@@ -158,8 +159,7 @@ void Controller::note_offence(const net::Peer& peer, const std::string& deed, In
   ++offence.count;
 }
 
-// A connection is that of one process, so that one key cannot fill the pool with workers, or with trainers, that are
-// not there.
+// A connection represents one process, so that one key cannot fill the pool with workers or trainers that do not exist.
 bool Controller::may_report(const net::Peer& peer, uint64_t id, Instant now) {
   const Role role = peer.identity.role;
   const std::string what(net::role_name(role));
@@ -174,13 +174,13 @@ bool Controller::may_report(const net::Peer& peer, uint64_t id, Instant now) {
   if (!is_known && !may_come(peer, what, now)) return false;
   if (bound != reporter_at_.end()) return true;
   std::string& connection = connection_of_[reporter];
-  reporter_at_.erase(connection);  // that it had before this one
+  reporter_at_.erase(connection);  // its previous connection
   connection = peer.routing_id;
   reporter_at_.emplace(connection, reporter);
   return true;
 }
 
-// A controller that has just started knows nobody yet.
+// A controller that has just started knows no processes yet.
 bool Controller::may_come(const net::Peer& peer, const std::string& what, Instant now) {
   const std::string key_name = name_of_key(peer);
   if (roster_.is_settled(now) && !newcomers_.take(key_name, now)) {
@@ -256,13 +256,13 @@ void Controller::push_rosters() {
   }
   forget_reporters();
   if (trainers_.size() <= 2 * roster_.trainers(clock_now()).size() + 16) return;
-  std::set<uint64_t> alive;  // whose routing ids are still of use
+  std::set<uint64_t> alive;  // with routing ids still in use
   for (const auto& trainer : roster_.trainers(clock_now())) alive.insert(trainer.report.trainer_id);
   std::erase_if(trainers_, [&](const auto& item) { return !alive.contains(item.first); });
   std::erase_if(plans_, [&](const auto& item) { return !alive.contains(item.first); });
 }
 
-// Those that have gone. Who reports again is bound again.
+// Forgets the reporters that have left. One that reports again is bound again.
 void Controller::forget_reporters() {
   if (connection_of_.size() <= 2 * roster_.count() + 16) return;
   std::erase_if(connection_of_, [&](const auto& item) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The controller's process: a socket and a clock around cluster/roster.h and cluster/scaling.h, on one thread.
-// Workers, trainers and operators are told apart by the role of their key. A request that the role may not make is
-// refused with a sentence, and so is a message that does not belong to this protocol.
+// The controller process: a socket and a clock around cluster/roster.h and cluster/pool_scaling.h, on one thread.
+// Workers, trainers and operators are distinguished by the role of their key. A request that the role may not make is
+// refused with a reason, and so is a message that does not belong to this protocol.
 
 #include <cstdint>
 #include <map>
@@ -26,13 +26,14 @@ inline constexpr int kMessagesInTurn = 256;
 
 struct ControllerCounters {
   uint64_t messages = 0;
-  uint64_t refused = 0;  // messages that were malformed, of another version, or not for that role
+  uint64_t refused = 0;  // messages that were malformed, of another version, or not allowed for that role
 };
 
 // Confined to one thread.
 class Controller {
  public:
-  // Listens. `keys` are those of the role controller. An address that other machines reach needs keys that were given.
+  // Listens. `keys` are the keys of the role controller. An address that other machines can reach requires explicit
+  // keys.
   static Result<std::unique_ptr<Controller>> start(const net::Endpoint& endpoint, const net::KeyRing& keys,
                                                    cluster::RosterOptions shares = {});
 
@@ -46,8 +47,8 @@ class Controller {
 
   // Serves until `stop_fd` is readable. Blocks.
   Result<void> run(int stop_fd);
-  // One turn: takes the messages that are there, kMessagesInTurn at most, so that leases end and the order to stop is
-  // heard however much arrives. True if more may be there. Never blocks.
+  // Takes the messages that are available, at most kMessagesInTurn, so that leases expire and the stop request is
+  // noticed under any load. Returns true if there may be more. Never blocks.
   Result<bool> serve();
 
   const ControllerCounters& counters() const { return counters_; }
@@ -57,12 +58,13 @@ class Controller {
 
   void receive(const net::ServerReceipt& receipt, Instant now);
   void take(const net::Peer& peer, const wire::ControlMessage& message, Instant now);
-  // Whether this id is that of the peer's own run. Whoever claims another is refused, and operators are told.
+  // Whether this id belongs to the peer's own run. A peer that claims another run's id is refused and reported to
+  // operators.
   bool is_own_run(const net::Peer& peer, uint64_t id, const wire::RunSecret& secret, Instant now);
-  // For operators: what a process with the peer's key did.
+  // Records, for operators, the action of a process with the peer's key.
   void note_offence(const net::Peer& peer, const std::string& deed, Instant now);
   bool may_report(const net::Peer& peer, uint64_t id, Instant now);
-  // Whether one that is not known yet may be added to the roster.
+  // Whether a process that is not known yet may be added to the roster.
   bool may_come(const net::Peer& peer, const std::string& what, Instant now);
   void take_of_operator(const net::Peer& peer, const wire::ControlMessage& message, Instant now);
   void refuse(const net::Peer& peer, std::string reason);
@@ -71,10 +73,10 @@ class Controller {
   void push_orders();
   void push_rosters();
   void forget_reporters();
-  // To a peer that is gone nothing is said; it will report again.
+  // Does not reach a peer that is gone, which will report again.
   void send(const std::string& routing_id, const wire::ControlMessage& message);
 
-  // In the order in which they are made; they die the other way round.
+  // In order of construction; destroyed in reverse.
   std::unique_ptr<net::SocketContext> context_;
   std::unique_ptr<net::Authenticator> authenticator_;
   std::unique_ptr<net::ServerSocket> server_;
@@ -82,7 +84,7 @@ class Controller {
   cluster::PoolScaling scaling_;
   cluster::CostLedger costs_;
   cluster::Newcomers newcomers_;
-  // The worker or the trainer that reports over a connection, by its routing id, and the last connection of each.
+  // The worker or trainer that reports over a connection, by routing id, and the last connection of each.
   using Reporter = std::pair<Role, uint64_t>;
   std::map<std::string, Reporter> reporter_at_;
   std::map<Reporter, std::string> connection_of_;

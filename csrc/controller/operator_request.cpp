@@ -20,8 +20,8 @@ using std::chrono::steady_clock;
 
 namespace {
 
-// A controller to which many connect that show no key closes one of them to make room, which may be this one. A
-// controller with other keys refuses each.
+// A controller to which many clients without a known key connect closes one of the connections to make room, and it may
+// close this one. A controller with other keys refuses every attempt.
 constexpr int kRefusalsMax = 3;
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The work of an operator's commands: one question to a controller, and its answer.
+// The core of the operator's commands: one question to a controller and its answer.
 
 #include <chrono>
 
@@ -11,8 +11,8 @@
 
 namespace penstock::controller {
 
-// `keys` are those of the role operator. kClosed when the controller turns the key away or is another's, kTimeout when
-// nothing answers there, kFailed with the controller's own words when it refuses the question. Blocks.
+// `keys` are the keys of the role operator. Returns kClosed if the controller rejects the key or has other keys,
+// kTimeout if no controller answers, and kFailed with the controller's reason if it refuses the question. Blocks.
 Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const net::KeyRing& keys,
                                             const wire::ControlMessage& question,
                                             std::chrono::steady_clock::time_point deadline);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The answer to `penstock costs`: what each job has cost, in all and for 1,000 samples, as JSON of a bounded size. What
-// is not known is null. Pure.
+// The answer to `penstock costs`: the cost of each job, in total and per 1,000 samples, as JSON of a bounded size.
+// Unknown values are null. Pure.
 //
 // {"factors": {"price_per_hour": 0.12 or null, "energy_price_per_kwh": 0.3 or null, "gco2_per_kwh": 350 or null},
 //  "jobs": [{"job": "…", "about": "…", "is_running": true, "since_report_s": 0.1, "user": "…" or null,
@@ -12,9 +12,10 @@
 //            "per_1000_samples": the same or null}],
 //  "jobs_left_out": 0, "jobs_forgotten": 0}
 //
-// A tenancy is the time for which one worker served the job. It is metered if the worker knew its energy all the time;
-// "energy_j" is known if all are, and is that of the workers alone, as are money and CO2. "jobs_left_out" do not fit,
-// and "jobs_forgotten" were too many to be kept. "user" is the one whose key the job's trainers show.
+// A tenancy is the time for which one worker served the job. It is metered if the worker knew its energy throughout.
+// "energy_j" is known if all tenancies are metered, and covers the workers alone, as do money and CO2. "jobs_left_out"
+// is the number of jobs that do not fit, "jobs_forgotten" the number of jobs that exceeded the ledger's limits. "user"
+// is the user whose key the job's trainers use.
 
 #include <cstddef>
 #include <optional>
@@ -28,11 +29,11 @@
 
 namespace penstock::controller {
 
-// The factors of a request. Without a price of a worker's hour it is that of the pool's engine, if there is one.
+// The factors of a request. The default price per worker hour is the price of the pool's engine, if there is one.
 cluster::CostFactors factors_of(const wire::CostsRequest& request,
                                 const std::optional<cluster::PoolScaling::Standing>& engine);
 
-// Has at most `bytes_max` bytes, which must be 16 KiB or more.
+// Returns at most `bytes_max` bytes, which must be 16 KiB or more.
 std::string costs_json(const cluster::CostLedger& ledger, const cluster::CostFactors& factors, Instant now,
                        size_t bytes_max);
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kStatusBytesMin = 16 << 10;
 constexpr size_t kEngineTextBytesMax = 400;
-constexpr size_t kStatusFrameBytes = 256;  // the text around the two lists, their counts included
+constexpr size_t kStatusFrameBytes = 256;  // the text around the two lists, including their counts
 
 std::string id_or_null(uint64_t id) { return id == 0 ? "null" : json_quoted(spoken_id(id)); }
 
@@ -89,7 +89,7 @@ std::string trainer_json(const cluster::Roster::TrainerStatus& trainer, uint64_t
   return json + ", \"delivered_batches\": " + std::to_string(queue.delivered_batches) + "}}";
 }
 
-// Cut short, so that texts of an engine leave room for workers however they are escaped.
+// Truncated, so that an engine's strings leave room for workers however they are escaped.
 std::string short_text(const std::string& text) {
   return json_quoted(std::string_view(text).substr(0, kEngineTextBytesMax));
 }
@@ -148,7 +148,7 @@ std::string status_json(const cluster::Roster& roster, const cluster::PoolScalin
   json += ", \"offences\": [" + offences_json(standing.offences, now) + "]";
   json += ", \"key_trouble\": " + (standing.key_trouble.empty() ? "null" : short_text(standing.key_trouble)) + "}";
   json += ", \"engine\": " + engine_json(scaling.standing(now));
-  // There are fewer trainers than workers. Many of them still leave half of the room to workers.
+  // There are fewer trainers than workers. Even many trainers leave half of the room to workers.
   const size_t room = bytes_max - json.size() - kStatusFrameBytes;
   const auto with_plan = [&](const cluster::Roster::TrainerStatus& trainer) {
     const auto plan = plans.find(trainer.report.trainer_id);
