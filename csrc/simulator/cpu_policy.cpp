@@ -25,7 +25,7 @@ std::vector<uint32_t> granted(std::span<const PooledJob> jobs, uint32_t cpu_coun
   return counts;
 }
 
-// Each GPU of a job has a trainer of its own, as live jobs do, and all of a job's trainers claim alike.
+// Each GPU of a job has a separate trainer, as in live jobs, and all trainers of a job make the same claim.
 std::vector<uint32_t> allocated(std::span<const PooledJob> jobs, uint32_t cpu_count, const Settings& settings) {
   std::vector<cluster::JobClaim> claims;
   for (const PooledJob& job : jobs) {

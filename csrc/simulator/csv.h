@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Rows of a table in CSV without quotes. A line that begins with '#' and an empty one are left out. Pure.
+// Rows of a CSV table without quotes. Empty lines and lines that start with '#' are skipped. Pure.
 
 #include <cstddef>
 #include <string>
@@ -12,11 +12,11 @@
 namespace penstock::simulator {
 
 struct CsvRow {
-  size_t line = 0;  // from 1 on
+  size_t line = 0;  // from 1
   std::vector<std::string_view> fields{};
 };
 
-// Views into `text`. A carriage return at the end of a line is no part of it.
+// Views into `text`, without the carriage return at the end of a line.
 std::vector<CsvRow> csv_rows(std::string_view text);
 
 // kMalformed: "FILE, line N: SEEN; EXPECTED".
@@ -27,7 +27,7 @@ struct NumberRange {
   double high = 0;
 };
 
-// The number in a field, within the range.
+// The number in a field, which must be within the range.
 Result<double> csv_number(std::string_view file, const CsvRow& row, size_t column, std::string_view name,
                           NumberRange range);
 Result<double> csv_whole_number(std::string_view file, const CsvRow& row, size_t column, std::string_view name,

@@ -18,7 +18,7 @@ using wire::QueueSignal;
 double seconds(uint64_t ns) { return static_cast<double>(ns) / 1e9; }
 double seconds(Duration time) { return std::chrono::duration<double>(time).count(); }
 
-// What a trainer did from one report to another.
+// A trainer's work between two reports.
 struct Stretch {
   double step_count = 0;
   double stepping_s = 0;
@@ -53,7 +53,8 @@ class PenstockRule final : public DemandRule {
     const uint32_t demand_before = scaler_.demand();
     scaler_.note(report, worker_count, now);
     if (scaler_.measurement_count() == measured_before) return false;
-    // One more measurement with as many workers is no news unless the demand changes: it differs by noise.
+    // Another measurement with the same number of workers counts only if it changes the demand: measurements differ by
+    // noise.
     const bool is_first = !std::exchange(is_measured_, true);
     return is_first || scaler_.demand() != demand_before;
   }
@@ -63,7 +64,7 @@ class PenstockRule final : public DemandRule {
     if (!scaler_.measured()) return std::min(1.0, 1.0 * worker_count / (1.0 * gpus_ * cpu_count_));
     return scaler_.progress(worker_count);
   }
-  // As a live trainer does, until the present number of workers was measured.
+  // As a live trainer does, until the current number of workers has been measured.
   std::optional<Duration> wants_report_in() const override {
     if (is_measured_ || worker_count_ == 0) return std::nullopt;
     return cluster::kPingInterval;
@@ -71,7 +72,7 @@ class PenstockRule final : public DemandRule {
 
  private:
   uint32_t gpus_;
-  uint32_t cpu_count_;  // of the pool: whoever is there may as well be used for a job of which nothing is known
+  uint32_t cpu_count_;  // of the pool: available workers may as well be used for a job without measurements
   cluster::JobScaler scaler_{std::numeric_limits<uint32_t>::max()};
   uint32_t worker_count_ = 0;
   bool is_measured_ = false;
@@ -99,14 +100,14 @@ class TfDataServiceRule final : public DemandRule {
   }
 
  private:
-  static constexpr double kNewestWeight = 0.3;  // of a measurement, against those before it
+  static constexpr double kNewestWeight = 0.3;  // weight of a measurement against the earlier ones
 
   uint32_t demand_;
   QueueSignal last_{};
   double needed_count_ = 0;
 };
 
-// Counts in units of one worker for each GPU.
+// Counts in units of one worker per GPU.
 class CachewRule final : public DemandRule {
  public:
   explicit CachewRule(uint32_t gpus) : gpus_(gpus) {}
@@ -115,7 +116,7 @@ class CachewRule final : public DemandRule {
     const bool has_other_count = std::exchange(worker_count_, worker_count) != worker_count;
     if (has_other_count || !first_at_ || worker_count != demand()) {
       half_.reset();
-      // Where less was granted than the rule asked for, it waits.
+      // The rule waits while it is granted less than it requested.
       first_at_ = worker_count == demand() ? std::optional(now) : std::nullopt;
       return false;
     }
@@ -136,7 +137,7 @@ class CachewRule final : public DemandRule {
 
  private:
   static constexpr double kImprovementMin = 0.07;
-  static constexpr double kSlower = 1.5;  // than when it settled
+  static constexpr double kSlower = 1.5;  // times the time at which it settled
   static constexpr int kStablePeriods = 20;
   static constexpr uint32_t kUnitsMax = 100;
 
@@ -163,10 +164,10 @@ class CachewRule final : public DemandRule {
   uint32_t gpus_;
   uint32_t units_ = 1;
   uint32_t worker_count_ = 0;
-  std::optional<Instant> first_at_{};  // when the period began
-  std::optional<QueueSignal> half_{};  // in the middle of it, when workers that have just come work
+  std::optional<Instant> first_at_{};  // start of the period
+  std::optional<QueueSignal> half_{};  // in the middle of the period, when newly added workers are at work
   bool is_scaling_ = true;
-  std::optional<double> before_s_{};  // of a batch, with one unit less
+  std::optional<double> before_s_{};  // per batch, with one unit less
   double settled_s_ = 0;
 };
 
@@ -219,10 +220,10 @@ class RayDataRule final : public DemandRule {
 
   uint32_t demand_;
   uint32_t worker_count_ = 0;
-  bool has_answer_ = false;  // about the present number of workers
+  bool has_answer_ = false;  // about the current number of workers
   QueueSignal first_{};
   std::optional<Instant> first_at_{};
-  std::optional<Instant> low_since_{};  // less than half of the workers were at work
+  std::optional<Instant> low_since_{};  // since then less than half of the workers were at work
 };
 
 }  // namespace

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How many workers one job of a pool asks for. Pure: the reports of its trainer and the time in, a count out. A report
-// is what a live trainer sends to its controller; a job with several GPUs reports as one trainer that takes a batch for
-// each of them.
+// How many workers one pool job requests. Pure: takes its trainer's reports and the time, returns a count. A report is
+// the one that a live trainer sends to its controller; a job with several GPUs reports as one trainer that takes a
+// batch for each of them.
 //
 //   penstock         cluster::JobScaler, the code that a pool runs
-//   tf-data-service  as many as the trainer's rate needs, at most four times those that there are
-//   cachew           one more while batches come more than 7 % faster, in periods of kCachewPeriod
-//   ray-data         twice as many while half of them or more are at work; down only once they were idle for long
+//   tf-data-service  as many as the trainer's rate needs, at most four times the current number
+//   cachew           one more while batches arrive more than 7 % faster, in periods of kCachewPeriod
+//   ray-data         twice as many while at least half of them are at work; fewer only after a long idle time
 //
-// The last three are a reading of these systems' rules; README.md says what of the systems is left out.
+// The last three are our interpretation of these systems' rules; README.md lists the omitted parts of the systems.
 
 #include <cstdint>
 #include <memory>
@@ -23,24 +23,24 @@ namespace penstock::simulator {
 
 constexpr Duration kCachewPeriod = std::chrono::seconds(10);
 constexpr Duration kRayRequestGap = std::chrono::seconds(10);
-constexpr Duration kRayIdleTime = std::chrono::seconds(180 + 300);  // a request is kept, then the nodes idle
+constexpr Duration kRayIdleTime = std::chrono::seconds(180 + 300);  // lifetime of a request, plus idle time of nodes
 
 // Thread-compatible.
 class DemandRule {
  public:
   virtual ~DemandRule() = default;
-  // The trainer reports; `worker_count` workers are its. Returns whether the pool is to be shared out anew.
+  // The trainer reports and has `worker_count` workers. Returns whether the pool must be allocated again.
   virtual bool note(const wire::TrainerReport& report, uint32_t worker_count, Instant now) = 0;
   virtual uint32_t demand() const = 0;
-  // Of them, those that are not to spare.
+  // The part of the demand that is not spare.
   virtual uint32_t busy_count() const { return demand(); }
-  // The share of its full speed, from 0 to 1, that it has with so many workers, as far as the rule knows.
+  // The share of its full speed, from 0 to 1, that the job has with this many workers, as far as the rule knows.
   virtual double progress(uint32_t worker_count) const = 0;
-  // After how long it wants the next report; none: a decision at each of the settings' intervals is enough.
+  // The time until the rule needs the next report; none: a decision at each interval of the settings is enough.
   virtual std::optional<Duration> wants_report_in() const = 0;
 };
 
-// For a new job. `policy` is one of a pool.
+// For a new job. `policy` must be a pool policy.
 std::unique_ptr<DemandRule> make_demand_rule(CpuPolicy policy, const Job& job, const Cluster& cluster);
 
 }  // namespace penstock::simulator

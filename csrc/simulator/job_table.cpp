@@ -18,7 +18,7 @@ constexpr size_t kJobColumnsMin = 4;
 constexpr NumberRange kSeconds{0, 1e10};
 constexpr NumberRange kGpus{0, 1e6};
 
-// Of synthetic jobs: shares of those with 1, 2, 4, 8 and 16 GPUs, and their durations.
+// For synthetic jobs: the shares of jobs with 1, 2, 4, 8 and 16 GPUs, and the durations.
 constexpr std::array<double, 5> kGpuShares{0.6, 0.1, 0.1, 0.15, 0.05};
 constexpr double kMedianSeconds = 3600;
 constexpr double kDurationSpread = 1.2;  // standard deviation of the logarithm

@@ -57,7 +57,7 @@ Result<Profile> parse_profile(std::string_view file, const CsvRow& row, const Co
     profile.sample_bytes = bytes.value();
   }
   for (size_t column = columns.first_cpu; column < columns.count; ++column) {
-    const double least = profile.speeds.empty() ? kPositive.low : profile.speeds.back();  // CPUs slow nobody down
+    const double least = profile.speeds.empty() ? kPositive.low : profile.speeds.back();  // CPUs slow no job down
     auto speed =
         csv_number(file, row, column, "cpu" + std::to_string(column - columns.first_cpu + 1), {least, kPositive.high});
     if (!speed) return speed.error();

@@ -17,13 +17,13 @@ double mean(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// The least value that has `share` of the values at or below it.
+// The smallest value for which `share` of the values are less or equal.
 double quantile(std::span<const double> sorted, double share) {
   const double rank = std::ceil(share * static_cast<double>(sorted.size()));
   return sorted[static_cast<size_t>(std::max(rank, 1.0)) - 1];
 }
 
-// Of Student's distribution, 97.5 %.
+// Student's t distribution, 97.5 %.
 double t_quantile(size_t freedom) {
   constexpr std::array<double, 30> kTable{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
                                           2.201,  2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,

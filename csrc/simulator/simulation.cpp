@@ -24,20 +24,20 @@ constexpr double kPingSeconds = std::chrono::duration<double>(cluster::kPingInte
 struct RunningJob {
   size_t job = 0;
   double began_s = 0;
-  double since_s = 0;  // from then on it runs at `speed` with `work_s` left
+  double since_s = 0;  // from then on the job runs at `speed` with `work_s` left
   double work_s = 0;
   double speed = 0;
   std::vector<uint32_t> gpus{};                         // by server
-  std::vector<uint32_t> workers{};                      // by server; of a pool
+  std::vector<uint32_t> workers{};                      // by server; in a pool
   uint32_t count = 0;                                   // of all of them
-  std::vector<std::pair<double, uint32_t>> starting{};  // when they begin to work
+  std::vector<std::pair<double, uint32_t>> starting{};  // the times at which they start to work
   double fixed_cpus = 0;                                // without a pool
-  std::unique_ptr<DemandRule> rule{};                   // of a pool
-  TrainerMeter meter{};                                 // of a pool, as far as it has come at `metered_s`
+  std::unique_ptr<DemandRule> rule{};                   // in a pool
+  TrainerMeter meter{};                                 // in a pool, up to `metered_s`
   double metered_s = 0;
   TrainerPace pace{};         // since then
-  double reports_s = kNever;  // when its trainer reports next
-  double noise = 1;           // times what a worker takes for a batch, as measured
+  double reports_s = kNever;  // time of the trainer's next report
+  double noise = 1;           // factor on the time that a worker takes for a batch, as measured
   bool is_link_bound = false;
   double bytes_per_s = 0;
 
@@ -142,7 +142,8 @@ class Run {
     running_.erase(running_.begin() + static_cast<ptrdiff_t>(place));
   }
 
-  // Stops what is not among the shortest that fit, up to the first that does not fit.
+  // Keeps the shortest jobs, running or queued, up to the first one that does not fit, and stops the other running
+  // jobs.
   void preempt() {
     if (queue_.empty()) return;
     std::vector<std::pair<double, size_t>> all(queue_.begin(), queue_.end());
@@ -229,7 +230,7 @@ class Run {
     }
   }
 
-  // The GPUs of a job go at the pace of the server that has fewest CPUs for them.
+  // All GPUs of a job run at the pace of the server that has the fewest CPUs for them.
   void tune() {
     std::vector<double> per_gpu(running_.size(), kNever);
     for (RunningJob& it : running_) it.fixed_cpus = 0;
@@ -277,7 +278,7 @@ class Run {
     }
   }
 
-  // The trainer reports. Returns whether the pool is to be shared out anew.
+  // The trainer reports. Returns whether the pool must be allocated again.
   bool report(RunningJob& it) {
     meter(it);
     const Instant now{duration_of(now_s_)};
@@ -289,10 +290,10 @@ class Run {
     return is_news;
   }
 
-  // The trainers report at multiples of `step_s`, so that the reports of several are one event.
+  // The trainers report at multiples of `step_s`, so that several reports are one event.
   static double next_report_s(double least_s, double step_s) { return step_s * std::ceil(least_s / step_s - 1e-6); }
 
-  // What trainer and workers did since it was last told.
+  // Adds the work of the trainer and its workers since the last call.
   void meter(RunningJob& it) {
     TrainerPace measured = it.pace;
     measured.worker_s *= it.noise;
@@ -310,7 +311,7 @@ class Run {
                      .link_bytes_per_s = it.bytes_per_s,
                      .link_capacity_bytes_per_s = it.is_link_bound ? it.bytes_per_s : 0.0,
                      .worker_count = it.count};
-    // A worker's seconds are its own. They do not grow while its batches wait for the link.
+    // The seconds of a worker do not grow while its batches wait for the link.
     const double workers_speed = profile.speed(active / gpus);
     const bool is_starved = workers_speed < profile.speed_max() * (1 - 1e-9);
     const double at_work = is_starved ? active : std::min(active, profile.cpus_needed() * gpus);
@@ -320,7 +321,8 @@ class Run {
 
   double noise() { return std::exp(settings_.noise * normal()); }
 
-  // Exchanges workers behind a full link for free CPUs beside the job's GPUs. Returns whether there were any.
+  // Exchanges workers behind a full link for free CPUs on the servers of the job's GPUs. Returns whether there were
+  // any.
   bool come_near(RunningJob& it) {
     if (!it.is_link_bound) return false;
     uint32_t moved = 0;
@@ -348,7 +350,7 @@ class Run {
 
   void shrink(RunningJob& it, uint32_t count) {
     while (it.count > count) {
-      // Workers that have not begun go first, then those behind a link.
+      // Workers that have not started are removed first, then workers behind a link.
       if (!it.starting.empty() && --it.starting.back().second == 0) it.starting.pop_back();
       size_t chosen = it.workers.size();
       for (size_t server = 0; server < it.workers.size(); ++server) {
@@ -380,7 +382,7 @@ class Run {
     if (settings_.start_delay_s > 0) it.starting.push_back({now_s_ + settings_.start_delay_s, more});
   }
 
-  // Workers on the job's own servers send nothing over links. The rest send at most what its share of the links lets.
+  // Workers on the servers of the job's GPUs do not use links. The others send at most the job's share of the links.
   void set_speed(RunningJob& it) {
     meter(it);
     const Profile& profile = profile_of(it);
@@ -418,7 +420,7 @@ class Run {
   size_t next_ = 0;  // the next job to arrive
   std::vector<double> left_s_;
   std::set<std::pair<double, size_t>> queue_;
-  std::vector<RunningJob> running_;  // in the order in which they began
+  std::vector<RunningJob> running_;  // in the order in which they started
   std::vector<uint32_t> free_gpus_;  // by server
   std::vector<uint32_t> free_cpus_;
   std::mt19937_64 random_;

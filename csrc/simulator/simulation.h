@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs the jobs of a trace on a cluster, event by event, and says when each began and ended. Pure; the same arguments
-// give the same outcome. Events are arrivals, ends, workers that begin to work, and decisions at intervals.
+// Runs the jobs of a trace on a cluster, event by event, and returns when each started and ended. Pure; the same
+// arguments give the same outcome. Events are arrivals, ends, workers that start to work, and decisions at intervals.
 //
-// GPUs go to jobs as gangs, in the order that is set, with a strict head of line: nobody overtakes the first one. A job
-// is put on the server with the fewest free GPUs that has enough, else spread over those with the most.
+// Jobs get their GPUs as gangs, in the configured order, with a strict head of line: no job overtakes the first one. A
+// job is placed on the server with the fewest free GPUs that has enough, else spread over the servers with the most.
 
 #include <cstdint>
 #include <vector>
@@ -14,10 +14,10 @@
 namespace penstock::simulator {
 
 struct JobOutcome {
-  double start_s = 0;  // first
+  double start_s = 0;  // the first start
   double end_s = 0;
   double running_s = 0;
-  uint32_t end_count = 0;  // 1
+  uint32_t end_count = 0;  // must be 1
 
   friend bool operator==(const JobOutcome&, const JobOutcome&) = default;
 };
@@ -27,10 +27,10 @@ struct Outcome {
   double begin_s = 0;       // the first arrival
   double end_s = 0;         // the last end
   double gpu_held_s = 0;    // GPU-seconds
-  double gpu_busy_s = 0;    // of them, not starved
+  double gpu_busy_s = 0;    // the part that is not starved
   double cpu_held_s = 0;    // CPU-seconds; none with infinite CPUs
-  double cpu_busy_s = 0;    // of them, those that the job's speed has a use for
-  uint64_t move_count = 0;  // workers that were given to a job of a pool after its first ones
+  double cpu_busy_s = 0;    // the part that the job's speed can use
+  uint64_t move_count = 0;  // workers that a pool job received after its first ones
   uint64_t preempt_count = 0;
   double moved_bytes = 0;  // over links
   uint64_t event_count = 0;
@@ -38,7 +38,7 @@ struct Outcome {
   friend bool operator==(const Outcome&, const Outcome&) = default;
 };
 
-// Jobs in order of their arrival. kMalformed for a world that cannot be.
+// Jobs in order of arrival. kMalformed for an impossible world.
 Result<Outcome> simulate(const std::vector<Job>& jobs, const std::vector<Profile>& profiles, const Cluster& cluster,
                          const Settings& settings);
 

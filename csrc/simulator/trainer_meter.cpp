@@ -7,7 +7,7 @@
 namespace penstock::simulator {
 namespace {
 
-// Never less than it was told before.
+// Never less than the previous report.
 void tell(uint64_t& told, double total) { told = std::max(told, static_cast<uint64_t>(std::max(0.0, total))); }
 
 }  // namespace
@@ -24,7 +24,7 @@ void TrainerMeter::advance(double seconds, const TrainerPace& pace) {
 }
 
 wire::TrainerReport TrainerMeter::report(uint32_t worker_count_max) {
-  const double part = step_count_ - std::floor(step_count_);  // of a batch, of which nothing is told yet
+  const double part = step_count_ - std::floor(step_count_);  // of a batch, which is not reported yet
   const double wait_s = pace_.batches_per_s > 0 ? std::max(0.0, 1 / pace_.batches_per_s - pace_.step_s) : 0.0;
   const bool is_starved = wait_s > 1e-9;
   tell(last_.step_count, step_count_);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The totals that a simulated trainer reports, as a live one would: its steps, its waiting, and what its workers took
-// for batches. A value type.
+// The totals that a simulated trainer reports, as a live one would: its steps, its waiting, and the time that its
+// workers took for batches. A value type.
 
 #include <cstdint>
 
@@ -9,21 +9,21 @@
 
 namespace penstock::simulator {
 
-// What goes on from one event to the next.
+// The rates from one event to the next.
 struct TrainerPace {
   double batches_per_s = 0;
-  double step_s = 0;    // of a batch, waiting apart
-  double worker_s = 0;  // of one worker, for a batch
+  double step_s = 0;    // per batch, without waiting
+  double worker_s = 0;  // of one worker, per batch
   double link_bytes_per_s = 0;
-  double link_capacity_bytes_per_s = 0;  // 0: it is not known, since the link is not full
+  double link_capacity_bytes_per_s = 0;  // 0: unknown, because the link is not full
   uint32_t worker_count = 0;
 };
 
 class TrainerMeter {
  public:
-  // So long it went on.
+  // Adds `seconds` at this pace.
   void advance(double seconds, const TrainerPace& pace);
-  // What the trainer says after the last whole batch. `worker_count_max`: of its pool.
+  // The trainer's report after the last whole batch. `worker_count_max` is the limit of its pool.
   wire::TrainerReport report(uint32_t worker_count_max);
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What is simulated: jobs, the models that they train, and the servers that they run on. Values only.
+// The simulated world: jobs, the models that they train, and the servers that they run on. Values only.
 
 #include <array>
 #include <cstdint>
@@ -14,19 +14,19 @@
 
 namespace penstock::simulator {
 
-// Speed of a job by CPUs for each of its GPUs, in units of the speed that its duration was measured at.
+// A job's speed by the number of CPUs for each of its GPUs, in units of the speed at which its duration was measured.
 struct Profile {
   std::string model{};
   std::string model_class{};     // image, language, speech or other
   double iteration_s = 1;        // at speed 1
-  double batch = 1;              // samples of an iteration of one GPU
-  double sample_bytes = 0;       // that a worker sends for a sample
-  std::vector<double> speeds{};  // with 1, 2, 3 ... CPUs a GPU; not decreasing
+  double batch = 1;              // samples per iteration of one GPU
+  double sample_bytes = 0;       // that a worker sends per sample
+  std::vector<double> speeds{};  // with 1, 2, 3 ... CPUs per GPU; not decreasing
 
-  // Linear between the points, and from nothing without CPUs.
+  // Linear between the points, and 0 without CPUs.
   double speed(double cpus_per_gpu) const;
   double speed_max() const { return speeds.back(); }
-  // The fewest CPUs a GPU with which it is as fast as it gets.
+  // The smallest number of CPUs per GPU at which the job reaches its full speed.
   double cpus_needed() const;
   double bytes_per_s() const { return batch * sample_bytes / iteration_s; }  // of one GPU at speed 1
 };
@@ -35,7 +35,7 @@ struct Job {
   double submit_s = 0;
   double duration_s = 0;  // at speed 1
   uint32_t gpus = 1;
-  std::string model{};  // empty: it is drawn by the split
+  std::string model{};  // empty: drawn by the split
   size_t profile = 0;   // as assigned
 };
 
@@ -43,7 +43,7 @@ struct Cluster {
   uint32_t server_count = 8;
   uint32_t gpus_per_server = 8;
   uint32_t cpus_per_gpu = 3;
-  double link_bytes_per_s = 1.25e9;  // into each server; its GPUs have equal shares of it
+  double link_bytes_per_s = 1.25e9;  // into each server; its GPUs share it equally
 
   uint32_t gpu_count() const { return server_count * gpus_per_server; }
   uint32_t cpus_per_server() const { return gpus_per_server * cpus_per_gpu; }
@@ -60,22 +60,23 @@ std::optional<CpuPolicy> cpu_policy_named(std::string_view name);
 
 struct Settings {
   GpuOrder order = GpuOrder::kFifo;
-  bool preempts = false;       // of kSrtf alone
-  double restart_cost_s = 60;  // of work, for a job that was preempted
+  bool preempts = false;       // only kSrtf
+  double restart_cost_s = 60;  // of work, for a preempted job
   CpuPolicy cpus = CpuPolicy::kProportional;
-  double start_delay_s = 5;                      // from when a worker is given to a job until it works
-  double move_cost_s = cluster::kPoolMoveCostS;  // that penstock's policy reckons with for a move
-  double interval_s = 60;                        // between looks at a job of a pool that has settled
+  double start_delay_s = 5;                      // from the assignment of a worker to a job until it works
+  double move_cost_s = cluster::kPoolMoveCostS;  // that penstock's policy assumes for a move
+  double interval_s = 60;                        // between decisions about a settled pool job
   double horizon_s = cluster::kPoolHorizonS;     // over which the gain of a move is counted
   double floor_share = cluster::kPoolFloorShare;
-  double noise = 0.1;  // standard deviation of the logarithm of what is measured
+  double noise = 0.1;  // standard deviation of the logarithm of measured values
   uint64_t seed = 0;
 };
 
-// Shares of image, language and speech. Gives each job that names no model one of its class, at random by the seed.
+// Assigns each job that names no model a model of its class, at random by the seed. `split` has the shares of image,
+// language and speech.
 Result<void> assign_models(std::vector<Job>& jobs, const std::vector<Profile>& profiles, std::array<double, 3> split,
                            uint64_t seed);
-// A world that cannot be simulated, in a sentence.
+// Returns an error with a message for a world that cannot be simulated.
 Result<void> check_world(const std::vector<Job>& jobs, const std::vector<Profile>& profiles, const Cluster& cluster,
                          const Settings& settings);
 
