@@ -12,9 +12,9 @@ namespace penstock::cluster {
 namespace {
 
 constexpr size_t kNoJob = static_cast<size_t>(-1);
-constexpr double kGainMin = 1e-12;  // a smaller difference is rounding
+constexpr double kGainMin = 1e-12;  // smaller differences are rounding errors
 
-// The workers that owners and the pool have left.
+// The number of workers still available to each owner and in the pool.
 class Room {
  public:
   Room(std::span<const JobClaim> claims, uint32_t worker_count, const AllocationOptions& options)
@@ -33,7 +33,7 @@ class Room {
   bool is_within_quotas(size_t job) const {
     return std::all_of(owners_[job].begin(), owners_[job].end(), [&](size_t owner) { return left_[owner] > 0; });
   }
-  // Whether a worker of the giver's counts towards each quota of the taker's that is used up.
+  // Whether a worker of `giver` counts towards every exhausted quota of `taker`.
   bool is_fit_giver(size_t giver, size_t taker) const {
     const std::vector<size_t>& givers = owners_[giver];
     return std::all_of(owners_[taker].begin(), owners_[taker].end(), [&](size_t owner) {
@@ -51,11 +51,11 @@ class Room {
 
  private:
   uint32_t free_count_;
-  std::vector<std::vector<size_t>> owners_;  // by job: their places in left_
+  std::vector<std::vector<size_t>> owners_;  // by job: indices into left_
   std::vector<uint32_t> left_;
 };
 
-// Whose jobs they are: by job, the user's number from 0.
+// The owners of the jobs, by job: user numbers from 0.
 std::vector<size_t> users_of(std::span<const JobClaim> claims) {
   std::map<std::string_view, size_t> numbers;
   std::vector<size_t> users;
@@ -63,8 +63,8 @@ std::vector<size_t> users_of(std::span<const JobClaim> claims) {
   return users;
 }
 
-// Gives one worker after another to the user that has least, and there to the job that has least, of those below their
-// bounds.
+// Gives one worker at a time to the user with the fewest workers, and there to the job with the fewest, among the jobs
+// below their bounds.
 std::vector<uint32_t> fill_evenly(std::span<const JobClaim> claims, std::span<const uint32_t> bounds, Room room,
                                   uint32_t user_bound = std::numeric_limits<uint32_t>::max()) {
   const std::vector<size_t> users = users_of(claims);
@@ -88,7 +88,7 @@ std::vector<uint32_t> fill_evenly(std::span<const JobClaim> claims, std::span<co
   }
 }
 
-// Counts that go from the present ones to better ones, a worker at a time.
+// Improves the current counts one worker at a time.
 class Exchange {
  public:
   Exchange(std::span<const JobClaim> claims, uint32_t worker_count, const AllocationOptions& options)
@@ -127,8 +127,8 @@ class Exchange {
     ++counts_[job];
   }
 
-  // What a job has and has use for stays with it where there is room. Where there is not, it goes where it is missed
-  // least.
+  // A job keeps the workers that it has and can use as long as there is room. Otherwise it loses workers where the loss
+  // is smallest.
   void keep(std::span<const JobClaim> claims) {
     while (true) {
       size_t best = kNoJob;
@@ -149,7 +149,7 @@ class Exchange {
     return best;
   }
 
-  // The best single move, if it pays. A job of an owner at its quota takes only from that owner's jobs.
+  // Makes the best single move, if it pays. A job of an owner at its quota takes workers only from that owner's jobs.
   bool move_one() {
     size_t from = kNoJob, to = kNoJob;
     double best = kGainMin;
@@ -220,7 +220,7 @@ std::vector<double> concave_hull(std::span<const double> curve) {
 std::vector<uint32_t> floor_counts(std::span<const JobClaim> claims, uint32_t worker_count,
                                    const AllocationOptions& options) {
   const std::vector<size_t> users = users_of(claims);
-  std::vector<uint32_t> job_counts(claims.size(), 0);  // by user: of jobs that have use for workers
+  std::vector<uint32_t> job_counts(claims.size(), 0);  // by user: number of jobs that can use workers
   for (size_t job = 0; job < claims.size(); ++job)
     if (claims[job].demand_count() > 0) ++job_counts[users[job]];
   const auto user_count = std::count_if(job_counts.begin(), job_counts.end(), [](uint32_t count) { return count > 0; });
@@ -233,8 +233,8 @@ std::vector<uint32_t> floor_counts(std::span<const JobClaim> claims, uint32_t wo
     if (claim.keeps_one && claim.worker_count > 0) floor = std::max(floor, 1U);
     bounds.push_back(std::min({claim.demand_count(), claim.floor_max, floor}));
   }
-  // Of a user with more jobs that are served than its share has workers, those keep one that have most; where there are
-  // more users than workers, one of each user's may.
+  // If a user has more served jobs than workers in its share, the jobs with the most workers keep one; if there are
+  // more users than workers, one job of each user may keep one.
   const uint32_t user_bound = shared > 0 ? std::max(1U, part(static_cast<double>(user_count))) : 0;
   return fill_evenly(claims, bounds, Room(claims, worker_count, options), user_bound);
 }

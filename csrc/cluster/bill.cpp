@@ -12,7 +12,7 @@ using Amount = std::optional<double>;
 
 Amount product(Amount a, Amount b) { return a && b ? Amount(*a * *b) : std::nullopt; }
 
-// A part without a price is no part. A part that has one and is not known makes the whole unknown.
+// A part without a price does not count. A part with a price and an unknown quantity makes the whole unknown.
 Amount money_of(double worker_hours, Amount energy_kwh, const CostFactors& factors) {
   if (!factors.price_per_hour && !factors.energy_price_per_kwh) return std::nullopt;
   const Amount of_energy =

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a job has cost, in units for people, from its totals and the factors that an operator gives. What is not known
-// is nothing, and a sum of which a part is not known is not known either. Pure.
+// The cost of a job in everyday units, from its totals and the factors that an operator provides. Unknown values are
+// nullopt, and a sum with an unknown part is unknown, too. Pure.
 
 #include <optional>
 
@@ -23,15 +23,15 @@ struct Bill {
   double bytes = 0;
   double batches = 0;
   double samples = 0;
-  std::optional<double> energy_j{};      // of workers, where each that served knew its own
-  std::optional<double> gpu_energy_j{};  // of the trainer's GPU; no part of what follows
-  std::optional<double> money{};         // of workers' hours and of energy, as far as they have a price
+  std::optional<double> energy_j{};      // of the workers, if each that served knew its energy
+  std::optional<double> gpu_energy_j{};  // of the trainer's GPU; not included in the following fields
+  std::optional<double> money{};         // for worker hours and energy, as far as they have a price
   std::optional<double> gco2{};
 };
 
 Bill bill_of(const wire::JobCosts& costs, const CostFactors& factors, const wire::GpuMeter& gpu = {});
 
-// The same for 1,000 samples; nothing while there is no sample.
+// The same per 1,000 samples; nullopt while there are no samples.
 std::optional<Bill> per_thousand_samples(const Bill& bill);
 
 }  // namespace penstock::cluster

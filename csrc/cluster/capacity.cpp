@@ -43,7 +43,7 @@ uint64_t spent_micros(const PoolLimits& limits, uint64_t spent_worker_ms) {
 CapacityDecision Capacity::decide(const PoolLoad& load, const PoolLimits& limits, Instant now) {
   now_ = std::max(now_, now);
   const uint32_t present_count = load.registered_count + load.starting_count;
-  // A controller that has just started goes on with what it finds until it knows better.
+  // A controller that has just started keeps the workers that it finds until it knows the demand.
   if (!settled_count_) settled_count_ = std::min(present_count, limits.worker_count_max);
   note_refusals(load, present_count);
   if (limits.budget_micros) {
@@ -123,7 +123,7 @@ void Capacity::note_refusals(const PoolLoad& load, uint32_t present_count) {
 
 CapacityDecision Capacity::without_refused(CapacityDecision wanted, const PoolLoad& load, uint32_t present_count) {
   if (!asks_again_at_ || wanted.wanted_count <= present_count) return wanted;
-  // What has left meanwhile may be had again; more than the engine granted may not.
+  // Workers that have left since may be replaced, but the total may not exceed the number that the engine granted.
   const uint32_t kept = std::min(wanted.wanted_count, std::max(granted_count_, present_count));
   if (now_ >= *asks_again_at_) {
     wanted.reason += "; the engine is asked again for what it refused: " + load.refusal;

@@ -11,7 +11,7 @@
 namespace penstock::cluster {
 namespace {
 
-// Saturates: a report may say anything.
+// Saturates: a report may contain any value.
 uint64_t sum(uint64_t a, uint64_t b) { return a > std::numeric_limits<uint64_t>::max() - b ? ~uint64_t{0} : a + b; }
 
 wire::JobCosts sum(const wire::JobCosts& a, const wire::JobCosts& b) {
@@ -25,7 +25,7 @@ wire::JobCosts sum(const wire::JobCosts& a, const wire::JobCosts& b) {
           .batch_bytes = sum(a.batch_bytes, b.batch_bytes)};
 }
 
-// Two trainers of one program have the same GPU, and its counter is in both of their reports.
+// Two trainers of one program share a GPU, and both of their reports contain its counter.
 wire::GpuMeter joined(const std::optional<wire::GpuMeter>& a, const wire::GpuMeter& b) {
   if (!a) return b;
   if (!a->has_energy() || !b.has_energy()) return {};
@@ -70,8 +70,8 @@ void CostLedger::close(Entry& entry, std::map<uint64_t, Open>::iterator trainer)
   entry.open.erase(trainer);
 }
 
-// A job that goes on reports its totals again, so a running one loses nothing. Of jobs that have cost the same, the one
-// of which nothing was heard for longest goes.
+// An active job reports its totals again, so no costs are lost by removing it. Among jobs with the same cost, the one
+// whose last report is oldest is removed.
 void CostLedger::make_room() {
   std::map<std::string_view, size_t> counts;
   for (const auto& [key, entry] : jobs_) ++counts[key.user];

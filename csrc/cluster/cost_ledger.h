@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The controller's account of what jobs have cost, those that have ended included. Trainers report totals, so that a
-// controller that starts again knows what the jobs that run have cost. A program's clients of one dataset, as those of
-// one epoch after the other, are one job. Pure.
+// The controller's account of the cost of jobs, including ended ones. Trainers report totals, so that a restarted
+// controller knows the cost of the running jobs. A program's clients of one dataset, for example for consecutive
+// epochs, are one job. Pure.
 
 #include <compare>
 #include <cstddef>
@@ -17,15 +17,16 @@
 
 namespace penstock::cluster {
 
-constexpr size_t kLedgerJobCountMax = 1024;    // then the user with most of them loses the one that has cost least
-constexpr size_t kLedgerTrainerCountMax = 64;  // of a job that have not said goodbye
+constexpr size_t kLedgerJobCountMax = 1024;    // above it, the user with the most jobs loses its cheapest one
+constexpr size_t kLedgerTrainerCountMax = 64;  // trainers of a job that have not left
 
 // Thread-compatible.
 class CostLedger {
  public:
-  // `user` is the one whose key the trainer shows; empty for the role's key. Jobs of two users are two jobs.
+  // `user` is the user whose key the trainer uses; empty for the role's key. Jobs of different users are different
+  // jobs.
   void reported(const wire::TrainerReport& report, Instant now, const std::string& user = {});
-  // It said goodbye, so nothing more comes of it.
+  // The trainer left and sends no further reports.
   void left(uint64_t trainer_id);
 
   struct Job {
@@ -33,13 +34,13 @@ class CostLedger {
     std::string name{};
     std::string about{};  // its process, for people
     wire::JobCosts costs{};
-    wire::GpuMeter gpu{};  // from the beginning of its first trainer to its last report, if all of them know it
+    wire::GpuMeter gpu{};  // from the start of its first trainer to its last report, if all of its trainers know it
     bool is_running = false;
     Duration since_report{};
   };
-  // The job that was heard last comes first.
+  // The job with the most recent report is first.
   std::vector<Job> jobs(Instant now) const;
-  // Jobs whose costs are not known any more.
+  // The number of jobs whose costs are no longer known.
   uint64_t forgotten_count() const { return forgotten_count_; }
 
  private:
@@ -58,7 +59,7 @@ class CostLedger {
   struct Entry {
     wire::JobCosts ended{};
     std::optional<wire::GpuMeter> ended_gpu{};
-    std::map<uint64_t, Open> open{};  // by trainer. One that lost its lease may come back with its totals.
+    std::map<uint64_t, Open> open{};  // by trainer; a trainer that lost its lease may return with its totals
     Instant reported_at{};
   };
 
@@ -66,7 +67,7 @@ class CostLedger {
   void make_room();
 
   std::map<Key, Entry> jobs_;
-  std::map<uint64_t, Key> job_of_;  // by trainer that has not said goodbye
+  std::map<uint64_t, Key> job_of_;  // by trainer that has not left
   uint64_t forgotten_count_ = 0;
 };
 

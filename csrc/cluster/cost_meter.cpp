@@ -9,16 +9,16 @@
 namespace penstock::cluster {
 namespace {
 
-// More than any machine has and uses.
+// Above the capacity of any machine.
 constexpr uint64_t kCpusMax = 4096;
 constexpr uint64_t kWattsMax = 100'000;
-constexpr Duration kMeterSlack = std::chrono::seconds(60);  // for messages that were long on their way
+constexpr Duration kMeterSlack = std::chrono::seconds(60);  // for messages that were delayed
 constexpr Duration kMeteredMax = std::chrono::hours(24 * 30);
 static_assert(static_cast<uint64_t>(kMeteredMax.count()) < std::numeric_limits<uint64_t>::max() / kCpusMax);
 
 uint64_t nanoseconds(Duration time) { return static_cast<uint64_t>(std::max<int64_t>(0, time.count())); }
 
-// Of what a worker says that it has spent since its last message, as much as keeps its tenancy below `most`.
+// The part of a worker's reported consumption since its last message that keeps its tenancy below `most`.
 uint64_t believed(uint64_t said, uint64_t most, uint64_t& spent) {
   const uint64_t counted = std::min(said, most - std::min(most, spent));
   spent += counted;
@@ -40,7 +40,7 @@ void CostMeter::heard(uint64_t worker_id, const wire::WorkerMeter& meter, Instan
   if (known != tenancies_.end()) advance(known->second, meter, now);
 }
 
-// A worker that died is parted from late: it served until its lease with the trainer ran out at most.
+// The end of a dead worker is noticed late: it served at most until its lease with the trainer expired.
 void CostMeter::parted(uint64_t worker_id, Instant now) {
   const auto known = tenancies_.find(worker_id);
   if (known == tenancies_.end()) return;
@@ -54,7 +54,7 @@ void CostMeter::came(const Batch& batch) {
   totals_.batch_bytes += batch.bytes;
 }
 
-// A meter that goes back is one of somebody else's making, and adds nothing.
+// A meter that runs backwards is forged, and is not added.
 void CostMeter::advance(Tenancy& tenancy, const wire::WorkerMeter& meter, Instant now) {
   const uint64_t time_ns = nanoseconds(std::min<Duration>(now - tenancy.begun_at + kMeterSlack, kMeteredMax));
   totals_.served_ns += nanoseconds(now - tenancy.heard_at);

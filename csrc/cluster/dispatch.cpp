@@ -41,7 +41,7 @@ void Dispatch::lose_worker(WorkerSlot slot, Loss loss, Instant now) {
       fail(key);
       continue;
     }
-    if (!request.workers.empty()) continue;  // another copy is under way
+    if (!request.workers.empty()) continue;  // another copy is in progress
     ++reissue_count_;
     waiting_.insert(key);
   }
@@ -133,7 +133,7 @@ void Dispatch::end_lane(uint32_t epoch, wire::Lane lane, Instant now) {
   lanes_.erase({epoch, lane});
 }
 
-// ---- The workers' messages
+// ---- Messages from workers
 
 bool Dispatch::was_asked(WorkerSlot slot, wire::BatchKey key) const {
   const auto found = workers_.find(slot);
@@ -161,7 +161,7 @@ bool Dispatch::answered(WorkerSlot slot, wire::BatchKey key, uint64_t bytes, Ins
   take_from(slot, key);
   tell_if_idle(slot);
   const auto request = requests_.find(key);
-  // A request that this worker was not asked, or is not asked any more, is another's to answer.
+  // A request that this worker was not asked for, or no longer is, must be answered by another worker.
   const bool counts = was_asked && request != requests_.end();
   if (counts) {
     largest_bytes_ = std::max(largest_bytes_, bytes);
@@ -187,10 +187,10 @@ void Dispatch::handed_back(WorkerSlot slot, wire::BatchKey key, Instant now) {
   place(now);
 }
 
-// ---- Placing
+// ---- Placement
 
 void Dispatch::place(Instant now) {
-  std::set<LaneId> blocked;  // something earlier of the lane still waits
+  std::set<LaneId> blocked;  // an earlier request of the lane is still waiting
   for (auto at = waiting_.begin(); at != waiting_.end();) {
     const wire::BatchKey key = *at;
     Request& request = requests_.at(key);
@@ -209,7 +209,7 @@ void Dispatch::place(Instant now) {
 
 std::optional<WorkerSlot> Dispatch::choose(wire::BatchKey key, const Request& request, Instant now) {
   const bool is_alone = request.death_count > 0;
-  // The busy worker that is kept free for it may hang: one that is idle makes it sooner.
+  // The busy worker reserved for it may hang: an idle worker answers sooner.
   if (is_alone && idle_worker()) unreserve(key);
   for (const auto& [slot, worker] : workers_)
     if (worker.alone == key) return worker.outstanding.empty() ? std::optional(slot) : std::nullopt;
@@ -233,7 +233,7 @@ std::optional<WorkerSlot> Dispatch::choose(wire::BatchKey key, const Request& re
   }
   if (!best || !is_alone) return best;
   Worker& worker = workers_.at(*best);
-  worker.alone = key;  // from here on it is asked for nothing else, until that is answered
+  worker.alone = key;  // from here on it receives no other requests until this one is answered
   return worker.outstanding.empty() ? best : std::nullopt;
 }
 
@@ -249,13 +249,13 @@ bool Dispatch::has_room(const Worker& worker, bool is_recall) const {
   return worker.outstanding.size() + 1 <= worker.credit_bytes / largest_bytes_;
 }
 
-// Its mean; before its first answer that of most.
+// The worker's mean; before its first answer, the median over all workers.
 Duration Dispatch::usual_time(const Worker& worker) const {
   if (const auto mean = worker.mean.value()) return *mean;
   return times_.count() > 0 ? times_.quantile(0.5) : Duration(1);
 }
 
-// How long from now until it would answer one more.
+// The time from now until it would answer one more request.
 Duration Dispatch::answer_time(const Worker& worker, Instant now) const {
   const Duration mean = usual_time(worker);
   const auto count = static_cast<int64_t>(worker.outstanding.size());
@@ -282,7 +282,7 @@ void Dispatch::ask_of(WorkerSlot slot, wire::BatchKey key, Request& request, Ins
       {.kind = Command::Kind::kAsk, .worker = slot, .key = key, .lane = request.lane, .is_lane_start = is_lane_start});
 }
 
-// The worker owes this no more, as far as the trainer is concerned.
+// The trainer no longer expects this batch from the worker.
 void Dispatch::take_from(WorkerSlot slot, wire::BatchKey key) {
   Worker& worker = workers_.at(slot);
   std::erase(worker.outstanding, key);
@@ -312,7 +312,7 @@ void Dispatch::fail(wire::BatchKey key) {
                        .content = request.content});
 }
 
-// Has the workers that still owe it know that nobody waits for it, but the one that has answered it.
+// Cancels the request at all workers that still have it, except at the one that has answered it.
 void Dispatch::cancel_copies(wire::BatchKey key, const Request& request, std::optional<WorkerSlot> answerer) {
   for (const WorkerSlot slot : request.workers) {
     if (slot == answerer) continue;
@@ -322,15 +322,15 @@ void Dispatch::cancel_copies(wire::BatchKey key, const Request& request, std::op
   }
 }
 
-// No worker is kept free for it any more.
+// Ends the reservation of a worker for this request.
 void Dispatch::unreserve(wire::BatchKey key) {
   for (auto& [slot, worker] : workers_)
     if (worker.alone == key) worker.alone.reset();
 }
 
-// ---- Requests that are late
+// ---- Late requests
 
-// For how long the worker may have been at it: since it was asked, or since its last answer.
+// How long the worker may have been working on it: since it was asked, or since its last answer.
 Duration Dispatch::busy_time(const Worker& worker, wire::BatchKey key, Instant now) const {
   return now - std::max(worker.asked_at.at(key), worker.answered_at);
 }
@@ -347,7 +347,7 @@ std::optional<Dispatch::LateAfter> Dispatch::late_after() const {
       .deadly = far_beyond};
 }
 
-// A lane's next batch follows from the state that its worker alone has.
+// A lane's next batch depends on state that only its worker has.
 bool Dispatch::may_be_hedged(const Request& request) {
   return request.lane == wire::kNoLane && request.workers.size() == 1;
 }
@@ -359,7 +359,7 @@ std::optional<WorkerSlot> Dispatch::idle_worker() const {
 }
 
 void Dispatch::tick(Instant now) {
-  // Every request is looked at only when there is someone who could be asked.
+  // The requests are examined only if there is a worker that could be asked.
   if (!waiting_.empty() || !idle_worker()) return;
   const auto limit = late_after();
   if (!limit) return;

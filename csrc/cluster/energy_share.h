@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A process's part of its machine's energy. The machine has one meter for all, so each stretch of time between two
-// readings is shared out by CPU time:
+// A process's share of its machine's energy. The machine has one meter, so the energy between two readings is divided
+// by CPU time:
 //
 //   energy of the process = energy of the machine * min(1, CPU time of the process / busy CPU time of the machine)
 //
-// The energy of idle CPUs goes to those who are busy, each by its share. So the parts of all processes together are
-// what the machine has used, and a process that sleeps has used nothing.
+// The energy of idle CPUs is charged to the busy processes in proportion. So the shares of all processes add up to the
+// machine's energy, and a sleeping process has used none.
 
 #include <algorithm>
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace penstock::cluster {
 
-// Each total counts from any time on and only grows.
+// Each total has an arbitrary origin and only grows.
 struct EnergyReading {
   uint64_t machine_uj = 0;
   Duration machine_busy{};  // of all its CPUs together
@@ -26,7 +26,8 @@ struct EnergyReading {
 // Thread-compatible.
 class EnergyShare {
  public:
-  // A stretch in which the machine's clock of busy time has not moved is not over yet: it counts in coarse steps.
+  // An interval in which the machine's busy time has not changed is not finished yet: that clock counts in coarse
+  // steps.
   void note(const EnergyReading& reading) {
     if (!last_) {
       last_ = reading;

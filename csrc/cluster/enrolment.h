@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How a worker or a trainer stands with its controller: when to report next, which answers are worth anything, and when
-// to give the controller up. Pure.
+// The relation of a worker or a trainer to its controller: when to report next, which answers are valid, and when to
+// give the controller up. Pure.
 
 #include <cstdint>
 #include <optional>
@@ -13,37 +13,38 @@
 
 namespace penstock::cluster {
 
-// For how long a worker goes by the last orders of a controller that is silent. Who it serves, and who it was given to,
-// may come all the same; a trainer that was given a worker by a controller that died before the worker knew may not.
+// How long a worker follows the last orders of a silent controller. Meanwhile the trainer that it serves, and the one
+// that it was assigned to, may connect; a trainer that was promised the worker by a controller that died before the
+// worker learned of it may not.
 constexpr Duration kOrdersGoodFor = std::chrono::seconds(10);
 
-// When a report is due. A value type.
+// Determines when a report is due. A value type.
 class ReportClock {
  public:
   explicit ReportClock(Instant now) : due_at_(now), heard_at_(now), renewal_(now) {}
 
-  // True once every kPingInterval.
+  // Returns true once every kPingInterval.
   bool take(Instant now) {
     if (now < due_at_) return false;
     due_at_ = now + kPingInterval;
     return true;
   }
-  // Something changed that the controller should know now.
+  // A change has occurred that the controller should know about immediately.
   void hurry(Instant now) { due_at_ = now; }
   void heard(Instant now) {
     heard_at_ = now;
     renewal_.heard(now);
   }
-  // There is a connection, another than before if there was one.
+  // There is a new connection, which replaces the previous one if there was one.
   void connected(Instant now) {
     renewal_.heard(now);
     hurry(now);
   }
-  // Whether to make the connection anew, if there is one, because nothing has come over it for long.
+  // Whether to replace the connection, if there is one, because no data has arrived on it for a long time.
   bool take_renewal(Instant now) { return renewal_.take(now); }
 
   Instant due_at() const { return due_at_; }
-  // For how long the controller has said nothing.
+  // The time since the controller's last message.
   Duration silence(Instant now) const { return now - heard_at_; }
 
  private:
@@ -67,7 +68,8 @@ class WorkerEnrolment {
             .declined = {session.declined().begin(), session.declined().end()}};
   }
 
-  // True when a report is due: as the clock says, and at once when the worker is free or has begun for somebody else.
+  // Returns true when a report is due: by the clock, and immediately when the worker becomes free or starts to serve
+  // another trainer.
   bool take(const WorkerSession& session, Instant now) {
     if (session.trainer_id() != reported_trainer_id_) clock.hurry(now);
     reported_trainer_id_ = session.trainer_id();
@@ -80,7 +82,7 @@ class WorkerEnrolment {
   // Carries out the controller's orders.
   void receive(const wire::WorkerOrders& orders, WorkerSession& session, Instant now) {
     clock.heard(now);
-    if (orders.incarnation != incarnation_) return;  // of a report before
+    if (orders.incarnation != incarnation_) return;  // they answer a report of an earlier incarnation
     if (orders.is_fenced) {
       session.abandon();
       ++incarnation_;
@@ -106,17 +108,17 @@ class WorkerEnrolment {
  private:
   uint64_t worker_id_;
   uint32_t incarnation_ = 1;
-  uint64_t controller_id_ = 0;  // of the orders in force
+  uint64_t controller_id_ = 0;  // the controller whose orders are in force
   uint64_t view_ = 0;
   uint64_t reported_trainer_id_ = 0;
 };
 
-// A trainer's side of its enrolment with a controller: tells which roster is newer. A value type.
+// A trainer's side of its enrolment with a controller: decides which roster is newer. A value type.
 class TrainerEnrolment {
  public:
   explicit TrainerEnrolment(Instant now) : clock(now) {}
 
-  // True if the session is to follow this roster.
+  // Returns true if the session has to follow this roster.
   bool receive(const wire::TrainerRoster& roster, Instant now) {
     clock.heard(now);
     if (roster.controller_id == controller_id_ && roster.view < view_) return false;

@@ -7,15 +7,16 @@
 namespace penstock::cluster {
 namespace {
 
-// Of all the time in which something was on its way: below this share, a number of senders says nothing.
+// A number of concurrent senders is ignored if it held for less than this share of the time in which batches were in
+// transit.
 constexpr double kShareMin = 0.05;
-// Of the sum of their rates alone: workers that reach this together have a link each.
+// Workers whose combined rate reaches this share of the sum of their individual rates have separate links.
 constexpr double kIndependentShare = 0.75;
-constexpr Duration kCrossingTimeMin = std::chrono::microseconds(1);  // of one batch; clocks are no finer
+constexpr Duration kCrossingTimeMin = std::chrono::microseconds(1);  // of one batch; clocks are not more precise
 
 double seconds(Duration time) { return std::chrono::duration<double>(time).count(); }
 
-// The time in which a number of workers sent, and the bytes of it.
+// The time during which a given number of workers sent, and the bytes sent in it.
 struct Traffic {
   double time_s = 0;
   double bytes = 0;
@@ -61,7 +62,7 @@ void LinkMeter::note_round_trip(Duration time) { round_trip_ = round_trip_ ? std
 
 std::optional<double> LinkMeter::bytes_per_s(size_t worker_count) const {
   if (crossings_.size() < kCrossingCountMin) return std::nullopt;
-  // The points at which the number of senders changes, and by how much; the rate of all that are sending.
+  // The times at which the number of senders changes, and by how much; the rate of all current senders.
   struct Change {
     Instant at;
     int senders;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How many trainers or workers that were not known before the holders of one key may bring: so many at once, and then
-// so many a second. Each of them costs the controller a place, and all others a look at who works for whom; one that is
-// turned away reports again in kPingInterval. Pure.
+// How many unknown trainers or workers the holders of one key may register: a burst, and then a number per second. Each
+// of them occupies one of the controller's places and causes a new assignment of all workers; a rejected one reports
+// again after kPingInterval. Pure.
 
 #include <algorithm>
 #include <cstddef>
@@ -19,7 +19,7 @@ constexpr double kNewcomersPerSecond = 16;
 // Thread-compatible.
 class Newcomers {
  public:
-  // Whether one more may come whose key has this name. Names are few: those of the keys that are let in.
+  // Whether one more process with a key of this name may register. There are few names: one per accepted key.
   bool take(const std::string& key_name, Instant now) {
     const auto [place, is_new] = budgets_.try_emplace(key_name, Budget{.left = kNewcomersAtOnce, .at = now});
     Budget& budget = place->second;

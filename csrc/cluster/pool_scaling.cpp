@@ -11,7 +11,7 @@ namespace {
 using std::chrono::milliseconds;
 using State = wire::EngineWorker::State;
 
-// Longer is taken for so long, which no pool lives to see.
+// Longer times are capped to this one, which exceeds the lifetime of any pool.
 constexpr uint64_t kMsMax = uint64_t{1000} * 3600 * 24 * 365;
 
 PoolLimits limits_of(const wire::ScaleReport& report) {
@@ -116,7 +116,7 @@ PoolScaling::Census PoolScaling::take_census(const Roster& roster, Instant now) 
   return census;
 }
 
-// What is left in `untold` is not drained.
+// Drained workers are removed from `untold`.
 void PoolScaling::drain_orphans(std::map<std::string, uint64_t>& untold, Roster& roster, Instant now) {
   std::erase_if(untold_since_, [&](const auto& item) { return !untold.contains(item.first); });
   std::erase_if(untold, [&](const auto& item) {
@@ -145,7 +145,7 @@ void PoolScaling::give_up_lost(std::vector<Hand>& present, const PoolLimits& lim
 
 void PoolScaling::choose_stops(std::vector<Hand> present, uint32_t wanted_count, Roster& roster, Instant now) {
   if (present.size() <= wanted_count) return;
-  // The engine tells of them in the order in which it started them. The last of those that are equal goes first.
+  // The engine lists workers in the order in which it started them. Among equal ones the last is stopped first.
   std::reverse(present.begin(), present.end());
   std::stable_sort(present.begin(), present.end(), [](const Hand& a, const Hand& b) {
     const auto rank = [](const Hand& hand) { return std::tuple(hand.worker_id != 0, hand.is_started, !hand.is_idle); };

@@ -10,11 +10,11 @@
 namespace penstock::cluster {
 namespace {
 
-constexpr Duration kHelloTimeout = kPingInterval;                   // for a welcome
-constexpr Duration kRefusedPause = std::chrono::milliseconds(100);  // before a worker is asked again
+constexpr Duration kHelloTimeout = kPingInterval;                   // time to wait for a welcome
+constexpr Duration kRefusedPause = std::chrono::milliseconds(100);  // before the worker is asked again
 constexpr Duration kDiedPause = std::chrono::milliseconds(100);
-constexpr uint32_t kRemadeCountMax = 6;  // more than a bad network has of them in a row
-// The goodbye to a worker that was withdrawn or leaves.
+constexpr uint32_t kRemadeCountMax = 6;  // consecutive ones; even a bad network causes fewer
+// The goodbye to a worker that was withdrawn or is leaving.
 constexpr wire::ToWorker kBackLater{.kind = wire::ToWorker::Kind::kBye, .is_continued = true};
 
 }  // namespace
@@ -71,7 +71,7 @@ void PoolSession::set_roster(std::span<const wire::RosterEntry> entries, Instant
   carry_out(now);
 }
 
-// Those that waited before keep their places.
+// Workers that were waiting before keep their positions.
 void PoolSession::name_waiting(std::span<const wire::RosterEntry> entries) {
   std::map<uint64_t, wire::RosterEntry> named;
   for (const wire::RosterEntry& entry : entries)
@@ -106,7 +106,7 @@ void PoolSession::connect_to_waiting(Instant now) {
   }
 }
 
-// Has those of whom nothing was heard make room for others, and wait in their stead.
+// Workers that have not sent any message make room for others, and wait in their place.
 void PoolSession::end_silent_turns(Instant now) {
   if (waiting_.empty()) return;
   std::vector<wire::RosterEntry> silent;
@@ -131,7 +131,7 @@ void PoolSession::greet(uint64_t worker_id, Peer& peer, Instant now) {
   if (!peer.slot) peer.heard_at = now;
   peer.ping_at = now + kPingInterval;
   const auto outstanding = peer.slot ? dispatch_.outstanding(*peer.slot) : std::span<const wire::BatchKey>{};
-  // A request that waits for a welcome is outstanding in the dispatch, and was never sent on any link.
+  // A request that waits for a welcome is outstanding in the dispatch, but was never sent on any link.
   const auto is_delayed = [&](wire::BatchKey key) {
     return std::any_of(peer.delayed.begin(), peer.delayed.end(), [&](const Dispatch::Command& command) {
       return command.kind == Dispatch::Command::Kind::kAsk && command.key == key;
@@ -147,7 +147,7 @@ void PoolSession::greet(uint64_t worker_id, Peer& peer, Instant now) {
   for (const wire::BatchKey key : repeated) send_request(worker_id, peer, key);
 }
 
-// While the next link has to wait, others make what this worker owes.
+// While the next link has to wait, other workers make this worker's outstanding batches.
 void PoolSession::make_anew(uint64_t worker_id, Peer& peer, Instant now) {
   if (++peer.remade_count > kRemadeCountMax) {
     end_for(worker_id, peer, std::nullopt,
@@ -168,7 +168,7 @@ void PoolSession::welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant
   served_.insert(worker_id);
   if (const auto blamed = std::exchange(peer.blamed, std::nullopt)) dispatch_.forgive(*blamed, now);
   if (peer.slot && is_fresh) {
-    // The worker knows nothing of the requests that it had: they are asked for anew, of any worker.
+    // The worker has lost the requests that it had: they are sent again, to any worker.
     worker_of_.erase(*peer.slot);
     peer.delayed.clear();
     dispatch_.lose_worker(*std::exchange(peer.slot, std::nullopt), Loss::kSilent, now);
@@ -190,7 +190,7 @@ void PoolSession::welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant
   dispatch_.add_worker(*peer.slot, options_.credit_bytes, now);
 }
 
-// Ends the link: from here on nothing that was said on it counts.
+// Ends the link: from here on its messages no longer count.
 void PoolSession::lose(Peer& peer, Loss loss, Instant retry_at, Instant now) {
   peer.state = State::kApart;
   peer.hello_at = retry_at;
@@ -239,7 +239,7 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
     return false;
   }
   if (!is_in_force(peer, message.link)) return false;
-  // A refusal answers a hello. After a welcome it would have this trainer greet the worker again for ever.
+  // A refusal answers a hello. After a welcome, accepting it would make this trainer greet the worker again for ever.
   if (message.kind == wire::ToTrainer::Kind::kRefused && peer.state == State::kOpen) {
     distrust(worker_id, std::nullopt, "it refused on a link that it had begun", now, Wrong::kPerhapsOnTheWay);
     return false;
@@ -262,7 +262,7 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
   switch (peer.link.receive(message.link, message.stamp)) {
     case Link::Receipt::kOld: return false;
     case Link::Receipt::kGap:
-      // With the news of a death the link has ended, so nothing on it is missed.
+      // The report of a death ends the link, so messages missing before it do not matter.
       if (message.kind == Kind::kDied) break;
       make_anew(worker_id, peer, now);
       return false;
@@ -295,7 +295,7 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
       if (peer.slot) dispatch_.handed_back(*peer.slot, message.key, now);
       break;
     case wire::ToTrainer::Kind::kDied:
-      // No welcome makes up for it: its process has died in any case, also where it was leaving.
+      // No welcome revokes this death: the worker's process has died in any case, even if the worker was leaving.
       if (peer.slot) dispatch_.started(*peer.slot, message.key);
       lose(peer, Loss::kDied, now + kDiedPause, now);
       break;
@@ -342,7 +342,7 @@ bool PoolSession::distrust(uint64_t worker_id, std::optional<wire::BatchKey> ask
   return is_dismissed;
 }
 
-// One that works for this trainer, or has just been named and may.
+// Whether another worker works for this trainer, or has just been named and may do so.
 bool PoolSession::has_other(uint64_t worker_id, Instant now) const {
   return std::any_of(peers_.begin(), peers_.end(), [&](const auto& item) {
     const Peer& peer = item.second;
@@ -352,7 +352,7 @@ bool PoolSession::has_other(uint64_t worker_id, Instant now) const {
   });
 }
 
-// The request that it was at counts a death only where nobody else can make it.
+// The request that the worker was working on counts a death only if no other worker can make it.
 bool PoolSession::end_for(uint64_t worker_id, Peer& peer, std::optional<wire::BatchKey> asked, std::string reason,
                           bool is_to_blame, Instant now) {
   const bool is_alone = !has_other(worker_id, now);
@@ -400,7 +400,7 @@ void PoolSession::leave(Instant now) {
   while (!peers_.empty()) {
     const uint64_t worker_id = peers_.begin()->first;
     Peer& peer = peers_.begin()->second;
-    // Also one that serves another trainer by now may keep the process of this one's job.
+    // Even a worker that serves another trainer by now may keep the process of this trainer's job.
     const bool is_served = served_.erase(worker_id) > 0;
     if (is_served || peer.state != State::kApart) send(worker_id, peer, {.kind = wire::ToWorker::Kind::kBye});
     lose(peer, Loss::kLeft, now, now);
@@ -443,7 +443,7 @@ void PoolSession::carry_out(Instant now) {
         continue;
       }
       const auto owner = worker_of_.find(command.worker);
-      if (owner == worker_of_.end()) continue;  // lost meanwhile
+      if (owner == worker_of_.end()) continue;  // lost in the meantime
       const uint64_t worker_id = owner->second;
       Peer& peer = peers_.at(worker_id);
       if (command.kind == Dispatch::Command::Kind::kIdle) {
@@ -485,8 +485,8 @@ wire::ToWorker PoolSession::stamped(Peer& peer, wire::ToWorker message) const {
 void PoolSession::tick(Instant now) {
   for (auto& [worker_id, peer] : peers_) {
     if (peer.state == State::kApart) continue;
-    // A worker answers what it is sent. Where this trainer is late with that, as after its process was stopped, the
-    // silence since then is its own.
+    // A worker only responds to messages. If this trainer is late with its own, for example after its process was
+    // stopped, it caused the silence since then.
     const Instant due_at = peer.state == State::kOpen ? peer.ping_at : peer.hello_at;
     if (now > due_at) peer.heard_at = std::min(now, peer.heard_at + (now - due_at));
     if (now - peer.heard_at < kLease) continue;
@@ -497,7 +497,7 @@ void PoolSession::tick(Instant now) {
       lose(peer, Loss::kSilent, now, now);
     }
   }
-  carry_out(now);  // others are asked for those now, so a hello must not repeat them
+  carry_out(now);  // other workers are asked for these now, so a hello must not repeat them
   end_silent_turns(now);
   for (auto& [worker_id, peer] : peers_) {
     if (peer.state != State::kOpen && !peer.has_declined && now >= peer.hello_at) {

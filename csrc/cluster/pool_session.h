@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The trainer's half of the protocol between a trainer and the workers of a pool: the workers that it knows, its links
-// with them, and its requests to each (dispatch.h). A pure state machine; the I/O thread around it has the sockets and
-// the bytes.
+// The trainer's half of the protocol between a trainer and a pool's workers: the workers that it knows, its links with
+// them, and its requests to each (dispatch.h). A pure state machine; the surrounding I/O thread has the sockets and the
+// bytes.
 //
-// An answer of a worker counts if its link is the one in force, and if the request was sent to it and is unanswered.
-// All other answers are ignored: those of workers that were lost, second answers, answers that come twice.
+// A worker's answer counts if its link is the one in force, and if the request was sent to the worker and is
+// unanswered. All other answers are ignored: answers from lost workers, second answers, and duplicates.
 
 #include <cstdint>
 #include <deque>
@@ -26,20 +26,20 @@
 
 namespace penstock::cluster {
 
-// Workers that are connected to at once and of whom nothing was heard: a list of thousands that do not answer must not
-// take all descriptors that a trainer may have. Others wait, and take turns with them.
+// The number of workers that are connected to at the same time and have not sent any message: a list of thousands of
+// unresponsive workers must not use up the trainer's file descriptors. Others wait, and take turns with them.
 constexpr size_t kSilentCountMax = 64;
 constexpr Duration kSilentTurn = std::chrono::seconds(2);
 
-// Messages in a row, before an answer of the worker counts, that are wrong and for which the network is blamed.
+// Consecutive invalid messages, before an answer of the worker counts, that are blamed on the network.
 constexpr uint32_t kDoubtCountMax = 2;
-// Workers that are remembered as dismissed, and as served; a pool has no more.
+// Workers that are remembered as dismissed, and as served; a pool has at most this many.
 constexpr size_t kDismissedCountMax = 4096;
 constexpr size_t kServedCountMax = 4096;
 
 struct PoolSessionOptions {
-  uint64_t trainer_id = 0;    // that no session had before: each numbers its links from 1
-  uint64_t credit_bytes = 0;  // of each worker
+  uint64_t trainer_id = 0;    // not used by any earlier session, because each session numbers its links from 1
+  uint64_t credit_bytes = 0;  // per worker
   DispatchOptions dispatch = {};
 };
 
@@ -50,23 +50,24 @@ class PoolSession {
 
   struct Command {
     enum class Kind : uint8_t {
-      kConnect,     // a worker is new, or came back elsewhere
-      kDisconnect,  // nothing is said to it any more, but for a goodbye at the end where `rests`
-      kRenew,       // if there is a connection to it, it is made anew: nothing has come over it for long
-      kSend,        // this message; a request with its content, and that of a lane that starts with its state
-      kFail,        // too many workers died of this batch
-      kDistrust,    // what the worker sent is wrong: its link has ended, and it is greeted again unless it is dismissed
+      kConnect,     // a worker is new, or returned at another address
+      kDisconnect,  // no more messages are sent to it, except a goodbye at the end if `rests`
+      kRenew,       // its connection, if there is one, is replaced: no data has arrived on it for a long time
+      kSend,        // this message; a request with its content, and at a lane start with the lane's state
+      kFail,        // too many workers died during this batch
+      kDistrust,    // its message is invalid: its link has ended, and it is greeted again unless it is dismissed
     };
     Kind kind = Kind::kSend;
     uint64_t worker_id = 0;
     wire::ToWorker message{};
-    // Of kDisconnect: the worker may keep the process of this trainer's job. `message` is the goodbye that ends it.
+    // Of kDisconnect: the worker may keep the process of this trainer's job. `message` is the goodbye that ends the
+    // process.
     bool rests = false;
     wire::BatchKey key{};      // of kFail
     uint32_t death_count = 0;  // of kFail
     SharedContent content{};   // of kFail: the content of the request
-    // Of kDistrust: the request that counts a death for it, if one does, what was wrong, and whether the worker is
-    // asked for nothing any more.
+    // Of kDistrust: the request that counts a death for it, if any, a description of the error, and whether the worker
+    // is no longer used.
     std::optional<wire::BatchKey> asked{};
     std::string reason{};
     bool is_dismissed = false;
@@ -75,49 +76,51 @@ class PoolSession {
   };
   std::vector<Command> take_commands();
 
-  // The workers that this trainer may use now. One that is not named is gone, and its answers count no more. One that
-  // was dismissed stays so.
+  // The workers that this trainer may use now. A worker that is not listed is gone, and its answers no longer count. A
+  // dismissed worker remains dismissed.
   void set_roster(std::span<const wire::RosterEntry> entries, Instant now);
 
-  // A message of a worker. True if it is an answer that counts, whose bytes are the batch: they are kept by the caller,
-  // who has then acknowledged them.
+  // Processes a message from a worker. Returns true if it is an answer that counts, whose bytes are the batch: the
+  // caller keeps them, and the answer is acknowledged.
   [[nodiscard]] bool receive(uint64_t worker_id, const wire::ToTrainer& message, uint64_t bytes, Instant now);
-  // A piece of a batch came on this link: the worker lives. A pong can wait behind a large batch for longer than a
-  // lease.
+  // A chunk of a batch arrived on this link, so the worker is alive. A pong may wait behind a large batch for longer
+  // than a lease.
   void heard(uint64_t worker_id, uint32_t link, Instant now);
   // Whether the worker has answered the hello of the link in force.
   bool is_open(uint64_t worker_id) const;
   // Whether this is the worker's link in force, so that its messages count.
   bool is_in_force(uint64_t worker_id, uint32_t link) const;
-  // The messages of this link do not fit together, so that one of them was lost: the link is made anew, after a pause
-  // (RemakeClock) where that happened before and no answer has counted since. A worker whose links are made anew time
-  // and again is distrusted.
+  // The messages of this link do not fit together, so one of them was lost: the link is replaced, after a pause
+  // (RemakeClock) if that has happened before and no answer has counted since. A worker whose links break repeatedly is
+  // distrusted.
   void lose_track(uint64_t worker_id, uint32_t link, Instant now);
-  // An answer of the worker is here, whose pieces are not. It is received once they are.
+  // An answer of the worker has arrived, but its chunks have not. It is received once they have.
   void answer_waits(uint64_t worker_id);
-  // Who has made a message wrong: the worker, whose key or seal it has, or perhaps somebody on the way.
+  // The origin of an invalid message: the worker, whose key or seal it carries, or possibly a third party in transit.
   enum class Wrong : uint8_t { kByWorker, kPerhapsOnTheWay };
-  // What the worker sent is no message, or no answer to its request `asked`; without one, it is the request that the
-  // worker works on. The link ends. While another worker is there, that one makes what this one owes, and a worker that
-  // is to blame is dismissed: it is not greeted again. So is one whose messages are wrong kDoubtCountMax times and once
-  // more before an answer counts. Where no other is there, the worker is greeted again, and the request counts a death:
-  // no worker holds a request up for ever. Returns whether the worker was dismissed.
+  // The worker sent an invalid message, or an invalid answer to its request `asked`; without `asked`, the request is
+  // the one that the worker works on. The link ends. If there is another worker, it makes this worker's outstanding
+  // batches, and a worker that is to blame is dismissed: it is not greeted again. A worker is to blame, too, if more
+  // than kDoubtCountMax of its messages are invalid before an answer counts. If there is no other worker, the worker is
+  // greeted again, and the request counts a death, so that no worker blocks a request for ever. Returns whether the
+  // worker was dismissed.
   bool distrust(uint64_t worker_id, std::optional<wire::BatchKey> asked, std::string reason, Instant now,
                 Wrong wrong = Wrong::kByWorker);
-  // The connection to a worker ended, most likely because its process did. When the worker says later that it lives,
-  // the batch that it was making is blamed no longer: connections can end by themselves, time and again. Where the
-  // worker itself tells of a death (kDied), that one stands.
+  // The connection to a worker ended, most likely because its process did. If the worker later proves to be alive, the
+  // batch that it was making is no longer blamed: connections may end by themselves, repeatedly. A death that the
+  // worker itself reports (kDied) is not revoked.
   void died(uint64_t worker_id, Instant now);
-  // There is a connection to a worker, a new one if there was one before: the last messages may be lost.
+  // There is a new connection to a worker, which replaces the previous one if there was one: the last messages may be
+  // lost.
   void connected(uint64_t worker_id, Instant now);
-  // Says goodbye for good to every worker that may have anything of this trainer, and forgets them.
+  // Sends a final goodbye to every worker that may hold state of this trainer, and forgets them.
   void leave(Instant now);
 
-  // `preferred` is the worker that a recall goes to, if it is still here: see Dispatch::ask.
+  // `preferred` is the worker that receives a recall, if it is still connected: see Dispatch::ask.
   void ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content = nullptr,
            std::optional<uint64_t> preferred = std::nullopt);
   void forget(wire::BatchKey key, Instant now);
-  // Takes every request of another epoch than this one back.
+  // Takes back all requests of other epochs.
   void forget_other_epochs(uint32_t epoch, Instant now);
   void end_lane(uint32_t epoch, wire::Lane lane, Instant now);
 
@@ -125,32 +128,32 @@ class PoolSession {
   std::optional<Instant> next_tick() const;
 
   const Dispatch& dispatch() const { return dispatch_; }
-  // Workers with a link, and those that are known, of whom some may wait for their turn to be connected to.
+  // The number of workers with a link, and of known workers, some of which may be waiting to be connected to.
   size_t open_count() const;
   size_t known_count() const { return peers_.size() + waiting_.size(); }
-  // The known workers that said that they cannot make this trainer's batches.
+  // The known workers that reported that they cannot make this trainer's batches.
   size_t declined_count() const;
 
  private:
   enum class State : uint8_t {
     kApart,     // no link; the next hello is due at `hello_at`
-    kGreeting,  // a hello is unanswered
+    kGreeting,  // waiting for the answer to a hello
     kOpen,
   };
   struct Peer {
     uint32_t incarnation = 0;
     State state = State::kApart;
     Link link;
-    std::optional<WorkerSlot> slot;         // while the dispatch counts on it
-    std::optional<wire::BatchKey> blamed;   // for its death, until it is heard again
+    std::optional<WorkerSlot> slot;         // while the dispatch uses it
+    std::optional<wire::BatchKey> blamed;   // for the worker's death, until the worker is heard again
     std::deque<Dispatch::Command> delayed;  // until the worker has answered the hello
     bool is_withdrawn = false;
     bool is_leaving = false;
     bool has_spoken = false;
-    Instant named_at{};  // when its turn began
+    Instant named_at{};  // start of its turn
     bool has_answer_waiting = false;
-    uint32_t remade_count = 0;  // links in a row that were made anew, and ended without an answer that counts
-    uint32_t doubt_count = 0;   // wrong messages in a row that may be somebody else's, without an answer that counts
+    uint32_t remade_count = 0;  // consecutive links that were replaced, and ended without an answer that counts
+    uint32_t doubt_count = 0;   // consecutive invalid messages, possibly forged, without an answer that counts
     bool has_declined = false;  // it is not greeted again
     Instant hello_at{};
     Instant heard_at{};
@@ -172,7 +175,7 @@ class PoolSession {
   void welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now);
   void lose(Peer& peer, Loss loss, Instant retry_at, Instant now);
   void send(uint64_t worker_id, Peer& peer, wire::ToWorker message);
-  // The message as the next of the peer's link.
+  // The message with the peer's link and its next stamp.
   wire::ToWorker stamped(Peer& peer, wire::ToWorker message) const;
   void send_request(uint64_t worker_id, Peer& peer, wire::BatchKey key);
   void carry_out(Instant now);
@@ -182,11 +185,11 @@ class PoolSession {
   Dispatch dispatch_;
   std::map<uint64_t, Peer> peers_;
   std::deque<wire::RosterEntry> waiting_;     // named, and not connected to yet
-  std::set<uint64_t> dismissed_;              // workers, whatever their incarnation
+  std::set<uint64_t> dismissed_;              // workers, in any incarnation
   std::set<uint64_t> served_;                 // workers that have welcomed this trainer, and may keep its process
   std::map<WorkerSlot, uint64_t> worker_of_;  // by slot in use
   WorkerSlot next_slot_ = 1;
-  uint32_t next_link_ = 1;  // of whichever worker, so that no number is used twice
+  uint32_t next_link_ = 1;  // for all workers together, so that no number is used twice
   std::vector<Command> commands_;
 };
 

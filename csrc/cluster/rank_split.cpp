@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kNoRank = static_cast<size_t>(-1);
 
-// So many workers by rank, changed one at a time.
+// The number of workers of each rank, changed one at a time.
 class Split {
  public:
   explicit Split(std::span<const RankClaim> ranks) : ranks_(ranks), counts_(ranks.size(), 0) {}
@@ -25,7 +25,7 @@ class Split {
     return sum;
   }
 
-  // One worker more for the slowest of the ranks that have use for it. False where there is none.
+  // Gives one more worker to the slowest rank that can use one. Returns false if there is none.
   bool add() {
     const size_t rank = slowest_to_grow();
     if (rank == kNoRank) return false;
@@ -33,13 +33,13 @@ class Split {
     return true;
   }
 
-  // One worker less for the rank that stays the fastest without it.
+  // Takes a worker from the rank that remains fastest without it.
   void take() {
     const size_t rank = fastest_to_give(kNoRank);
     if (rank != kNoRank) --counts_[rank];
   }
 
-  // The move that makes the slowest rank faster, if it pays.
+  // Makes the move that speeds up the slowest rank, if it pays.
   bool move() {
     const size_t to = slowest_to_grow();
     const size_t from = to == kNoRank ? kNoRank : fastest_to_give(to);
@@ -64,7 +64,7 @@ class Split {
  private:
   double speed(size_t rank, uint32_t count) const { return ranks_[rank].progress(count); }
 
-  // Of equally slow ranks the one that has fewer workers, and then the first.
+  // Among equally slow ranks the one with fewer workers, and then the first.
   size_t slowest_to_grow() const {
     size_t best = kNoRank;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {

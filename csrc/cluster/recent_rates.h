@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How many batches a second a trainer was given lately, and how much of that time it waited for them. A trainer reports
-// totals; the rates are those of the reports within the last kRateWindow. Pure.
+// How many batches per second a trainer received recently, and the share of that time in which it waited for them. A
+// trainer reports totals; the rates cover the reports within the last kRateWindow. Pure.
 
 #include <algorithm>
 #include <cstdint>
@@ -14,9 +14,9 @@
 namespace penstock::cluster {
 
 constexpr Duration kRateWindow = std::chrono::seconds(10);
-// Reports that come faster than this are not all kept, so that a trainer cannot have many kept.
+// Reports that arrive more often than this are not all kept, which limits how many a trainer can cause to be kept.
 constexpr Duration kRateStep = std::chrono::milliseconds(250);
-// Below this a rate is that of a few batches.
+// A rate over a shorter time would cover only a few batches.
 constexpr Duration kRateSpanMin = std::chrono::seconds(1);
 
 // Thread-compatible.
@@ -26,18 +26,18 @@ class RecentRates {
     const Sample sample{.at = now, .delivered_batches = queue.delivered_batches, .waited_ns = queue.waited_ns};
     if (!samples_.empty() &&
         (sample.delivered_batches < latest_.delivered_batches || sample.waited_ns < latest_.waited_ns))
-      samples_.clear();  // it counts anew
+      samples_.clear();  // the counters were reset
     latest_ = sample;
     if (samples_.empty() || now - samples_.back().at >= kRateStep) samples_.push_back(sample);
     while (now - samples_.front().at > kRateWindow) samples_.pop_front();
   }
 
-  // Nothing until the reports cover kRateSpanMin.
+  // Nullopt until the reports cover kRateSpanMin.
   std::optional<double> batches_per_s() const {
     if (span() < kRateSpanMin) return std::nullopt;
     return static_cast<double>(latest_.delivered_batches - samples_.front().delivered_batches) / seconds(span());
   }
-  // The share of the time that the trainer waited for batches, from 0 to 1. Nothing as above.
+  // The share of the time in which the trainer waited for batches, from 0 to 1. Nullopt as above.
   std::optional<double> waited_share() const {
     if (span() < kRateSpanMin) return std::nullopt;
     const double waited_s = static_cast<double>(latest_.waited_ns - samples_.front().waited_ns) / 1e9;
@@ -54,7 +54,7 @@ class RecentRates {
   static double seconds(Duration time) { return std::chrono::duration<double>(time).count(); }
   Duration span() const { return samples_.empty() ? Duration{} : latest_.at - samples_.front().at; }
 
-  std::deque<Sample> samples_;  // the oldest first; at most kRateWindow / kRateStep + 2
+  std::deque<Sample> samples_;  // oldest first; at most kRateWindow / kRateStep + 2
   Sample latest_{};
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// When to make a silent connection anew. Bytes that were sent into a cut link wait in TCP, which tries again after
-// twice as long each time: the link stays silent for up to as long again as it was cut. A new connection works at once.
-// On a slow link it costs the bytes that were on their way, so the wait doubles each time.
+// When to replace a silent connection. Bytes that were sent into a cut link wait in TCP, whose retransmission timeout
+// doubles each time: the connection remains silent for up to as long again as the link was cut. A new connection works
+// immediately. On a slow link it loses the bytes in transit, so the wait doubles each time.
 
 #include <algorithm>
 
@@ -22,7 +22,7 @@ class RenewalClock {
     begun_at_ = now;
     patience_ = kRenewAfter;
   }
-  // True when it is time, and not again before twice as long.
+  // Returns true when it is time, and the next time after twice as long.
   bool take(Instant now) {
     if (now - begun_at_ < patience_) return false;
     begun_at_ = now;
@@ -38,15 +38,15 @@ class RenewalClock {
 constexpr Duration kRemakePause = std::chrono::milliseconds(100);
 constexpr Duration kRemakePauseMax = std::chrono::milliseconds(1600);
 
-// When to begin a link after one whose messages did not fit together. The first one begins at once. While no answer
-// counts, each further one begins twice as long after the one before it: every link costs an agreement on keys, a
-// connection and all requests again, and a worker or a device on the way that damages each of them would otherwise have
-// the trainer do that as fast as messages cross. A value type.
+// When to open a link after one whose messages did not fit together. The first one is opened immediately. Until an
+// answer counts, the interval between links doubles: every link costs a key agreement, a connection and a repetition of
+// all requests, and a worker or a device in transit that damages each of them would otherwise make the trainer repeat
+// this as fast as messages cross. A value type.
 class RemakeClock {
  public:
   // An answer counted.
   void counted() { pause_ = Duration(0); }
-  // When to begin the link after the one that ends now.
+  // When to open the link after the one that ends now.
   Instant take(Instant now) {
     begun_at_ = std::max(now, begun_at_ + pause_);
     pause_ = std::clamp(2 * pause_, kRemakePause, kRemakePauseMax);
@@ -54,7 +54,7 @@ class RemakeClock {
   }
 
  private:
-  Instant begun_at_{};  // the link that was begun last because another did not hold
+  Instant begun_at_{};  // start of the last replacement link
   Duration pause_{};
 };
 

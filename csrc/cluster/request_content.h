@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The content of a request: all that a worker needs to make one batch. It is made once, when the trainer asks, and kept
-// in one place for as long as the request is outstanding: the trainer's thread reads it to name the batch that it waits
-// for, and the I/O thread sends it again when a worker is lost.
+// The content of a request: all data that a worker needs to make one batch. It is created once, when the trainer sends
+// the request, and kept in one place while the request is outstanding: the trainer's thread reads it to name the batch
+// that it is waiting for, and the I/O thread sends it again when a worker is lost.
 
 #include <cstddef>
 #include <memory>
@@ -15,11 +15,11 @@ namespace penstock::cluster {
 
 struct RequestContent {
   wire::BatchRequest request;
-  std::vector<std::byte> indices;  // as request.index_kind says
-  // The job and the prefixes that a pool makes the batch with. All requests between two changes of these share one
+  std::vector<std::byte> indices;  // as specified by request.index_kind
+  // The job and the prefixes with which a pool makes the batch. All requests between two changes of these share one
   // list.
   std::shared_ptr<const std::vector<wire::BlobId>> blobs{};
-  // Those of the epoch's random numbers, which a pool is told with each request; shared in the same way.
+  // The seeds of the epoch's random numbers, which a pool receives with each request; shared in the same way.
   std::shared_ptr<const std::vector<std::byte>> seeds{};
 };
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which shard makes which batch, and which batch the trainer may have next: torch's order to the letter, where every
-// worker is one shard. Batch k goes to the next shard in turn that still has data; batches come out by sequence, or as
-// they arrive when the order is free. Which worker serves a shard is none of its business. A pure state machine: it
-// reads no clock and owns no socket.
+// Which shard makes which batch, and which batch the trainer may have next: exactly torch's order, in which every
+// worker is one shard. Batch k is assigned to the next shard in turn that still has data; batches are delivered by
+// sequence, or as they arrive if the order is free. The assignment of workers to shards is decided elsewhere. A pure
+// state machine: it reads no clock and owns no socket.
 //
 // Invariant: outstanding_count() == tasks that were assigned and neither arrived nor were given up.
 
@@ -20,9 +20,9 @@ struct RequestOrderOptions {
   uint32_t shard_count = 1;
   uint32_t outstanding_count_max = 2;
   bool in_order = true;
-  uint64_t first_sequence = 0;  // where a resumed epoch goes on: the number of its first request
+  uint64_t first_sequence = 0;  // start of a resumed epoch: the number of its first request
   uint32_t first_shard_id = 0;  // and the shard whose turn it is
-  // Requests to an ended shard count as outstanding no more. Torch leaves them counted.
+  // Requests to an ended shard no longer count as outstanding. Torch continues to count them.
   bool frees_ended_shards = false;
 };
 
@@ -35,23 +35,22 @@ class RequestOrder {
     uint64_t sequence;
     uint32_t shard_id;
   };
-  // The shard of the next request, or nothing when no shard has data left (the request is then dropped, as torch
-  // does).
+  // The shard of the next request; nullopt when no shard has data left (the request is then dropped, as in torch).
   std::optional<Assignment> assign();
 
   enum class Next : uint8_t {
     kReady,  // ready_sequence() has arrived and is next
     kWait,   // an answer is needed first
-    kEnd,    // nothing more will come
+    kEnd,    // there are no more batches
   };
-  // The trainer's next step. Steps over requests that their shard will never answer.
+  // The trainer's next step. Skips requests that their shard will never answer.
   Next next();
   uint64_t ready_sequence() const { return received_index_; }
 
-  // Keeps the content of the request that was assigned last, for awaited(). It is kept until its batch is delivered.
+  // Keeps the content of the last assigned request, for awaited(). It is kept until the batch is delivered.
   void keep(uint64_t sequence, SharedContent content);
 
-  // The oldest request that an active shard has yet to answer, and its content, if that is kept.
+  // The oldest request that an active shard has yet to answer, and its content, if that was kept.
   struct Awaited {
     uint64_t sequence;
     uint32_t shard_id;
@@ -59,22 +58,23 @@ class RequestOrder {
   };
   std::optional<Awaited> awaited() const;
 
-  // Whether the request was assigned and no answer to it has come.
+  // Whether the request was assigned and has not been answered.
   bool is_outstanding(uint64_t sequence) const;
 
-  // An answer came. True when it is the trainer's next batch (in whatever order is wanted) and is not to be kept.
+  // An answer arrived. Returns true if it is the trainer's next batch (in the configured order), so that it need not be
+  // stored.
   bool arrived(uint64_t sequence);
 
-  // The batch was given to the trainer: its shard, which is returned, has room again.
+  // The batch was delivered to the trainer. Returns its shard, which has room again.
   uint32_t delivered(uint64_t sequence);
 
-  // A shard of an iterable dataset is exhausted; `sequence` is the request that was answered so. Returns the shard.
+  // A shard of an iterable dataset is exhausted; `sequence` is the request whose answer reported it. Returns the shard.
   uint32_t shard_ended(uint64_t sequence);
 
-  // Requests whose batch is still to be delivered. Those that an ended shard leaves unanswered do not count here.
+  // Requests whose batch has yet to be delivered, without the requests that an ended shard leaves unanswered.
   uint32_t undelivered_count() const;
 
-  uint64_t send_count() const { return send_index_; }  // assigned so far, those skipped by a resumed epoch included
+  uint64_t send_count() const { return send_index_; }  // assigned so far, including the ones skipped by a resumed epoch
   bool is_active(uint32_t shard_id) const { return is_active_[shard_id]; }
   uint32_t outstanding_count() const { return outstanding_count_; }
   void set_outstanding_count_max(uint32_t count) { options_.outstanding_count_max = count; }

@@ -18,12 +18,12 @@ bool runs_kind(const wire::WorkerReport& worker, const wire::TrainerReport& trai
   return (worker.job_kinds & wire::kind_bit(trainer.job_kind)) != 0;
 }
 
-// A torch that is not told is taken for the right one.
+// An unreported torch version counts as a match.
 bool has_its_torch(const wire::WorkerReport& worker, const wire::TrainerReport& trainer) {
   return worker.torch == 0 || trainer.torch == 0 || worker.torch == trainer.torch;
 }
 
-// Why the worker cannot run the trainer's job, as far as the two reports tell; empty if they say nothing against it.
+// The reason why the worker cannot run the trainer's job, as far as the two reports show; empty if there is none.
 std::string mismatch(const wire::WorkerReport& worker, const wire::TrainerReport& trainer) {
   if (!runs_kind(worker, trainer)) {
     return trainer.job_kind == wire::JobKind::kPlugin
@@ -37,7 +37,7 @@ std::string mismatch(const wire::WorkerReport& worker, const wire::TrainerReport
   return "";
 }
 
-// Where a worker is, for sharing the places of a pool.
+// A worker's location, for dividing the places of a pool.
 std::string place_of(const WorkerHolder& holder) {
   return holder.machine.empty() ? "at " + holder.address : "of " + holder.machine;
 }
@@ -58,7 +58,7 @@ wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Ins
   }
   if (const auto known = workers_.find(report.worker_id);
       known != workers_.end() && known->second.report.incarnation != report.incarnation) {
-    if (report.incarnation < known->second.report.incarnation) {  // a report that was long under way
+    if (report.incarnation < known->second.report.incarnation) {  // a delayed report
       orders.is_fenced = true;
       return orders;
     }
@@ -68,7 +68,7 @@ wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Ins
   if (is_new) is_balanced_ = false;
   Worker& worker = workers_[report.worker_id];
   if (is_new) {
-    worker.view = ++view_count_;  // more than any before, as it may have been here and lost its lease
+    worker.view = ++view_count_;  // greater than all before, as the worker may have been here and lost its lease
     worker.arrival = ++arrival_count_;
   }
   const bool has_moved = worker.report.endpoint != report.endpoint || worker.holder.key != holder.key;
@@ -107,7 +107,7 @@ wire::TrainerRoster Roster::trainer_reported(const wire::TrainerReport& report, 
   trainer.scaler.note(report, count_of_workers(report.trainer_id), now);
   if (trainer.scaler.measurement_count() != measurements_before) is_balanced_ = false;
   if (is_new) {
-    trainer.view = ++view_count_;  // more than any before, as it may have been here and lost its lease
+    trainer.view = ++view_count_;  // greater than all before, as the trainer may have been here and lost its lease
     trainer.arrival = ++arrival_count_;
     for (auto& [worker_id, worker] : workers_)
       if (worker.trainer_id == 0 && worker.report.trainer_id == report.trainer_id && !worker.is_to_part)
@@ -137,7 +137,7 @@ bool Roster::make_room_for_worker(const WorkerHolder& holder, Instant now) {
   const auto most =
       std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   if (counts[place_of(holder)] >= most->second) return false;
-  const auto worth = [&](const auto& item) {  // the less, the sooner it goes
+  const auto worth = [&](const auto& item) {  // the one with the least worth is removed first
     return std::tuple(place_of(item.second.holder) != most->first, item.second.trainer_id != 0, ~item.second.arrival);
   };
   const auto least = std::min_element(workers_.begin(), workers_.end(),
@@ -155,7 +155,7 @@ bool Roster::make_room_for_trainer(const std::string& user, Instant now) {
   if (counts[user] >= most->second) return false;
   std::set<uint64_t> served;
   for (const auto& [worker_id, worker] : workers_) served.insert(worker.trainer_id);
-  const auto worth = [&](const auto& item) {  // the less, the sooner it goes
+  const auto worth = [&](const auto& item) {  // the one with the least worth is removed first
     return std::tuple(item.second.user != most->first, served.contains(item.first), ~item.second.arrival);
   };
   const auto least = std::min_element(trainers_.begin(), trainers_.end(),
@@ -197,7 +197,7 @@ std::optional<Instant> Roster::next_tick() const {
   return next;
 }
 
-// ---- Who works for whom
+// ---- Assignment of workers to trainers
 
 void Roster::balance(Instant now) {
   if (is_balanced_ && was_settled_) return;
@@ -244,7 +244,7 @@ void Roster::apply_terms(const Trainer& trainer, JobClaim& claim, AllocationOpti
 
 std::vector<std::vector<uint64_t>> Roster::jobs() const {
   std::vector<std::vector<uint64_t>> jobs;
-  std::map<std::pair<std::string, uint64_t>, size_t> places;  // a user cannot join another's job
+  std::map<std::pair<std::string, uint64_t>, size_t> places;  // a user cannot join another user's job
   for (const auto& [trainer_id, trainer] : trainers_) {
     const uint64_t group = trainer.report.job_rank.group;
     const auto [place, is_new] =
@@ -303,7 +303,7 @@ std::map<uint64_t, uint32_t> Roster::allocate() {
   try {
     counts = options_.policy(claims, pool_count, options);
     trouble = check_allocation(claims, pool_count, options, counts);
-  } catch (const std::exception& error) {  // a policy of somebody else's
+  } catch (const std::exception& error) {  // a user-defined policy
     trouble = error.what();
   }
   policy_trouble_ = trouble.value_or("");
@@ -317,7 +317,7 @@ std::map<uint64_t, uint32_t> Roster::allocate() {
 }
 
 void Roster::share_out_workers() {
-  // First: a job keeps a worker that it has, and one that is of no use is none.
+  // First of all, because a job keeps its workers, and an unusable worker does not count.
   for (auto& [worker_id, worker] : workers_)
     if (!worker.is_of_use()) withdraw(worker);
   std::vector<Demand> demands;
@@ -386,7 +386,7 @@ void Roster::drop_worker(std::map<uint64_t, Worker>::iterator worker) {
 
 void Roster::end_overstay(Worker& worker, Instant now) {
   const uint64_t served_id = worker.report.trainer_id;
-  // One that drains is of no use to others, and ends what it has begun.
+  // A worker that drains is of no use to other trainers, and finishes its batch.
   const bool is_to_leave = worker.is_withdrawn || served_id != worker.trainer_id;
   const bool overstays = served_id != 0 && is_to_leave && !worker.is_leaving();
   if (!overstays) {
@@ -475,7 +475,7 @@ wire::TrainerRoster Roster::roster_of(uint64_t trainer_id) {
   return roster;
 }
 
-// In a pool of several kinds of workers that is no news, unless nobody else is there.
+// In a pool with several kinds of workers this is expected, so it is reported only if there are no other workers.
 void Roster::add_mismatches(const wire::TrainerReport& trainer, wire::TrainerRoster& roster) const {
   for (const auto& [worker_id, worker] : workers_) {
     const std::string reason = mismatch(worker.report, trainer);
@@ -523,7 +523,7 @@ uint32_t Roster::counted_demand(const Trainer& trainer) const {
   for (const auto& [other_id, other] : trainers_) {
     const bool is_of_its_program = other.user == trainer.user && other.report.about == trainer.report.about;
     if (!is_of_its_program || other.report.about.empty() || !other.scaler.measured()) continue;
-    // Two loaders that a step reads both have the same time.
+    // Two loaders that are read in each step have the same time.
     const bool is_main = trained_ns(other) / 2 >= trained_ns(trainer) && trained_ns(other) > 0;
     if (is_main) most = std::min(most, std::max(1U, other.scaler.training_demand()));
   }

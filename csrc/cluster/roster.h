@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The controller: which workers and trainers there are, and which worker is whose. A pure state machine of reports and
-// time. It is not on the way of any batch: while it is gone, trainers and workers go on as they are.
+// The controller: the workers and trainers that exist, and the assignment of workers to trainers. A pure state machine
+// of reports and time. No batch passes through it: while it is gone, trainers and workers continue as they are.
 //
-//   leases     a worker or trainer that has not reported for kLease is gone. A worker's incarnation is fenced by that:
-//              it is on no roster any more, and is told so if it comes back; it may return as its next incarnation.
+//   leases     a worker or trainer that has not reported for kLease is gone. This fences a worker's incarnation: it is
+//              on no roster any more, and is notified if it reports again; it may return as its next incarnation.
 //   demand     of each trainer by scaling.h, from its reports
-//   shares     so many for each job by allocation.h, for each of its ranks by rank_split.h, and which by share_out.h,
-//   as
-//              soon as anything changes. A worker that is to go to another trainer is withdrawn first from the one that
-//              has it, and moves when it reports that it works for nobody. One that has declined a trainer goes to
-//              others, and so does one that runs no jobs of its kind. One that is stuck at a batch that nobody wants
-//              goes to nobody.
-//   orders     tell each worker whom it may serve, so that shares and quotas are kept also by trainers that would not
-//              keep them. A trainer that does not leave a withdrawn worker within kLeaveTime is parted from it. One
-//              that does not report keeps its workers for so long, and after that until others have use for them.
-//   bounds     no more than kPoolCountMax trainers, of which the user with most makes room for others, and no more
-//              than kPoolCountMax workers, of which the machine with most does
-//   settling   for kSettling after its start the controller only listens, and adopts what it hears of who works for
-//              whom.
+//   shares     per job by allocation.h, per rank of a job by rank_split.h, and individual workers by share_out.h, after
+//              every change. A worker that is to move to another trainer is first withdrawn from its current one, and
+//              moves when it reports that it works for no trainer. A worker that has declined a trainer, or that does
+//              not run jobs of its kind, is assigned to others. A worker that is stuck at an unwanted batch is assigned
+//              to no trainer.
+//   orders     inform each worker of the trainer that it may serve, so that shares and quotas are enforced even for
+//              trainers that would exceed them. A trainer that does not leave a withdrawn worker within kLeaveTime is
+//              separated from it. A trainer that does not report keeps its workers for that long, and after that until
+//              others can use them.
+//   bounds     at most kPoolCountMax trainers, where the user with the most makes room for others, and at most
+//              kPoolCountMax workers, where the machine with the most does
+//   settling   for kSettling after its start the controller only listens, and takes over the assignments that are
+//              reported to it.
 
 #include <cstdint>
 #include <deque>
@@ -42,14 +42,14 @@ namespace penstock::cluster {
 
 constexpr Duration kSettling = std::chrono::seconds(2);
 constexpr size_t kFencedCountMax = 4096;  // incarnations that are remembered
-constexpr size_t kPoolCountMax = 4096;    // workers of a pool, and trainers: a roster names no more
-// For what a withdrawn worker has begun, which an honest trainer waits for.
+constexpr size_t kPoolCountMax = 4096;    // workers of a pool, and trainers: the limit of a roster
+// The time for a withdrawn worker's current batch, for which an honest trainer waits.
 constexpr Duration kLeaveTime = std::chrono::seconds(60);
 
-// What an operator lays down for the jobs of one name, or for one user.
+// An operator's settings for the jobs of one name, or for one user.
 struct JobTerms {
-  double priority = 1;              // that of the job times that of the user
-  std::optional<uint32_t> quota{};  // the most workers of all their trainers
+  double priority = 1;              // the job's priority times the user's
+  std::optional<uint32_t> quota{};  // maximum number of workers of all their trainers
 };
 
 struct RosterOptions {
@@ -57,14 +57,14 @@ struct RosterOptions {
   double floor_share = kPoolFloorShare;
   double move_cost_s = kPoolMoveCostS;
   double horizon_s = kPoolHorizonS;
-  std::map<std::string, JobTerms> terms{};  // by the job's name; jobs of two users are two jobs
+  std::map<std::string, JobTerms> terms{};  // by job name; jobs of different users are different jobs
   std::map<std::string, JobTerms> user_terms{};
 };
 
-// Whose connection a worker's reports come over, whatever they claim.
+// The owner of the connection from which a worker's reports arrive, independent of their content.
 struct WorkerHolder {
   wire::PublicKeyBytes key{};
-  std::string machine{};  // whose key that is; empty for that of the role
+  std::string machine{};  // whose key that is; empty for the role's key
   std::string address{};  // of the connection's peer
 };
 
@@ -73,10 +73,10 @@ class Roster {
  public:
   Roster(uint64_t controller_id, Instant now, RosterOptions options = {});
 
-  // Whether there is room for one more worker of this holder that is not known. Where there is none, it must not
-  // report. If need be, another machine gives way that has more of them: the one that came last of those that serve
-  // nobody, or else of all, is forgotten. A machine is known by its key, and by its address where it has that of the
-  // role.
+  // Whether there is room for one more unknown worker of this holder. If there is none, it must not report. If
+  // necessary, another machine that has more workers makes room: among its workers without a trainer, or else among all
+  // of them, the last one to arrive is forgotten. A machine is identified by its key, or by its address if it has the
+  // role's key.
   bool make_room_for_worker(const WorkerHolder& holder, Instant now);
   // The same for a trainer of this user.
   bool make_room_for_trainer(const std::string& user, Instant now);
@@ -85,21 +85,21 @@ class Roster {
   bool has_trainer(uint64_t trainer_id) const { return trainers_.contains(trainer_id); }
 
   wire::WorkerOrders worker_reported(const wire::WorkerReport& report, Instant now, const WorkerHolder& holder = {});
-  // `user` is the one whose key it shows; empty for a trainer with the role's key.
+  // `user` is the user whose key the trainer uses; empty for the role's key.
   wire::TrainerRoster trainer_reported(const wire::TrainerReport& report, Instant now, const std::string& user = {});
-  // They leave by their own will, which fences nothing.
+  // Announced departures, which do not fence an incarnation.
   void worker_left(uint64_t worker_id, Instant now);
   void trainer_left(uint64_t trainer_id, Instant now);
-  // False where there is no such worker.
+  // Returns false if there is no such worker.
   bool drain(uint64_t worker_id, Instant now);
 
   void tick(Instant now);
   std::optional<Instant> next_tick() const;
 
-  // Trainers whose roster has changed since it was last asked for.
+  // Trainers whose roster has changed since the last call of roster_of().
   std::vector<uint64_t> changed_trainers() const;
   wire::TrainerRoster roster_of(uint64_t trainer_id);
-  // By worker, the orders that have changed and that no answer to its reports has told it.
+  // By worker, the changed orders that it has not received with an answer to its reports.
   std::map<uint64_t, wire::WorkerOrders> take_orders();
 
   struct WorkerStatus {
@@ -107,8 +107,8 @@ class Roster {
     std::string machine{};
     uint64_t assigned_to = 0;  // trainer
     bool is_withdrawn = false;
-    bool is_leaving = false;      // drains, or is to
-    uint64_t assigned_order = 0;  // ever rising
+    bool is_leaving = false;      // drains, or has to
+    uint64_t assigned_order = 0;  // increasing
     Duration since_report{};
   };
   struct TrainerStatus {
@@ -116,24 +116,24 @@ class Roster {
     std::string user{};
     uint32_t worker_count = 0;
     Duration since_report{};
-    Duration idle{};  // for how long it has had no use for workers; 0 while it has
+    Duration idle{};  // how long it has not needed workers; 0 while it does
     RecentRates rates{};
-    uint32_t demand = 0;  // workers that it has use for; one of which nothing is measured counts for a first number
+    uint32_t demand = 0;  // workers that it can use; a trainer without measurements counts for an initial number
     JobLimit limit = JobLimit::kUnknown;
     std::optional<MeasuredWork> measured{};
-    std::string reason{};  // of the demand
+    std::string reason{};  // for the demand
     uint64_t change_count = 0;
   };
   std::vector<WorkerStatus> workers(Instant now) const;
   std::vector<TrainerStatus> trainers(Instant now) const;
-  // How many workers the trainers have use for, all together. One of which nothing is measured counts for kFirstDemand.
-  // A loader that has less than half of the time of another one of its program, as one that validates, counts for no
-  // more than that one: nothing is started for it.
+  // The number of workers that all trainers can use. A trainer without measurements counts for kFirstDemand. A loader
+  // with at most half of the training time of another loader of its program, for example a validation loader, counts
+  // for at most the demand of the other: no workers are started for it.
   uint32_t wanted_worker_count() const;
   bool is_settled(Instant now) const { return now >= settled_at_; }
   uint64_t controller_id() const { return controller_id_; }
   uint64_t fenced_count() const { return fenced_total_; }
-  // What was wrong with the policy's last answer, in the place of which workers are shared out evenly; or nothing.
+  // The error in the policy's last answer, because of which workers are shared out evenly; empty if there was none.
   const std::string& policy_trouble() const { return policy_trouble_; }
 
  private:
@@ -141,19 +141,19 @@ class Roster {
     wire::WorkerReport report;
     WorkerHolder holder{};
     Instant reported_at{};
-    uint64_t arrival = 0;     // ever rising
-    uint64_t trainer_id = 0;  // that it is assigned to
+    uint64_t arrival = 0;     // increasing
+    uint64_t trainer_id = 0;  // the assigned trainer
     uint64_t assigned_order = 0;
     bool is_withdrawn = false;
     bool is_to_drain = false;
     uint64_t view = 0;                       // of its orders
     bool is_to_part = false;                 // from the trainer that it serves and that did not leave it
-    bool is_stray = false;                   // it serves one that it was not given to, for kLeaveTime now
-    std::optional<Instant> overstayed_at{};  // since when it serves one that is to leave it
+    bool is_stray = false;                   // it has served a trainer that it is not assigned to for kLeaveTime
+    std::optional<Instant> overstayed_at{};  // since when it has served a trainer that has to leave it
     std::vector<uint64_t> unfit_for{};       // trainers that it has declined, or whose jobs it cannot run
 
     bool is_leaving() const { return is_to_drain || report.is_draining; }
-    // Whether it may be given to trainers.
+    // Whether it may be assigned to trainers.
     bool is_of_use() const { return !is_leaving() && !report.is_stuck(); }
     AssignedWorker hand() const;  // valid until the worker changes
   };
@@ -161,10 +161,10 @@ class Roster {
     wire::TrainerReport report;
     std::string user{};
     Instant reported_at{};
-    Instant wanted_at{};   // when it last had a use for workers
-    uint64_t arrival = 0;  // ever rising
+    Instant wanted_at{};   // when it last needed workers
+    uint64_t arrival = 0;  // increasing
     RecentRates rates{};
-    JobScaler scaler{std::numeric_limits<uint32_t>::max()};  // who there is may as well be used
+    JobScaler scaler{std::numeric_limits<uint32_t>::max()};  // available workers may as well be used
     uint64_t view = 0;
     bool has_changed = false;
   };
@@ -174,16 +174,16 @@ class Roster {
   void share_out_workers();
   // The trainers of each job: all of its ranks that report, or the only one.
   std::vector<std::vector<uint64_t>> jobs() const;
-  // What a rank has and has use for.
+  // A rank's current workers and the number that it can use.
   RankClaim rank_claim(uint64_t trainer_id) const;
-  // Of a job whose ranks make these claims, in a pool of so many workers.
+  // The claim of a job whose ranks make these claims, in a pool of `worker_count_max` workers.
   JobClaim job_claim(std::span<const uint64_t> trainer_ids, std::span<const RankClaim> ranks, uint32_t worker_count_max,
                      AllocationOptions& options) const;
-  // How many workers each trainer is to have.
+  // The number of workers for each trainer.
   std::map<uint64_t, uint32_t> allocate();
-  // Sets the claim's priority and owners, and their quotas.
+  // Sets the claim's priority and owners, and the owners' quotas.
   void apply_terms(const Trainer& trainer, JobClaim& claim, AllocationOptions& options) const;
-  // Whether the worker can run the trainer's job, as far as the reports tell.
+  // Whether the worker can run the trainer's job, as far as the reports show.
   bool is_fit(const Worker& worker, uint64_t trainer_id) const;
   void add_mismatches(const wire::TrainerReport& trainer, wire::TrainerRoster& roster) const;
   uint32_t count_of_workers(uint64_t trainer_id) const;
@@ -193,14 +193,14 @@ class Roster {
   void note_change(uint64_t trainer_id);
   void note_orders(Worker& worker);
   wire::WorkerOrders orders_for(const Worker& worker) const;
-  // Sees to a trainer that stays with the worker although it is to leave it.
+  // Handles a trainer that stays with the worker although it has to leave it.
   void end_overstay(Worker& worker, Instant now);
   void fence(uint64_t worker_id, uint32_t incarnation);
   void drop_worker(std::map<uint64_t, Worker>::iterator worker);
 
   uint64_t controller_id_;
   RosterOptions options_;
-  std::string policy_trouble_;  // what was wrong with the policy's last answer
+  std::string policy_trouble_;  // the error in the policy's last answer
   Instant settled_at_;
   bool was_settled_ = false;
   std::map<uint64_t, Worker> workers_;
@@ -212,7 +212,7 @@ class Roster {
   uint64_t view_count_ = 0;
   uint64_t arrival_count_ = 0;
   std::set<uint64_t> ordered_;  // workers whose orders have changed
-  bool is_balanced_ = false;    // nothing has changed since that was last seen to
+  bool is_balanced_ = false;    // no changes since the last balance
 };
 
 }  // namespace penstock::cluster

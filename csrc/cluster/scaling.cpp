@@ -9,16 +9,16 @@ namespace penstock::cluster {
 namespace {
 
 constexpr uint64_t kStepsMin = 8;
-constexpr double kIdleShareOfPool = 0.35;  // above it fewer workers would do; others may have use for them
+constexpr double kIdleShareOfPool = 0.35;  // above it fewer workers are enough; other jobs may need them
 // Workers on other machines do not share CPUs, so steps are large. Each is measured before the next: the times of a
-// trainer that hardly works ask for thousands, of which few would be of use.
+// trainer with short steps would ask for thousands of workers, few of which would be useful.
 constexpr double kGrowthOfPool = 8;
-constexpr double kLinkFull = 0.8;      // of what the link carries
-constexpr double kComputing = 0.5;     // of a worker's time on CPUs; with less of it, it waits
-constexpr double kOtherTimes = 2;      // times longer or shorter
+constexpr double kLinkFull = 0.8;      // of the link's capacity
+constexpr double kComputing = 0.5;     // of a worker's time on CPUs; below it, the worker mostly waits
+constexpr double kOtherTimes = 2;      // factor, in either direction
 constexpr double kIdleBesides = 0.15;  // of the workers' time, while the trainer waits
 constexpr double kSpareBesides = 1.25;
-constexpr uint32_t kShrunkMin = 2;    // batches, by which a queue gets shorter that its workers do not keep full
+constexpr uint32_t kShrunkMin = 2;    // batches by which a queue shrinks if its workers do not keep it full
 constexpr double kSpareWorth = 0.05;  // of a job's progress
 
 using Reason = WorkerChoice::Reason;
@@ -27,7 +27,7 @@ bool counts_anew(const wire::QueueSignal& now, const wire::QueueSignal& before) 
   return now.delivered_batches < before.delivered_batches || now.made_batches < before.made_batches;
 }
 
-// Another iterator of the loader has begun, which counts its steps itself, while the batches go on.
+// A new iterator of the loader has started, which counts its steps from 0, while the count of batches continues.
 bool counts_steps_anew(const wire::QueueSignal& now, const wire::QueueSignal& before) {
   return now.step_count < before.step_count || now.stepping_ns < before.stepping_ns ||
          now.starved_ns < before.starved_ns;
@@ -53,7 +53,7 @@ const char* limit_name(JobLimit limit) {
   return "unknown";
 }
 
-// ---- What is measured
+// ---- Measuring
 
 void JobScaler::Work::add(const wire::QueueSignal& from, const wire::QueueSignal& to) {
   const bool is_anew = counts_steps_anew(to, from);
@@ -106,7 +106,7 @@ void JobScaler::note(const wire::TrainerReport& report, uint32_t worker_count, I
   if (most_workers_ > 0 && unmeasured_.is_enough(most_workers_, kUnsteadyFactor)) choose_by_times(now);
 }
 
-// Workers that come back go on where they were interrupted.
+// When a number of workers recurs, its interrupted measurement continues.
 void JobScaler::set_worker_count(uint32_t worker_count, Instant now) {
   if (stretch_.worker_count > 0 && stretch_.work.step_count > 0)
     interrupted_.insert_or_assign(stretch_.worker_count, stretch_);
@@ -118,18 +118,19 @@ void JobScaler::set_worker_count(uint32_t worker_count, Instant now) {
 
 MeasuredWork JobScaler::measure(const wire::QueueSignal& queue) const {
   MeasuredWork measured = stretch_.work.means(stretch_.worker_count);
-  // A trainer that lives on batches that were there waits less than its workers will soon have it wait, if they are too
-  // slow for it. At the end of an epoch it has fewer batches as well.
+  // A trainer that consumes batches from the queue waits less than it soon will, if its workers are too slow for it. At
+  // the end of an epoch it has fewer batches as well.
   if (queue.ready_batches + kShrunkMin <= stretch_.ready_at_first && 2 * queue.ready_batches < queue.wanted_batches)
     measured.wait_s = std::max(measured.wait_s, measured.worker_s / measured.workers - measured.trainer_s);
   return measured;
 }
 
-// ---- What follows
+// ---- Choosing
 
 void JobScaler::choose(const wire::QueueSignal& queue, Instant now) {
   const MeasuredWork measured = measure(queue);
-  // The number of workers has not followed the demand, as where others have them: what is known is as before.
+  // The number of workers has not followed the demand, for example because other jobs have them: the lessons remain the
+  // previous ones.
   if (choice_ && choice_->workers > measured.workers && measured.workers <= choice_->measured.workers)
     lessons_ = lessons_before_;
   const auto bottleneck = bottleneck_of(measured, queue);
@@ -137,7 +138,7 @@ void JobScaler::choose(const wire::QueueSignal& queue, Instant now) {
       bottleneck ? std::pair(beside_bottleneck(measured), lessons_) : choose_workers(measured, limits(), lessons_);
   note_measurement(measured);
   limit_ = bottleneck ? *bottleneck : limit_of(choice);
-  // Batches that were asked of workers which have just come are late, so the first stretch takes no step back.
+  // Batches requested from newly added workers are late, so the first stretch causes no step back.
   const bool is_early =
       stretch_.before_count == 0 && (choice.reason == Reason::kTakenBack || choice.reason == Reason::kPartGain);
   stretch_ = {.worker_count = stretch_.worker_count,
@@ -146,13 +147,13 @@ void JobScaler::choose(const wire::QueueSignal& queue, Instant now) {
               .ready_at_first = queue.ready_batches,
               .report_count = 1,
               .before_count = stretch_.before_count + 1};
-  if (is_early || (choice.workers != demand_ && !may_change(now))) return;  // measured again until it may
+  if (is_early || (choice.workers != demand_ && !may_change(now))) return;  // measured again until a change is allowed
   lessons_before_ = lessons_;
   lessons_ = lessons;
   adopt(choice, now);
 }
 
-// Waits teach nothing where workers were away for most of them.
+// Waits are not informative if workers were away for most of them.
 void JobScaler::choose_by_times(Instant now) {
   MeasuredWork measured = unmeasured_.means(most_workers_);
   measured.wait_s = std::max(0.0, measured.worker_s / measured.workers - measured.trainer_s);
@@ -194,7 +195,7 @@ bool JobScaler::may_change(Instant now) const {
   return quick_changes_left_ > 0 || !changed_at_ || now - *changed_at_ >= kChangePause;
 }
 
-// The trainer waits, and its workers do so too.
+// The trainer waits although its workers are partly idle.
 std::optional<JobLimit> JobScaler::bottleneck_of(const MeasuredWork& measured, const wire::QueueSignal& queue) const {
   if (measured.stalled_share() <= kStalledShareMax || measured.idle_share() < kIdleBesides) return std::nullopt;
   const double bytes_per_s = static_cast<double>(stretch_.work.made_bytes) / stretch_.work.trained_s();
@@ -204,7 +205,7 @@ std::optional<JobLimit> JobScaler::bottleneck_of(const MeasuredWork& measured, c
   return std::nullopt;
 }
 
-// As many workers as are at work, and some to spare, where more would wait as well.
+// As many workers as are at work, and some spare ones, because more would only wait as well.
 WorkerChoice JobScaler::beside_bottleneck(const MeasuredWork& measured) {
   const double at_work = measured.workers * (1 - measured.idle_share());
   const auto kept = static_cast<uint32_t>(std::max(1.0, std::ceil(kSpareBesides * at_work)));
@@ -234,7 +235,7 @@ double JobScaler::progress(uint32_t worker_count) const {
   if (most == 0) return 0;
   const uint32_t useful = std::min(worker_count, most);
   if (!measured_ || measured_->worker_s <= 0) return static_cast<double>(useful) / most;
-  // Workers beyond those that keep the trainer busy are there for batches that take longer than most.
+  // Workers beyond the number that keeps the trainer busy are a reserve for batches that take longer than most.
   const double busy = std::min(1.0, useful * std::max(measured_->trainer_s, 1e-6) / measured_->worker_s);
   return (1 - kSpareWorth) * busy + kSpareWorth * useful / most;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How long a worker takes for a batch, of the last few that a pool answered: a mean for each worker, and a quantile of
-// all, beyond which one counts as late.
+// How long a worker takes per batch, for the last few batches that a pool answered: a mean for each worker, and a
+// quantile over all workers, beyond which a batch counts as late.
 
 #include <algorithm>
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace penstock::cluster {
 
-// Forgets gradually: after `1 / kNewShare` batches the earlier ones count for a third. A value type.
+// Forgets gradually: after `1 / kNewShare` batches the weight of the earlier ones is a third. A value type.
 class MeanTime {
  public:
   void add(Duration time) {
@@ -38,7 +38,7 @@ class RecentTimes {
 
   size_t count() const { return std::min<uint64_t>(added_count_, kCount); }
 
-  // The time that `share` of them do not exceed; needs at least one.
+  // The time that a `share` of them does not exceed; needs at least one.
   Duration quantile(double share) const {
     std::array<Duration, kCount> sorted = times_;
     const auto end = sorted.begin() + static_cast<ptrdiff_t>(count());

@@ -15,7 +15,7 @@ bool is_fit(const AssignedWorker& hand, const Demand& demand) {
   return std::find(hand.declined.begin(), hand.declined.end(), demand.trainer_id) == hand.declined.end();
 }
 
-// The numbers of workers that each trainer is to have. Trainers and workers go by their indices.
+// The planned number of workers of each trainer. Trainers and workers are identified by their indices.
 class Plan {
  public:
   Plan(std::span<const Demand> demands, std::span<const AssignedWorker> hands)
@@ -42,7 +42,7 @@ class Plan {
   }
 
  private:
-  // A trainer gets a worker of another, which gets one in its place from the next.
+  // A trainer gets a worker from another one, which gets a replacement from the next.
   struct Step {
     size_t trainer = kNobody;
     size_t hand = kNobody;
@@ -74,7 +74,7 @@ class Plan {
     return std::any_of(poorest_first.begin(), poorest_first.end(), [&](size_t trainer) { return enrich(trainer); });
   }
 
-  // One worker more for a trainer, from nobody or else from the richest that can be reached.
+  // Gives a trainer one more worker, unowned or else from the richest reachable trainer.
   bool enrich(size_t poor) {
     std::vector<Step> reached_by(demands_.size());  // the trainer that takes a worker from this one, and the worker
     std::deque<size_t> to_visit{poor};
@@ -103,14 +103,14 @@ class Plan {
     return true;
   }
 
-  // Along the way back to the one that was poor.
+  // Along the path back to the poor trainer.
   void pass_on(size_t from, size_t poor, const std::vector<Step>& reached_by) {
     for (size_t trainer = from; trainer != poor; trainer = reached_by[trainer].trainer)
       owners_[reached_by[trainer].hand] = reached_by[trainer].trainer;
     ++counts_[poor];
   }
 
-  // Workers that can be given now come before those that are on their way, and strays last.
+  // Prefers workers that can be given now over workers that are still moving, and strays last.
   std::optional<size_t> find_unowned(size_t trainer) const {
     std::optional<size_t> found;
     for (size_t hand = 0; hand < hands_.size(); ++hand) {
@@ -123,7 +123,7 @@ class Plan {
     return found;
   }
 
-  // Of an owner's workers, that which another can use and it will miss least.
+  // The owner's worker that `other` can use and that the owner needs least.
   std::optional<size_t> find_spare(size_t owner, size_t other) const {
     std::optional<size_t> found;
     const auto worth = [&](size_t hand) { return std::pair(!works_for(hand, owner), hands_[hand].given_order); };

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which worker of a pool goes to which trainer: each trainer has as many as any other, up to the number that it wants,
-// and as far as there are workers that have not declined it. Pure; a scheduler that knows more of the jobs takes its
-// place behind the same function.
+// Which worker of a pool is assigned to which trainer: all trainers get the same number, up to the number that each
+// wants, as far as there are workers that have not declined them. Pure; a scheduler that knows more about the jobs can
+// replace it behind the same function.
 //
-// It is max-min fair: nobody could have one more without another having less than that. Such a share-out is reached
-// from whatever there is by giving the poorest, over and over, a worker that is free or of one who has two more, if
-// need be by way of others that have the one replaced (cost-reducing paths: Harvey, Ladner, Lovasz, Tamir,
-// "Semi-matchings for bipartite graphs and load balancing", 2006). So no worker moves without need, and one that cannot
-// be shared out evenly stays where it is.
+// The result is max-min fair: no trainer could have one more without another one having less than that. To reach it
+// from any state, the poorest trainer repeatedly receives a worker that is free or belongs to a trainer that has at
+// least two more, if necessary through other trainers that receive a replacement (cost-reducing paths: Harvey, Ladner,
+// Lovasz, Tamir, "Semi-matchings for bipartite graphs and load balancing", 2006). So no worker moves unnecessarily, and
+// a worker that cannot be shared out evenly stays where it is.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,24 +22,24 @@ struct Demand {
   uint32_t worker_count_max = 0;  // that it can use
 };
 
-// A worker that stays.
+// A worker that is not leaving.
 struct AssignedWorker {
   enum class State : uint8_t {
-    kFree,    // can be given to a trainer now
+    kFree,    // can be assigned to a trainer now
     kHeld,    // works for `trainer_id`
-    kMoving,  // was taken from a trainer that it has not left yet
-    kStray,   // works for somebody whom it was not given to, and can be given to a trainer that finds no other
+    kMoving,  // was withdrawn from a trainer that it has not left yet
+    kStray,   // works for a trainer that it was not assigned to; may be assigned to a trainer that finds no other
   };
   State state = State::kFree;
   uint64_t trainer_id = 0;  // of kHeld, one of the demands
-  // The worker that was given last is taken first: it has the least of the job's data in its caches.
+  // The most recently assigned worker is taken first: it has the least of the job's data in its caches.
   uint64_t given_order = 0;
-  std::span<const uint64_t> declined{};  // trainers
+  std::span<const uint64_t> declined{};  // trainers that it has declined
 };
 
 struct Move {
   size_t hand = 0;
-  uint64_t trainer_id = 0;  // that gets it; 0: it is taken from the one that has it
+  uint64_t trainer_id = 0;  // that gets it; 0: the worker is withdrawn from its current trainer
 
   friend bool operator==(const Move&, const Move&) = default;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where a trainer's time goes between its batches: steps of training, waiting for batches, and pauses. A pause is
-// whatever says nothing about the loader: the first steps of a program, which load and compile; a step that is many
+// How a trainer's time is divided between its batches: training steps, waiting for batches, and pauses. A pause is time
+// that does not depend on the loader: the first steps of a program, which load and compile; a step that takes many
 // times as long as most, such as an evaluation or a checkpoint; the time between epochs; and the wait for the first
 // batch of an epoch, which more workers would not shorten. Pure.
 
@@ -16,11 +16,11 @@ namespace penstock::cluster {
 
 constexpr size_t kWarmUpSteps = 3;
 constexpr int kPauseFactor = 10;                                // times the median step
-constexpr Duration kPauseMin = std::chrono::milliseconds(100);  // a shorter step is none, however short most are
+constexpr Duration kPauseMin = std::chrono::milliseconds(100);  // a shorter step is never a pause
 
 struct StepTimes {
   uint64_t step_count = 0;
-  Duration stepping{};  // in steps, waiting apart
+  Duration stepping{};  // in steps, without waiting
   Duration starved{};   // waiting for the batch after a step; the wait after a pause is part of the pause
   Duration paused{};
 };
@@ -28,7 +28,7 @@ struct StepTimes {
 // Thread-compatible.
 class StepClock {
  public:
-  // A batch of the epoch is given to the program, which has waited for batches for `waited_total` since it began.
+  // The program receives a batch of the epoch; so far it has waited for batches for `waited_total` since its start.
   void give(Instant now, Duration waited_total) {
     const Duration waited = waited_total - waited_total_;
     if (is_in_epoch_) {
@@ -48,20 +48,20 @@ class StepClock {
     given_at_ = now;
     waited_total_ = waited_total;
   }
-  // The epoch is over, or was left.
+  // The epoch is over, or was abandoned.
   void end_epoch() { is_in_epoch_ = false; }
 
   const StepTimes& times() const { return times_; }
   bool is_in_epoch() const { return is_in_epoch_; }
   Instant given_at() const { return given_at_; }
-  // A step that takes as long is a pause; zero while the program warms up, whose every step is one.
+  // A step that takes at least this long is a pause; zero while the program warms up, during which every step is one.
   Duration pause_min() const { return pause_min_; }
 
  private:
   static constexpr size_t kKeptCount = 32;
 
-  // Pauses are among the steps that the median is of: a program whose every step becomes longer has no pauses. It is
-  // worked out once in kKeptCount steps, so that it costs a step next to nothing.
+  // Pauses are included in the median's steps: if every step of a program becomes longer, it has no pauses. The median
+  // is computed once per kKeptCount steps, so that its cost per step is negligible.
   void note(Duration step) {
     if (seen_count_ < kWarmUpSteps) {
       if (++seen_count_ == kWarmUpSteps) pause_min_ = Duration::max();
@@ -79,7 +79,7 @@ class StepClock {
   bool is_in_epoch_ = false;
   Instant given_at_{};
   Duration waited_total_{};
-  size_t seen_count_ = 0;  // of the first steps
+  size_t seen_count_ = 0;  // number of first steps
   std::array<Duration, kKeptCount> kept_{};
   size_t kept_count_ = 0;
   Duration pause_min_{};

@@ -8,15 +8,15 @@
 namespace penstock::cluster {
 namespace {
 
-constexpr double kSpare = 1.25;  // workers beyond the ratio of the means, because no two batches take the same time
+constexpr double kSpare = 1.25;  // times the ratio of the means, because the times of batches vary
 constexpr double kCpuBoundShare = 0.75;
-constexpr double kTrainerCpuMin = 0.5;  // of a CPU in use by the trainer, from which one is left to it
-constexpr double kGainMin = 0.5;        // of the gain from one worker more if workers did not slow each other down
-constexpr double kPartShare = 0.7;      // of a step up that is kept where it did the work of fewer
+constexpr double kTrainerCpuMin = 0.5;  // of a CPU, used by the trainer; above it one CPU is reserved for the trainer
+constexpr double kGainMin = 0.5;        // of the ideal gain, in which workers do not slow each other down
+constexpr double kPartShare = 0.7;      // of a step up; it is reduced if fewer than this do the same work
 constexpr double kPartSpare = 1.1;
-constexpr double kOtherConditions = 2.0;  // times longer or shorter
-constexpr double kSecondsMin = 1e-3;      // of a batch in the trainer; a shorter time is noise
-constexpr double kCountMax = 1e6;         // workers, before the machine's CPUs bound them
+constexpr double kOtherConditions = 2.0;  // factor, in either direction
+constexpr double kSecondsMin = 1e-3;      // per batch in the trainer; a shorter time is noise
+constexpr double kCountMax = 1e6;         // workers, before the machine's CPUs limit them
 
 using Reason = WorkerChoice::Reason;
 using LimitedBy = WorkerChoice::LimitedBy;
@@ -27,8 +27,8 @@ uint32_t needed(const MeasuredWork& measured) {
   return count_of(std::ceil(kSpare * measured.worker_s / std::max(measured.trainer_s, 1e-6)));
 }
 
-// The most workers that are of use, and why not more. One CPU is left to a trainer that has it in use half of the time.
-// Workers that wait use less than a CPU each, those with threads more.
+// The largest useful number of workers, and the reason for the limit. One CPU is reserved for a trainer that uses it
+// more than half of the time. Workers that wait use less than a CPU each, workers with threads more.
 std::pair<uint32_t, LimitedBy> limit_of(const MeasuredWork& measured, const WorkerLimits& limits) {
   if (limits.is_of_pool) return {limits.cpus, LimitedBy::kPool};
   const uint32_t cpus = measured.trainer_cpus > kTrainerCpuMin ? std::max(1U, limits.cpus - 1) : limits.cpus;
@@ -53,7 +53,7 @@ bool has_gained(const MeasuredWork& before, const MeasuredWork& after) {
   return after.wait_s <= before.wait_s * (1 - kGainMin * (1 - at_best));
 }
 
-// How many workers of the speed of before would make batches as fast as they come now.
+// How many workers with the speed measured `before` would produce batches at the current rate.
 double worth(const MeasuredWork& before, const MeasuredWork& after) {
   const auto rate = [](const MeasuredWork& work) { return 1 / std::max(work.wait_s + work.trainer_s, 1e-9); };
   return before.workers * rate(after) / rate(before);
@@ -64,8 +64,8 @@ bool is_quite_other(double now, double then) {
   return ratio < 1 / kOtherConditions || ratio > kOtherConditions;
 }
 
-// Whether batches take a quite different time than when the lessons were learnt. More workers may slow each other down,
-// and fewer may not.
+// Whether the time per batch has changed considerably since the lessons were learned. Slower batches with more workers
+// do not count, nor do faster ones with fewer: workers may slow each other down.
 bool is_elsewhere(const MeasuredWork& measured, const std::optional<MeasuredWork>& basis) {
   if (!basis) return false;
   if (is_quite_other(measured.trainer_s, basis->trainer_s)) return true;
@@ -163,7 +163,7 @@ std::pair<WorkerChoice, Lessons> choose_workers(const MeasuredWork& measured, co
   };
 
   const std::optional<MeasuredWork> before = std::exchange(lessons.grown_from, std::nullopt);
-  // A step to more than twice as many is not taken back as a whole.
+  // A step to more than twice as many is not reverted as a whole.
   if (before && measured.stalled_share() > kStalledShareMax && count > 2 * before->workers) {
     const uint32_t kept = std::max(before->workers, count_of(std::ceil(kPartSpare * worth(*before, measured))));
     if (kept < kPartShare * count) {
@@ -199,7 +199,7 @@ std::pair<WorkerChoice, Lessons> choose_workers(const MeasuredWork& measured, co
     lessons.basis = measured;
     return {choose(workers, Reason::kStalled), lessons};
   }
-  // A trainer that waited for so few workers, half of whom would be idle by what batches take now.
+  // The trainer waited for so few workers, but half of them would be idle by the current time per batch.
   if (lessons.too_few >= needed(measured) && is_contradicted(measured, lessons.too_few) &&
       ++lessons.held >= lessons.patience) {
     lessons.too_few = needed(measured) - 1;

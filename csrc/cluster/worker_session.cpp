@@ -14,11 +14,11 @@ std::vector<WorkerSession::Command> WorkerSession::take_commands() { return std:
 void WorkerSession::receive(const wire::ToWorker& message, Instant now) {
   if (message.kind == wire::ToWorker::Kind::kHello) return greet(message, now);
   if (!tenant_ || tenant_->trainer_id != message.trainer_id) {
-    // A goodbye to one who is gone needs no answer.
+    // A goodbye to a forgotten trainer needs no answer.
     if (message.kind != wire::ToWorker::Kind::kBye) answer_stranger(message, wire::ToTrainer::Kind::kBroken);
     return;
   }
-  // A trainer that is gone for good wants nothing of the link any more, whatever of it was lost before.
+  // A trainer that leaves for good needs no more of this link, even if messages were lost on it before.
   if (message.kind == wire::ToWorker::Kind::kBye && !message.is_continued) return abandon();
   switch (tenant_->link.receive(message.link, message.stamp)) {
     case Link::Receipt::kOld: return;
@@ -29,7 +29,7 @@ void WorkerSession::receive(const wire::ToWorker& message, Instant now) {
     case Link::Receipt::kNext: break;
   }
   tenant_->heard_at = now;
-  // After its hello and the requests that it repeats, a trainer says nothing before it has read the welcome.
+  // After its hello and the requests that it repeats, a trainer sends no messages until it has read the welcome.
   if (tenant_->repeated_count == 0) tenant_->is_fresh = false;
   switch (message.kind) {
     case wire::ToWorker::Kind::kHello: break;
@@ -48,7 +48,8 @@ void WorkerSession::greet(const wire::ToWorker& hello, Instant now) {
   const bool is_assigned = assigned_id_.value_or(hello.trainer_id) == hello.trainer_id;
   if (!is_known && (is_draining_ || tenant_ || !is_assigned))
     return answer_stranger(hello, wire::ToTrainer::Kind::kRefused);
-  // A hello that continues a link may mean one from before this worker forgot, whose welcome after that was lost.
+  // A hello that continues a link may refer to one from before this worker forgot the trainer, if the welcome sent
+  // after that was lost.
   const bool is_fresh = !is_known || tenant_->is_fresh || !hello.is_continued;
   if (is_fresh) abandon();
   tenant_ = Tenant{.trainer_id = hello.trainer_id, .link = Link(hello.link), .heard_at = now};
@@ -66,8 +67,8 @@ void WorkerSession::greet(const wire::ToWorker& hello, Instant now) {
   if (is_draining_) send(wire::ToTrainer::Kind::kLeaving);
 }
 
-// A link begins once. If its messages come twice, a worker that has forgotten the trainer meanwhile would be on that
-// link again and have nothing of it.
+// A link is opened only once. If duplicates of its messages arrive, a worker that has forgotten the trainer in the
+// meantime would otherwise be on that link again without its state.
 bool WorkerSession::is_past(const wire::ToWorker& hello) const {
   if (tenant_ && tenant_->trainer_id == hello.trainer_id && hello.link <= tenant_->link.number()) return true;
   return std::any_of(forgotten_.begin(), forgotten_.end(), [&](const auto& forgotten) {
@@ -78,7 +79,7 @@ bool WorkerSession::is_past(const wire::ToWorker& hello) const {
 void WorkerSession::take(const wire::ToWorker& message) {
   const bool is_repeated = tenant_->repeated_count > 0;
   if (is_repeated) --tenant_->repeated_count;
-  // Requests that are repeated to a worker that knows nothing of them will be asked for anew.
+  // Requests that are repeated to a worker that has forgotten them will be sent again.
   if (!(is_repeated && tenant_->is_fresh)) {
     if (const auto held = held_.find(message.key); held != held_.end()) {
       held->second = true;
@@ -94,7 +95,7 @@ void WorkerSession::take(const wire::ToWorker& message) {
   if (is_repeated && tenant_->repeated_count == 0) drop_unclaimed();
 }
 
-// Another trainer's batch of the same number is another batch, and batches that were begun before a trainer was given
+// The same number from another trainer is a different batch, and batches that were started before a trainer was given
 // up do not fit its lanes.
 bool WorkerSession::is_running(const wire::ToWorker& request) const {
   return running_ && running_->trainer_id == request.trainer_id && running_->key == request.key;
@@ -116,7 +117,7 @@ std::optional<WorkerSession::Request> WorkerSession::begin() {
 }
 
 std::optional<WorkerSession::Request> WorkerSession::next() const {
-  // An answer that the trainer will not ask for again still takes its credit.
+  // An answer that the trainer will not ask for again still takes up its credit.
   if (queue_.empty() || tenant_->repeated_count > 0) return std::nullopt;
   return queue_.front();
 }
@@ -125,7 +126,7 @@ void WorkerSession::finished() {
   PENSTOCK_ASSERT(running_, "something was finished that had not begun");
   const Running done = *running_;
   running_.reset();
-  // The trainer is about to repeat the requests that it still wants; a lane cannot be made again from before this.
+  // The trainer is about to repeat the requests that it still wants; a lane's earlier batches cannot be made again.
   const bool may_be_claimed = tenant_ && tenant_->trainer_id == done.trainer_id && tenant_->repeated_count > 0;
   if (!done.is_wanted && may_be_claimed) {
     held_.emplace(done.key, false);
@@ -170,7 +171,7 @@ void WorkerSession::drain() {
 void WorkerSession::assign(uint64_t trainer_id, bool is_to_part) {
   assigned_id_ = trainer_id;
   if (!is_to_part || !tenant_ || tenant_->trainer_id == trainer_id) return;
-  // It asks others for what it was owed as soon as it knows.
+  // The trainer requests its outstanding batches from others as soon as it knows.
   tell_unstamped(wire::ToTrainer::Kind::kBroken);
   abandon();
 }
@@ -210,7 +211,7 @@ bool WorkerSession::is_declined(uint64_t trainer_id) const {
 }
 
 void WorkerSession::send(wire::ToTrainer::Kind kind, wire::BatchKey key, bool is_fresh) {
-  // On a broken link nothing counts, and the trainer asks again on the next one for the answers held here.
+  // Messages on a broken link do not count, and the trainer asks for the held answers again on the next one.
   if (!tenant_ || tenant_->is_broken) return;
   commands_.push_back({.kind = Command::Kind::kSend,
                        .trainer_id = tenant_->trainer_id,
@@ -227,7 +228,7 @@ void WorkerSession::answer_stranger(const wire::ToWorker& message, wire::ToTrain
                        .message = {.kind = kind, .link = message.link}});
 }
 
-// Whatever was lost on the trainer's link, this is heard.
+// Accepted even if messages on the trainer's link were lost.
 void WorkerSession::tell_unstamped(wire::ToTrainer::Kind kind) {
   answer_stranger({.trainer_id = tenant_->trainer_id, .link = tenant_->link.number()}, kind);
 }

@@ -8,9 +8,9 @@ namespace penstock::cluster {
 namespace {
 
 constexpr double kWindowMaxS = 64.0;
-constexpr uint64_t kBatchesMin = 8;        // and two of each worker
-constexpr size_t kSecondsKeptMax = 10000;  // of single batches; a window may have millions
-constexpr double kPauseMin = 10;           // times the median: longer is a pause, such as a validation
+constexpr uint64_t kBatchesMin = 8;        // and two per worker
+constexpr size_t kSecondsKeptMax = 10000;  // of single batches; a window may contain millions
+constexpr double kPauseMin = 10;           // times the median: longer is a pause, for example a validation
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -47,7 +47,7 @@ void StallMeter::end(const BatchCounts& counts, const CpuTimes& cpu) {
   sums_.fetch_s += counts.fetch_s - counts_before_.fetch_s;
   if (!cpu.workers_s || !cpu_before_.workers_s) return;
   sums_.cpu_s += *cpu.workers_s - *cpu_before_.workers_s;
-  // Delivered batches were made before they were ready.
+  // Made are the delivered batches and the increase in ready ones.
   sums_.made_batches += batches + counts.ready - counts_before_.ready;
 }
 
@@ -67,7 +67,7 @@ MeasuredWork StallMeter::take() {
   }
   MeasuredWork measured{.workers = sums.workers,
                         .wait_s = sums.wait_s / batches,
-                        // The call itself takes time too, which no worker can take from the trainer.
+                        // The call itself also takes time, of which no worker can relieve the trainer.
                         .trainer_s = at_work_s + std::max(0.0, sums.call_s - sums.wait_s) / batches,
                         .worker_s = sums.fetch_s / batches,
                         .trainer_cpus = sums.trainer_cpu_s / std::max(sums.elapsed_s, 1e-9)};
