@@ -29,7 +29,7 @@ class Accelerator final : public Device {
 
   std::string name() const override { return device_.str(); }
 
-  // Torch's backends have no common way to lend them memory that they did not allocate.
+  // Torch's backends have no common way to register memory that they did not allocate.
   bool register_memory(std::span<std::byte>) override { return false; }
   void unregister_memory(std::byte*) override {}
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A device of whatever type torch has, by what torch asks of every backend: its guard, streams and events. CUDA's own
-// part (cuda_part.h) registers slabs and widens besides, so it is taken for CUDA.
+// A device of any type that torch supports, through the interface that torch requires of every backend: its guard,
+// streams and events. CUDA's implementation (cuda_part.h) also registers slabs and widens, so CUDA devices use that.
 
 #include <c10/core/Device.h>
 
@@ -14,13 +14,14 @@
 
 namespace penstock::loader {
 
-// kUnsupported where torch has no such device, or the device has no streams.
+// Fails with kUnsupported if torch has no such device, or the device has no streams.
 Result<std::unique_ptr<Device>> open_accelerator(c10::Device device);
 
-// The device of that name, "cuda:0"; none without one. Throws c10::Error for a text that is no name of a device.
+// Returns the device with that name, for example "cuda:0"; nullopt without a name. Throws c10::Error if the text is not
+// the name of a device.
 std::optional<c10::Device> device_named(const std::optional<std::string>& name);
 
-// The device by its own part for CUDA, else as open_accelerator().
+// Opens a CUDA device with CUDA's implementation, any other as open_accelerator() does.
 Result<std::unique_ptr<Device>> open_device(c10::Device device);
 
 }  // namespace penstock::loader

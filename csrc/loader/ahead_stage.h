@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The stage that copies tensors of a batch to a device before the program does. The batch keeps its tensors on the
-// host; the copies come beside them, for whoever would copy the same bytes next. Which tensors are copied is learnt
-// from the program while it runs (AheadWishes). A copy that cannot be made, for want of memory say, is not: the program
-// makes it, and is given the error that it would have been given.
+// host; the copies are kept in addition, for the next caller that would copy the same bytes. The program itself
+// determines by its copies which tensors are copied (AheadWishes). A copy that cannot be made, for lack of memory for
+// example, is skipped: the program makes it, and receives the error that it would have received anyway.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -24,7 +24,7 @@
 
 namespace penstock::loader {
 
-// The tensors that are copied ahead: leaves by their number, boundary tensors by their key.
+// The tensors that are copied ahead: leaves by number, boundary tensors by key.
 struct AheadWish {
   c10::Device device;
   std::vector<uint32_t> leaves{};
@@ -33,7 +33,7 @@ struct AheadWish {
   bool has(const wire::Frame& frame, size_t index) const;
 };
 
-// What the trainer wishes now. Thread-safe.
+// The trainer's current wish. Thread-safe.
 class AheadWishes {
  public:
   void set(std::shared_ptr<const AheadWish> wish);
@@ -44,17 +44,18 @@ class AheadWishes {
   std::shared_ptr<const AheadWish> wish_ PENSTOCK_GUARDED_BY(mutex_);
 };
 
-// The copies of one batch. For the trainer's thread.
+// The copies of one batch. Confined to the trainer's thread.
 class AheadCopies {
  public:
-  // `tensors` are by place in the batch, undefined where nothing was copied.
+  // `tensors` are in the batch's order, undefined where no copy was made.
   AheadCopies(std::shared_ptr<Device> device, c10::Device place, std::shared_ptr<DeviceEvent> event,
               std::vector<at::Tensor> tensors)
       : device_(std::move(device)), place_(place), event_(std::move(event)), tensors_(std::move(tensors)) {}
 
   c10::Device device() const { return place_; }
-  // The copy of a tensor, once its source is no more read: the program may write to that then, as after a copy of its
-  // own. Given once, since its owner may write to it, too. None where there is no copy, or it has failed. Blocks.
+  // Returns the copy of a tensor, once its source is no longer read: the program may then write to the source, as after
+  // a copy that it made itself. Each copy is returned once, since the caller may write to the copy, too. Returns
+  // nullopt if there is no copy, or if it failed. Blocks.
   std::optional<at::Tensor> take(size_t index);
 
  private:
@@ -64,7 +65,7 @@ class AheadCopies {
   std::vector<at::Tensor> tensors_;
 };
 
-// As BatchStage.
+// Same threads as BatchStage.
 class AheadStage final : public BatchStage {
  public:
   using OpenDevice = std::function<Result<std::unique_ptr<Device>>(c10::Device)>;
@@ -78,7 +79,7 @@ class AheadStage final : public BatchStage {
   size_t reclaim() override { return site_ ? site_->copies.reclaim() : 0; }
 
  private:
-  // A device while it is in use, in the order in which its parts may go.
+  // The device in use; the members are declared so that they are destroyed in a safe order.
   struct Site {
     Site(c10::Device at, std::shared_ptr<Device> opened)
         : place(at), device(std::move(opened)), registrations(*device), copies(*device) {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The arenas that a trainer has mapped, for the moment in which it forks.
+// The arenas that a trainer has mapped, to be retired before it forks.
 
 #include <algorithm>
 #include <memory>
@@ -20,7 +20,7 @@ class ArenaViews {
     views_.emplace_back(view);
   }
 
-  // Called before this process forks: as shm::ArenaView::retire_held, for all of them.
+  // Called before this process forks: calls shm::ArenaView::retire_held on every mapped arena.
   void retire_held() {
     MutexLock lock(mutex_);
     for (const auto& weak : views_) {

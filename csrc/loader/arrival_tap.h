@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Somebody who is shown what a source is asked for and what arrives, before the trainer has it: the relay that hands
-// batches on to other ranks (replica/relay.h).
+// An observer of a source: it sees what is requested and what arrives, before the trainer does. The relay that forwards
+// batches to other ranks is one (replica/relay.h).
 
 #include <optional>
 
@@ -18,13 +18,14 @@ class ArrivalTap {
   ArrivalTap& operator=(const ArrivalTap&) = delete;
   virtual ~ArrivalTap() = default;
 
-  // A batch is asked for. On the trainer's thread.
+  // A batch is requested. Called on the trainer's thread.
   virtual void asked(const cluster::RequestContent& content) = 0;
-  // A batch is here, or the end of a shard in its place. On the thread of the stages, which waits for it.
+  // A batch has arrived, or the end of a shard in its place. Called on the stage thread, which waits until this
+  // returns.
   virtual void arrived(Arrival& arrival) = 0;
-  // Nothing arrives any more: nobody who waits in arrived() does so on. On the owner's thread.
+  // No more arrivals follow: a blocked arrived() must return. Called on the owner's thread.
   virtual void source_stopped() = 0;
-  // Why it has failed, if it has: the trainer is to know by its next call. For any thread.
+  // The reason of its failure, if it has failed: the trainer's next call reports it. Called on any thread.
   virtual std::optional<Fault> failure() const = 0;
 };
 

@@ -57,7 +57,7 @@ at::Tensor make_shared(const TensorEntry& entry, const c10::Storage& storage) {
   return tensor;
 }
 
-// As torch maps what comes through its queues, so that its own sharing knows the storage for one that is shared.
+// Maps a file as torch maps the files from its queues, so that torch's sharing recognises the storage as shared.
 c10::Storage map_file(FileDescriptor fd, uint64_t bytes) {
   constexpr int kFlags = at::ALLOCATOR_MAPPED_SHAREDMEM | at::ALLOCATOR_MAPPED_NOCREATE | at::ALLOCATOR_MAPPED_KEEPFD |
                          at::ALLOCATOR_MAPPED_FROMFD;
@@ -81,7 +81,7 @@ at::Tensor copy_to_own_memory(const TensorEntry& entry, std::span<const std::byt
   return make_tensor(entry, std::move(data));
 }
 
-// Of narrow bytes that were checked.
+// `narrow` must have been checked.
 at::Tensor widen_to_own_memory(const TensorEntry& entry, std::span<const std::byte> narrow) {
   const uint64_t own_bytes = wire::plain_bytes(entry);
   at::DataPtr data = c10::GetCPUAllocator()->allocate(own_bytes);
@@ -91,14 +91,14 @@ at::Tensor widen_to_own_memory(const TensorEntry& entry, std::span<const std::by
   return make_tensor(entry, std::move(data));
 }
 
-// Of bytes of which some are neither 0 nor 1.
+// For bools of which some bytes are neither 0 nor 1.
 at::Tensor make_bools_in_own_memory(const TensorEntry& entry, std::span<const std::byte> bytes) {
   at::Tensor tensor = copy_to_own_memory(entry, bytes);
   wire::make_bools({static_cast<std::byte*>(tensor.mutable_data_ptr()), entry.bytes});
   return tensor;
 }
 
-// Narrow bytes as a tensor of their own.
+// Describes narrow bytes as a separate tensor.
 TensorEntry entry_of_bytes(const TensorEntry& entry) {
   return {.dtype = wire::kDTypeUInt8,
           .offset = entry.offset,
@@ -125,7 +125,7 @@ Result<std::unique_ptr<Batch>> Batch::from_slab(const wire::BatchFacts& facts, c
   if (auto read = batch->read_record(batch->record_, facts.record_offset, allow_pickle); !read) {
     return read.error();
   }
-  if (batch->frame_.payload_bytes == 0) batch->lease_.reset();  // all that was there is copied
+  if (batch->frame_.payload_bytes == 0) batch->lease_.reset();  // the record was all, and it is copied
   return batch;
 }
 
@@ -186,12 +186,12 @@ Result<void> Batch::read_record(std::span<const std::byte> record, uint64_t payl
   return check_withheld();
 }
 
-// What stands for a leaf that was left out is a tensor, so the leaf may stand for nothing else.
+// The stand-in of a withheld leaf is a tensor, so the leaf must be one, too.
 Result<void> Batch::check_withheld() const {
   if (withheld_bytes() == 0) return {};
   wire::NestReader reader(frame_.nest);
   while (!reader.at_end()) {
-    const wire::NestToken token = reader.next().value();  // which was checked
+    const wire::NestToken token = reader.next().value();  // already validated
     const bool is_array = token.tag == wire::NestTag::kArray && is_withheld(token.count);
     if (!is_array && token.tag != wire::NestTag::kPickle) continue;
     return Fault{Errc::kMalformed,
@@ -210,7 +210,7 @@ std::optional<ContentDigest::Value> Batch::content() const {
   ContentDigest digest;
   digest.add(frame_.nest);
   for (const TensorEntry& entry : frame_.tensors) {
-    // What lies between the elements of a tensor with gaps means nothing.
+    // The bytes between the elements of a tensor with gaps are arbitrary.
     if (entry.encoding != wire::Encoding::kPlain || wire::element_bytes(entry) != entry.bytes) return std::nullopt;
     digest.add(static_cast<uint64_t>(entry.dtype));
     digest.add(std::as_bytes(std::span(entry.shape)));
@@ -307,7 +307,7 @@ Result<void> Batch::map_for_copy() {
 void Batch::copy_out() {
   if (!lease_) return;
   PENSTOCK_ASSERT(tensors_.empty(), "tensors on the slab were handed out already");
-  std::optional<RelaxedCapture> relaxed;  // torch may ask the driver for pinned memory
+  std::optional<RelaxedCapture> relaxed;  // torch may call the driver for pinned memory
   if (pins_copies_) relaxed.emplace();
   tensors_.resize(frame_.tensors.size());
   for (size_t index = 0; index < tensors_.size(); ++index) {
@@ -335,7 +335,7 @@ Result<void> Batch::widen(BatchMemory& memory) {
     if (wire::is_narrow(entry.encoding)) bytes += align_up(wire::plain_bytes(entry), wire::kPayloadAlignment);
   }
   if (bytes == 0) return {};
-  auto slab = memory.take(bytes);  // which the narrow bytes that are here stand for
+  auto slab = memory.take(bytes);  // bounded: the narrow bytes that arrived account for it
   if (slab) wide_lease_ = std::move(slab.value().lease);
   wide_.resize(frame_.tensors.size());
   uint64_t offset = 0;

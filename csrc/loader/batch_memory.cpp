@@ -14,8 +14,8 @@ namespace penstock::loader {
 namespace {
 
 constexpr uint32_t kSlabCountWanted = 64;       // while batches are small
-constexpr uint64_t kUnseenBytes = 64ULL << 20;  // are set aside for a batch before the first has come
-constexpr uint64_t kLeap = 4;                   // times the largest batch that came
+constexpr uint64_t kUnseenBytes = 64ULL << 20;  // plausible size of a batch before the first one has arrived
+constexpr uint64_t kLeap = 4;                   // times the largest batch so far
 
 }  // namespace
 

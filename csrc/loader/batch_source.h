@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The source of a client's batches: workers of its own (client_io.h), those of a pool (pool_io.h), or threads of its
-// process (thread_source.h). Threads of the source carry out the calls below, and what arrives goes through the stages
-// to the inbox.
+// The source of a client's batches: local workers (client_io.h), pool workers (pool_io.h), or threads of its process
+// (thread_source.h). Threads of the source carry out the calls below, and arrivals pass through the stages to the
+// inbox.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,13 +22,13 @@
 
 namespace penstock::loader {
 
-// How fast batches come. Zero: not known yet.
+// The measured speed of the link. Zero: unknown so far.
 struct LinkStanding {
   double bytes_per_s = 0;  // from all workers together
   double round_trip_s = 0;
 };
 
-// The ends of the channel between a trainer and its own worker. They stay the client's.
+// The ends of the channel between a trainer and a local worker. The client keeps ownership.
 struct ChannelFds {
   int trainer = -1;
   int worker = -1;
@@ -45,36 +45,36 @@ class BatchSource {
   virtual Result<void> start(Stages stages) = 0;
   virtual void stop() = 0;
 
-  // Asks for one batch. The source may add to the content, which nobody changes after that.
+  // Requests one batch. The source may add to the content; afterwards it is immutable.
   virtual void fetch(const std::shared_ptr<cluster::RequestContent>& content) = 0;
-  // Asks for the whole of a batch that came without some of its leaves; it comes as Inbox::try_recalled(). For a source
-  // whose batches do.
+  // Requests the whole of a batch that arrived without some of its leaves; it arrives through Inbox::try_recalled().
+  // Only for sources with such batches.
   virtual void recall(const Batch::Origin&) { PENSTOCK_ASSERT(false, "nothing was left out of these batches"); }
-  // Nobody waits for it any more.
+  // Call when the recalled batch is no longer awaited.
   virtual void forget_recall(const Batch::Origin&) {}
-  // Tells every worker something: that an epoch begins, which prefixes to run.
+  // Sends a message to every worker: a new epoch, or the prefixes to run.
   virtual void announce(const wire::ToJob& message) = 0;
-  // A worker has nothing left to do and must go.
+  // Dismisses a worker that has no work left.
   virtual void dismiss(uint32_t worker_id) = 0;
 
-  // Which worker serves a shard, as far as that is fixed.
+  // The worker that serves a shard, if that is fixed.
   virtual uint32_t worker_of(uint32_t shard_id) const = 0;
-  // The number of workers now. The number of batches asked for ahead follows from it.
+  // The current number of workers. It determines the number of batches requested ahead.
   virtual uint32_t worker_count() const = 0;
-  // The link to workers elsewhere, as far as it is known; none where the workers share this machine's memory.
+  // The link to remote workers, as far as it is known; nullopt if the workers share this machine's memory.
   virtual std::optional<LinkStanding> link() const { return std::nullopt; }
-  // What a pool's workers have spent so far. Thread-safe.
+  // The resources that a pool's workers have spent so far. Thread-safe.
   virtual wire::JobCosts costs() const { return {}; }
-  // Whether a batch that the user keeps can make a worker wait for memory.
+  // Whether a worker may have to wait for memory because the user keeps a batch.
   virtual bool has_bounded_memory() const = 0;
-  // How the trainer fares; of a pool, for its controller.
+  // Reports the trainer's pace; a pool forwards it to its controller.
   virtual void note_pace(const TrainerPace& pace) = 0;
 
-  // Makes the next batch that was asked for on the calling thread, that of the trainer, where the source has no other.
-  // It is in the inbox then. False where there is none to make here.
+  // Makes the next requested batch on the calling thread, the trainer's, if the source has no other thread. The batch
+  // is then in the inbox. Returns false if there is none to make here.
   virtual bool try_make_here() { return false; }
 
-  // Slabs that the user holds will not be written again, since this process forks.
+  // Slabs that the user holds will not be overwritten, because this process forks.
   virtual void retire_held() = 0;
 
   Inbox& inbox() { return inbox_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One of the stages that a batch goes through between its arrival and the trainer (stage_chain.h): it is copied to
+// One of the stages that a batch passes between its arrival and the trainer (stage_chain.h): it copies the batch to
 // pinned memory (pin_stage.h), or to a device (copy_stage.h).
 
 #include <cstddef>
@@ -19,21 +19,21 @@ class BatchStage {
   BatchStage& operator=(const BatchStage&) = delete;
   virtual ~BatchStage() = default;
 
-  // On return the batch has its final tensors, though a device may still be filling them. kNoMemory leaves the batch as
-  // it was, for another attempt. After another error the batch is to be dropped, which gives no memory back that is
-  // still read.
+  // On return the batch has its final tensors, though a device may still be filling them. kNoMemory leaves the batch
+  // unchanged, for another attempt. After any other error the batch must be dropped, which releases no memory that is
+  // still being read.
   virtual Result<void> begin(Batch& batch) = 0;
 
-  // The trainer is about to be given the batch: what it does with the tensors from now on comes after their copy.
+  // Called just before the trainer receives the batch: its operations on the tensors run after their copy from now on.
   virtual Result<void> finish(Batch& batch) = 0;
 
-  // Whether begin() takes batches with tensors that were left as they came (Batch::try_keep_narrow).
+  // Whether begin() accepts batches with tensors that were kept narrow (Batch::try_keep_narrow).
   virtual bool takes_narrow() const = 0;
 
-  // Gives back the memory that copies have read. Returns how many are still under way.
+  // Releases the memory that finished copies have read. Returns the number of copies that are still running.
   virtual size_t reclaim() = 0;
 
-  // Before the first batch: `waker` wakes the chain's thread for a reclaim() until the stage is destroyed.
+  // Called before the first batch: `waker` wakes the chain's thread for a reclaim() until the stage is destroyed.
   virtual void set_waker(Waker&) {}
 };
 

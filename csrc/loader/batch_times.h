@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Who made a batch, and when it was where, by the trainer's clock: what the step ledger tells waiting apart by.
+// The worker that made a batch and the times of the batch's stages, by the trainer's clock: the step ledger attributes
+// waits by them.
 
 #include <algorithm>
 
@@ -10,17 +11,17 @@
 namespace penstock::loader {
 
 struct BatchTimes {
-  uint64_t worker_id = 0;  // that made it: the identity of a pool's, the number of a local one
-  Instant asked_at{};      // the trainer decided to ask for it
-  Instant made_at{};       // a worker had made it; of a worker elsewhere, as its clock is known here
-  Instant arrived_at{};    // all its bytes were here
-  Instant staged_at{};     // the stages were through with it
+  uint64_t worker_id = 0;  // the worker's identity in a pool, its number if it is local
+  Instant asked_at{};      // the trainer decided to request it
+  Instant made_at{};       // a worker had made it; for a remote worker, converted to this clock by estimate
+  Instant arrived_at{};    // all its bytes had arrived
+  Instant staged_at{};     // it had passed the stages
 };
 
-// How long a worker took for the parts of a batch.
+// The time that a worker spent on each part of a batch.
 struct MakingTimes {
   Duration dataset{0};
-  Duration collate{0};  // with copying the batch into shared memory
+  Duration collate{0};  // includes the copy into shared memory
   Duration prefix{0};
 
   Duration whole() const { return dataset + collate + prefix; }

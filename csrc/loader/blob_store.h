@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The blobs that a trainer's requests are made with, for workers to ask for: the parts of its job, and prefixes.
+// The blobs that a trainer's requests refer to, for workers to fetch: the parts of its job, and prefixes.
 
 #include <iterator>
 #include <map>
@@ -26,9 +26,9 @@ class BlobStore {
     blobs_.insert_or_assign(id, std::move(shared));
   }
 
-  // The ids that requests name from now on. A blob that was named before is dropped once no request names it any more,
-  // and must be put again before it is named again. Blobs that no request has named, such as those that a job names,
-  // stay.
+  // Sets the ids that requests name from now on. A previously named blob is dropped once no request names it any more,
+  // and must be put again before it is named again. Blobs that were never named by a request, such as the blobs of a
+  // job, stay.
   Ids name(std::vector<wire::BlobId> ids) {
     auto named = std::make_shared<const std::vector<wire::BlobId>>(std::move(ids));
     MutexLock lock(mutex_);
@@ -46,7 +46,7 @@ class BlobStore {
     return named;
   }
 
-  // Shared with ZeroMQ while a piece of it is on its way. Null if it is not here.
+  // Shared with ZeroMQ while a chunk of it is being sent. Null if it is not stored here.
   std::shared_ptr<const std::string> find(const wire::BlobId& id) const {
     MutexLock lock(mutex_);
     const auto found = blobs_.find(id);

@@ -23,7 +23,7 @@ using wire::ToJob;
 
 namespace {
 
-// Nothing where the indices are no numbers.
+// Returns nullopt if the indices are not integers.
 std::optional<int64_t> index_at(const cluster::RequestContent& content, uint64_t place) {
   const bool are_numbers = content.request.index_kind == wire::IndexKind::kIntegers ||
                            content.request.index_kind == wire::IndexKind::kInteger;
@@ -33,11 +33,11 @@ std::optional<int64_t> index_at(const cluster::RequestContent& content, uint64_t
   return index;
 }
 
-constexpr uint64_t kBatchesToKnow = 8;  // before the time that they take is believed
+constexpr uint64_t kBatchesToKnow = 8;  // before the measured time per batch is used
 
 }  // namespace
 
-// The trainer thread's half: order, epochs and the decision who owns a delivered batch's memory.
+// The trainer thread's half: order, epochs and the decision about who owns a delivered batch's memory.
 class Client::Impl {
  public:
   struct Epoch {
@@ -46,11 +46,11 @@ class Client::Impl {
 
     uint32_t number;
     cluster::RequestOrder order;
-    uint64_t seed = 0;                                 // of the random draws of prefixes
-    std::vector<std::byte> seeds;                      // of one that is begun early
-    uint64_t early_count = 0;                          // requests made before it began
-    std::map<uint64_t, std::unique_ptr<Batch>> ready;  // arrived out of turn
-    // Requests whose batches the trainer was not given yet, and when they were made.
+    uint64_t seed = 0;                                 // of the prefixes' random draws
+    std::vector<std::byte> seeds;                      // of an early epoch
+    uint64_t early_count = 0;                          // requests made before its start
+    std::map<uint64_t, std::unique_ptr<Batch>> ready;  // arrived out of order
+    // Requests whose batches were not delivered yet, and when they were made.
     struct Asked {
       Instant at{};
       cluster::SharedContent content{};
@@ -88,10 +88,10 @@ class Client::Impl {
 
   uint32_t slab_count() const { return options.slab_count != 0 ? options.slab_count : options.prefetch_factor; }
 
-  // How many batches are asked for ahead.
+  // The number of batches requested ahead.
   uint32_t depth() const { return depth_of_worker() * std::max(1u, source->worker_count()); }
 
-  // Of the workers of a pool, whose number may change at any time, more where batches are small and soon made.
+  // For pool workers, whose number may change at any time, more if batches are small and quickly made.
   uint32_t depth_of_worker() const {
     const uint64_t batch_count = inbox.counters().batches.value();
     if (source->has_bounded_memory() || batch_count < kBatchesToKnow || largest_batch_bytes == 0)
@@ -159,7 +159,7 @@ class Client::Impl {
 
   bool submit(const IndexSource::Indices& indices) {
     Epoch& epoch = early ? *early : now;
-    // The workers may be fewer than when this was found to have room.
+    // There may be fewer workers than when has_room() was called.
     if (!source->has_bounded_memory())
       epoch.order.set_outstanding_count_max(std::max(depth(), epoch.order.outstanding_count() + 1));
     const auto assignment = epoch.order.assign();
@@ -285,11 +285,11 @@ class Client::Impl {
 
   ClientOptions options;
   std::unique_ptr<BatchSource> source;
-  ClientIo* local = nullptr;  // the same, where it has local workers
+  ClientIo* local = nullptr;  // `source`, if it has local workers
   Inbox& inbox;
   StepLedger ledger{inbox.counters()};
   Epoch now;
-  std::optional<Epoch> early;  // the one after it, of which batches are asked for already
+  std::optional<Epoch> early;  // the next epoch, whose first batches are requested already
   uint64_t largest_batch_bytes = 0;
 
  private:
@@ -301,7 +301,7 @@ class Client::Impl {
     return false;
   }
 
-  // The event that an arrival is to the trainer now, or nothing when it only had to be noted.
+  // Returns the event that the arrival means to the trainer, or nullopt if it only had to be noted.
   std::optional<Event> take(Arrival& arrival) {
     switch (arrival.kind) {
       case Arrival::Kind::kLost:
@@ -349,7 +349,7 @@ class Client::Impl {
     return std::nullopt;
   }
 
-  // Of a worker that answers what it was not asked for. What it had to answer may never come.
+  // For a worker that sends an answer to no request. The answer that it should have sent may never arrive.
   static Event unasked(const Arrival& arrival) {
     const wire::BatchKey key{.epoch = arrival.epoch, .sequence = arrival.sequence};
     return {.kind = Event::Kind::kFailed,
@@ -409,8 +409,8 @@ class Client::Impl {
     source->stages().await(now.number, options.in_order ? std::optional(oldest->sequence) : std::nullopt);
   }
 
-  // A worker needs prefetch_factor slabs to answer its requests. The user may hold the slabs that an arena has beyond
-  // them. After that, batches are copied, so that a user who keeps every batch never stalls the stream.
+  // A worker needs prefetch_factor slabs to answer its requests. The user may hold the arena's other slabs. Beyond
+  // that, batches are copied, so that a user who keeps every batch never stalls the stream.
   void keep_or_copy(Batch& batch) {
     if (!source->has_bounded_memory()) return batch.mark_held();
     if (!batch.lease()) return;
@@ -479,7 +479,7 @@ void Client::want_states(uint64_t every, uint64_t question) {
 }
 
 Result<std::vector<std::byte>> Client::worker_states(steady_clock::time_point deadline) {
-  impl_->inbox.drop_stale();  // a worker may need the memory of batches that nobody will take
+  impl_->inbox.drop_stale();  // a worker may need the memory of batches that are no longer wanted
   auto states = impl_->inbox.states_until(deadline);
   if (states) return *std::move(states);
   if (impl_->inbox.is_dead()) return Fault{Errc::kClosed, "the connection to the workers has ended"};
@@ -503,7 +503,7 @@ void Client::retire_held() {
 StepLedger& Client::ledger() { return impl_->ledger; }
 const loader::LoaderCounters& Client::counters() const { return impl_->inbox.counters(); }
 uint32_t Client::outstanding_count() const {
-  const uint32_t asked_count = impl_->outstanding_count();  // those that wait in the queue of arrivals included
+  const uint32_t asked_count = impl_->outstanding_count();  // includes the arrivals in the inbox
   return asked_count - std::min(asked_count, static_cast<uint32_t>(impl_->inbox.arrival_count()));
 }
 uint32_t Client::stored_count() const {

@@ -71,7 +71,7 @@ Result<void> ClientIo::note_started(uint32_t worker_id, pid_t pid) {
   if (worker.process) return {};
   const int error_number = errno;
   worker.has_ended = error_number == ESRCH;
-  // A system that gives no handles is none to fail on: most workers' ends show on their channels.
+  // A system without process handles is no reason to fail: usually the end of a worker also shows on its channel.
   if (error_number != EMFILE && error_number != ENFILE && error_number != ENOMEM) return {};
   return Fault{Errc::kNoMemory, std::string("watching a worker's process failed: ") + std::strerror(error_number) +
                                     "; raise the limit of open files (ulimit -n)"};
@@ -87,7 +87,7 @@ void ClientIo::stop() {
   stages_.close();
   loop_.stop();
   stages_.stop();
-  end();  // of a loop that has never begun
+  end();  // in case the loop was never started
 }
 
 void ClientIo::fetch(const std::shared_ptr<cluster::RequestContent>& content) {
@@ -148,7 +148,7 @@ Result<void> ClientIo::begin() {
 Result<void> ClientIo::serve() {
   for (const uint64_t tag : ready_) {
     const auto found = watched_.find(tag);
-    if (found == watched_.end()) continue;  // its worker has gone in this turn
+    if (found == watched_.end()) continue;  // its worker was lost in this turn
     const Watched watched = found->second;
     if (watched.is_process) {
       serve_process(watched.worker_id);
@@ -173,7 +173,7 @@ Result<bool> ClientIo::wait(int wake_fd, bool may_sleep) {
   auto timeout = milliseconds(-1);
   if (const auto next = dispatch_ ? dispatch_->next_tick() : std::nullopt)
     timeout = std::max(milliseconds(1), wait_time(next, clock_now()));
-  if (!may_sleep) timeout = milliseconds(0);  // what has come is looked for all the same
+  if (!may_sleep) timeout = milliseconds(0);  // descriptors that are ready are collected in any case
   const auto ready = ready_set_->wait(timeout);
   if (!ready) return ready.error();
   bool is_woken = false;
@@ -224,9 +224,10 @@ void ClientIo::post(uint32_t worker_id, const Message& message) {
   if (channel) note_posted(worker_id, channel->post(message));
 }
 
-// A request that cannot be sent counts as asked of its worker, so it is made elsewhere only if the worker is lost.
+// A request that cannot be sent still counts as assigned to its worker, so another worker makes it only if this one is
+// lost.
 void ClientIo::note_posted(uint32_t worker_id, const Result<void>& posted) {
-  // A peer that is gone shows where its answers are received, behind the last of them.
+  // The end of a peer is detected on the receiving side, after the peer's last answer.
   if (posted || posted.error().code == Errc::kClosed) return watch_output(worker_id);
   give_up(worker_id, {posted.error().code, "worker " + std::to_string(worker_id) + ": " + posted.error().message});
 }
@@ -263,7 +264,7 @@ bool ClientIo::receive(uint32_t worker_id) {
     return false;
   }
   if (!filled.value()) return false;
-  while (channel) {  // it ends where what an answer leads to cannot be sent
+  while (channel) {  // ends if a reaction to an answer cannot be sent
     const auto message = channel->next();
     if (!message) {
       give_up(worker_id, message.error());
@@ -298,7 +299,7 @@ void ClientIo::refuse(uint32_t worker_id, const Fault& fault) {
   }
 }
 
-// Nothing of `received` may be used once its worker was given up: its bytes are the channel's.
+// `received` must not be used once its worker was given up: its bytes belong to the channel.
 void ClientIo::receive_message(uint32_t worker_id, const Channel::Message& received) {
   const auto parsed = wire::parse_from_job(received.bytes, wire::kLocalBodyBytesMax);
   if (!parsed) return refuse(worker_id, parsed.error());
@@ -343,7 +344,7 @@ void ClientIo::receive_batch(uint32_t worker_id, const FromJob& message, std::sp
     counts = dispatch_->answered(worker_id, key, dataset_stays, clock_now());
     send_dispatched();
   }
-  if (inbox_.is_stale(key.epoch) || !counts) {  // its slab goes back as the batch dies here
+  if (inbox_.is_stale(key.epoch) || !counts) {  // the batch's destructor releases its slab
     inbox_.counters().stale_batches.add(1);
     return;
   }
@@ -357,7 +358,7 @@ void ClientIo::receive_batch(uint32_t worker_id, const FromJob& message, std::sp
 
 Result<std::unique_ptr<Batch>> ClientIo::make_batch(uint32_t worker_id, const FromJob& message,
                                                     std::span<FileDescriptor> files) {
-  constexpr bool kAllowPickle = true;  // local workers are this process's own children
+  constexpr bool kAllowPickle = true;  // local workers are child processes of this process
   const wire::BatchFacts facts = facts_of_message(worker_id, message);
   Result<std::unique_ptr<Batch>> batch = std::unique_ptr<Batch>();
   if (!message.state.empty()) return wrong_answer("the state of its dataset comes within a batch");
@@ -389,7 +390,7 @@ Result<std::unique_ptr<Batch>> ClientIo::make_batch(uint32_t worker_id, const Fr
   return batch;
 }
 
-// Nothing more is sent to it, received of it or heard of its process.
+// Stops sending to the worker, receiving from it and watching its process.
 void ClientIo::leave(uint32_t worker_id) {
   Worker& worker = workers_[worker_id];
   if (!worker.channel) return;

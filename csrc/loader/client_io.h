@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The I/O thread of a client of local workers: it alone uses their channels once it runs. Requests come to it through a
-// queue, arrivals leave it through the stages; it maps the arenas that workers pass, and takes the files of shared
-// tensors.
+// The I/O thread of a client of local workers: once it runs, only this thread uses their channels. Requests reach it
+// through a queue, arrivals leave it through the stages; it maps the arenas that workers pass, and receives the files
+// of shared tensors.
 //
-// A worker is lost when its channel has ended, or its process has and the channel is empty: a process that the dataset
-// has forked may keep the worker's end open. Either way all that the worker had sent arrives before the news. One whose
-// channel fails, as it cannot be sent a request or sends what is no message, is lost at once. One that speaks wrongly
-// is lost, too, where others make its batches, and the training goes on; else the trainer is told of each wrong
-// message.
+// A worker is lost when its channel has ended, or when its process has ended and the channel is empty: a process that
+// the dataset forked may keep the worker's end open. In either case all messages from the worker arrive before the
+// report of its loss. If the channel fails, because a request cannot be sent or the received bytes are not a message,
+// the worker is lost immediately. A worker that sends an invalid message is lost, too, if others can make its batches,
+// and the training continues; otherwise the trainer receives an error for each invalid message.
 
 #include <sys/types.h>
 
@@ -32,7 +32,7 @@ namespace penstock::loader {
 struct ClientIoOptions {
   uint32_t worker_count = 1;
   size_t arrival_count_max = 64;
-  // Any worker may make a batch, and each is asked for at most this many at once; 0: the worker of its shard makes it.
+  // Any worker may make a batch, with at most this many outstanding requests per worker; 0: a shard's worker makes it.
   uint32_t any_worker_depth = 0;
 };
 
@@ -41,11 +41,11 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   explicit ClientIo(const ClientIoOptions& options);
   ~ClientIo() override;
 
-  // Before start(), once for each worker: makes its channel. The worker's end is to be had by its process
-  // (worker::LocalServer::open), and is closed here by note_started() or stop(). The trainer's is closed in the process
-  // of a forked worker, which would not see that the trainer has ended otherwise. kNoMemory.
+  // Call before start(), once per worker: creates its channel. The worker's process obtains the worker's end
+  // (worker::LocalServer::open); note_started() or stop() closes it here. A forked worker process must close the
+  // trainer's end, or it would not notice that the trainer has exited. kNoMemory.
   Result<ChannelFds> open_channel(uint32_t worker_id);
-  // Before start(): the worker's process has its end. 0: it is in this process. kNoMemory.
+  // Call before start(), once the worker's process has its end. 0: the worker is in this process. kNoMemory.
   Result<void> note_started(uint32_t worker_id, pid_t pid);
 
   Result<void> start(Stages stages) override;
@@ -53,7 +53,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
 
   void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
   void announce(const wire::ToJob& message) override;
-  // Hangs up on one worker, whose silence is then no loss.
+  // Closes the connection to one worker, whose silence then does not count as a loss.
   void dismiss(uint32_t worker_id) override;
 
   uint32_t worker_of(uint32_t shard_id) const override { return shard_id % options_.worker_count; }
@@ -68,15 +68,15 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   struct Worker {
     Worker(ArenaViews& views, Counter& arenas) : memory(views, arenas) {}
 
-    std::optional<shm::Channel> channel;  // none once the worker is gone, or was dismissed
-    FileDescriptor its_end;               // until it is started
-    FileDescriptor process;               // a handle (pidfd); none before Linux 5.3, or of one that has ended
-    bool has_ended = false;               // its process, before there was a handle
+    std::optional<shm::Channel> channel;  // none once the worker is gone or dismissed
+    FileDescriptor its_end;               // the worker's end, until the worker is started
+    FileDescriptor process;               // a handle (pidfd); none before Linux 5.3, or if the process has ended
+    bool has_ended = false;               // the process had ended before a handle was opened
     PassedMemory memory;
-    uint64_t channel_tag = 0;  // in the set that waits; 0: not in it
+    uint64_t channel_tag = 0;  // in the ready set; 0: not in it
     uint64_t process_tag = 0;
     bool is_output_watched = false;
-    bool is_ready = false;  // it said so
+    bool is_ready = false;  // the worker has reported ready
   };
   using Message = std::shared_ptr<const std::vector<std::byte>>;
 
@@ -93,11 +93,12 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   void watch_output(uint32_t worker_id);
   void serve_channel(uint32_t worker_id);
   void serve_process(uint32_t worker_id);
-  // Takes in what has come. False where nothing had, or the channel has ended.
+  // Receives the pending messages. Returns false if there were none, or the channel has ended.
   bool receive(uint32_t worker_id);
-  // Loses a worker whose channel has failed, and says why: as news where others make what it owed, else as a failure.
+  // Drops a worker whose channel has failed, and reports why: as news if others take over its work, otherwise as a
+  // failure.
   void give_up(uint32_t worker_id, const Fault& fault);
-  // What is to become of a message that no worker sends.
+  // Handles a message that no correct worker sends.
   void refuse(uint32_t worker_id, const Fault& fault);
   void receive_message(uint32_t worker_id, const shm::Channel::Message& received);
   void receive_batch(uint32_t worker_id, const wire::FromJob& message, std::span<FileDescriptor> fds);
@@ -109,7 +110,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   ClientIoOptions options_;
   ArenaViews views_;
 
-  // Used by the I/O thread alone, once it runs.
+  // Confined to the I/O thread, once it runs.
   std::vector<Worker> workers_;
   std::unique_ptr<net::ReadySet> ready_set_;
   uint64_t wake_tag_ = 0;  // 0: the loop's descriptor is not in the set yet
@@ -118,7 +119,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
     bool is_process;
   };
   std::map<uint64_t, Watched> watched_;  // by tag
-  std::vector<uint64_t> ready_;          // tags, for the next turn
+  std::vector<uint64_t> ready_;          // tags for the next turn
   std::optional<LocalDispatch> dispatch_;
 
   EventLoop loop_;

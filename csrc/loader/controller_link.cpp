@@ -26,7 +26,7 @@ Result<void> ControllerLink::receive(Instant now) {
     auto received = socket_->try_receive(receipt);
     if (!received) return received.error();
     if (!received.value()) break;
-    if (receipt.parts.size() != 1) continue;  // no controller of ours sends that
+    if (receipt.parts.size() != 1) continue;  // no controller of this version sends that
     if (auto taken = take(receipt.parts.front().bytes(), now); !taken) return taken.error();
   }
   while (const auto event = socket_->try_event()) {
@@ -66,7 +66,7 @@ Result<void> ControllerLink::take(std::span<const std::byte> bytes, Instant now)
 bool ControllerLink::report(const std::function<wire::TrainerReport()>& make_report, Instant now) {
   if (!enrolment_.clock.take(now)) return false;
   if (socket_->is_connected() && enrolment_.clock.take_renewal(now)) socket_->renew();
-  // One that does not get through is made good by the next.
+  // A report that is lost is replaced by the next.
   if (socket_->is_connected()) static_cast<void>(socket_->send(wire::write_control(make_report())));
   return true;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A trainer's connection to its controller: reports go out when they are due, rosters come in.
+// A trainer's connection to its controller: it sends reports when they are due and receives rosters.
 
 #include <functional>
 #include <memory>
@@ -24,29 +24,28 @@ class ControllerLink {
   static Result<std::unique_ptr<ControllerLink>> connect(net::SocketContext& context, net::Resolver& resolver,
                                                          const net::Endpoint& endpoint, const net::KeyRing& keys,
                                                          Instant now);
-  // For `connect`.
+  // Used by `connect`.
   ControllerLink(std::unique_ptr<net::ClientSocket> socket, Instant now)
       : socket_(std::move(socket)), enrolment_(now) {}
 
-  // Takes the messages that have come. kClosed with the reason if the controller refuses this trainer.
+  // Processes the received messages. Fails with kClosed and the reason if the controller refuses this trainer.
   Result<void> receive(Instant now);
-  // The newest roster, if there is one that was not taken yet.
+  // Returns the newest roster, unless it was taken already.
   std::optional<wire::TrainerRoster> take_roster() { return std::exchange(roster_, std::nullopt); }
 
-  // Sends the report of `make_report`, if one is due.
-  // Returns whether one was due.
+  // Sends the report that `make_report` returns, if one is due. Returns whether one was due.
   bool report(const std::function<wire::TrainerReport()>& make_report, Instant now);
-  // Tells of the plan in force, which is text for people. Lost where the controller is not there.
+  // Sends the plan in force, a text for people. It is lost if the controller is not connected.
   void tell_plan(const wire::PlanReport& plan);
-  // Something changed that the controller should know now.
+  // Makes a report due soon, after a change that the controller should know.
   void hurry(Instant now) { enrolment_.clock.hurry(now); }
-  // Says that this trainer ends, after its last report. Messages that were sent may still take a moment to leave.
+  // Sends the last report and announces the end of this trainer. Sent messages may still need a moment to leave.
   void say_farewell(const wire::TrainerReport& last);
 
   Instant due_at() const { return enrolment_.clock.due_at(); }
   bool has_answered() const { return has_answered_; }
-  // Why the last attempt to connect failed, when the controller's side ended it, or why it does not take this trainer
-  // yet; it is tried again.
+  // Why the controller's side ended the last attempt to connect, or why it does not accept this trainer yet; the
+  // attempt is repeated.
   const std::string& trouble() const { return trouble_; }
   Duration silence(Instant now) const { return enrolment_.clock.silence(now); }
   net::ClientSocket& socket() { return *socket_; }

@@ -41,8 +41,8 @@ size_t CopiesUnderWay::reclaim() {
   return copies_.size();
 }
 
-// An error of a query says nothing about the copies, so they are waited for. Only when that fails, too, the device is
-// lost.
+// A failed query gives no information about the copies, so this waits for them. The device is lost only if that fails,
+// too.
 void CopiesUnderWay::settle() {
   if (const auto waited = device_.wait_for_all(); !waited) return lose(waited.error().message);
   copies_.clear();

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Copies to a device that were started, and what they read. A slab that a copy reads is leased until the copy is known
-// to be over, by its event or by a wait for all copies. If neither can be had, the device is lost to this process and
-// may go on reading for as long as it likes: such slabs stay mapped, and are retired, so that no worker ever writes to
-// them again.
+// The running copies to a device and their sources. A slab that a copy reads is leased until the copy is known to be
+// finished, from its event or from a wait for all copies. If neither succeeds, the device is lost to this process and
+// may keep reading indefinitely: such slabs stay mapped and are retired, so that no worker ever writes to them again.
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
@@ -33,21 +32,22 @@ class CopiesUnderWay {
   CopiesUnderWay& operator=(const CopiesUnderWay&) = delete;
   ~CopiesUnderWay();
 
-  // kFailed once the device was lost.
+  // Fails with kFailed once the device was lost.
   Result<void> check() const;
-  // To be called when all copies from `sources` were started: the event is over when they are.
+  // Call when all copies from `sources` were started: the event completes with them.
   Result<std::shared_ptr<DeviceEvent>> add(CopySources sources);
-  // Some of the copies may have been started, and no event says when they are over. The error for the user.
+  // Call when some of the copies may have been started, without an event that shows their end. Returns the error for
+  // the user.
   Fault give_up(CopySources sources, const Fault& cause);
-  // Gives back what is over. Returns how many are under way.
+  // Releases the sources of finished copies. Returns the number of running copies.
   size_t reclaim();
 
-  // Slabs that are never given back, since the device was lost while it might have read them.
+  // Slabs that are never released, because the device was lost while it might have been reading them.
   size_t retired_count() const { return retired_count_; }
 
  private:
   struct Copy {
-    std::shared_ptr<DeviceEvent> event;  // none of those that were given up
+    std::shared_ptr<DeviceEvent> event;  // none for copies passed to give_up()
     CopySources sources;
   };
 
@@ -57,7 +57,7 @@ class CopiesUnderWay {
 
   Device& device_;
   std::deque<Copy> copies_;
-  std::string loss_;  // its cause; empty while the device is there
+  std::string loss_;  // the cause of the loss; empty while the device works
   size_t retired_count_ = 0;
 };
 

@@ -16,7 +16,7 @@ Result<void> CopyStage::begin(Batch& batch) {
   const std::vector<at::Tensor> sources = batch.copy_sources();
   auto rooms = allocate(batch, sources);
   if (!rooms) return rooms.error();
-  // An arena that is used once is not worth registering, which takes longer than its copy.
+  // A single-use arena is not registered: that takes longer than its copy.
   if (batch.lease() && !batch.facts().is_transient) registrations_.add(batch.lease(), batch.facts().slab_bytes);
   CopySources read{.lease = batch.lease(), .tensors = sources};
   if (auto started = start(batch, sources, rooms.value()); !started)

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The stage behind device=: starts the copy of a batch to a device, from slabs that the device reads by itself, and
-// behind it the widening of what came with fewer bytes. Memory for all of that is taken first: a batch that has only
-// some of it never waits on the device for the rest. A leaf that stayed with its worker takes none: its meta tensor
-// stays in its place.
+// The stage for device=: it starts the copy of a batch to a device, from slabs that the device reads directly, and
+// after the copy the widening of narrow tensors. All memory is allocated first, so a batch never holds some memory on
+// the device while it waits for the rest. A withheld leaf needs no memory: its meta tensor stays in its place.
 //
-// Slabs are leased until the copies from them are over (copies_under_way.h). Tensors on the device are torch's, and are
-// kept for the stream that the trainer reads them on.
+// Slabs are leased until the copies from them are finished (copies_under_way.h). Tensors on the device belong to
+// torch's allocator, and are kept for the stream on which the trainer reads them.
 
 #include <memory>
 #include <vector>
@@ -18,7 +17,7 @@
 
 namespace penstock::loader {
 
-// As BatchStage. The destructor waits for the copies under way.
+// Same threads as BatchStage. The destructor waits for the running copies.
 class CopyStage final : public BatchStage {
  public:
   explicit CopyStage(std::unique_ptr<Device> device);
@@ -28,15 +27,15 @@ class CopyStage final : public BatchStage {
   bool takes_narrow() const override { return takes_narrow_; }
   size_t reclaim() override { return copies_.reclaim(); }
 
-  // As CopiesUnderWay.
+  // See CopiesUnderWay.
   size_t retired_count() const { return copies_.retired_count(); }
 
  private:
-  // On the device, for one tensor. What is not the tensor's own is freed once the work on it was started.
+  // Device memory for one tensor. `narrow` and `scratch` are freed once the work on them was started.
   struct Room {
     at::Tensor tensor;
     at::Tensor narrow;   // undefined unless the device widens it
-    at::Tensor scratch;  // undefined where none is needed
+    at::Tensor scratch;  // undefined if none is needed
   };
 
   Result<std::vector<Room>> allocate(const Batch& batch, const std::vector<at::Tensor>& sources);

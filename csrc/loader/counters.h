@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The counters of a loader while it runs. Any thread may raise and read them at any time.
-// They report and never decide.
+// The counters of a running loader. Any thread may increment and read them at any time. They only report: no decision
+// depends on them.
 
 #include <array>
 #include <atomic>
@@ -20,32 +20,32 @@ class Counter {
   std::atomic<uint64_t> value_{0};
 };
 
-// The places of a wait for a batch (step_ledger.h).
+// The number of stages to which a wait for a batch is attributed (step_ledger.h).
 inline constexpr size_t kWaitPlaceCount = 7;
 
 // Thread-safe.
 struct LoaderCounters {
   Counter batches;                 // delivered to the trainer
-  Counter batch_bytes;             // their payloads
-  Counter copied_batches;          // copied to memory of their own because the user holds many slabs
-  Counter inline_batches;          // came through the socket because no shared memory could be had
-  Counter stale_batches;           // answers to requests of an earlier epoch, dropped
-  Counter early_batches;           // delivered, and asked for before their epoch began
-  Counter wait_ns;                 // the trainer waited for a batch this long
-  Counter waits;                   // and this often
-  Counter fetch_ns;                // workers spent this long on the batches delivered
-  Counter prefix_ns;               // of that, on boundary tensors
+  Counter batch_bytes;             // size of their payloads
+  Counter copied_batches;          // copied to separate memory because the user holds many slabs
+  Counter inline_batches;          // received through the socket because no shared memory was available
+  Counter stale_batches;           // dropped answers to requests of an earlier epoch
+  Counter early_batches;           // delivered, and requested before their epoch started
+  Counter wait_ns;                 // total time that the trainer waited for batches
+  Counter waits;                   // number of these waits
+  Counter fetch_ns;                // time that workers spent on the delivered batches
+  Counter prefix_ns;               // part of fetch_ns: for boundary tensors
   Counter arenas;                  // arenas mapped
-  Counter boundary_batches;        // batches that carried boundary tensors
-  Counter compiled_batches;        // batches of which compiled code made boundary tensors
+  Counter boundary_batches;        // batches with boundary tensors
+  Counter compiled_batches;        // batches with boundary tensors computed by compiled code
   Counter withheld_bytes;          // of leaves that stayed with their workers
-  Counter recalled_batches;        // batches of which such a leaf was read after all
-  Counter device_widened_batches;  // batches of which the device widened tensors
+  Counter recalled_batches;        // batches with a withheld leaf that was read after all
+  Counter device_widened_batches;  // batches with tensors that the device widened
   Counter unrepeatable_batches;    // batches whose random numbers several threads drew from one generator
-  Counter dataset_ns;              // of fetch_ns, on the samples
-  Counter collate_ns;              // of it, on making a batch of them and writing it
-  Counter wire_ns;                 // from when batches were made to when they were here
-  // Of the steps, see step_ledger.h.
+  Counter dataset_ns;              // part of fetch_ns: for the samples
+  Counter collate_ns;              // part of fetch_ns: for collating the samples and writing the batch
+  Counter wire_ns;                 // from the completion of batches to their arrival
+  // Of the training steps, see step_ledger.h.
   Counter steps;
   Counter compute_ns;
   Counter ranks_ns;

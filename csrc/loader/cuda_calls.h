@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How the part for CUDA calls the runtime and torch: errors are Results, and no call harms a CUDA graph that another
-// thread captures meanwhile (relaxed_capture.h). For files of libpenstock_cuda.so alone.
+// How the CUDA library calls the runtime and torch: errors are Results, and no call disturbs a CUDA graph that another
+// thread is capturing (relaxed_capture.h). Only for files of libpenstock_cuda.so.
 
 #include <cuda_runtime_api.h>
 
@@ -16,12 +16,12 @@ namespace penstock::loader {
 inline Result<void> result_of(int code_of_cuda) {
   const auto status = static_cast<cudaError_t>(code_of_cuda);
   if (status == cudaSuccess) return {};
-  cudaGetLastError();  // clears the error, which would surface in an unrelated call of torch
+  cudaGetLastError();  // clears the error, which would otherwise surface in an unrelated call by torch
   const auto code = status == cudaErrorMemoryAllocation ? Errc::kNoMemory : Errc::kFailed;
   return Fault{code, cudaGetErrorString(status)};
 }
 
-// RelaxedCapture for code that is in this library.
+// RelaxedCapture for code in this library.
 class Relaxed {
  public:
   Relaxed() : is_relaxed_(try_relax_capture(mode_before_)) {}
@@ -36,7 +36,7 @@ class Relaxed {
   const bool is_relaxed_;
 };
 
-// As caught(), in relaxed mode.
+// caught() in relaxed mode.
 template <typename Call>
 auto guarded(Call call) -> decltype(call()) {
   const Relaxed relaxed;

@@ -15,8 +15,8 @@ namespace {
 
 constexpr const char* kFileName = "libpenstock_cuda.so";
 
-// The file beside the library that has this code. Else its name alone, which is looked for in the folders that the
-// library names, as in a build folder.
+// The file in the folder of the library that contains this code. Otherwise only the file name, which is searched for in
+// the library's search path, as in a build folder.
 std::string file_to_load() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&file_to_load), &info) == 0 || info.dli_fname == nullptr) return kFileName;
@@ -52,7 +52,7 @@ Result<const CudaEntries*> load() {
   return entries;
 }
 
-// Of the first call, and so is the reason why there is none.
+// The result of the first call, including the reason of a failure.
 const Result<const CudaEntries*>& loaded_part() {
   static Result<const CudaEntries*> part = load();
   return part;

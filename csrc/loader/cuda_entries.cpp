@@ -4,7 +4,7 @@
 #include "loader/cuda_host_reads.h"
 #include "loader/cuda_part.h"
 
-// The one name that libpenstock_cuda.so has.
+// The only exported symbol of libpenstock_cuda.so.
 extern "C" __attribute__((visibility("default"))) const penstock::loader::CudaEntries* penstock_cuda_entries() {
   using namespace penstock::loader;
   static constexpr CudaEntries entries = {.size = sizeof(CudaEntries),

@@ -25,7 +25,7 @@ namespace {
 // The last copy on one stream.
 struct StreamRead {
   c10::Stream stream;
-  cudaEvent_t event = nullptr;  // of the stream's device; used again for later copies
+  cudaEvent_t event = nullptr;  // of the stream's device; reused for later copies
   bool is_under_way = false;
 };
 
@@ -46,14 +46,15 @@ class HostReads {
     for (const StreamRead& read : range.mapped().reads) static_cast<void>(result_of(cudaEventDestroy(read.event)));
   }
 
-  // A copy was started on `stream` that reads or writes memory at `pointer`. False if that is no registered memory.
+  // Notes that a copy was started on `stream` that reads or writes memory at `pointer`. Returns false if that memory is
+  // not registered.
   bool note(std::byte* pointer, c10::Stream stream) {
     const MutexLock lock(mutex_);
     auto place = ranges_.upper_bound(pointer);
     if (place == ranges_.begin()) return false;
     Range& range = (--place)->second;
     if (pointer >= range.end) return false;
-    // What is not known to end counts as never over.
+    // A copy whose end cannot be observed counts as never finished.
     if (!range.is_unknown && !try_record(range, stream)) range.is_unknown = true;
     return true;
   }
@@ -106,14 +107,15 @@ class HostReads {
   std::map<std::byte*, Range> ranges_ PENSTOCK_GUARDED_BY(mutex_);
 };
 
-// Of the process, like torch's allocator, and never destroyed, as tensors may outlive static objects.
+// One per process, like torch's allocator; never destroyed, because tensors may outlive static objects.
 HostReads& host_reads() {
   static HostReads* const reads = std::make_unique<HostReads>().release();
   return *reads;
 }
 
-// ---- The allocator in front of torch's. It hands on whatever HostAllocator of the torch at hand can be asked; a torch
-// with more virtual functions than these needs more here.
+// ---- The allocator in front of torch's. It forwards all virtual functions of HostAllocator in the torch version used;
+// a
+// torch with more virtual functions than these needs more here.
 
 class ReportingAllocator : public at::HostAllocator {
  public:
@@ -186,7 +188,7 @@ struct WithRegistrations<Base, true> : Base {
 using FrontAllocator = WithRegistrations<WithHistory<ReportingAllocator, RecordsHistory<at::HostAllocator>>,
                                          KnowsRegistrations<at::HostAllocator>>;
 
-// Puts an allocator in front of torch's, once a process, and says whether torch asks it.
+// Installs an allocator in front of torch's, once per process, and returns whether torch uses it.
 bool try_stand_in_front() {
   static const bool is_in_front = [] {
     auto* const front =
@@ -197,7 +199,7 @@ bool try_stand_in_front() {
   return is_in_front;
 }
 
-// A process of one rank uses one device; memory that is registered must make no context on another.
+// A process of one rank uses one device; registering memory must not create a context on another.
 class OnUsedDevice {
  public:
   OnUsedDevice() : guard_(c10::cuda::getDeviceIndexWithPrimaryContext()) {}
@@ -210,7 +212,7 @@ class CudaWatchedMemory final : public WatchedMemory {
  public:
   bool register_memory(std::span<std::byte> memory) override {
     return static_cast<bool>(guarded([&]() -> Result<void> {
-      at::globalContext().lazyInitDevice(at::kCUDA);  // until then torch calls no memory pinned
+      at::globalContext().lazyInitDevice(at::kCUDA);  // until then torch treats no memory as pinned
       const OnUsedDevice guard;
       if (auto registered = result_of(cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable));
           !registered)

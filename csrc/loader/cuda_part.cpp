@@ -23,7 +23,7 @@ namespace {
 
 class CudaEvent final : public DeviceEvent {
  public:
-  // On the device that is current.
+  // On the current device.
   static Result<std::shared_ptr<CudaEvent>> record(cudaStream_t stream) {
     cudaEvent_t event = nullptr;
     if (auto made = result_of(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); !made) return made.error();
@@ -44,9 +44,10 @@ class CudaEvent final : public DeviceEvent {
   cudaEvent_t event_;
 };
 
-// One stream a device for the life of the process, and not one a loader: torch's allocator keeps freed memory for the
-// stream that it was allocated on, so the memory of every loader that is gone would lie idle. It is not one of torch's
-// 32 either, which are handed out in turn: a program that captures on the same one would capture these copies.
+// One stream per device for the life of the process, instead of one per loader: torch's allocator keeps freed memory
+// for the stream that it was allocated on, so the memory of every destroyed loader would lie idle. The stream is not
+// one of torch's 32 either, which are assigned in turn: a program that captures on the same stream would capture these
+// copies.
 Result<cudaStream_t> copy_stream(c10::DeviceIndex index) {
   static Mutex mutex;
   static std::array<cudaStream_t, C10_COMPILE_TIME_MAX_GPUS> streams{};
@@ -155,7 +156,7 @@ class CudaDevice final : public Device {
       const auto current = c10::cuda::getCurrentCUDAStream(index_);
       auto status = cudaStreamCaptureStatusNone;
       if (auto asked = result_of(cudaStreamIsCapturing(current.stream(), &status)); !asked) return asked;
-      // A stream that is captured cannot wait for one that is not, so the host does.
+      // A captured stream cannot wait for one that is not captured, so the host does.
       auto waits =
           result_of(status == cudaStreamCaptureStatusNone ? cudaStreamWaitEvent(current.stream(), of_cuda(event), 0)
                                                           : cudaEventSynchronize(of_cuda(event)));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The only door to device streams: a CUDA device whose copies run on a side stream. Every call is made with that device
-// current, and does no harm to a CUDA graph that another thread captures meanwhile (relaxed_capture.h). It is part of
-// libpenstock_cuda.so alone, which cuda_device.h loads.
+// The only access to device streams: a CUDA device whose copies run on a side stream. Every call is made with that
+// device current, and does not disturb a CUDA graph that another thread is capturing (relaxed_capture.h). Part of
+// libpenstock_cuda.so only, which cuda_device.h loads.
 
 #include <memory>
 
@@ -11,7 +11,7 @@
 
 namespace penstock::loader {
 
-// kUnsupported where no such device is.
+// Fails with kUnsupported if there is no such device.
 Result<std::unique_ptr<Device>> make_cuda_device(int device_index);
 
 // Puts the calling thread into the relaxed mode, or returns false. `mode_before` is for restore_capture().

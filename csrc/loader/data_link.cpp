@@ -18,7 +18,8 @@ DataLink::Outcome DataLink::fail(std::string fault) {
   return Outcome::kFault;
 }
 
-// Pieces are opened also where nobody awaits their batch: what a head says is true only when its seal fits.
+// Chunks are decrypted even if their batch is not awaited: the contents of a head are trustworthy only if its seal is
+// valid.
 DataLink::Outcome DataLink::keep_piece(BatchMemory& memory, bool is_awaited) {
   const wire::SealedPiece& piece = client_->piece();
   const wire::BatchKey key = piece.head.key;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pieces of batches of one link with a worker: the keys that are agreed on, the connection that they cross on, and
-// the batches that are put together of them.
+// The batch chunks of one link with a worker: the agreed keys, the connection that carries the chunks, and the batches
+// that are assembled from them.
 
 #include <cstdint>
 #include <map>
@@ -24,12 +24,12 @@ namespace penstock::loader {
 // Confined to the I/O thread.
 class DataLink {
  public:
-  // Of the link that the trainer's hello with this offer begins.
+  // For the link that the trainer's hello with this offer starts.
   DataLink(const net::LinkName& name, const wire::SealOffer& offer) : name_(name), offer_(offer) {}
 
   uint32_t number() const { return name_.link; }
 
-  // The worker has said how its pieces are sealed, and where they are to be had. Once.
+  // Connects once the worker has reported how its chunks are sealed, and where to get them. Call it once.
   Result<void> connect(net::SocketContext& context, net::Resolver& resolver, const wire::SealGrant& grant);
   bool is_granted() const { return client_ != nullptr; }
   net::DataClient& client() { return *client_; }
@@ -37,11 +37,11 @@ class DataLink {
   std::optional<Instant> due_at() const { return client_->due_at(); }
 
   enum class Outcome : uint8_t {
-    kNothing,  // no piece was waiting
+    kNothing,  // no chunk was waiting
     kPiece,
-    kFault,  // the link cannot go on; `fault()` says why
+    kFault,  // the link cannot continue; `fault()` returns the reason
   };
-  // Takes the next piece. `is_awaited` says whether anybody waits for a batch.
+  // Receives the next chunk. `is_awaited` returns whether a batch is still awaited.
   template <typename IsAwaited>
   Outcome take_piece(BatchMemory& memory, const IsAwaited& is_awaited) {
     switch (client_->try_receive()) {
@@ -53,11 +53,11 @@ class DataLink {
   }
   const std::string& fault() const { return fault_; }
 
-  // Nobody waits for the batch any more.
+  // Call when the batch is no longer awaited.
   void forget(wire::BatchKey key) { incoming_.erase(key); }
-  // Whether all pieces of the batch are there.
+  // Whether all chunks of the batch have arrived.
   bool has_whole(wire::BatchKey key) const;
-  // The batch, once.
+  // Returns the batch, once.
   std::optional<IncomingBatch> take_whole(wire::BatchKey key);
 
  private:
@@ -65,11 +65,11 @@ class DataLink {
   Outcome fail(std::string fault);
 
   const net::LinkName name_;
-  wire::SealOffer offer_;  // until it is granted
+  wire::SealOffer offer_;  // until the grant
   std::unique_ptr<net::DataClient> client_;
   std::map<wire::BatchKey, IncomingBatch> incoming_;
   std::string fault_;
-  std::vector<std::byte> unwanted_;  // where pieces of batches that nobody awaits are opened
+  std::vector<std::byte> unwanted_;  // decrypted chunks of batches that are no longer awaited
 };
 
 }  // namespace penstock::loader

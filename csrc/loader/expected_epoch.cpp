@@ -12,14 +12,14 @@ namespace penstock::loader {
 
 namespace {
 
-// The draws of torch's loader and its RandomSampler.
+// The draw that torch's loader and its RandomSampler make.
 int64_t draw_seed(const at::Generator& generator) {
   return at::empty({}, at::TensorOptions().dtype(at::kLong)).random_(generator).item<int64_t>();
 }
 
 const at::Generator& default_generator() { return at::detail::getDefaultCPUGenerator(); }
 
-// One copy of each generator, so that two draws from the same one follow each other.
+// One copy of each generator, so that draws from the same generator are consecutive.
 class GeneratorCopies {
  public:
   at::Generator& of(const std::optional<at::Generator>& generator) {

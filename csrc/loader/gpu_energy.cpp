@@ -61,7 +61,7 @@ GpuEnergyMeter::GpuEnergyMeter(const std::string& uuid, const std::string& libra
       }
     }).detach();
   } catch (const std::exception&) {
-    // No thread is left: the energy stays unknown, as without a GPU.
+    // No thread could be started: the energy stays unknown, as without a GPU.
   }
 }
 
@@ -69,13 +69,13 @@ GpuEnergyMeter::~GpuEnergyMeter() { state_->asked.close(); }
 
 wire::GpuMeter GpuEnergyMeter::take() {
   bool next = true;
-  static_cast<void>(state_->asked.try_push(next));  // where it is full, the thread has that before it
+  static_cast<void>(state_->asked.try_push(next));  // if it is full, the previous request is still pending
   return state_->meter.get();
 }
 
 void GpuEnergyMeter::run(State& state, const std::string& uuid, const std::string& library) {
   ::pthread_setname_np(::pthread_self(), "pk_energy");
-  // Signals are for the program's own threads.
+  // Signals are left to the program's threads.
   sigset_t all;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The energy of a GPU, from NVIDIA's management library, which is looked for when it is needed: penstock links none of
-// it. GPUs since Volta count their energy, for the whole board and all its programs together.
+// The energy of a GPU, read with NVIDIA's management library, which is loaded on demand: penstock does not link it.
+// GPUs since Volta count their energy, for the whole board and all programs together.
 
 #include <cstdint>
 #include <memory>
@@ -19,8 +19,8 @@ inline constexpr char kNvmlLibrary[] = "libnvidia-ml.so.1";
 // Thread-compatible.
 class GpuEnergy {
  public:
-  // `uuid` is as nvidia-smi -L shows it, "GPU-...". kUnsupported with the reason where the library or the GPU is not
-  // there, or the GPU does not count. Starting the library can take a second.
+  // `uuid` is in the format of nvidia-smi -L, "GPU-...". Fails with kUnsupported and the reason if the library or the
+  // GPU is missing, or the GPU does not count. Starting the library can take a second.
   static Result<std::unique_ptr<GpuEnergy>> open(const std::string& uuid, const std::string& library = kNvmlLibrary);
 
   GpuEnergy(const GpuEnergy&) = delete;
@@ -42,25 +42,26 @@ class GpuEnergy {
   ShutDown shut_down_ = nullptr;  // null until the library was started
 };
 
-// Reads the energy of a GPU on a thread of its own, since a driver can hang, which is to hold up no batch and no end of
-// a program. So the thread is detached, owns all that it uses, and ends by itself once the meter is gone.
+// Reads a GPU's energy on a separate thread: a driver can hang, which must delay neither batches nor the end of a
+// program. For this reason the thread is detached, owns all data that it uses, and ends by itself after the meter's
+// destruction.
 //
 // Confined to one thread.
 class GpuEnergyMeter {
  public:
-  // Of GpuEnergy::open.
+  // Takes the arguments of GpuEnergy::open.
   GpuEnergyMeter(const std::string& uuid, const std::string& library);
   GpuEnergyMeter(const GpuEnergyMeter&) = delete;
   GpuEnergyMeter& operator=(const GpuEnergyMeter&) = delete;
   ~GpuEnergyMeter();
 
-  // The reading before this call, and has the next one made. Unknown before the library has started, from the first
-  // time that the energy could not be read, and where there is no thread to read it.
+  // Returns the latest reading, and requests the next one. Unknown before the library has started, after the first
+  // failure to read the energy, and if no thread could be started.
   wire::GpuMeter take();
 
  private:
   struct State {
-    BoundedQueue<bool> asked{1};  // closed once the meter is gone
+    BoundedQueue<bool> asked{1};  // closed by the meter's destructor
     Board<wire::GpuMeter> meter;
   };
   static void run(State& state, const std::string& uuid, const std::string& library);

@@ -8,7 +8,7 @@
 namespace penstock::loader {
 namespace {
 
-// News of workers matter in every epoch.
+// News about workers is relevant in every epoch.
 bool is_of_an_epoch(const Arrival& arrival) {
   return arrival.kind == Arrival::Kind::kBatch || arrival.kind == Arrival::Kind::kEnd;
 }
@@ -22,7 +22,7 @@ void Inbox::fail(uint32_t worker_id, const Fault& error) {
 void Inbox::arrive(Arrival arrival) {
   if (arrival.kind == Arrival::Kind::kFailed) is_dead_.store(true);
   if (arrival.kind == Arrival::Kind::kBatch && (arrival.sequence & wire::kRecallBit) != 0) {
-    static_cast<void>(recalled_.try_push(arrival.batch));  // nobody waits for more than there is room for
+    static_cast<void>(recalled_.try_push(arrival.batch));  // dropped if full: more recalled batches are not awaited
     return;
   }
   if (arrival.kind == Arrival::Kind::kGrown && is_growth_told_.exchange(true)) return;

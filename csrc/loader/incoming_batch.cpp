@@ -13,8 +13,8 @@ namespace {
 
 static_assert(wire::kElementBytesMax >= wire::kPoolPayloadBytesMax, "a batch may come that repeats no element");
 
-// What becomes of few bytes is bounded for the whole batch: tensors may share bytes, as views do, may be written in
-// fewer, and may repeat elements, and values of a nest are objects.
+// Limits the expansion of a small message, for the whole batch: tensors may share bytes, as views do, may be narrow,
+// and may repeat elements, and the values of a nest become objects.
 Result<void> check_sizes(const Batch& batch, uint64_t payload_bytes) {
   if (batch.whole_bytes() / wire::kWholeFactorMax > payload_bytes) {
     return Fault{Errc::kTooLarge, "its tensors and values come to " + std::to_string(batch.whole_bytes()) +
@@ -57,7 +57,7 @@ std::span<std::byte> IncomingBatch::room_for(uint64_t offset, uint64_t bytes) {
   return std::span(heap_).subspan(begin, bytes);
 }
 
-// What has come so far.
+// Moves the bytes received so far.
 void IncomingBatch::move_to_heap() {
   try {
     heap_.assign(slab_.lease->data(), slab_.lease->data() + have_bytes_);
@@ -85,7 +85,7 @@ Fault IncomingBatch::no_memory() const {
                                " bytes; use smaller batches or fewer in flight (prefetch_factor, prefetch_bytes)"};
 }
 
-// A slab that is handed over holds narrow tensors only where a batch was made for a link before.
+// A handed-over slab contains narrow tensors only if its batch was made for a network link before.
 Result<std::unique_ptr<Batch>> IncomingBatch::take(const wire::BatchFacts& facts, bool allow_pickle) {
   if (!slab_.lease) return take_heap(facts, allow_pickle);
   const c10::intrusive_ptr<SlabLease> lease = is_shared_ ? slab_.lease : nullptr;

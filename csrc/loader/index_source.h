@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where the indices of an epoch's batches come from: torch's own samplers (torch_sampler.h), or a sampler of the
-// user's.
+// The source of the indices of an epoch's batches: torch's samplers (torch_sampler.h), or a user-defined sampler.
 
 #include <cstddef>
 #include <optional>
@@ -22,10 +21,10 @@ class IndexSource {
   struct Indices {
     wire::IndexKind kind = wire::IndexKind::kNone;
     std::span<const std::byte> body{};  // valid until the next call
-    uint64_t first_place = 0;           // of the first sample in the order of the epoch, from 0
+    uint64_t first_place = 0;           // of the first sample in the epoch's order, from 0
   };
-  // The indices of the next batch, or nothing at the end. A sampler of the user's may throw: the exception leaves the
-  // call of the stream that pulled.
+  // Returns the indices of the next batch, or nullopt at the end. A user-defined sampler may throw: the exception
+  // propagates from the stream's call that pulled.
   virtual std::optional<Indices> next() = 0;
 };
 

@@ -22,7 +22,7 @@ std::string identity_of_launched_job() {
   if (!address || !port) return "";
   std::string identity = *address + ":" + *port;
   if (is_loopback(*address)) identity += " on " + host_name();
-  // The trainers of a run that has failed are known for a lease longer.
+  // The trainers of a failed run remain known for one more lease.
   identity += ", run " + environment("TORCHELASTIC_RUN_ID").value_or("") + ", restart " +
               environment("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return identity;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// By what a pool's controller knows the trainers of one job, which are its ranks.
+// Identifies the trainers of one job, its ranks, to a pool's controller.
 
 #include <cstdint>
 #include <string>
@@ -9,12 +9,13 @@
 
 namespace penstock::loader {
 
-// The same text for all ranks of a job that torchrun, or any other launcher which sets MASTER_ADDR and MASTER_PORT, has
-// started, and for no other job that runs at that time. Empty where the environment tells of no such job.
+// Returns the same text for all ranks of a job that was started by torchrun, or by any other launcher that sets
+// MASTER_ADDR and MASTER_PORT, and a different text for any other job that runs at that time. Empty if the environment
+// does not describe such a job.
 std::string identity_of_launched_job();
 
-// `identity` is the job's, empty for a process on its own. A process with loaders of several names is in a group with
-// each of them.
+// `identity` is the job's, empty for a process without other ranks. A process with loaders of several names is in one
+// group for each name.
 wire::JobRank job_rank(const std::string& identity, const std::string& job_name, uint32_t rank, uint32_t world_size);
 
 }  // namespace penstock::loader

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a trainer costs: what its workers spend on it, and the energy of its GPU.
+// The costs of a trainer: the resources that its workers spend on it, and the energy of its GPU.
 
 #include <cstdint>
 #include <optional>
@@ -15,18 +15,18 @@
 
 namespace penstock::loader {
 
-// Confined to the thread that loads, except where a comment says otherwise.
+// Confined to the loading thread, except where a comment states otherwise.
 class JobMeter {
  public:
-  // `uuid` and `library` are GpuEnergy's. The energy counts from when the library has started.
+  // `uuid` and `library` are GpuEnergy's. Energy is counted from the start of the library.
   void open_gpu(const std::string& uuid, const std::string& library = kNvmlLibrary) { gpu_.emplace(uuid, library); }
-  // As GpuEnergyMeter::take: of when this was called before. Never blocks.
+  // As GpuEnergyMeter::take: the reading requested by the previous call. Never blocks.
   wire::GpuMeter read_gpu() { return gpu_ ? gpu_->take() : wire::GpuMeter{}; }
 
-  // Any message of a worker, the welcome too.
+  // Call for any message of a worker, including the welcome.
   void note_message(uint64_t worker_id, const wire::PoolAnswer& answer, Instant now);
   void note_batch(const wire::PoolAnswer& answer);
-  // The trainer does without the worker from now on.
+  // Call when the trainer stops using the worker.
   void note_parting(uint64_t worker_id, Instant now);
 
   const wire::JobCosts& totals() const { return workers_.totals(); }

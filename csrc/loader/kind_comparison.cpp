@@ -8,7 +8,7 @@ std::optional<std::string> KindComparison::finish(uint64_t worker_id, const std:
   const Asked asked = *std::exchange(asked_, std::nullopt);
   const auto kind = kinds_.find(worker_id);
   const FamilySet families = kind == kinds_.end() ? 0 : differing_families(asked.kind, kind->second);
-  if (families == 0) return std::nullopt;  // one of the same kind has made it: another batch is compared
+  if (families == 0) return std::nullopt;  // its maker is of the same kind: another batch is compared
   compared_.insert(pair_of(asked.kind, kind->second));
   if (asked.content == content) return std::nullopt;
   const wire::BatchKey batch{.epoch = asked.key.epoch, .sequence = wire::number_of(asked.key)};

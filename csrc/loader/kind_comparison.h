@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Whether workers of different kinds make the same batch of one request. A dataset's own arithmetic is the user's, and
-// its last bits may follow from the CPU and the libraries of whoever computes them. For each two kinds of workers one
-// batch is made by a worker of each, and a difference is told.
+// Checks whether workers of different kinds make the same batch of one request. A dataset's computations are user code,
+// and their last bits may depend on the CPU and the libraries of the worker. For each pair of kinds, one batch is made
+// by a worker of each kind, and a difference is reported.
 
 #include <algorithm>
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace penstock::loader {
 
-constexpr size_t kKindPairsMax = 16;  // that are compared; a worker may say that it is of another kind on each link
+constexpr size_t kKindPairsMax = 16;  // limit on compared pairs; a worker may report a different kind on each link
 
 // Confined to the I/O thread.
 class KindComparison {
@@ -27,8 +27,8 @@ class KindComparison {
   void note(uint64_t worker_id, const Numerics& numerics) { kinds_[worker_id] = numerics; }
   void forget(uint64_t worker_id) { kinds_.erase(worker_id); }
 
-  // A worker for which `is_open` holds, and whose kind was not compared with that of `maker` yet. None while a batch is
-  // being compared.
+  // Returns a worker for which `is_open` is true, and whose kind was not compared with the kind of `maker` yet. nullopt
+  // while a batch is being compared.
   template <typename IsOpen>
   std::optional<uint64_t> choose(uint64_t maker, const IsOpen& is_open) const {
     const auto own = kinds_.find(maker);
@@ -40,14 +40,15 @@ class KindComparison {
     return std::nullopt;
   }
 
-  // The batch of `key` is asked for once more, by that key. `place` is its first maker, for people.
+  // Call when the batch is requested again, with `key`. `place` describes its first maker, for messages.
   void begin(wire::BatchKey key, uint64_t maker, std::string place, const ContentDigest::Value& content) {
     asked_ = Asked{.key = key, .kind = kinds_.at(maker), .place = std::move(place), .content = content};
   }
   bool awaits(wire::BatchKey key) const { return asked_ && asked_->key == key; }
-  // It does not come, or cannot be compared.
+  // Ends a comparison whose second batch is not available, or cannot be compared.
   void give_up() { asked_.reset(); }
-  // It came from this worker. Returns what is to be told of it, if it is not the batch that came first.
+  // Compares the second batch, which arrived from this worker. Returns a message for the user if it differs from the
+  // first one.
   std::optional<std::string> finish(uint64_t worker_id, const std::string& place, const ContentDigest::Value& content);
 
  private:

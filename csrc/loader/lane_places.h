@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How far each shard of an iterable dataset has come, by its answers: the place from which another worker can go on
-// with it.
+// The progress of each shard of an iterable dataset, in answers: the position from which another worker can continue.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,11 +17,11 @@ namespace penstock::loader {
 class LanePlaces {
  public:
   struct Place {
-    uint64_t batch_count = 0;           // answered, those that raised included
-    std::vector<std::byte> state = {};  // of the dataset after them; empty if it has none
+    uint64_t batch_count = 0;           // answered, including errors
+    std::vector<std::byte> state = {};  // of the dataset after these batches; empty if it has none
   };
 
-  // Forgets everything; lanes that are not among `places` begin at their beginning.
+  // Forgets all places; lanes that are not in `places` start from the first batch.
   void begin(std::map<wire::Lane, Place> places) { places_ = std::move(places); }
 
   void answered(wire::Lane lane, std::span<const std::byte> state) {
@@ -31,8 +30,8 @@ class LanePlaces {
     place.state.assign(state.begin(), state.end());
   }
 
-  // The part of a request about a lane that starts (PROTOCOL.md): the number of batches, and the state. Nothing at the
-  // beginning.
+  // The request's part for a lane start (PROTOCOL.md): the number of batches, and the state. Empty at the start of the
+  // lane.
   std::vector<std::byte> start_of(wire::Lane lane) const {
     const auto found = places_.find(lane);
     if (found == places_.end()) return {};

@@ -45,7 +45,7 @@ std::optional<LeafWithholding::Order> LeafWithholding::note_recall(uint32_t leaf
   return send_whole();
 }
 
-// The leaves that neither the models' suffixes nor the program read, as far as is known.
+// The leaves that, according to the calls so far, neither the models' suffixes nor the program reads.
 std::set<uint32_t> LeafWithholding::unread(const SeenBatch& batch) const {
   std::set<uint32_t> needed = read_;
   bool has_cut = false;
@@ -63,7 +63,7 @@ std::set<uint32_t> LeafWithholding::unread(const SeenBatch& batch) const {
 }
 
 LeafWithholding::Order LeafWithholding::withhold() {
-  // The boundary tensors of all graphs together stand for the leaves.
+  // The boundary tensors of all graphs together replace the leaves.
   std::set<std::string> keys;
   for (const auto& [model, cuts] : cuts_)
     for (const UsedCut& cut : cuts) keys.insert(cut.keys.begin(), cut.keys.end());

@@ -15,8 +15,8 @@ using wire::ToJob;
 
 namespace {
 
-// A worker that has answered is asked again within some tenths of a millisecond. Where a batch takes far longer than
-// that, a request waits in the trainer for the first worker that is free, and never behind a slow batch.
+// A worker that has answered receives its next request within some tenths of a millisecond. If a batch takes far longer
+// than that, requests wait in the trainer for the first free worker, never behind a slow batch.
 constexpr auto kAskedAheadBelow = std::chrono::milliseconds(5);
 constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();
 
@@ -43,7 +43,8 @@ std::vector<LocalDispatch::Failure> LocalDispatch::take_failures() { return std:
 
 void LocalDispatch::announce(ToJob::Kind kind, uint32_t epoch, Message message, Instant now) {
   if (kind == ToJob::Kind::kEarlyEpoch) {
-    // Told with the first request of it, so that a worker does not turn to it while others of this epoch are to come.
+    // Announced with the early epoch's first request, so that a worker does not switch to it before its other requests
+    // of this epoch arrive.
     early_epoch_ = epoch;
     early_message_ = std::move(message);
     for (Worker& worker : workers_) worker.knows_early = false;
@@ -51,7 +52,7 @@ void LocalDispatch::announce(ToJob::Kind kind, uint32_t epoch, Message message, 
   }
   early_epoch_.reset();
   dispatch_.forget_other_epochs(epoch, now);
-  // A worker leaves out requests of an epoch that is over, so an answer need not come from a late one.
+  // A worker skips requests of finished epochs, so a late worker may never answer.
   for (uint32_t worker_id = 0; worker_id < workers_.size(); ++worker_id) end_lateness(worker_id, now);
   for (uint32_t worker_id = 0; worker_id < workers_.size(); ++worker_id) sends_.push_back({worker_id, message});
   carry_out(now);
@@ -98,7 +99,7 @@ void LocalDispatch::carry_out(Instant now) {
       switch (command.kind) {
         case Dispatch::Command::Kind::kAsk: send_request(command.worker, command.key); break;
         case Dispatch::Command::Kind::kFail: failures_.push_back({command.key, command.death_count}); break;
-        case Dispatch::Command::Kind::kCancel:  // a local worker makes it all the same, and its answer is dropped
+        case Dispatch::Command::Kind::kCancel:  // a local worker makes it anyway, and its answer is dropped
           if (!command.has_come) break;
           workers_[command.worker].is_late = true;
           dispatch_.lose_worker(command.worker, cluster::Loss::kSilent, now);
@@ -116,7 +117,7 @@ void LocalDispatch::end_lateness(uint32_t worker_id, Instant now) {
 
 void LocalDispatch::send_request(uint32_t worker_id, BatchKey key) {
   const auto content = dispatch_.content_of(key);
-  if (!content) return;  // forgotten right after it was placed
+  if (!content) return;  // forgotten right after its assignment
   Worker& worker = workers_[worker_id];
   if (early_epoch_ == key.epoch && !worker.knows_early) {
     worker.knows_early = true;

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Chooses the local worker for each batch, where nothing in a batch says who made it: the worker that will answer
-// soonest, by the dispatch that pools have. The batches that a dead worker owed are made by the others; a batch that
-// kills one worker after the other fails alone. This class decides and sends nothing: its caller owns the sockets.
+// Chooses the local worker for each batch, if a batch does not depend on its worker: the worker expected to answer
+// soonest, by the same dispatch as in pools. The outstanding batches of a dead worker are made by the others; a batch
+// that kills one worker after another fails alone. This class makes decisions and sends no messages: its caller owns
+// the sockets.
 //
-// A batch that is late is asked of a second worker where every worker that has answered says that its dataset stays as
-// it is: a sample that is fetched twice is then fetched once, as far as anybody can see. A worker whose batch the other
-// one made first is asked for nothing until it answers or an epoch begins, since a local worker cannot be told to stop.
+// A late batch is also requested from a second worker, if every worker that has answered reports that its dataset stays
+// unchanged: then fetching a sample twice has no visible effect. If the second worker's batch arrives first, the late
+// worker receives no requests until it answers or an epoch starts, since a request to a local worker cannot be
+// cancelled.
 //
-// A worker does not say which request it has begun. So whatever it owed when it died is made alone from then on, where
-// the next death is its own.
+// A worker does not report which request it has started. So each of a dead worker's outstanding batches is made alone
+// from then on, so that the next death can be attributed to its batch.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +26,7 @@
 
 namespace penstock::loader {
 
-// The message by which a local worker is asked for a batch. Its indices lie in `content`.
+// The message that requests a batch from a local worker. It refers to the indices in `content`.
 wire::ToJob work_of(const cluster::RequestContent& content);
 
 // Confined to the I/O thread.
@@ -32,52 +34,52 @@ class LocalDispatch {
  public:
   using Message = std::vector<std::byte>;
 
-  // `depth` requests at most are with a worker at once, and one where batches take long.
+  // A worker has at most `depth` requests at once, and only one if batches take long.
   LocalDispatch(uint32_t worker_count, uint32_t depth);
 
   struct Send {
     uint32_t worker_id;
     Message message;
   };
-  // The messages that follow from the events since the last call, in order.
+  // Returns the messages to send because of the events since the last call, in order.
   std::vector<Send> take_sends();
 
   struct Failure {
     wire::BatchKey key;
     uint32_t death_count;
   };
-  // Batches that too many workers died of.
+  // Returns the batches that killed too many workers.
   std::vector<Failure> take_failures();
 
-  // An epoch begins, or begins early. Requests of epochs that are over are forgotten.
+  // An epoch starts, or starts early. Requests of finished epochs are forgotten.
   void announce(wire::ToJob::Kind kind, uint32_t epoch, Message message, Instant now);
   void ask(wire::BatchKey key, cluster::SharedContent content, Instant now);
 
   void worker_came(uint32_t worker_id, Instant now);
   void worker_died(uint32_t worker_id, Instant now);
-  // Whether anybody can still make a batch, or may yet come to.
+  // Whether any worker can make a batch, now or after its start.
   bool has_workers() const { return lost_count_ < workers_.size(); }
-  // The same, once one more is lost.
+  // has_workers() after the loss of one more worker.
   bool has_others() const { return lost_count_ + 1 < workers_.size(); }
 
-  // True if this is the answer that counts. `dataset_stays`: as the worker says with it.
+  // Returns true if this is the first answer for its batch. `dataset_stays`: the flag in the answer.
   bool answered(uint32_t worker_id, wire::BatchKey key, bool dataset_stays, Instant now);
 
-  // Looks for batches that are late, and when that may next find one.
+  // Looks for late batches; next_tick() returns when it may next find one.
   void tick(Instant now);
   std::optional<Instant> next_tick() const { return dispatch_.next_tick(); }
   uint64_t hedge_count() const { return dispatch_.hedge_count(); }
 
  private:
   struct Worker {
-    std::optional<bool> dataset_stays{};  // as it said last
-    bool knows_early = false;             // it was told of the early epoch
-    bool is_late = false;                 // it is still at a batch that another one made first
+    std::optional<bool> dataset_stays{};  // in its last answer
+    bool knows_early = false;             // the early epoch was announced to it
+    bool is_late = false;                 // it is still making a batch that another worker has answered
     bool is_dead = false;
   };
 
   void carry_out(Instant now);
-  // Requests may go to it again.
+  // The worker may receive requests again.
   void end_lateness(uint32_t worker_id, Instant now);
   void send_request(uint32_t worker_id, wire::BatchKey key);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The memory that a worker of this machine passes to its trainer, by descriptors over a channel: arenas whose slabs
-// hold its batches.
+// The memory that a worker on this machine passes to its trainer, as descriptors over a channel: arenas whose slabs
+// contain its batches.
 
 #include <cstdint>
 #include <map>
@@ -22,14 +22,14 @@ namespace penstock::loader {
 // Confined to the I/O thread.
 class PassedMemory {
  public:
-  // `views` and the counter of `arenas` outlive this, and are told of every arena.
+  // `views` and the counter `arenas` outlive this; both record every arena.
   PassedMemory(ArenaViews& views, Counter& arenas) : views_(views), arena_count_(arenas) {}
 
-  // Maps an arena. kMalformed for what is none, kNoMemory.
+  // Maps an arena. kMalformed if the file is not an arena, kNoMemory.
   Result<void> take_arena(uint32_t arena_id, const FileDescriptor& fd);
   bool has_arena(uint32_t arena_id) const { return arenas_.contains(arena_id); }
 
-  // The right to read the slab in which a batch lies. kMalformed if there is none.
+  // Returns the right to read a batch's slab. kMalformed if there is no such slab.
   Result<c10::intrusive_ptr<SlabLease>> lease(const wire::SlabPlace& place);
 
  private:
@@ -38,15 +38,15 @@ class PassedMemory {
   std::map<uint32_t, std::shared_ptr<shm::ArenaView>> arenas_;  // shared with the leases on their slabs
 };
 
-// The same of a worker whose batches are named in messages on another connection (server/slab_handover.h). It passes an
-// arena before it names it, and a descriptor that was passed can be received at once, so nothing here waits. Confined
+// The same for a worker whose batches are named in messages on another connection (server/slab_handover.h). The worker
+// passes an arena before it names it, and a passed descriptor can be received immediately, so no call waits. Confined
 // to the I/O thread.
 class HandedOverMemory {
  public:
   HandedOverMemory(shm::Channel channel, ArenaViews& views, Counter& arenas)
       : channel_(std::move(channel)), memory_(views, arenas) {}
 
-  // As PassedMemory::lease. kClosed when the worker hung up.
+  // As PassedMemory::lease. kClosed if the worker closed the channel.
   Result<c10::intrusive_ptr<SlabLease>> lease(const wire::SlabPlace& place);
 
  private:

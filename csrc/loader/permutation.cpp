@@ -16,9 +16,9 @@
 namespace penstock::loader {
 namespace {
 
-constexpr size_t kAhead = 64;           // exchanges whose places are fetched at once
-constexpr int64_t kCountMin = 1 << 16;  // below it all lies in the caches, and torch is as fast
-// From here on torch draws numbers of 64 bits.
+constexpr size_t kAhead = 64;           // swaps whose places are prefetched together
+constexpr int64_t kCountMin = 1 << 16;  // below this all indices fit in the caches, and torch is as fast
+// From this count on, torch draws 64-bit numbers.
 constexpr int64_t kCountEnd = std::numeric_limits<uint32_t>::max() / 20;
 
 void shuffle(int64_t* result, uint32_t count, at::CPUGeneratorImpl& generator) {
@@ -49,7 +49,7 @@ void shuffle_into(at::Tensor& indices, int64_t count, at::Generator& generator) 
   shuffle(indices.data_ptr<int64_t>(), static_cast<uint32_t>(count), numbers);
 }
 
-// Whether a permutation that this torch draws, and the state of its generator after it, are those that are drawn here.
+// Whether this torch draws the same permutation as the code here, and leaves its generator in the same state.
 bool is_as_torch() {
   constexpr int64_t kTried = 1000;
   at::Generator of_torch = at::detail::createCPUGenerator(1);

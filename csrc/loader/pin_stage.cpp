@@ -18,8 +18,8 @@
 
 namespace penstock::loader {
 
-// The slabs that were registered, and those that wait for the end of copies. Tensors may outlive the stage: the slabs
-// stay registered as long as one is left, and from then on the last tensor on a slab waits for the copies from it.
+// The registered slabs, and the slabs that wait for the end of copies. Tensors may outlive the stage: the slabs stay
+// registered as long as one tensor is left, and after close() the last tensor on a slab waits for the copies from it.
 // Thread-safe.
 class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this<PinnedSlabs> {
  public:
@@ -33,7 +33,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
     if (::getpid() != owner_pid_) static_cast<void>(registrations_.release());
   }
 
-  // Registers the first `bytes` of the slab and looks after its return from now on.
+  // Registers the first `bytes` of the slab and becomes its keeper.
   bool try_pin(const c10::intrusive_ptr<SlabLease>& lease, uint64_t bytes) {
     {
       const MutexLock lock(mutex_);
@@ -43,7 +43,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
     return true;
   }
 
-  // Has `waker` wake the thread that calls reclaim() when there is something for it to look at.
+  // `waker` wakes the thread that calls reclaim() when a slab starts to wait.
   void set_waker(Waker& waker) {
     const MutexLock lock(mutex_);
     waker_ = &waker;
@@ -56,7 +56,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
       const MutexLock lock(mutex_);
       if (!is_closed_) {
         // The program does not hold the slab, so later batches need not be copied: their worker waits for the device.
-        // Copying them instead fell to 0.3 of the rate of device= where the loop was ahead of the device.
+        // Copying them instead was slower: 0.3 of the rate of device= if the loop was ahead of the device.
         ended.view->set_held(slab_index, false);
         waiting_.push_back(std::move(ended));
         if (waker_ != nullptr) waker_->wake();
@@ -67,7 +67,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
     give_back(std::move(ended), reads);
   }
 
-  // Gives slabs back whose copies are over. Returns how many still wait.
+  // Releases slabs whose copies are finished. Returns how many still wait.
   size_t reclaim() {
     std::vector<Ended> waiting = take_waiting(/*closes=*/false);
     std::vector<Ended> still_waiting;
@@ -84,7 +84,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
     return waiting_.size();
   }
 
-  // Nobody calls reclaim() any more. Blocks until the copies from slabs that wait are over.
+  // No calls of reclaim() follow. Blocks until the copies from waiting slabs are finished.
   void close() {
     for (Ended& ended : take_waiting(/*closes=*/true)) {
       const auto reads = memory_->wait_for_reads(ended.base());
@@ -141,7 +141,7 @@ size_t PinStage::reclaim() { return slabs_ ? slabs_->reclaim() : 0; }
 bool PinStage::try_pin(Batch& batch) {
   if (!slabs_ || !batch.is_whole_in_slab()) return false;
   const shm::ArenaView& view = batch.lease()->view();
-  // On delivery the client would copy it out, on the trainer's thread.
+  // The client would copy the batch out on delivery, on the trainer's thread.
   if (owed_slab_count_ && view.held_count() >= shm::spare_slab_count(view.alive_count(), *owed_slab_count_))
     return false;
   if (!slabs_->try_pin(batch.lease(), batch.facts().slab_bytes)) return false;
@@ -150,16 +150,16 @@ bool PinStage::try_pin(Batch& batch) {
 }
 
 Result<void> PinStage::begin(Batch& batch) {
-  const RelaxedCapture relaxed;  // torch asks the driver for pinned memory, and whether memory that was used is free
+  const RelaxedCapture relaxed;  // torch requests pinned memory from the driver, and asks whether used memory is free
   try {
     if (try_pin(batch)) return {};
-    // Until torch has started the device it calls no memory pinned.
+    // Torch treats no memory as pinned until it has initialised the device.
     if (const auto accelerator = at::getAccelerator()) at::globalContext().lazyInitDevice(*accelerator);
     if (auto mapped = batch.map_for_copy(); !mapped) return mapped;
     std::vector<at::Tensor> pinned;
     pinned.reserve(batch.tensors().size());
     for (const at::Tensor& tensor : batch.tensors()) {
-      if (tensor.is_meta()) {  // a leaf that stayed with its worker
+      if (tensor.is_meta()) {  // a withheld leaf
         pinned.push_back(tensor);
         continue;
       }

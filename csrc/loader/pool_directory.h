@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where a trainer finds the workers that it may use: its own ones, and those of the pool that the controller has given
-// it.
+// The workers that a trainer may use: its own ones, and the pool workers assigned by the controller.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,17 +16,17 @@
 
 namespace penstock::loader {
 
-// A worker that a trainer has started itself, beside the pool's.
+// A worker that the trainer has started itself, in addition to the pool's.
 struct OwnWorker {
   uint64_t worker_id = 0;
   net::Endpoint endpoint;
-  std::string handover = {};  // where it listens to hand batches over as slabs; empty: it sends them in pieces
+  std::string handover = {};  // its address for handing batches over as slabs; empty: it sends them in chunks
 };
 
 // Confined to the I/O thread, once it runs.
 class PoolDirectory {
  public:
-  // `keys` are the pool's, `own_keys` those that own workers go by.
+  // `keys` are the pool's, `own_keys` are for own workers.
   PoolDirectory(const net::KeyRing& keys, std::optional<net::KeyRing> own_keys, std::vector<OwnWorker> own_workers)
       : keys_(keys), own_keys_(std::move(own_keys)), own_workers_(std::move(own_workers)) {}
 
@@ -41,12 +40,12 @@ class PoolDirectory {
                        [&](const OwnWorker& worker) { return worker.worker_id == worker_id; });
   }
 
-  // The public key that this trainer shows to its own workers; none without any.
+  // The trainer's public key for its own workers; nullopt without any.
   std::optional<net::PublicKey> own_key() const {
     return own_keys_ ? std::optional(own_keys_->own().public_key()) : std::nullopt;
   }
 
-  // All of them.
+  // All workers, own ones first.
   std::vector<wire::RosterEntry> entries() const {
     std::vector<wire::RosterEntry> entries;
     for (const OwnWorker& worker : own_workers_) entries.push_back({.worker_id = worker.worker_id, .incarnation = 1});
@@ -55,11 +54,11 @@ class PoolDirectory {
   }
 
   struct Place {
-    // An error if the controller named an address that is no endpoint, or no key.
+    // An error if the address that the controller named is not an endpoint, or it named no key.
     Result<net::Endpoint> endpoint;
     const net::KeyRing& keys;
-    std::optional<net::PublicKey> key = {};  // by which the worker is known; none: that of its role in `keys`
-    std::string handover = {};               // as OwnWorker's
+    std::optional<net::PublicKey> key = {};  // the worker's key; nullopt: the key of its role in `keys`
+    std::string handover = {};               // see OwnWorker
   };
   std::optional<Place> find(uint64_t worker_id) const {
     for (const OwnWorker& worker : own_workers_)

@@ -23,18 +23,18 @@ using wire::ToWorker;
 
 namespace {
 
-constexpr uint32_t kReportsBetweenPlans = 16;      // of a plan that stays
-constexpr size_t kMessagesInTurn = 16;             // of one worker, so that no other waits for long
-constexpr uint64_t kOpenedBytesInTurn = 16 << 20;  // of all workers, beyond which none begins: some 10 ms
-// Of a connection that has ended: twice what libzmq queues, since it reads the next connection in turns with it.
+constexpr uint32_t kReportsBetweenPlans = 16;      // before an unchanged plan is repeated
+constexpr size_t kMessagesInTurn = 16;             // of one worker, so that no other waits long
+constexpr uint64_t kOpenedBytesInTurn = 16 << 20;  // of all workers; beyond this no further worker is served: ~10 ms
+// For a closed connection: twice libzmq's queue limit, since libzmq alternates between it and the next connection.
 constexpr size_t kMessagesOfTheDead = 2 * size_t{wire::MessageLimits{}.received_messages_max};
 constexpr uint64_t kComparedBytesMax = 32 << 20;       // of a batch that is compared with another worker's: some 10 ms
-constexpr auto kReconnectPause = milliseconds(2000);   // after a refusal that libzmq takes for final, or no descriptor
-constexpr auto kIdleAfter = std::chrono::seconds(2);   // without a request: others may have the workers
+constexpr auto kReconnectPause = milliseconds(2000);   // after a refusal that is final for libzmq, or no descriptor
+constexpr auto kIdleAfter = std::chrono::seconds(2);   // without a request: others may use the workers
 constexpr auto kHeldMax = std::chrono::seconds(60);    // without a request in mid-epoch, however long steps take
-constexpr auto kPauseShown = std::chrono::seconds(1);  // a shorter one is over before it is told
-constexpr auto kLinkTold = milliseconds(20);           // how often the link's rate is worked out
-constexpr auto kSilenceLooked = std::chrono::seconds(1);  // how often silent workers are looked for
+constexpr auto kPauseShown = std::chrono::seconds(1);  // a shorter pause is over before it is reported
+constexpr auto kLinkTold = milliseconds(20);           // interval for recomputing the link's rate
+constexpr auto kSilenceLooked = std::chrono::seconds(1);  // interval for detecting silent workers
 
 }  // namespace
 
@@ -56,7 +56,7 @@ PoolIo::PoolIo(const PoolIoOptions& options, const net::RunId& run, PoolDirector
 // ---- The loop
 
 Result<void> PoolIo::begin() {
-  raise_heap_thresholds();  // for the pieces of batches, which ZeroMQ allocates
+  raise_heap_thresholds();  // for the chunks of batches, which ZeroMQ allocates
   auto ready_set = net::ReadySet::open();
   if (!ready_set) return ready_set.error();
   auto context = net::SocketContext::open();
@@ -80,9 +80,9 @@ Result<void> PoolIo::serve() {
   }
   if (!options_.controller && session_.known_count() == 0) set_roster(clock_now());
   carry_out();  // the actions that were posted to the loop
-  // One time for the whole turn: whoever is heard in it, however long it takes, is not silent at its end.
+  // One time for the whole turn: a worker heard in a turn is not silent at its end, however long the turn takes.
   const Instant now = clock_now();
-  // Why a worker declines comes before the roster that does without it.
+  // Workers first: a worker's reason for declining must precede the roster that omits the worker.
   serve_workers(now);
   if (auto served = serve_controller(now); !served) return served;
   connect_again(now);
@@ -92,7 +92,7 @@ Result<void> PoolIo::serve() {
   return {};
 }
 
-// Those whose pieces have to wait for the next turn come first in it.
+// Workers whose chunks had to wait for the next turn are the first in it.
 void PoolIo::serve_workers(Instant now) {
   opened_bytes_ = 0;
   const std::set<uint64_t> ready = links_->take_ready(now);
@@ -116,7 +116,7 @@ Result<bool> PoolIo::wait(int wake_fd, bool may_sleep) {
   due = earlier(due, links_->due_at());
   for (const auto& [worker_id, at] : connect_again_at_) due = earlier(due, at);
   auto timeout = wait_time(due, clock_now());
-  // The set is asked also where the loop may not sleep: it tells of links that have more than is taken in a turn.
+  // The set is polled even if the loop may not sleep: it reports links that have more messages than one turn takes.
   if (!may_sleep) timeout = milliseconds(0);
   const auto ready = ready_set_->wait(timeout);
   if (!ready) return ready.error();
@@ -137,12 +137,12 @@ void PoolIo::take_lookups() {
   }
 }
 
-// Says goodbye. Sockets die on the thread that made them.
+// Sends the goodbyes. Sockets are destroyed on the thread that made them.
 void PoolIo::end() {
   session_.leave(clock_now());
   carry_out();
   if (controller_) {
-    wire::TrainerReport last = make_report();  // has the costs of the last half second, too
+    wire::TrainerReport last = make_report();  // includes the costs of the last half second
     last.worker_count_max = 0;
     controller_->say_farewell(last);
   }
@@ -169,19 +169,19 @@ Result<void> PoolIo::connect_to_controller() {
 Result<void> PoolIo::serve_controller(Instant now) {
   if (!controller_) return {};
   if (!std::exchange(is_controller_ready_, false) && now < controller_->due_at()) return {};
-  ready_set_->mark_used(controller_tag_);  // also when no wait told of it
+  ready_set_->mark_used(controller_tag_);  // even if no wait has reported it
   if (auto received = controller_->receive(now); !received) return received.error();
   if (auto roster = controller_->take_roster()) {
     directory_.set_roster(std::move(roster->entries));
     set_roster(now);
-    carry_out();  // links that end are forgotten, with what was noted of them, before the roster's reasons are noted
+    carry_out();  // first forgets ended links and their notes, then the roster's reasons are noted
     note_declines(*roster);
   }
   if (controller_->report([this] { return make_report(); }, now)) tell_plan();
   return {};
 }
 
-// Again now and then: a controller may have started since.
+// Repeated from time to time: a controller may have started since.
 void PoolIo::tell_plan() {
   const auto plan = plan_.get();
   if (!plan || (plan == plan_told_ && ++reports_since_plan_ < kReportsBetweenPlans)) return;
@@ -240,7 +240,7 @@ bool PoolIo::is_paused(const TrainerPace& pace, Instant now) const {
 
 // ---- Workers
 
-// The first worker whose kernels are others is named; the plan and the pool's status show all.
+// Only the first worker with different kernels is reported; the plan and the pool's status show all.
 void PoolIo::note_numerics(uint64_t worker_id, const Numerics& numerics) {
   if (options_.numerics == Numerics{}) return;
   kinds_.note(worker_id, numerics);
@@ -253,7 +253,7 @@ void PoolIo::note_numerics(uint64_t worker_id, const Numerics& numerics) {
        "on who made them. Use workers with the same kind of CPU and the same libraries where that matters");
 }
 
-// Batches of a lane follow from each other, and what a prefix makes is compared by whoever has the model.
+// A lane's batches depend on each other, and the results of prefixes are compared by the owner of the model.
 void PoolIo::compare_kinds(uint64_t worker_id, const wire::PoolAnswer& answer, const Batch& batch,
                            const cluster::SharedContent& content, Instant now) {
   const BatchKey key = answer.message.key;
@@ -284,7 +284,7 @@ void PoolIo::connect(uint64_t worker_id) {
                  : net::ClientSocket::connect(*context_, *resolver_, endpoint.value(), place->keys, net::Role::kWorker);
   const auto opened = socket ? links_->open(worker_id, endpoint.value(), std::move(socket).value()) : socket.error();
   if (!opened) {
-    // No descriptor was left, most likely. The session asks for a connection once, so it is for us to try again.
+    // Most likely no descriptor was left. The session requests a connection only once, so the retry happens here.
     connect_again_at_[worker_id] = clock_now() + kReconnectPause;
     const std::string reason = "connecting to " + endpoint.value().text() + " failed: " + opened.error().message;
     if (standing_.note_refusal(worker_id, reason))
@@ -306,7 +306,7 @@ void PoolIo::serve_worker(uint64_t worker_id, Instant now) {
   if (const WorkerLink* link = links_->find(worker_id)) links_->mark_used(*link);
   serve_data(worker_id, now);
   receive_from(worker_id, kMessagesInTurn, now);
-  take_waiting(worker_id, now);  // an answer that nobody waits for any more holds up nothing
+  take_waiting(worker_id, now);  // an answer that is no longer awaited must not block others
   while (WorkerLink* link = links_->find(worker_id)) {
     if (link->reconnect_at && now >= *link->reconnect_at) {
       link->reconnect_at.reset();
@@ -380,7 +380,7 @@ void PoolIo::note_distrust(const PoolSession::Command& command) {
   tell("worker " + place + " is connected to anew, since " + command.reason);
 }
 
-// The link has ended with the process, and its pieces come no more.
+// The link has ended with the process, and no more of its chunks follow.
 void PoolIo::note_death(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer, bool is_awaited) {
   links_->end_link(worker_id);
   link.data_missed_at.reset();
@@ -416,13 +416,13 @@ void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<net::R
   take_answer(worker_id, link, std::move(parts.front()), now);
 }
 
-// A refusal, and that the link is broken or its worker's process dead, is heard at once: the pieces of an answer that
-// waits may never come then. All else keeps its order behind it.
+// A refusal, a broken link and the death of the worker's process are processed immediately: in these cases the chunks
+// of a waiting answer may never arrive. All other messages keep their order behind the waiting answer.
 void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart part, Instant now) {
   const auto parsed = wire::parse_to_trainer(part.bytes());
   if (!parsed) return refuse_message(worker_id, link, parsed.error().message, now);
   const wire::PoolAnswer& answer = parsed.value();
-  if (answer.worker_id != worker_id) {  // another worker listens there now, unless this one has answered a hello
+  if (answer.worker_id != worker_id) {  // another worker uses this address now, unless this one has answered a hello
     if (session_.is_open(worker_id))
       refuse_message(worker_id, link, "it spoke in the name of worker " + spoken_id(answer.worker_id), now);
     return;
@@ -434,7 +434,7 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart
   if (has_turn) return take_answer_in_turn(worker_id, link, answer, now);
   const bool is_of_link = session_.is_in_force(worker_id, answer.message.link);
   if (!link.add_waiting(std::move(part))) return lose_track(worker_id, answer.message.link, now);
-  // Without a connection to its data port the pieces cannot come: the network's fault, and told as such.
+  // Without a connection to the worker's data port the chunks cannot arrive: a network fault, and reported as one.
   if (is_of_link && !link.data_missed_at) session_.answer_waits(worker_id);
 }
 
@@ -448,7 +448,7 @@ void PoolIo::take_waiting(uint64_t worker_id, Instant now) {
   for (;;) {
     WorkerLink* link = links_->find(worker_id);
     if (link == nullptr || !link->has_waiting()) return;
-    const auto answer = wire::parse_to_trainer(link->first_waiting().bytes());  // which was parsed before
+    const auto answer = wire::parse_to_trainer(link->first_waiting().bytes());  // parsed before, so valid
     if (waits_for_pieces(*link, answer.value())) return;
     const net::ReceivedPart part = std::move(link->first_waiting());
     link->drop_first_waiting();
@@ -461,7 +461,7 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   const ToTrainer& message = answer.message;
   const bool is_in_force = session_.is_in_force(worker_id, message.link);
   const bool is_refusal = message.kind == ToTrainer::Kind::kRefused || message.kind == ToTrainer::Kind::kDeclined;
-  // A greeting is answered by one refusal; a worker that sends more of them is not heard.
+  // A greeting is answered by one refusal; a worker's further refusals are ignored.
   if (is_refusal && is_in_force) {
     note_refusal(worker_id, answer);
     link.is_refused = message.kind == ToTrainer::Kind::kRefused;
@@ -474,7 +474,7 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   const bool is_awaited = session_.dispatch().is_unanswered(message.key);
   const wire::Lane lane = is_awaited ? session_.dispatch().lane_of(message.key) : wire::kNoLane;
   std::optional<IncomingBatch> whole;
-  if (answer.place && is_in_force) {  // a batch that nobody awaits gives its slab back
+  if (answer.place && is_in_force) {  // a batch that is not awaited releases its slab
     auto taken = take_slab(link, answer);
     if (!taken) {
       link.is_handover_given_up = true;
@@ -533,7 +533,7 @@ bool PoolIo::has_other_dataset(const wire::PoolAnswer& answer) const {
          options_.said_size.size != wire::kSizeUntold && answer.dataset_size != options_.said_size.size;
 }
 
-// Nobody can tell who of two workers has the right one.
+// It is unknown which of two workers has the right one.
 std::unique_ptr<Batch> PoolIo::error_of_dataset(const wire::PoolAnswer& answer, const std::string& place) const {
   return error_in_batch(answer.message.key, place,
                         "its dataset has " + spoken_size(answer.dataset_size) + ", and that of worker " +
@@ -556,7 +556,7 @@ Result<std::unique_ptr<Batch>> PoolIo::read_answer(uint64_t worker_id, const wir
                         {.allow_pickle = options_.allow_pickle, .is_python = options_.is_python});
   if (batch && batch.value()->withheld_bytes() > 0 && !may_withhold(answer.message.key))
     return Fault{Errc::kMalformed, "it left out leaves of a batch though its request allows that for none"};
-  if (batch && is_received) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
+  if (batch && is_received) memory_.note_received(answer.payload_bytes);  // after reading: an error may claim any size
   if (batch || batch.error().code != Errc::kNoMemory) return batch;
   return error_of_damage(answer.message.key, spoken_place(worker_id), batch.error());
 }
@@ -587,7 +587,7 @@ void PoolIo::note_message(uint64_t worker_id, WorkerLink& link, const wire::Pool
   if (!session_.is_in_force(worker_id, answer.message.link)) return;
   if (answer.message.kind == ToTrainer::Kind::kWelcome) links_->forget_resting(worker_id);
   const Instant now = clock_now();
-  // The trainer's own workers run on its own machine, whose costs no pool knows.
+  // Own workers run on the trainer's machine, whose costs are not the pool's.
   if (!directory_.is_own(worker_id)) job_meter_.note_message(worker_id, answer, now);
   link_meter_.note_message(worker_id, Duration(answer.sent_at), now);
   if (answer.message.kind != ToTrainer::Kind::kPong || !link.pinged_at) return;
@@ -603,7 +603,7 @@ void PoolIo::note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer, b
     link_bytes_per_s_.store(*rate);
 }
 
-// ---- The pieces of batches
+// ---- The chunks of batches
 
 void PoolIo::begin_link(uint64_t worker_id, uint32_t number, wire::SealOffer& offer) {
   const auto nonce = net::draw_seal_nonce();
@@ -613,14 +613,14 @@ void PoolIo::begin_link(uint64_t worker_id, uint32_t number, wire::SealOffer& of
   connect_handover(worker_id, *links_->find(worker_id), number);
 }
 
-// The worker looks for the connection when it is greeted, so it is there first.
+// The worker looks for this connection when it receives the hello, so it must be made before.
 void PoolIo::connect_handover(uint64_t worker_id, WorkerLink& link, uint32_t number) {
   const auto place = directory_.find(worker_id);
   if (!place || place->handover.empty() || link.is_handover_given_up) return;
   auto channel = shm::Channel::connect(place->handover);
   const wire::HandoverHello hello{.trainer_id = run_id_with(worker_id), .link = number};
   const auto sent = channel ? channel.value().send_record(hello) : channel.error();
-  if (!sent && sent.error().code == Errc::kClosed) return;  // the worker has died, which its other socket tells
+  if (!sent && sent.error().code == Errc::kClosed) return;  // the worker has died, which its other socket reports
   if (!sent) {
     link.is_handover_given_up = true;
     return tell("worker " + spoken_place(worker_id) + " sends its batches over a socket: " + sent.error().message);
@@ -642,7 +642,7 @@ Result<IncomingBatch> PoolIo::take_slab(WorkerLink& link, const wire::PoolAnswer
 }
 
 void PoolIo::connect_data(uint64_t worker_id, WorkerLink& link, const wire::SealGrant& grant, Instant now) {
-  if (!link.data() || link.data()->is_granted()) return;  // a welcome that comes twice
+  if (!link.data() || link.data()->is_granted()) return;  // a repeated welcome
   if (auto connected = links_->connect_data(worker_id, *context_, *resolver_, grant); !connected)
     complain(worker_id, link, connected.error().message);
   if (!link.data_missed_at) link.data_missed_at = now;
@@ -660,7 +660,7 @@ void PoolIo::serve_data(uint64_t worker_id, Instant now) {
       case ConnectionEvent::Kind::kConnected: link->data_missed_at.reset(); break;
       case ConnectionEvent::Kind::kRefused: complain(worker_id, *link, event->reason); break;
       case ConnectionEvent::Kind::kDisconnected:
-        // Its earlier pieces count, of which libzmq queues fewer than this.
+        // Its earlier chunks count; libzmq queues fewer of them than this limit.
         receive_pieces(worker_id, kMessagesInTurn, now);
         lose_track(worker_id, number, now);
     }
@@ -688,7 +688,7 @@ void PoolIo::receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant 
   }
 }
 
-// Nothing that comes on the link counts any more, also while the next one has to wait.
+// From now on messages on the link are ignored, even while the next link has to wait.
 void PoolIo::lose_track(uint64_t worker_id, uint32_t number, Instant now) {
   if (!session_.is_in_force(worker_id, number)) return;
   links_->end_link(worker_id);
@@ -704,7 +704,7 @@ void PoolIo::end_lane(BatchKey key, wire::Lane lane, Instant now) {
   stages_.arrive({.kind = Arrival::Kind::kEnd, .epoch = key.epoch, .sequence = key.sequence, .batch = {}, .error = {}});
 }
 
-// A trainer whose batches are all here and whose steps are long has use for its workers all the same.
+// A trainer that has all its batches and takes long steps still needs its workers.
 bool PoolIo::is_idle(Instant now) const {
   if (session_.dispatch().unanswered_count() > 0 || now - answered_at_ < kIdleAfter) return false;
   const TrainerPace pace = pace_.get();
@@ -712,7 +712,7 @@ bool PoolIo::is_idle(Instant now) const {
 }
 
 void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch, std::optional<NarrowArrival> narrow) {
-  if (kinds_.awaits(key)) return kinds_.give_up();  // the error in the place of a batch that nobody waits for
+  if (kinds_.awaits(key)) return kinds_.give_up();  // the error in place of a comparison batch, which has no consumer
   answered_at_ = clock_now();
   if (!wire::is_recall(key) && inbox_.is_stale(key.epoch)) return inbox_.counters().stale_batches.add(1);
   stages_.arrive({.kind = Arrival::Kind::kBatch,
@@ -745,8 +745,8 @@ void PoolIo::tell_of_decline(const std::string& worker, const std::string& reaso
   tell("worker " + worker + " does not work for this trainer: " + reason);
 }
 
-// When every worker has declined no batch will ever come, unless others join. That is an error for a job that nobody
-// has run yet. A job that was run waits, since the worker that ran it may come back.
+// If every worker has declined, no batch can arrive unless others join. That is an error for a job that no worker has
+// run yet. A job that was run waits, since its worker may return.
 void PoolIo::note_declines(const wire::TrainerRoster& roster) {
   standing_.note_pool(roster.pool_count, roster.declined_count);
   for (const auto& [worker_id, reason] : roster.declines) {
@@ -787,7 +787,7 @@ void PoolIo::ask(cluster::SharedContent content) {
   session_.ask(key, lane, now, std::move(content));
 }
 
-// The request that the batch was the answer to, once more: its epoch may be over, and its blobs are those of then.
+// Repeats the request that the batch answered: its epoch may be over, and its blobs are the original ones.
 void PoolIo::recall(const Batch::Origin& origin) {
   const Instant now = clock_now();
   const wire::BatchRequest& request = origin.request->request;
@@ -817,7 +817,7 @@ void PoolIo::carry_out() {
           link_meter_.forget(command.worker_id);
           job_meter_.note_parting(command.worker_id, clock_now());
           if (const WorkerLink* link = links_->find(command.worker_id); link != nullptr && !link->has_spoken)
-            standing_.forget_refusal(command.worker_id);  // its silence matters no more
+            standing_.forget_refusal(command.worker_id);  // its silence is no longer relevant
           disconnect(command);
           break;
         case Kind::kRenew: links_->renew(command.worker_id); break;
@@ -830,7 +830,7 @@ void PoolIo::carry_out() {
 }
 
 void PoolIo::disconnect(const PoolSession::Command& command) {
-  // A goodbye may be on its way.
+  // A goodbye may still be queued.
   if (!command.rests) return links_->close(command.worker_id, net::kFarewellTime);
   wire::PoolRequest goodbye{.message = command.message};
   goodbye.message.trainer_id = run_id_with(command.worker_id);
@@ -864,7 +864,7 @@ void PoolIo::send(const PoolSession::Command& command) {
     request.state = state;
     request.blobs = *content->blobs;
   }
-  // A message that does not get through leaves a gap in the link's stamps, which the worker notices.
+  // A message that is lost leaves a gap in the link's stamps, which the worker notices.
   auto bytes = wire::write_to_worker(request);
   links_->send(command.worker_id, bytes);
   if (request.offer) wipe(bytes);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The thread that speaks with a pool for a trainer: a socket to the controller, one to each worker, and a clock around
-// cluster/pool_session.h. The session decides which worker makes which batch and keeps the requests; this class has
-// their bytes, and puts batches together from pieces. Workers come and go below a client that need not know.
+// The thread that communicates with a pool for a trainer: a socket to the controller, one to each worker, and a clock
+// around cluster/pool_session.h. The session decides which worker makes which batch and keeps the requests; this class
+// holds their bytes, and assembles batches from chunks. Changes of the workers are invisible to the client above.
 
 #include <atomic>
 #include <cstdint>
@@ -45,24 +45,24 @@
 namespace penstock::loader {
 
 struct PoolIoOptions {
-  std::optional<net::Endpoint> controller;  // none: the trainer's own workers are all that there are
+  std::optional<net::Endpoint> controller;  // nullopt: there are only own workers
   net::KeyRing keys;
-  std::string job;    // its name, for people
-  std::string about;  // this process, for people
+  std::string job;    // the job's name, for people
+  std::string about;  // describes this process, for people
   uint32_t worker_count_max = 0;
-  uint32_t depth = 2;         // requests that a worker may have at once
+  uint32_t depth = 2;         // maximum outstanding requests per worker
   uint64_t credit_bytes = 0;  // of each worker
-  uint64_t arena_bytes = 0;   // of the memory that batches are received into
+  uint64_t arena_bytes = 0;   // size of the memory for received batches
   bool is_iterable = false;   // every shard is a lane
-  bool allow_pickle = false;  // unpickling runs code, so workers are trusted with this process
-  bool is_python = false;     // batches become Python's values
+  bool allow_pickle = false;  // unpickling runs code, so this trusts workers with this process
+  bool is_python = false;     // batches are converted to Python values
   net::Resolver::Lookup lookup = net::look_up;
-  uint8_t ciphers = net::fast_ciphers();  // for the pieces of batches
-  // Of the GPU that the program trains on, as NVIDIA's tools show it; empty where there is none.
+  uint8_t ciphers = net::fast_ciphers();  // for the chunks of batches
+  // Of the GPU that the program trains on, as NVIDIA's tools show it; empty without one.
   std::string gpu_uuid = {};
   wire::JobKind job_kind = wire::JobKind::kPython;
-  uint16_t torch = 0;  // that the job is made with, as wire::torch_number()
-  // Of a trainer without a dataset of its own: what a worker has said of it, which those of all others must be.
+  uint16_t torch = 0;  // the version that the job is made with, as wire::torch_number()
+  // For a trainer without a dataset: the dataset's size as reported by one worker; all others must report the same.
   struct SaidSize {
     uint64_t size = wire::kSizeUntold;
     std::string by{};  // the worker
@@ -72,14 +72,14 @@ struct PoolIoOptions {
   Numerics numerics = {};  // of this process's kernels; zeros: workers are not compared with it
 };
 
-// Confined to the loop's thread, except where a comment says otherwise.
+// Confined to the loop's thread, except where a comment states otherwise.
 class PoolIo final : public EventLoop::Handler {
  public:
-  // What arrives goes through `stages` to `inbox`. They and `options` outlive this.
+  // Arrivals pass through `stages` to `inbox`. Both, and `options`, outlive this.
   PoolIo(const PoolIoOptions& options, const net::RunId& run, PoolDirectory directory, StageChain& stages,
          Inbox& inbox);
 
-  // For any thread.
+  // The calls up to retire_held() are for any thread.
   BlobStore& blobs() { return blobs_; }
   const PoolStanding& standing() const { return standing_; }
   uint32_t worker_count() const { return worker_count_.load(); }
@@ -89,14 +89,14 @@ class PoolIo final : public EventLoop::Handler {
     plan_.set(std::make_shared<const wire::PlanReport>(
         wire::PlanReport{.trainer_id = run_.id, .change_count = change_count, .json = json, .secret = run_.secret}));
   }
-  // What the pool's workers have spent so far, as far as they have told.
+  // The resources that the pool's workers have spent so far, according to their reports.
   wire::JobCosts costs() const { return job_meter_.costs(); }
   void retire_held() {
     memory_.retire_held();
     passed_views_.retire_held();
   }
 
-  // Requests of earlier epochs are forgotten.
+  // Forgets requests of earlier epochs.
   void begin_epoch(uint32_t epoch, std::map<wire::Lane, LanePlaces::Place> lanes);
   void ask(cluster::SharedContent content);
   void recall(const Batch::Origin& origin);
@@ -113,7 +113,7 @@ class PoolIo final : public EventLoop::Handler {
   using BatchKey = wire::BatchKey;
 
   void take_lookups();
-  // What this run goes by with a worker.
+  // The id of this run for a worker.
   uint64_t run_id_with(uint64_t worker_id) const { return directory_.is_own(worker_id) ? own_workers_run_ : run_.id; }
   // The controller's address, for messages.
   std::string controller_text() const { return options_.controller ? options_.controller->text() : ""; }
@@ -124,7 +124,7 @@ class PoolIo final : public EventLoop::Handler {
   void tell_plan();
 
   void note_numerics(uint64_t worker_id, const Numerics& numerics);
-  // Has a worker of another kind make the batch as well, if the two were not compared yet.
+  // Requests the batch from a worker of another kind as well, if the two kinds were not compared yet.
   void compare_kinds(uint64_t worker_id, const wire::PoolAnswer& answer, const Batch& batch,
                      const cluster::SharedContent& content, Instant now);
   void note_compared(uint64_t worker_id, const Batch& batch);
@@ -135,13 +135,13 @@ class PoolIo final : public EventLoop::Handler {
   void receive_from(uint64_t worker_id, size_t message_count_max, Instant now);
   void take_event(uint64_t worker_id, WorkerLink& link, const net::ConnectionEvent& event, Instant now);
   void take_message(uint64_t worker_id, WorkerLink& link, std::span<net::ReceivedPart> parts, Instant now);
-  // The message in `part`, or its place behind those that wait.
+  // Takes the message in `part`, or appends it to the waiting messages.
   void take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart part, Instant now);
   void take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer, Instant now);
   Result<std::unique_ptr<Batch>> read_answer(uint64_t worker_id, const wire::PoolAnswer& answer, wire::Lane lane,
                                              std::optional<IncomingBatch> whole);
   bool has_other_dataset(const wire::PoolAnswer& answer) const;
-  // Whether the request names leaves that stay with its worker.
+  // Whether the request names leaves to withhold.
   bool may_withhold(BatchKey key) const;
   std::unique_ptr<Batch> error_of_dataset(const wire::PoolAnswer& answer, const std::string& place) const;
   void take_waiting(uint64_t worker_id, Instant now);
@@ -154,13 +154,13 @@ class PoolIo final : public EventLoop::Handler {
   void serve_data(uint64_t worker_id, Instant now);
   void receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant now);
   void lose_track(uint64_t worker_id, uint32_t number, Instant now);
-  // A worker's id, and its endpoint while there is a link, by which a user can find it.
+  // A worker's id, and its endpoint while there is a link, so that a user can find it.
   std::string spoken_place(uint64_t worker_id) const;
-  // What to do about a worker whose answers are wrong, behind the news of that. Empty for one of the trainer's own.
+  // Advice about a worker whose answers are wrong, to append to the news about it. Empty for an own worker.
   std::string spoken_remedy(uint64_t worker_id) const;
-  // Takes in how long a message or a batch was on its way.
+  // Records the transfer time of a message or a batch.
   void note_message(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer);
-  // Takes in what a batch has cost its worker.
+  // Records the resources that a worker spent on a batch.
   void note_made(uint64_t worker_id, wire::PoolAnswer answer, const cluster::RequestContent* content);
   void note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer, bool is_narrow, Instant now);
   void note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer);
@@ -172,9 +172,9 @@ class PoolIo final : public EventLoop::Handler {
   void send(const cluster::PoolSession::Command& command);
   void deliver(BatchKey key, std::unique_ptr<Batch> batch, std::optional<NarrowArrival> narrow = {});
   void end_lane(BatchKey key, wire::Lane lane, Instant now);
-  // Nothing was asked for since a while, so that workers would wait here for nothing.
+  // Whether there were no requests for a while, so that workers would be idle.
   bool is_idle(Instant now) const;
-  // Its program does something else than to train.
+  // Whether the program is not training.
   bool is_paused(const TrainerPace& pace, Instant now) const;
   void note_standing(Instant now);
   std::string deaths_of_last_workers() const;
@@ -186,13 +186,13 @@ class PoolIo final : public EventLoop::Handler {
   void note_distrust(const cluster::PoolSession::Command& command);
   void note_death(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer, bool is_awaited);
   DeathTraces traces_of(BatchKey key) const;
-  // The error in place of a batch that workers died of, or did not answer with.
+  // The error in place of a batch that workers died of, or answered wrongly.
   std::unique_ptr<Batch> error_in_place(const cluster::PoolSession::Command& command);
   void tell(std::string news);
 
   const PoolIoOptions& options_;
   const net::RunId run_;
-  uint64_t own_workers_run_ = 0;  // what this run goes by with its own workers, to which it may show another key
+  uint64_t own_workers_run_ = 0;  // this run's id for its own workers, which may see a different key
   StageChain& stages_;
   Inbox& inbox_;
 
@@ -219,12 +219,12 @@ class PoolIo final : public EventLoop::Handler {
   PoolDirectory directory_;
   std::unique_ptr<WorkerLinks> links_;
   KindComparison kinds_;
-  std::map<uint64_t, Instant> connect_again_at_;  // workers for whom no socket could be opened
+  std::map<uint64_t, Instant> connect_again_at_;  // workers for which no socket could be opened
   cluster::PoolSession session_;
-  uint64_t opened_bytes_ = 0;  // of pieces, in this turn
-  uint64_t last_opened_ = 0;   // the worker whose pieces were opened last
+  uint64_t opened_bytes_ = 0;  // of chunks, in this turn
+  uint64_t last_opened_ = 0;   // the worker whose chunks were decrypted last
 
-  // What workers have spent on batches that counted.
+  // The resources that workers have spent on accepted batches.
   struct Made {
     uint64_t batch_count = 0;
     uint64_t bytes = 0;  // on the link
@@ -240,22 +240,22 @@ class PoolIo final : public EventLoop::Handler {
   uint32_t epoch_ = 0;
   LanePlaces lanes_;
   std::set<wire::Lane> ended_lanes_;
-  Instant answered_at_ = clock_now();  // the last time that something was
+  Instant answered_at_ = clock_now();  // the time of the last answer
 
-  // By unanswered request: the last worker that answered it wrongly, how, and what to do about it.
+  // By unanswered request: the last worker that answered it wrongly, the fault, and the advice.
   struct WrongAnswer {
     std::string place;
     std::string reason;
   };
   std::map<BatchKey, WrongAnswer> wrong_answers_;
-  // By unanswered request: how the process ended of the last worker that told that it had died of it.
+  // By unanswered request: how the process ended, as reported by the last worker whose process died of the request.
   std::map<BatchKey, std::string> told_ends_;
 
   bool is_silence_told_ = false;
-  bool was_served_ = false;    // some worker has answered a request
+  bool was_served_ = false;    // a worker has answered a request
   bool is_hopeless_ = false;   // every worker of the pool has declined this trainer
-  std::string lost_at_;        // the endpoint of the worker whose connection, or whose process, was lost last
-  Instant silent_links_at_{};  // when they are looked for
+  std::string lost_at_;        // the endpoint of the last worker whose connection, or whose process, was lost
+  Instant silent_links_at_{};  // the next check for silent workers
 };
 
 }  // namespace penstock::loader

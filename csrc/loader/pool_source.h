@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Batches of a pool's workers, as the trainer's thread sees them. Every call is passed on to the thread that speaks
-// with the pool (pool_io.h).
+// Batches of a pool's workers, for the trainer's thread. Every call is forwarded to the thread that communicates with
+// the pool (pool_io.h).
 
 #include <cstdint>
 #include <map>
@@ -21,24 +21,24 @@ namespace penstock::loader {
 // Thread-compatible as BatchSource; describe() and workers_apart() are thread-safe.
 class PoolSource : public BatchSource {
  public:
-  // `run` is of the key of `options.keys`. `own_keys` are those that own workers go by.
+  // `run` belongs to the key of `options.keys`. `own_keys` are for own workers.
   PoolSource(PoolIoOptions options, const net::RunId& run, std::optional<net::KeyRing> own_keys,
              std::vector<OwnWorker> own_workers);
   ~PoolSource() override;
 
   void put_blob(const wire::BlobId& id, std::string bytes) { io_.blobs().put(id, std::move(bytes)); }
-  // The blobs that requests are made with from now on: the job, and the prefixes in their order. Each has been put. A
-  // prefix that no request is made with any more is dropped.
+  // Sets the blobs for all further requests: the job, and the prefixes in order. Each must have been put. A prefix that
+  // no request refers to any more is dropped.
   void use_blobs(std::vector<wire::BlobId> ids) { named_ = io_.blobs().name(std::move(ids)); }
-  // Where the lanes of the epoch that is announced next begin, if not at their beginning.
+  // Sets the positions at which lanes of the next announced epoch start, if not at their first batch.
   void set_lanes(std::map<wire::Lane, LanePlaces::Place> places) { next_lanes_ = std::move(places); }
-  // One of this trainer's own workers is gone for good.
+  // Drops an own worker that is permanently gone.
   void lose_own_worker(uint64_t worker_id);
 
-  // How things stand with the controller and the workers, in a sentence or two.
+  // The state of the controller and the workers, in a sentence or two.
   std::string describe() const;
   std::map<std::string, std::string> workers_apart() const { return io_.standing().workers_apart(); }
-  // As PoolStanding::controller_silence.
+  // See PoolStanding::controller_silence.
   std::optional<Duration> controller_silence() const { return io_.standing().controller_silence(); }
 
   Result<void> start(Stages stages) override;

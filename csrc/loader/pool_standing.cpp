@@ -103,7 +103,7 @@ void PoolStanding::make_room_for(uint64_t worker_id) {
 
 std::string PoolStanding::describe(const std::string& where) const {
   MutexLock lock(mutex_);
-  // First: to start others is no remedy before that is known.
+  // First: starting other workers does not help until the cause of the deaths is known.
   const std::string deaths = deaths_.empty() ? "" : deaths_ + "; since then ";
   if (where.empty()) {
     return deaths + std::to_string(open_count_) + " of " + std::to_string(known_count_) +

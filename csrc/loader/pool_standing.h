@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How things stand between a trainer and a pool, in words: for the user who waits.
+// The state of a trainer's connection to a pool, in words: for the user who waits.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,55 +16,55 @@
 
 namespace penstock::loader {
 
-// From when on a controller or a worker that says nothing is spoken of.
+// A controller or a worker that is silent for this long is reported.
 inline constexpr Duration kSilenceTold = std::chrono::seconds(5);
 inline constexpr size_t kRefusalCountMax = 64;       // workers whose reasons are kept
-inline constexpr size_t kRefusalSpokenCountMax = 8;  // and said in one sentence
+inline constexpr size_t kRefusalSpokenCountMax = 8;  // and listed in one sentence
 
 // Thread-safe.
 class PoolStanding {
  public:
   struct Controller {
     bool has_answered = false;
-    std::string trouble{};         // why it could not be talked to
-    std::string lookup_failure{};  // why nobody knows its host
+    std::string trouble{};         // why the connection failed
+    std::string lookup_failure{};  // why its host name was not found
     Duration silence{};
   };
 
   explicit PoolStanding(wire::JobKind job_kind) : job_kind_(job_kind) {}
 
   void note(Controller controller, size_t known_count, size_t open_count);
-  // Which batch the last workers have died of, in words, while there is no worker; else empty.
+  // Sets the description of the batch that the last workers died of, while there is no worker; otherwise empty.
   void note_deaths(std::string deaths);
-  // How many workers the pool has, and how many of them cannot run this trainer's job.
+  // Sets the number of the pool's workers, and how many of them cannot run this trainer's job.
   void note_pool(size_t pool_count, size_t declined_count);
-  // Why the worker does not work for this trainer. False if that is known already.
+  // Notes why the worker does not work for this trainer. Returns false if that reason is known already.
   bool note_refusal(uint64_t worker_id, const std::string& reason);
-  // Notes a reason that the controller passes on, unless the worker itself has given one. False if one is known
-  // already.
+  // Notes a reason that the controller forwards, unless the worker itself has given one. Returns false if a reason is
+  // known already.
   bool note_reported_refusal(uint64_t worker_id, const std::string& reason);
   void forget_refusal(uint64_t worker_id);
-  // Notes in which families of kernels a worker computes otherwise than this process. True for the first that does so
-  // in any.
+  // Notes the kernel families in which a worker's results differ from this process's. Returns true for the first worker
+  // that differs in any.
   bool note_numerics(uint64_t worker_id, const std::string& place, FamilySet differing);
 
-  // For how long the controller has said nothing; none if it never has said anything.
+  // The time since the controller's last message; nullopt if it has never sent one.
   std::optional<Duration> controller_silence() const;
 
-  // The workers that compute otherwise, by their places, and the families of kernels for people.
+  // The workers with different results, by place, and their kernel families for people.
   std::map<std::string, std::string> workers_apart() const;
 
-  // In a sentence or two. `where` is the controller's address, empty without one.
+  // A description in a sentence or two. `where` is the controller's address, empty without one.
   std::string describe(const std::string& where) const;
   // The same, once every worker has declined the job.
   std::string describe_declined(const std::string& where) const;
 
  private:
-  std::string spoken_lack(const std::string& where) const PENSTOCK_REQUIRES(mutex_);  // of workers
+  std::string spoken_lack(const std::string& where) const PENSTOCK_REQUIRES(mutex_);  // that workers are missing
   std::string spoken_refusals() const PENSTOCK_REQUIRES(mutex_);
-  void make_room_for(uint64_t worker_id) PENSTOCK_REQUIRES(mutex_);  // among the refusals
+  void make_room_for(uint64_t worker_id) PENSTOCK_REQUIRES(mutex_);  // evicts a refusal if they are full
 
-  const wire::JobKind job_kind_;  // it decides which program is to be started as a worker
+  const wire::JobKind job_kind_;  // determines the program to start as a worker
   mutable Mutex mutex_;
   Controller controller_ PENSTOCK_GUARDED_BY(mutex_);
   size_t known_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;

@@ -11,12 +11,12 @@
 namespace penstock::loader {
 namespace {
 
-// Smaller blocks come from the heap, which has them at hand.
+// Smaller blocks are allocated from the heap, which has them readily available.
 constexpr uint64_t kRecycledBytesMin = 64 << 10;
 
 }  // namespace
 
-// A block that a tensor has.
+// A block in use by a tensor.
 struct RecycledMemory::Loan {
   std::shared_ptr<Blocks> blocks;
   at::DataPtr block;
@@ -37,7 +37,7 @@ void RecycledMemory::Blocks::give_back(at::DataPtr block, uint64_t bytes) {
   std::map<uint64_t, std::vector<at::DataPtr>> dropped;  // freed without the lock
   MutexLock lock(mutex_);
   if (bytes > kept_bytes_max_) return;
-  // Blocks of sizes that are asked for no more give way.
+  // Drops all blocks, so that blocks of sizes that are no longer requested do not stay.
   if (kept_bytes_ + bytes > kept_bytes_max_) {
     dropped = std::exchange(free_, {});
     kept_bytes_ = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Memory for the batches that threads of this process make. A block that was freed is used again for a tensor of its
-// size: memory that is new to the process costs a page fault for every 4 KiB, which for a large batch is more than the
-// copy into it.
+// Memory for the batches that threads of this process make. A freed block is reused for a tensor of the same size:
+// memory that is new to the process costs a page fault per 4 KiB, which for a large batch takes longer than the copy
+// into it.
 
 #include <ATen/core/Tensor.h>
 
@@ -25,7 +25,7 @@ class RecycledMemory {
   RecycledMemory(const RecycledMemory&) = delete;
   RecycledMemory& operator=(const RecycledMemory&) = delete;
 
-  // A contiguous tensor of whatever values in a storage of exactly its bytes. Throws c10::Error where there is no
+  // Returns an uninitialised contiguous tensor in a storage of exactly its bytes. Throws c10::Error if there is no
   // memory.
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype);
 
@@ -36,10 +36,10 @@ class RecycledMemory {
    public:
     explicit Blocks(uint64_t kept_bytes_max) : kept_bytes_max_(kept_bytes_max) {}
 
-    // A block of so many bytes that was freed, if there is one.
+    // Returns a freed block of exactly `bytes` bytes; null if there is none.
     at::DataPtr try_take(uint64_t bytes);
     void give_back(at::DataPtr block, uint64_t bytes);
-    // Nothing is kept from now on.
+    // Frees all blocks; none are kept from now on.
     void close();
     uint64_t kept_bytes() const;
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // While a thread captures a CUDA graph in the default mode, which is global, calls of other threads such as
-// cudaEventQuery, cudaMalloc and cudaHostRegister fail and make the capture fail, too. In the relaxed mode of its own a
-// thread may make them.
+// cudaEventQuery, cudaMalloc and cudaHostRegister fail and make the capture fail, too. A thread may make them if it is
+// in relaxed mode itself.
 
 namespace penstock::loader {
 
 struct CudaEntries;
 
-// The thread that makes it is in the relaxed mode until it is destroyed. Does nothing where the CUDA part cannot be
-// loaded (cuda_device.h), which the first one tries. Confined to that thread.
+// Keeps the constructing thread in relaxed mode until destruction. Has no effect if the CUDA library cannot be loaded
+// (cuda_device.h), which the first instance attempts. Confined to that thread.
 class RelaxedCapture {
  public:
   RelaxedCapture();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The right to read one slab. Every tensor on the slab shares the lease; when the last of them dies the slab goes back
-// to its worker. A child that was forked while tensors were alive inherits copies of them, and must not give the
-// parent's slab away when it drops its own: a lease releases only in the process that took it.
+// The right to read one slab. Every tensor on the slab shares the lease; when the last of them dies, the slab is
+// released to its worker. A child that was forked while tensors were alive inherits copies of them, and must not
+// release the parent's slab when it drops its copies: a lease releases only in the process that took it.
 
 #include <c10/util/intrusive_ptr.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@
 
 namespace penstock::loader {
 
-// Gives slabs back in the place of their leases, where a device may read them after the last tensor has died.
+// Releases slabs in place of their leases, for slabs that a device may read after the last tensor has died.
 // Thread-safe.
 class SlabKeeper {
  public:
@@ -24,14 +24,14 @@ class SlabKeeper {
   SlabKeeper& operator=(const SlabKeeper&) = delete;
   virtual ~SlabKeeper() = default;
 
-  // Called once, when nothing in this process refers to the slab any more: releases it now or later, or retires it.
+  // Called once, when this process has no more references to the slab: releases it now or later, or retires it.
   virtual void lease_ended(std::shared_ptr<shm::ArenaView> view, uint32_t slab_index, uint32_t generation) = 0;
 };
 
 // Thread-safe: the reference count is atomic and the destructor runs once.
 class SlabLease : public c10::intrusive_ptr_target {
  public:
-  // The view is shared by the client, which looks slabs up in it, and by every lease on it.
+  // The view is shared by the client, which finds slabs in it, and by every lease on it.
   SlabLease(std::shared_ptr<shm::ArenaView> view, uint32_t slab_index, uint32_t generation)
       : view_(std::move(view)), slab_index_(slab_index), generation_(generation), owner_pid_(::getpid()) {}
   SlabLease(const SlabLease&) = delete;
@@ -54,10 +54,10 @@ class SlabLease : public c10::intrusive_ptr_target {
   // From now on the user may hold tensors on this slab.
   void mark_held() { view_->set_held(slab_index_, true); }
 
-  // Has `keeper` give the slab back. To be called before the lease is shared with another thread.
+  // Makes `keeper` release the slab. Call before the lease is shared with another thread.
   void set_keeper(std::shared_ptr<SlabKeeper> keeper) { keeper_ = std::move(keeper); }
 
-  // Nobody may write to the slab again, since something may read it after the lease has ended.
+  // Prevents all further writes to the slab, because it may be read after the lease has ended.
   void retire() { view_->retire(slab_index_); }
 
  private:

@@ -8,7 +8,7 @@
 
 namespace penstock::loader {
 
-// No owner lives as long as what is kept, so this is global.
+// The memory has no owner that lives as long, so this is global.
 void keep_for_good(std::shared_ptr<void> memory) {
   static Mutex mutex;
   static auto* const kept = std::make_unique<std::vector<std::shared_ptr<void>>>().release();

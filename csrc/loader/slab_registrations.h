@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Slabs that a device reads by itself. Registering is slow, so it is done once for a slab and again only when the slab
-// has grown; a slab that cannot be registered is copied from as it is. A view is shared so that its memory stays mapped
-// for as long as the device knows it, and forgotten once nobody else refers to it.
+// Slabs that a device reads directly. Registration is slow, so a slab is registered once, and again only when it has
+// grown; a slab that cannot be registered is copied from unregistered. A view is shared so that its memory stays mapped
+// as long as it is registered with the device, and dropped once there are no other references.
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -16,7 +16,7 @@
 
 namespace penstock::loader {
 
-// Keeps memory until the process ends, and from its destructors: what still reads it, and for how long, is not known.
+// Keeps memory until the process ends, and from being destroyed: it is unknown what still reads it, and for how long.
 // Thread-safe.
 void keep_for_good(std::shared_ptr<void> memory);
 
@@ -28,8 +28,8 @@ class SlabRegistrations {
   SlabRegistrations& operator=(const SlabRegistrations&) = delete;
   ~SlabRegistrations();
 
-  // Registers the first `bytes` of a leased slab, and forgets arenas that nobody has a lease on. Returns whether they
-  // are registered.
+  // Registers the first `bytes` of a leased slab, and forgets arenas without leases. Returns whether the slab is
+  // registered.
   bool add(const c10::intrusive_ptr<SlabLease>& lease, uint64_t bytes);
 
  private:

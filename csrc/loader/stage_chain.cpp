@@ -13,17 +13,17 @@
 namespace penstock::loader {
 namespace {
 
-// How often the stages are asked whether copies are over, while some are under way.
+// The interval at which stages are asked for finished copies, while some are running.
 constexpr std::chrono::milliseconds kReclaimInterval{1};
 
-// Between two looks at copies and at stale batches.
+// Between two checks for finished copies and stale batches.
 constexpr size_t kArrivalsInTurn = 64;
 
 bool has_tensors(const Batch& batch) {
   return !batch.raises() && !batch.remote_error() && !batch.frame().tensors.empty();
 }
 
-// On the device, while it widens what came narrow.
+// Device memory during the widening: the narrow bytes and the widened ones.
 uint64_t bytes_of(const Batch& batch) { return batch.bytes() + batch.wide_bytes(); }
 
 std::unique_ptr<Batch> make_error(const Batch& batch, const Fault& error, uint64_t staged_bytes) {
@@ -78,7 +78,7 @@ void StageChain::arrive(Arrival arrival) {
     if (times.made_at == Instant{}) times.made_at = times.arrived_at;
   }
   const bool is_news = arrival.kind == Arrival::Kind::kNews || arrival.kind == Arrival::Kind::kGrown;
-  // Where batches are widened and no more, one that is as it should be need not wait for one that is widened.
+  // If batches are only widened, a batch without narrow tensors need not wait for one that is being widened.
   const bool is_ready = arrival.batch && !arrival.narrow && stages_.in_order.empty() && !stages_.tap;
   if (!loop_ || is_news || is_ready) return inbox_.arrive(std::move(arrival));
   if (arrivals_.push(std::move(arrival))) loop_->wake();
@@ -132,14 +132,14 @@ void StageChain::failed(Fault error) {
   inbox_.fail(0, error);
 }
 
-// Widens what came narrow, unless a device does. A batch that cannot be widened becomes an error.
+// Widens the narrow tensors, unless a device does. A batch that cannot be widened becomes an error.
 void StageChain::widen(Arrival& arrival, const NarrowArrival& narrow) {
   PENSTOCK_ASSERT(wide_memory_, "a narrow batch came where none was to come");
   Result<void> ready;
   const bool is_kept = takes_narrow_ && arrival.batch->try_keep_narrow();
   if (!is_kept) ready = arrival.batch->widen(*wide_memory_);
   BatchTimes times = arrival.batch->times();
-  times.arrived_at = times.staged_at = clock_now();  // what it took is the link's, which saved bytes by it
+  times.arrived_at = times.staged_at = clock_now();  // widening counts as link time: it saved bytes there
   const BatchKey key{.epoch = arrival.epoch, .sequence = arrival.sequence};
   if (!ready) arrival.batch = error_of_damage(key, narrow.place, ready.error());
   arrival.batch->times() = times;
@@ -156,8 +156,8 @@ void StageChain::take(Arrival arrival) {
   if (!is_to_be_staged || (stages_.in_order.empty() && !stages_.tap)) return inbox_.arrive(std::move(arrival));
   const BatchKey key{.epoch = arrival.epoch, .sequence = arrival.sequence};
   waiting_.emplace(key, Waiting{.arrival = std::move(arrival)});
-  // Before the bytes that are staged are looked at: finish() does it the other way round, so one of the two sees the
-  // other.
+  // Stored before the staged bytes are read: finish() accesses them in the opposite order, so one of the two sees the
+  // other's change.
   waiting_count_.store(waiting_.size());
   let_through();
 }
@@ -173,7 +173,7 @@ void StageChain::drop_stale() {
 
 void StageChain::let_through() {
   while (const auto next = find_next()) {
-    // The room may come from the end of its epoch. A batch that is dropped leaves the room to the next one.
+    // The room may result from the end of the batch's epoch. A dropped batch leaves the room to the next one.
     if (is_stale(next->place->first)) {
       drop_stale();
       continue;
@@ -213,7 +213,7 @@ bool StageChain::try_stage(Waiting& waiting, bool is_awaited) {
   for (; waiting.stage_index < stages_.in_order.size(); ++waiting.stage_index) {
     const auto begun = stages_.in_order[waiting.stage_index]->begin(*batch);
     if (begun) continue;
-    const bool may_wait = !is_awaited && stages_.staged_bytes_max > 0;  // without a bound nobody says what is awaited
+    const bool may_wait = !is_awaited && stages_.staged_bytes_max > 0;  // without a limit, await() is not recorded
     if (begun.error().code == Errc::kNoMemory && may_wait) {
       full_at_ = staged_bytes;
       return false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The bytes of batches that went through the stages and were not given to the trainer yet. A batch has its share of
-// them until it is given out or dropped.
+// The bytes of batches that have passed the stages and were not delivered to the trainer yet. A batch holds its share
+// of them until it is delivered or dropped.
 
 #include <atomic>
 #include <cstdint>

@@ -7,7 +7,7 @@
 namespace penstock::loader {
 namespace {
 
-// Waits with less than this between them are one: a long wait is made of short ones, so that signals are seen.
+// Waits with less than this between them count as one: a long wait consists of short ones, so that signals are handled.
 constexpr Duration kSameWait = std::chrono::milliseconds(1);
 
 Duration overlap(Instant begin, Instant end, Instant from, Instant to) {
@@ -45,7 +45,7 @@ void StepLedger::enter(Instant now) {
 void StepLedger::leave(Instant now) {
   if (!entered_at_) return;
   if (ranks_) end_ranks(now);
-  // No batch has ended these waits: the dataset had no more to give, or the call gave up waiting for a worker.
+  // These waits ended without a batch: the dataset was exhausted, or the call gave up waiting for a worker.
   for (const Window& wait : waits_) {
     add(kWorker, wait.end - wait.begin);
     shared_ += wait.end - wait.begin;
@@ -116,7 +116,7 @@ Duration StepLedger::share_out(const Delivery& delivery) {
 
 void StepLedger::add(Place place, Duration time) { counters_.waited_ns[place].add(count_of(time)); }
 
-// What a worker says of its times, within what the trainer saw itself: from when it asked to when the batch was here.
+// Limits a worker's reported times to the interval that the trainer observed: from the request to the arrival.
 StepLedger::Delivery StepLedger::bounded(Delivery delivery) {
   BatchTimes& times = delivery.times;
   if (times.asked_at == Instant{} || times.arrived_at < times.asked_at) return delivery;
@@ -171,7 +171,7 @@ void StepLedger::note_slow_sample(const SlowSample& sample) {
   if (slow_samples_.size() > kSlowSampleCountMax) slow_samples_.pop_back();
 }
 
-// ---- What is told
+// ---- Results
 
 wire::StepTotals StepLedger::totals(const LoaderCounters& counters) {
   const auto& waited = counters.waited_ns;

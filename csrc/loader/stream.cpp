@@ -12,8 +12,8 @@ using std::chrono::steady_clock;
 
 namespace {
 
-constexpr uint32_t kStretch = 4;                    // times as many batches as are asked for otherwise
-constexpr uint64_t kStretchBytesMax = 64ULL << 20;  // of all batches that were asked for then
+constexpr uint32_t kStretch = 4;                    // times the usual number of requested batches
+constexpr uint64_t kStretchBytesMax = 64ULL << 20;  // of all batches requested then
 
 }  // namespace
 
@@ -74,7 +74,7 @@ std::span<const std::byte> Stream::seeds_to_tell(const wire::EpochSeeds& seeds) 
   return seed_bytes_;
 }
 
-// Where the expected epoch begins now, it goes on with the batches that have come of it.
+// If the predicted epoch starts now, continues it with the batches that have arrived.
 bool Stream::adopt_early(const TorchSamplerOptions& sampler) {
   auto expected = std::exchange(expected_, std::nullopt);
   auto early = std::exchange(early_sampler_, nullptr);
@@ -90,8 +90,8 @@ bool Stream::adopt_early(const TorchSamplerOptions& sampler) {
   return true;
 }
 
-// Asks for batches of the next epoch, once all of this one were asked for. Where that was in vain the last time, only
-// the draws of the next epoch are noted, until an expectation is met again.
+// Requests batches of the next epoch, once all of this one were requested. If the last prediction failed, only the
+// draws of the next epoch are recorded, until a prediction is right again.
 void Stream::begin_early() {
   if (!options_.may_begin_early || expected_ || sampler_ == nullptr || !sampler_->is_exhausted()) return;
   const NextSeeds next{.seeds = {.base_seed = plan_.seeds.base_seed, .epoch = plan_.seeds.epoch + 1},
@@ -109,13 +109,13 @@ void Stream::begin_early() {
 
 void Stream::ask_for_first() {
   if (options_.asks_while_room || client_->is_elastic() || sampler_ != nullptr) return fill();
-  // As torch does, which pulls an exhausted sampler as often.
+  // As many calls as torch makes, which also pulls an exhausted sampler.
   for (uint32_t count = client_->depth(); count > 0; --count) ask();
 }
 
 void Stream::ask_in_place() {
   if (client_->has_early() || options_.asks_while_room || client_->is_elastic() || may_stretch()) return fill();
-  // Who looked ahead past the end of a shard may have had more asked for already.
+  // After looking ahead past the end of a shard, more batches may have been requested already.
   if (client_->has_room()) ask();
 }
 
@@ -125,8 +125,8 @@ void Stream::fill() {
   }
 }
 
-// When a sampler of the user's is pulled, and when torch's draws from a generator of the user's, can be seen, and must
-// not depend on how fast batches come.
+// The times at which a user-defined sampler is pulled, and at which torch's draws from a user's generator, are visible,
+// and must not depend on the speed of batches.
 bool Stream::may_stretch() const {
   return client_->may_any_worker() && !options_.asks_while_room && sampler_ != nullptr &&
          (!recipe_.shuffle || !recipe_.generator) && !client_->has_early();
@@ -143,8 +143,8 @@ void Stream::stretch() {
   }
 }
 
-// Asks for more batches than were given out, where nobody can tell from outside: of shards that go on where others have
-// ended, and where the number of batches asked for depends on the clock anyway.
+// Requests more batches than were delivered, where this is not observable: for shards that continue after others have
+// ended, and if the number of requested batches depends on the clock anyway.
 bool Stream::ask_ahead(uint64_t batch_count) {
   if (!options_.is_iterable && !options_.asks_while_room) return false;
   uint64_t asked_count = 0;
@@ -176,7 +176,7 @@ Stream::Event Stream::try_take() {
         if (!event.state.empty()) end_states_[event.shard_id] = std::move(event.state);
         ask_in_place();
         return event;
-      // Whatever workers say: an epoch ends when every batch of it was given.
+      // Independent of the workers' messages: an epoch ends when all of its batches were delivered.
       case Event::Kind::kEnd:
         if (options_.is_iterable || given_count_ + ahead_.size() == drawn_count_) return event;
         return failed(0, "the epoch ends here, and only " + std::to_string(given_count_ + ahead_.size()) + " of the " +
@@ -222,7 +222,7 @@ Stream::Event Stream::try_next() {
   return event;
 }
 
-// Only now: while batches of an ended shard wait to be given, its state is the one after the last that was.
+// Not earlier: while batches of an ended shard wait for delivery, its state is the one after the last delivered batch.
 void Stream::finish() {
   for (auto& [shard_id, state] : end_states_) plan_.progress->set_shard_state(shard_id, std::move(state));
   end_states_.clear();
@@ -243,7 +243,7 @@ void Stream::leave_epoch() {
 }
 
 void Stream::tell_pace() {
-  if (!client_->is_elastic()) return;  // no controller is to know
+  if (!client_->is_elastic()) return;  // there is no controller to report to
   client_->note_pace({.stored_count = client_->stored_count() + static_cast<uint32_t>(ahead_.size()),
                       .wanted_count = client_->depth(),
                       .steps = step_clock_.times(),

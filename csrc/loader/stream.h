@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The stream of batches that a trainer reads. It defines an epoch, how many batches are asked for ahead, how far the
-// epoch has come, the place for a resume, batches of the next epoch before it begins, and looking ahead. Every trainer
-// goes through it, Python's loader and a C++ program, with local workers and with a pool's. Indices come from an
-// IndexSource: torch's own samplers natively, a sampler of the user's through one call.
+// The stream of batches that a trainer reads. It defines an epoch, the number of batches requested ahead, the progress
+// of the epoch, the position for a resume, requests for the next epoch before it starts, and lookahead. Every trainer
+// uses it, Python's loader and C++ programs, with local workers and with a pool's. Indices are supplied by an
+// IndexSource: torch's samplers natively, a user-defined sampler through one call.
 //
-// Which batches are asked for when is torch's own rule: prefetch_factor for each worker when an epoch begins, and one
-// in the place of each batch that the user is given. Where any worker may make any batch, small batches are asked for
-// beyond that while the trainer waits for a slow one, so that the other workers do not wait too.
+// The times of requests follow torch's rule: prefetch_factor batches for each worker when an epoch starts, and one for
+// each batch that is delivered to the user. If any worker may make any batch, additional small batches are requested
+// while the trainer waits for a slow one, so that the other workers stay busy.
 
 #include <chrono>
 #include <cstdint>
@@ -29,17 +29,17 @@
 namespace penstock::loader {
 
 struct StreamOptions {
-  bool is_iterable = false;         // shards end at moments of their own
-  bool asks_while_room = false;     // as many as there is room for, and not one in the place of each
-  bool may_begin_early = false;     // the next epoch may be asked for before it begins
-  bool is_seeded_by_batch = false;  // workers are told the seeds of each epoch
+  bool is_iterable = false;         // shards end at different times
+  bool asks_while_room = false;     // request as many as there is room for, instead of one per delivered batch
+  bool may_begin_early = false;     // the next epoch may be requested before it starts
+  bool is_seeded_by_batch = false;  // workers receive the seeds of each epoch
 };
 
-// The beginning of an epoch.
+// The start of an epoch.
 struct EpochPlan {
   wire::EpochSeeds seeds{};
-  std::optional<at::Generator> base_generator{};  // that the next epoch's base seed is drawn from, seeded by batch
-  // Where the epoch begins; kept up to date as batches are given out. Without one, the stream has its own.
+  std::optional<at::Generator> base_generator{};  // the source of the next epoch's base seed, if seeded by batch
+  // The position at which the epoch starts; updated as batches are delivered. Null: the stream makes one.
   std::shared_ptr<EpochProgress> progress = {};
 };
 
@@ -55,36 +55,37 @@ class Stream {
 
   Client& client() { return *client_; }
 
-  // Forgets the epoch before and asks for the first batches of the next one: those of torch's own sampler (its options
-  // are those of the whole epoch, also where `plan.progress` begins later), or those that `indices` gives.
+  // Forgets the previous epoch and requests the first batches of the next one, in the order of torch's sampler (its
+  // options are for the whole epoch, even if `plan.progress` starts later) or of `indices`.
   void begin_epoch(EpochPlan plan, const TorchSamplerOptions& sampler);
   void begin_epoch(EpochPlan plan, std::unique_ptr<IndexSource> indices);
 
-  // The next event if it is here, and asks for a batch in the place of one that it gives out. Never blocks. kMoreRoom
-  // does not leave the stream. Throws the index source's exceptions; the batch is lost then, as in torch's loader.
+  // Returns the next event if there is one; for each delivered batch, requests another. Never blocks. kMoreRoom is
+  // handled inside the stream. Throws the index source's exceptions; the batch is lost then, as in torch's loader.
   Event try_next();
-  // The next event as try_next() gives it. Waits until `deadline` if nothing is here, and gives kNothing then. Blocks.
+  // Returns the next event as try_next() does. Waits until `deadline` if there is none, and then returns kNothing.
+  // Blocks.
   Event next(std::chrono::steady_clock::time_point deadline);
 
-  // Makes the next event wait here in its place, without asking for a batch in its stead, until `batch_count` wait.
-  // kBatch if the last of ahead() is new. Any other event is for the caller to handle, and does not come again. Never
-  // blocks.
+  // Moves the next event into ahead(), where it keeps its turn, without requesting another batch for it, until
+  // `batch_count` events wait. Returns kBatch if the last of ahead() is new. Any other event must be handled by the
+  // caller and is not repeated. Never blocks.
   Event try_look_ahead(uint32_t batch_count);
-  // The batches that wait here, the next one first. Those of an epoch that was left are dropped.
+  // The batches that wait here, the next one first. They are dropped when their epoch is left.
   const std::deque<Event>& ahead() const { return ahead_; }
   // The newest batch that waits here. It may turn out to be unreadable.
   Event& last_ahead() { return ahead_.back(); }
 
-  // Ends the epoch here, whatever is left of it: those that wait, and all that comes.
+  // Ends the epoch here and drops the rest of it: the waiting batches and all later arrivals.
   void drop_rest();
 
-  // How far the epoch has come. Never null.
+  // The progress of the epoch. Never null.
   const std::shared_ptr<EpochProgress>& progress() const { return plan_.progress; }
 
-  // As Client::counters(), where batches that wait in ahead() are ready and not delivered.
+  // As Client::counters(), where batches that wait in ahead() count as ready and not delivered.
   uint32_t ready_count() const { return client_->ready_count() + static_cast<uint32_t>(ahead_.size()); }
   uint64_t dropped_ahead_count() const { return dropped_ahead_count_; }
-  // From the beginning of each epoch to the last batch that the user was given of it, added up.
+  // Total time from the start of each epoch to its last delivered batch.
   Duration epochs_time() const { return past_epochs_ + (given_at_ - begun_at_); }
 
  private:
@@ -110,25 +111,25 @@ class Stream {
   StreamOptions options_;
   EpochPlan plan_;
   std::unique_ptr<IndexSource> indices_;
-  TorchSampler* sampler_ = nullptr;  // indices_, where it is torch's own
-  TorchSamplerOptions recipe_;       // the calls and settings that it was made with
+  TorchSampler* sampler_ = nullptr;  // indices_, if it is torch's sampler
+  TorchSamplerOptions recipe_;       // the settings that it was made with
   at::Tensor index_buffer_;          // of the last epoch's sampler
   std::vector<std::byte> seed_bytes_;
-  // Batches of the epoch, and of the one that was begun early, whose indices were drawn; and those that the user was
-  // given. They are the same number where an epoch of a map-style dataset ends.
+  // The number of batches whose indices were drawn, for the epoch and for the early one; and of batches that were
+  // delivered. The first and the last are equal at the end of an epoch of a map-style dataset.
   uint64_t drawn_count_ = 0;
   uint64_t early_drawn_count_ = 0;
   uint64_t given_count_ = 0;
   std::deque<Event> ahead_;
-  std::map<uint32_t, std::vector<std::byte>> end_states_;  // of shards that have ended, by shard
+  std::map<uint32_t, std::vector<std::byte>> end_states_;  // of ended shards, by shard
   uint64_t dropped_ahead_count_ = 0;
   std::optional<ExpectedEpoch> expected_;
   std::unique_ptr<TorchSampler> early_sampler_;
   cluster::StepClock step_clock_;
   Duration past_epochs_{0};
   Instant begun_at_{};
-  Instant given_at_{};   // the last time; when the epoch began before its first batch
-  bool was_met_ = true;  // the last expectation; the first is taken to be
+  Instant given_at_{};   // the time of the last delivery; before the first batch, the epoch's start
+  bool was_met_ = true;  // the last prediction was right; initially assumed
 };
 
 }  // namespace penstock::loader

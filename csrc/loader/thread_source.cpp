@@ -28,8 +28,8 @@ ThreadSource::~ThreadSource() { stop(); }
 Result<void> ThreadSource::start(Stages stages) {
   if (auto started = stages_.start(std::move(stages)); !started) return started;
   if (!has_threads_) return {};
-  // torch keeps the number of threads of an operator for the whole process and, once a thread has used it, for that
-  // thread: each thread sets its own, and this one puts the process's back.
+  // torch stores the number of threads of an operator for the whole process and, once a thread has used it, for that
+  // thread: each thread sets its number, and this one restores the process's.
   const int thread_count = at::get_num_threads();
   std::latch begun(worker_count());
   try {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Batches that threads of the trainer's own process make. Without threads the trainer's thread makes each batch when it
+// Batches that threads of the trainer's process make. Without threads, the trainer's thread makes each batch when it
 // waits for it.
 //
-// Any thread makes any batch of a map-style dataset: they take requests from one queue. A shard of an iterable dataset
-// is read by one thread in the order of its requests. The operators of torch that a thread calls run on that thread
+// Any thread makes any batch of a map-style dataset: the threads take requests from one queue. A shard of an iterable
+// dataset is read by one thread in the order of its requests. Torch operators that a thread calls run on that thread
 // alone, as in a worker process.
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +25,7 @@
 
 namespace penstock::loader {
 
-// What makes the batches of one thread. Confined to that thread.
+// Makes the batches of one thread. Confined to that thread.
 class ThreadMaker {
  public:
   ThreadMaker() = default;
@@ -36,12 +36,12 @@ class ThreadMaker {
   struct Made {
     LocalTensors content{};
     std::vector<std::byte> state{};  // of the shard of an iterable dataset after the batch; empty without one
-    bool is_end = false;             // there is no batch: the shard has no more
+    bool is_end = false;             // there is no batch: the shard is exhausted
     bool is_compiled = false;        // compiled code made boundary tensors
     uint32_t prefix_time = 0;        // in units of wire::kTimeUnit
     wire::SampleTimes samples{};
   };
-  // Throws what the dataset throws; in_hand() says of which sample, and may be empty.
+  // make() throws the dataset's exceptions; in_hand() then describes the sample that caused it, and may be empty.
   virtual std::string in_hand() const = 0;
   virtual Made make(const cluster::RequestContent& content, const wire::EpochSeeds& seeds) = 0;
 };
@@ -53,13 +53,13 @@ struct ThreadSourceOptions {
 
 class ThreadSource : public BatchSource {
  public:
-  // One maker a thread, or one for the trainer's thread if `has_threads` is false. A dataset's exception becomes an
+  // One maker per thread, or one for the trainer's thread if `has_threads` is false. A dataset's exception becomes an
   // error in the batch's place that names the thread.
   ThreadSource(const ThreadSourceOptions& options, std::vector<std::unique_ptr<ThreadMaker>> makers, bool has_threads);
   ~ThreadSource() override;
 
   Result<void> start(Stages stages) override;
-  // Waits for the batches in the making.
+  // Waits for the batches that are being made.
   void stop() override;
   void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
   void announce(const wire::ToJob& message) override;
@@ -87,7 +87,7 @@ class ThreadSource : public BatchSource {
   const bool has_threads_;
   std::vector<std::unique_ptr<ThreadMaker>> makers_;
   std::vector<std::unique_ptr<Queue>> queues_;
-  wire::EpochSeeds seeds_;  // of the epoch that is asked for; used by the trainer's thread alone
+  wire::EpochSeeds seeds_;  // of the epoch being requested; confined to the trainer's thread
   std::vector<std::jthread> threads_;
 };
 

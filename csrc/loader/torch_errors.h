@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Calls of torch by code whose errors are Results: torch throws.
+// Calls torch from code whose errors are Results: torch throws.
 
 #include <c10/util/Exception.h>
 
@@ -10,7 +10,7 @@
 
 namespace penstock::loader {
 
-// Carries out a call, which gives a Result. kNoMemory where a device has none left.
+// Runs a call that returns a Result. Returns kNoMemory if a device has none left.
 template <typename Call>
 auto caught(Call call) -> decltype(call()) {
   try {

@@ -40,7 +40,7 @@ void TorchSampler::start() {
 void TorchSampler::exhaust() {
   if (is_exhausted_) return;
   is_exhausted_ = true;
-  // Torch draws a last permutation here and takes none of it: the generator moves on, which its owner can see.
+  // Torch draws a last permutation here and discards it: the generator advances, which is visible to its owner.
   if (options_.shuffle && !has_own_generator_) {
     skip_permutation(options_.sample_count, *options_.generator);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How a trainer fares, as its own thread sees it, for the thread that reports to a pool's controller.
+// A trainer's pace, as observed by its own thread, for the thread that reports to a pool's controller.
 
 #include <cstdint>
 
@@ -10,12 +10,12 @@
 namespace penstock::loader {
 
 struct TrainerPace {
-  uint32_t stored_count = 0;  // batches that its thread has and has not given to the program
-  uint32_t wanted_count = 0;  // that are to be here, or asked for
+  uint32_t stored_count = 0;  // batches that the trainer's thread has and the program has not received
+  uint32_t wanted_count = 0;  // target for batches that are here or requested
   cluster::StepTimes steps{};
   bool is_in_epoch = false;
-  Instant given_at{};    // the last batch
-  Duration pause_min{};  // as StepClock's
+  Instant given_at{};    // the time of the last delivery
+  Duration pause_min{};  // see StepClock
 };
 
 }  // namespace penstock::loader

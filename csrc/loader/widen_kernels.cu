@@ -24,14 +24,14 @@ struct Sum {
   __host__ __device__ uint64_t operator()(uint64_t left, uint64_t right) const { return left + right; }
 };
 
-// Where the values of each padded row begin is the sum of the lengths before it.
+// The start of each padded row's values is the sum of the lengths of the rows before it.
 cudaError_t sum_lengths(void* scratch, size_t& scratch_bytes, const std::byte* narrow, uint64_t* starts,
                         uint64_t row_count, cudaStream_t stream) {
   const auto* lengths = narrow == nullptr ? nullptr : reinterpret_cast<const uint32_t*>(narrow + sizeof(uint64_t));
   return cub::DeviceScan::ExclusiveScan(scratch, scratch_bytes, lengths, starts, Sum{}, uint64_t{0}, row_count, stream);
 }
 
-// The starts stand in front of what the sum needs.
+// The starts precede the scratch memory of the sum.
 uint64_t starts_bytes(const Widening& widening) { return (widening.row_count * sizeof(uint64_t) + 255) / 256 * 256; }
 
 }  // namespace
@@ -39,7 +39,7 @@ uint64_t starts_bytes(const Widening& widening) { return (widening.row_count * s
 int try_widen_kernels() {
   cudaFuncAttributes attributes{};
   const cudaError_t status = cudaFuncGetAttributes(&attributes, widen_kernel<wire::BitsThread>);
-  if (status != cudaSuccess) cudaGetLastError();  // clears it
+  if (status != cudaSuccess) cudaGetLastError();  // clears the error
   return status;
 }
 

@@ -8,7 +8,7 @@
 namespace penstock::loader {
 namespace {
 
-// A worker has at most some dozens of answers, and says little beside them.
+// A worker has at most some dozens of outstanding answers, and sends few other messages.
 constexpr size_t kWaitingCountMax = 1024;
 
 }  // namespace
@@ -51,7 +51,7 @@ void WorkerLink::hand_out(const wire::BlobWish& wish, const std::shared_ptr<cons
   const auto piece = std::as_bytes(std::span(*blob)).subspan(wish.offset, size);
   std::array<net::OutgoingPart, 2> parts{
       net::OutgoingPart{.bytes = head, .release = nullptr},
-      net::OutgoingPart{.bytes = piece, .release = [blob] {}},  // which holds it until then
+      net::OutgoingPart{.bytes = piece, .release = [blob] {}},  // keeps the blob until the part was sent
   };
   static_cast<void>(socket_->send(parts));
 }

@@ -20,7 +20,7 @@ Result<void> WorkerLinks::open(uint64_t worker_id, const net::Endpoint& endpoint
   drop(worker_id);
   links_.try_emplace(worker_id, endpoint, std::move(socket), tag.value());
   worker_of_.emplace(tag.value(), worker_id);
-  note_served(worker_id);  // as it may be due later on
+  note_served(worker_id);  // it may be due later
   return {};
 }
 
@@ -86,7 +86,7 @@ Result<void> WorkerLinks::connect_data(uint64_t worker_id, net::SocketContext& c
   if (!tag) return tag.error();
   link.data_tag = tag.value();
   worker_of_.emplace(tag.value(), worker_id);
-  note_served(worker_id);  // as it may be due later on
+  note_served(worker_id);  // it may be due later
   return {};
 }
 
@@ -115,7 +115,7 @@ void WorkerLinks::renew(uint64_t worker_id) {
   link->socket().renew();
   drop_data(*link);
   mark_used(*link);
-  note_served(worker_id);  // as it may be due later on
+  note_served(worker_id);  // it may be due later
 }
 
 void WorkerLinks::mark_used(const WorkerLink& link) {
