@@ -12,12 +12,12 @@ namespace penstock::sampling {
 
 namespace {
 
-constexpr size_t kWindow = 4;              // samples that a step may choose from, times those that it takes
-constexpr size_t kExchangesMax = 4;        // of a step, times its ranks
+constexpr size_t kWindow = 4;              // a step may choose from this many times the samples that it takes
+constexpr size_t kExchangesMax = 4;        // per rank, in one step
 constexpr double kEvenEnough = 1.0 / 256;  // of the budget, between the most and the least loaded batch
-// The last samples are shared out over two steps where one would be full beyond this part.
+// The last samples are split over two steps if one step would be filled beyond this fraction.
 constexpr double kFull = 0.95;
-constexpr double kSlack = 1.02;  // of the budget of half of them, so that they can be packed
+constexpr double kSlack = 1.02;  // factor on the budget of half of them, so that they can be packed
 
 }  // namespace
 
@@ -26,13 +26,13 @@ CostPacker::CostPacker(std::span<const double> costs, std::vector<int64_t> order
   for (const int64_t index : order_) left_cost_ += costs_[static_cast<size_t>(index)];
 }
 
-// The next `count` samples, the most expensive first, each to the least loaded batch. Returns whether all fit.
+// Assigns the next `count` samples, the most expensive first, each to the least loaded batch. Returns whether all fit.
 bool CostPacker::share_out(size_t count, const CostPackerOptions& options, std::vector<Load>& loads) const {
   std::vector<Item> items(count);
   for (size_t at = 0; at < count; ++at) items[at] = {first_ + at, costs_[static_cast<size_t>(order_[first_ + at])]};
   std::ranges::stable_sort(items, [](const Item& a, const Item& b) { return a.cost > b.cost; });
   loads.assign(options.rank_count, {});
-  using Entry = std::pair<double, size_t>;  // what a batch costs, and its rank
+  using Entry = std::pair<double, size_t>;  // cost of a batch, rank
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> least;
   for (size_t rank = 0; rank < options.rank_count; ++rank) least.emplace(0, rank);
   for (const Item& item : items) {
@@ -48,11 +48,11 @@ bool CostPacker::share_out(size_t count, const CostPackerOptions& options, std::
   return true;
 }
 
-// Fills the least loaded batches with the largest samples that fit, of those that follow the first `count`.
+// Fills the least loaded batches with the largest samples that fit, chosen from the samples after the first `count`.
 void CostPacker::top_up(size_t count, const CostPackerOptions& options, std::vector<Load>& loads) const {
   const size_t end = std::min(left_count(), count * kWindow);
   if (end <= count) return;
-  // There are many candidates and few of them are taken: to look at all for each is less work than to sort them.
+  // There are many candidates, and few are taken: scanning all of them for each is cheaper than sorting them.
   std::vector<double> costs(end - count);
   for (size_t at = 0; at < costs.size(); ++at) costs[at] = costs_[static_cast<size_t>(order_[first_ + count + at])];
   const auto is_open = [&](const Load& load) {
@@ -63,7 +63,7 @@ void CostPacker::top_up(size_t count, const CostPackerOptions& options, std::vec
     for (Load& load : loads)
       if (is_open(load) && (least == nullptr || load.cost < least->cost)) least = &load;
     if (least == nullptr) return;
-    double best = 0;  // a candidate that was taken costs nothing, so it is never better
+    double best = 0;  // the cost of a taken candidate is 0, so it is never better
     for (const double cost : costs) best = least->cost + cost <= options.budget && cost > best ? cost : best;
     if (best == 0) return;
     const auto found = std::find(costs.rbegin(), costs.rend(), best);
@@ -73,7 +73,7 @@ void CostPacker::top_up(size_t count, const CostPackerOptions& options, std::vec
   }
 }
 
-// Exchanges samples of the most and the least loaded batch while that brings them together.
+// Exchanges samples between the most and the least loaded batch while this reduces the difference of their costs.
 void CostPacker::even_out(const CostPackerOptions& options, std::vector<Load>& loads) {
   const auto by_cost = [](const Load& a, const Load& b) { return a.cost < b.cost; };
   for (size_t round = 0; round < kExchangesMax * loads.size(); ++round) {
@@ -110,8 +110,8 @@ double CostPacker::cost_of(const Load& load) {
   return cost;
 }
 
-// A full step may leave a few samples for the last one, too few for batches that cost alike. So the last two steps cost
-// the same.
+// A full step may leave too few samples for the last step to form batches of equal cost. So the last two steps cost the
+// same.
 CostPackerOptions CostPacker::for_next(CostPackerOptions options) const {
   const double full = kFull * options.budget * static_cast<double>(options.rank_count);
   if (options.rank_count < 2 || left_cost_ <= full || left_cost_ >= 2 * full) return options;
@@ -128,7 +128,7 @@ CostPackerOptions CostPacker::for_next(CostPackerOptions options) const {
 std::vector<std::vector<int64_t>> CostPacker::next(const CostPackerOptions& asked) {
   if (left_count() == 0) return {};
   const CostPackerOptions options = for_next(asked);
-  // So many samples that the budgets of all batches would be used up, and fewer until they can be shared out.
+  // Start with as many samples as use up the budgets of all batches, and reduce the number until they can be assigned.
   size_t count = 0;
   const double total = options.budget * static_cast<double>(options.rank_count);
   double sum = 0;
@@ -154,7 +154,7 @@ std::vector<std::vector<int64_t>> CostPacker::next(const CostPackerOptions& aske
   return batches;
 }
 
-// Moves what was left over behind what was taken.
+// Moves the samples that were not taken behind the taken ones.
 void CostPacker::take(const std::vector<Load>& loads) {
   std::vector<size_t> places;
   for (const Load& load : loads)
@@ -163,7 +163,7 @@ void CostPacker::take(const std::vector<Load>& loads) {
       left_cost_ -= item.cost;
     }
   std::ranges::sort(places);
-  // From the last place taken backwards, what was not taken moves up.
+  // From the last place taken backwards, the remaining samples move up.
   size_t to = places.back() + 1;
   size_t taken = places.size();
   for (size_t from = places.back() + 1; from-- > first_;) {

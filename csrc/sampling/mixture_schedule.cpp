@@ -29,7 +29,7 @@ std::vector<int64_t> MixtureSchedule::shares_of(std::span<const double> weights)
     shares[source] = std::max<int64_t>(1, static_cast<int64_t>(exact));
     left -= shares[source];
   }
-  // What rounding left over is less than one unit a source, of 2^40.
+  // The remainder from rounding is less than one unit, 1/kWhole, per source.
   *std::ranges::max_element(shares) += left;
   return shares;
 }
@@ -44,14 +44,14 @@ MixtureSchedule::MixtureSchedule(std::vector<int64_t> shares, std::vector<int64_
   source_count_ = std::ranges::count_if(shares_, [](int64_t share) { return share > 0; });
 }
 
-// Each sample of a source may be given from some time on, once the source lags behind by 1/(2k - 2), and is due at
-// another, when the lag is 1 - 1/(2k - 2). Of the samples that may be given, the one that is due first is. So the
-// samples that are due until some time are given as if there were no others, and whether one of them has been given
-// depends on the time since the first sample that is due later could be given: at most 1/share of the slowest source.
-// A schedule that begins so much earlier, with the samples given that are due first, comes to the same place.
+// Each sample of a source is allowed from the time when the source lags behind by 1/(2k - 2), and it is due when the
+// lag is 1 - 1/(2k - 2). Of the samples that are allowed, the one that is due first is given. So the samples that are
+// due before some time are given as if there were no others, and whether one of them has been given depends only on the
+// time since the first sample that is due later was allowed: at most 1/share of the slowest source. A schedule that
+// starts that much earlier, having given the samples that are due first, reaches the same state.
 MixtureSchedule MixtureSchedule::after(const std::vector<int64_t>& shares, int64_t sample_count) {
   MixtureSchedule schedule(shares);
-  if (schedule.source_count_ == 1) return schedule;  // which never lags
+  if (schedule.source_count_ == 1) return schedule;  // it never lags
   int64_t slowest = kWhole;
   for (const int64_t share : shares) slowest = share > 0 ? std::min(slowest, share) : slowest;
   const int64_t begin = sample_count - kWhole / slowest - 1;
@@ -66,7 +66,7 @@ void MixtureSchedule::begin_near(int64_t sample_count) {
     Wide time;  // until the sample is due, times `twice` and the share
   };
   const Wide twice = this->twice();
-  std::vector<Waiting> waiting;  // samples that may be given and are not yet due
+  std::vector<Waiting> waiting;  // samples that are allowed and not yet due
   Wide waiting_count = -static_cast<Wide>(sample_count);
   for (size_t source = 0; source < shares_.size(); ++source) {
     if (shares_[source] == 0) continue;
@@ -92,7 +92,7 @@ void MixtureSchedule::begin_near(int64_t sample_count) {
 int64_t MixtureSchedule::samples_until_end(const std::vector<int64_t>& shares, std::span<const int64_t> lengths) {
   MixtureSchedule schedule(shares);
   const Wide twice = schedule.twice();
-  Wide first = std::numeric_limits<int64_t>::max();  // the number of the first sample that a source may lack
+  Wide first = std::numeric_limits<int64_t>::max();  // the first sample, from 1, that a source may lack
   for (size_t source = 0; source < shares.size(); ++source) {
     if (shares[source] == 0) continue;
     if (schedule.source_count_ == 1) return lengths[source];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which source of a mixture gives the next sample. After every n samples each source has given its share of n, at most
-// one sample more or less: the error is at most 1 - 1/(2k - 2) for k sources. The rule is that of R. Tijdeman, "The
+// Decides which source of a mixture gives the next sample. After every n samples each source has given its share of n,
+// at most one sample more or less: the error is at most 1 - 1/(2k - 2) for k sources. The rule is by R. Tijdeman, "The
 // chairman assignment problem", Discrete Mathematics 32 (1980), pages 323 to 330: of the sources that lag enough behind
-// their share, the one that has to give a sample soonest. All arithmetic is in integers, so the schedule is the same on
-// every machine and at any length.
+// their share, choose the one that has to give a sample soonest. All arithmetic is in integers, so the schedule is the
+// same on every machine and at any length.
 
 #include <cstdint>
 #include <optional>
@@ -16,26 +16,27 @@ namespace penstock::sampling {
 // Thread-compatible. A value type.
 class MixtureSchedule {
  public:
-  // The sum of the shares: a source with share s gives s of so many samples.
+  // The sum of the shares: a source with share s gives s of every kWhole samples.
   static constexpr int64_t kWhole = int64_t{1} << 40;
   static constexpr size_t kSourcesMax = 1 << 16;
 
-  // The shares of positive and zero weights, which are finite and not all zero: integers that add up to kWhole. A
-  // source of positive weight has a share of 1 at least.
+  // Returns the shares for `weights`, which must be >= 0, finite and not all zero: integers that add up to kWhole. A
+  // source of positive weight has a share of at least 1.
   static std::vector<int64_t> shares_of(std::span<const double> weights);
 
   explicit MixtureSchedule(const std::vector<int64_t>& shares);
-  // A schedule that goes on where another was; `lags` are those of it.
+  // Continues another schedule, whose lags are `lags`.
   MixtureSchedule(std::vector<int64_t> shares, std::vector<int64_t> lags);
 
-  // A new schedule after `sample_count` samples, in as many steps as the largest of 1/share, or sample_count of them.
+  // Returns a new schedule advanced by `sample_count` samples. It takes as many steps as the largest 1/share, or
+  // `sample_count` if that is less.
   static MixtureSchedule after(const std::vector<int64_t>& shares, int64_t sample_count);
 
-  // How many samples a new schedule gives until the source of the next one has given as many as it is long, which
-  // `lengths` has. A source of length 0 has no share. The time is that of `after`.
+  // Returns how many samples a new schedule gives until the next one would be from an exhausted source: `lengths` has
+  // the number of samples of each source. A source of length 0 has no share. Takes as long as `after`.
   static int64_t samples_until_end(const std::vector<int64_t>& shares, std::span<const int64_t> lengths);
 
-  // The source of the next sample.
+  // Returns the source of the next sample.
   size_t next();
 
   const std::vector<int64_t>& shares() const { return shares_; }
@@ -45,13 +46,14 @@ class MixtureSchedule {
   friend bool operator==(const MixtureSchedule&, const MixtureSchedule&) = default;
 
  private:
-  // Near the place after so many samples: after 1/share of the slowest source it is as if it had begun at 0.
+  // Moves close to the state after `sample_count` samples: 1/share steps of the slowest source later, the state is the
+  // same as if the schedule had started at 0.
   void begin_near(int64_t sample_count);
   int64_t twice() const;  // 2k - 2 for k sources, and 1 for one
 
   std::vector<int64_t> shares_;
   std::vector<int64_t> lags_;
-  int64_t source_count_ = 0;  // with a share
+  int64_t source_count_ = 0;  // sources with a share
 };
 
 }  // namespace penstock::sampling

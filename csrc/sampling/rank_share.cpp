@@ -22,7 +22,7 @@ RankShare::Part RankShare::part(uint64_t step) const {
   uint64_t count = std::min(options_.step_size, sample_count_ - first);
   const uint64_t ranks = options_.rank_count;
   if (count < options_.step_size) {
-    // All ranks have as many samples as the one with most, or one at least.
+    // All ranks have as many samples as the rank with the most, and at least one.
     const bool is_even = options_.remainder == Remainder::kPad || count < ranks;
     if (is_even) count = (count + ranks - 1) / ranks * ranks;
   }
