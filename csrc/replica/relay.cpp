@@ -15,9 +15,9 @@
 namespace penstock::replica {
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(200);  // how often a thread that waits sees whether it is to end
+constexpr auto kLook = std::chrono::milliseconds(200);  // how often a waiting thread checks whether to stop
 
-// Those that say something of the batch, and not of the memory that it came in.
+// The flags that describe the batch, as opposed to the memory in which it was received.
 constexpr uint8_t kFlagsOfContent = wire::kBatchRaises | wire::kBatchThreadsDrew | wire::kBatchDatasetStays;
 
 RequestDigest digest_of(uint64_t sequence, wire::IndexKind kind, std::span<const std::byte> indices,
@@ -43,7 +43,7 @@ RequestDigest digest_of(const server::PoolWork& work) {
   return digest_of(work.number(), work.index_kind, work.indices, work.seeds, work.epoch_seed, work.first_place);
 }
 
-// Of memory of its own: what the leader's program does to its batch stays there.
+// Copies the batch, so that the leader's program cannot change the followers' batches.
 std::shared_ptr<const ReplicaAnswer> copy_of(loader::Batch& batch) {
   auto answer = std::make_shared<ReplicaAnswer>();
   answer->state.assign(batch.state().begin(), batch.state().end());
@@ -62,7 +62,7 @@ std::shared_ptr<const ReplicaAnswer> copy_of(loader::Batch& batch) {
 }  // namespace
 
 Result<std::shared_ptr<Relay>> Relay::start(RelayOptions options) {
-  // A forked child has neither the threads nor the sockets: it leaves all of it alone.
+  // A forked child has neither the threads nor the sockets, so it does not destroy anything.
   const std::shared_ptr<Relay> relay(new Relay(std::move(options)), [owner = ::getpid()](Relay* it) {
     if (::getpid() == owner) std::default_delete<Relay>()(it);
   });
@@ -93,7 +93,7 @@ void Relay::close() {
 Result<net::KeyRing> Relay::key_ring(const FollowerSeat& seat) const {
   auto own = net::KeyPair::parse_secret(options_.keys.secret_text().text());
   if (!own) return own.error();
-  // Only this follower's key is let in; those of the roles that have no part in this are nobody's.
+  // Only this follower's key is accepted. The roles without a part in this get new keys, which are not used elsewhere.
   net::PublicKeys keys{.roles = {net::KeyPair::generate().public_key(), seat.key, options_.keys.public_key(),
                                  net::KeyPair::generate().public_key()}};
   return net::KeyRing(net::Role::kWorker, std::move(own).value(), std::move(keys), net::KeyOrigin::kGiven);
@@ -166,7 +166,7 @@ void Relay::run(size_t follower) {
   }
 }
 
-// The leader's program ends by it, and its followers' as their worker dies.
+// This ends the leader's program, and the followers' programs too, because their worker dies.
 void Relay::fail(size_t follower, const std::string& what) {
   failure_.set(Fault{Errc::kFailed, "the thread pk_relay, which hands batches on to " +
                                         options_.followers[follower].name + ", failed: " + what});
@@ -180,7 +180,7 @@ void Relay::serve(size_t follower) {
     if (work) {
       answer(follower, *work.value());
     } else if (work.error().code != Errc::kTimeout) {
-      return;  // the server has ended, which the follower sees
+      return;  // the server has ended, and the follower notices
     }
   }
 }
@@ -195,7 +195,7 @@ void Relay::answer(size_t follower, const server::PoolWork& work) {
     taken = store_.take(follower, request, requested_at, std::chrono::steady_clock::now() + kLook);
   }
   const auto fail = [&](const std::string& type_name, const std::string& text) {
-    // Only a state can be too large for an error, and this one has none.
+    // Only a state can make an error too large, and this error has no state.
     static_cast<void>(server.answer_error(work, {.type_name = type_name, .text = text}, {}));
   };
   if (!taken.refusal.empty()) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One rank hands the batches that it gets on to other ranks, its *followers*, which are to have the same ones: those of
-// one model-parallel group. So a pool makes each of these batches once, and sends it once.
+// One rank passes the batches that it receives on to other ranks, its *followers*, which need the same batches: the
+// ranks of one model-parallel group. So a pool makes and sends each of these batches only once.
 //
 //   pool ─▶ leader's client ─ arrival tap ─▶ replica store ─▶ a pool server for each follower ─▶ the follower's client
 //
-// To a follower its leader is a worker of a pool, the only one: it sends the requests that it would send to a pool, and
-// links, losses and slabs of shared memory are those of a worker of its own machine (worker/pool_server.h), or of
-// another one. A request is answered with the leader's batch if the leader has asked for the very same.
+// For a follower, its leader is the only worker of a pool: it sends the leader the requests that it would send to a
+// pool, and links, losses and shared-memory slabs are the same as with a pool worker on its machine
+// (worker/pool_server.h) or on another one. A request is answered with the leader's batch if the leader has made the
+// identical request.
 
 #include <atomic>
 #include <map>
@@ -28,35 +29,35 @@
 namespace penstock::replica {
 
 struct FollowerSeat {
-  std::string name;           // for people, such as "rank 3"
-  net::PublicKey key;         // that it shows
+  std::string name;           // for messages, such as "rank 3"
+  net::PublicKey key;         // identifies the follower
   std::string handover = {};  // as PoolServerOptions::handover; empty for a follower on another machine
 };
 
 struct RelayOptions {
-  std::string leader;           // for people, such as "rank 0"
-  net::KeyPair keys;            // the leader's, by which followers know it
+  std::string leader;           // for messages, such as "rank 0"
+  net::KeyPair keys;            // identify the leader to the followers
   std::string bind_host;        // where followers reach it
-  uint64_t arena_bytes = 0;     // of shared memory for each follower
+  uint64_t arena_bytes = 0;     // shared memory per follower
   uint64_t held_bytes_max = 0;  // of batches that wait for a follower
   std::vector<FollowerSeat> followers;
 };
 
-// start(), close() and the destructor are for the owner's thread; asked() for the trainer's; arrived() for that of the
-// stages; the rest for any.
+// start(), close() and the destructor are for the owner's thread; asked() for the trainer's thread; arrived() for the
+// stages' thread; the rest for any thread.
 class Relay final : public loader::ArrivalTap {
  public:
-  // Listens for each follower. kNoMemory where the system has no thread left.
+  // Listens for each follower. Returns kNoMemory if the system cannot start another thread.
   static Result<std::shared_ptr<Relay>> start(RelayOptions options);
 
   // For `start`.
   explicit Relay(RelayOptions options);
   ~Relay() override { close(); }
 
-  // Ends the servers, and the threads. Followers see their worker die.
+  // Stops the servers and the threads. To followers, their worker dies.
   void close();
 
-  // Where a follower finds its worker, in the order of the followers.
+  // Where each follower finds its worker, in the order of the followers.
   struct Address {
     uint64_t worker_id = 0;
     std::string endpoint;
@@ -69,9 +70,9 @@ class Relay final : public loader::ArrivalTap {
   void source_stopped() override;
   std::optional<Fault> failure() const override { return failure_.get(); }
 
-  // The follower that takes no batches, for which the leader has waited for so long; none if it waits for none.
+  // The follower that takes no batches and how long the leader has waited for it; none if the leader is not waiting.
   std::optional<std::pair<std::string, Duration>> awaited_follower() const;
-  // Batches that were handed on, to all followers together.
+  // The number of batches passed on, over all followers.
   uint64_t handed_count() const { return handed_count_.load(); }
 
  private:
@@ -80,7 +81,7 @@ class Relay final : public loader::ArrivalTap {
     std::thread thread;
   };
 
-  // The ring of the server of one follower.
+  // Returns the key ring for the server of one follower.
   Result<net::KeyRing> key_ring(const FollowerSeat& seat) const;
   Result<void> open_follower(const FollowerSeat& seat);
   void run(size_t follower);
@@ -96,9 +97,9 @@ class Relay final : public loader::ArrivalTap {
   std::vector<Follower> followers_;
   std::vector<Address> addresses_;
 
-  // A client numbers its epochs from its own beginning. These go on.
+  // Each client numbers its epochs from its own start. This numbering continues across clients.
   Mutex mutex_;
-  std::map<uint32_t, uint32_t> epoch_of_ PENSTOCK_GUARDED_BY(mutex_);  // by the number of the client in use
+  std::map<uint32_t, uint32_t> epoch_of_ PENSTOCK_GUARDED_BY(mutex_);  // key: the epoch number of the current client
   uint32_t epoch_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
 };
 

@@ -43,7 +43,7 @@ void ReplicaStore::arrived(uint32_t epoch, uint64_t sequence, std::shared_ptr<co
   }
   awaited_.reset();
   const auto entry = entries_.find({epoch, sequence});
-  if (entry == entries_.end() || entry->second.answer) return;  // all have passed it by, or it came twice
+  if (entry == entries_.end() || entry->second.answer) return;  // all have skipped it, or it is a duplicate
   entry->second.answer = std::move(answer);
   for (size_t follower = 0; follower < followers_.size(); ++follower)
     if (!entry->second.taken_by[follower]) followers_[follower].untaken_bytes += bytes;
@@ -62,7 +62,7 @@ std::optional<std::pair<size_t, Duration>> ReplicaStore::awaited_follower() cons
   return std::pair(*awaited_, clock_now() - awaited_since_);
 }
 
-// One that waits for what is not here is not slow: others hold it up.
+// A follower that waits for a missing batch is not slow: others delay it.
 std::optional<size_t> ReplicaStore::slow_follower(uint64_t more_bytes) const {
   for (size_t follower = 0; follower < followers_.size(); ++follower) {
     const Follower& it = followers_[follower];
@@ -98,7 +98,7 @@ std::map<ReplicaStore::Key, ReplicaStore::Entry>::iterator ReplicaStore::find(co
   const auto fits = [&](const auto& entry) {
     return entry.first.second == request.sequence && entry.second.digest == request.value;
   };
-  // Two epochs without random numbers may ask for the same: the first of them is the one that comes next.
+  // Two epochs without random numbers may have identical requests: the first epoch is the next one.
   return std::find_if(entries_.begin(), entries_.end(), fits);
 }
 
@@ -111,7 +111,7 @@ void ReplicaStore::take_from(std::map<Key, Entry>::iterator entry, size_t follow
   if (std::all_of(taken_by.begin(), taken_by.end(), [](bool is_taken) { return is_taken; })) entries_.erase(entry);
 }
 
-// A follower that asks for a batch of an epoch asks for none of the epochs before it any more.
+// A follower that requests a batch of an epoch requests no more batches of earlier epochs.
 void ReplicaStore::pass_by(uint32_t epoch, size_t follower) {
   for (auto at = entries_.begin(); at != entries_.end() && at->first.first < epoch;) take_from(at++, follower);
 }
