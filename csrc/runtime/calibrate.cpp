@@ -25,13 +25,13 @@ using graph::ValueId;
 using Clock = std::function<Instant()>;
 
 constexpr int kDeviceRounds = 3;
-constexpr double kLeastOfTime = 0.1;  // that is not page faults
+constexpr double kLeastOfTime = 0.1;  // the fraction of a time that is not page faults, at least
 
 double seconds_between(Instant start, Instant end) { return std::chrono::duration<double>(end - start).count(); }
 
-// The time that this thread has lost to page faults. A trainer's heap gives large blocks back to the kernel and gets
-// new pages for the next, which is two thirds of the time of elementwise operators on 74 MB; a worker keeps its blocks
-// (worker/malloc_tuning.h).
+// Measures the time that this thread has lost to page faults. A trainer's heap returns large blocks to the kernel and
+// gets new pages for the next block; this is two thirds of the time of elementwise operators on 74 MB. A worker keeps
+// its blocks (worker/malloc_tuning.h).
 class FaultClock {
  public:
   FaultClock() : fault_s_(measure()) {}
@@ -47,7 +47,7 @@ class FaultClock {
     return usage.ru_minflt;
   }
 
-  // What a page of fresh memory costs; 0 where there is none to be had.
+  // Returns the seconds per page of fresh memory; 0 if no memory is available.
   static double measure() {
     void* memory = ::mmap(nullptr, kTouchedBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return 0;
@@ -80,7 +80,7 @@ class ThreadsGuard {
   int count_before_;
 };
 
-// Numbers tensors by the bytes they cover: a reshape has its base's number, a slice another.
+// Numbers tensors by the bytes they cover: a reshaped tensor has its base's number, a slice has another.
 class StorageNumbers {
  public:
   graph::ValueSize size_of(const c10::IValue& value) {
@@ -100,8 +100,8 @@ class StorageNumbers {
   std::map<std::tuple<uintptr_t, int64_t, int64_t>, uint32_t> numbers_;
 };
 
-// The nodes that could move and the inputs they may read, as a graph of their own with the same value ids. They are run
-// here, so none of them is on a device.
+// Returns the nodes that could move and the inputs they may read, as a separate graph with the same value ids. The
+// nodes run on the CPU here, so none of them is marked as on a device.
 graph::Graph movable_part(const graph::Graph& graph, std::span<const graph::Verdict> verdicts) {
   graph::Graph part = graph;
   part.nodes.clear();
@@ -130,13 +130,13 @@ class Calibrator {
     size_t constant_index = 0;
     for (const graph::Input& input : graph_.inputs) {
       if (input.kind != graph::InputKind::kConst && input.kind != graph::InputKind::kState) continue;
-      if (constant_index >= constants.size()) break;  // the executor will say so
+      if (constant_index >= constants.size()) break;  // the executor will report it
       at::Tensor tensor = constants[constant_index++].value_or(at::Tensor());
       if (input.kind == graph::InputKind::kState) continue;
       const_tensors.push_back(tensor);
       start_[input.value] = tensor;
     }
-    // The executor has all the checks; a graph that it accepts is run here node by node.
+    // The executor performs all checks; a graph that it accepts is run here node by node.
     const auto executor =
         Executor::create(part_, std::move(const_tensors), {.allow_random = true, .allow_state = false});
     if (!executor) return executor.error();
@@ -153,7 +153,7 @@ class Calibrator {
     return {};
   }
 
-  // Keeps every value until the end, so that no two share an address by accident. Gives the values.
+  // Returns the values. Keeps all of them until the end, so that no two share an address by accident.
   Result<Frame> measure_sizes(graph::Calibration& calibration) {
     Frame frame = start_;
     c10::Stack stack;
@@ -165,8 +165,8 @@ class Calibrator {
     return frame;
   }
 
-  // Frees values at their last use, as the executor does: memory that the allocator hands out again is faster.
-  // `kept` gets the times of a heap that keeps its pages, for operators that run on this thread alone.
+  // Frees values at their last use, as the executor does: memory that the allocator reuses is faster. `kept` receives
+  // the times for a heap that keeps its pages, for operators that run on this thread only.
   Result<void> measure_round(Times& times, Times* kept) {
     times.resize(calls_.size());
     if (kept != nullptr) kept->resize(calls_.size());
@@ -205,7 +205,7 @@ class Calibrator {
   Frame start_;
   const FaultClock faults_;
   std::vector<OperatorCall> calls_;                    // by node of part_
-  const std::vector<std::vector<ValueId>> last_uses_;  // the same
+  const std::vector<std::vector<ValueId>> last_uses_;  // by node of part_
 };
 
 }  // namespace
@@ -238,7 +238,7 @@ Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const 
     if (std::ranges::any_of(graph.nodes, [](const graph::Node& node) { return node.on.has_value(); }))
       on_devices = time_on_devices(graph, verdicts, values.value(), kDeviceRounds);
   }
-  // In turns, so that other load of the machine falls on both alike.
+  // Alternate, so that other load on the machine affects both alike.
   for (int round = 0; round < std::max(1, options.round_count); ++round) {
     if (round > 0 && seconds_between(start, options.clock()) > options.seconds_max) break;
     if (auto measured = measure(1, on_one_thread, &worker_times); !measured) return measured.error();

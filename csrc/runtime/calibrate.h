@@ -25,11 +25,11 @@ struct CalibrateOptions {
   std::function<Instant()> clock = clock_now;
 };
 
-// `constants` are the tensors of the graph's const and state inputs, in order; those of state may be left out, since
-// their readers are not run. Leaves the caller's generators, grad mode and thread count as they were. Operators run on
-// one thread, as in a worker, whose heap keeps its pages: the time of page faults is taken off. The caller's times are
-// those on as many threads as it has, page faults included; those of operators that the program runs on a device are
-// taken there, too (device_times.h). May take round_count times the prefix's time on each.
+// `constants` are the tensors of the graph's const and state inputs, in order; state tensors may be left out, since
+// their readers are not run. Leaves the caller's generators, grad mode and thread count as they were. Worker times are
+// measured on one thread, as in a worker, whose heap keeps its pages: the time of page faults is subtracted. Trainer
+// times are measured with the caller's number of threads, page faults included; operators that the program runs on a
+// device are timed there, too (device_times.h). May take round_count times the prefix's time for each of the two.
 Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const graph::Verdict> verdicts,
                                      std::span<const at::Tensor> leaves,
                                      std::span<const std::optional<at::Tensor>> constants,

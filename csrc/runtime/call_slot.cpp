@@ -25,7 +25,7 @@ Fault mismatch(const Argument& argument, const c10::TypePtr& type) {
   return {Errc::kMismatch, "takes " + type->str() + " where it was given " + text};
 }
 
-// A literal that is no list, as a parameter of a type that is neither list nor optional.
+// Converts a literal other than a list, for a parameter whose type is neither list nor optional.
 std::optional<c10::IValue> scalar(const Argument& argument, TypeKind kind) {
   const auto* integer = argument.get<int64_t>();
   const auto* real = argument.get<graph::Real>();
@@ -62,7 +62,7 @@ std::optional<c10::IValue> scalar(const Argument& argument, TypeKind kind) {
       if (const auto* format = argument.get<graph::MemoryFormat>()) return c10::IValue(capture::to_torch(*format));
       break;
     case TypeKind::DeviceObjType:
-      // Another device's name would have to be known to torch; prefixes run on the CPU, and so does all else here.
+      // Torch would have to know another device's name; prefixes, and everything else here, run on the CPU.
       if (const auto* device = argument.get<graph::Device>(); device != nullptr && device->type == "cpu")
         return c10::IValue(c10::Device(c10::DeviceType::CPU));
       break;
@@ -71,7 +71,7 @@ std::optional<c10::IValue> scalar(const Argument& argument, TypeKind kind) {
   return std::nullopt;
 }
 
-// The kinds of list that boxed kernels read without a conversion of their own.
+// Makes a list of a type that boxed kernels read without a conversion.
 c10::IValue make_list(const c10::TypePtr& item_type, std::vector<c10::IValue> items) {
   const auto fill = [&](auto list, auto read) {
     list.reserve(items.size());
@@ -120,7 +120,7 @@ Result<CallSlot> CallSlot::prepare(const Argument& argument, const c10::TypePtr&
     if (argument.get<graph::None>() != nullptr) return constant(c10::IValue());
     return prepare(argument, type->containedType(0));
   }
-  // An optional tensor in a schema may be written as a tensor that is not there.
+  // An optional tensor in a schema may be written as an undefined tensor.
   if (type->kind() == TypeKind::TensorType && argument.get<graph::None>() != nullptr) return constant(at::Tensor());
   if (type->kind() != TypeKind::ListType) {
     if (auto value = scalar(argument, type->kind())) return constant(std::move(*value));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One argument of a call, made ready once so that a run only copies it: a constant, a value of the frame, or a list
-// that has values in it.
+// One argument of a call, prepared once so that a run only copies it: a constant, a value of the frame, or a list that
+// contains values.
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
@@ -17,13 +17,13 @@ namespace penstock::runtime {
 // Thread-compatible.
 class CallSlot {
  public:
-  // For a parameter of that type (a schema's real_type). kMismatch when the literal is of another type; the types of
-  // values are checked when the call runs.
+  // Prepares an argument for a parameter of `type` (a schema's real_type). Returns kMismatch if the literal has another
+  // type; the types of values are checked when the call runs.
   static Result<CallSlot> prepare(const graph::Argument& argument, const c10::TypePtr& type);
 
   static CallSlot constant(c10::IValue value);
 
-  // The argument, with values taken from `frame` by ValueId. Throws c10::Error when a value is of the wrong type.
+  // Returns the argument, with values taken from `frame` by ValueId. Throws c10::Error if a value has the wrong type.
   c10::IValue fill(std::span<const c10::IValue> frame) const;
 
  private:

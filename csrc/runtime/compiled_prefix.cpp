@@ -33,8 +33,8 @@ Result<FileDescriptor> in_memory(std::string_view library) {
 }  // namespace
 
 struct CompiledPrefix::Library {
-  // Open as long as the library is loaded: the dynamic linker knows it by the descriptor's name, and would give this
-  // library again for another one under the same number.
+  // Kept open as long as the library is loaded: the dynamic linker identifies the library by the descriptor's name, and
+  // would return it again for another library with the same descriptor number.
   FileDescriptor fd;
   torch::inductor::AOTIModelContainerRunnerCpu runner;
 

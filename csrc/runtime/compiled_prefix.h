@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A prefix as AOTInductor compiled it: a shared library, for batches of one size. The library lies in memory of this
-// process alone, so that nothing of it is on a disk.
+// A prefix compiled by AOTInductor: a shared library, for batches of one size. The library is in memory private to this
+// process, so no part of it is on disk.
 
 #include <ATen/core/Tensor.h>
 
@@ -23,19 +23,19 @@ struct LeafLayout {
   std::vector<int64_t> strides;
 };
 
-// Thread-compatible. Not to be used across a fork.
+// Thread-compatible. Must not be used across a fork.
 class CompiledPrefix {
  public:
-  // `leaves` are the library's inputs in order. kUnsupported when it cannot be loaded.
+  // `leaves` are the library's inputs in order. Returns kUnsupported if the library cannot be loaded.
   static Result<CompiledPrefix> load(std::string_view library, std::vector<LeafLayout> leaves);
   CompiledPrefix(CompiledPrefix&&) noexcept;
   CompiledPrefix& operator=(CompiledPrefix&&) noexcept;
   ~CompiledPrefix();
 
-  // Whether the batch with these leaves is one that the library is for.
+  // Whether the library was compiled for batches with these leaves.
   bool accepts(std::span<const at::Tensor> leaves) const;
 
-  // The prefix's outputs in order, of leaves that it accepts. kUnsupported when the library fails.
+  // Returns the prefix's outputs in order, for leaves that it accepts. Returns kUnsupported if the library fails.
   Result<std::vector<at::Tensor>> run(std::span<const at::Tensor> leaves) const;
 
  private:

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Whether compiled code takes the place of the executor: only where it gives the same bits on every batch that is
-// compared, and takes less time. Both run for the first batches, and for one in kCompareEvery from then on; a
-// difference is final.
+// Decides whether compiled code replaces the executor: only if it gives the same bits on every batch that is compared,
+// and takes less time. Both run for the first batches, and then for one batch in kCompareEvery; a difference is final.
 
 #include <algorithm>
 #include <array>
@@ -14,21 +13,21 @@ namespace penstock::runtime {
 // Pure. Confined to one thread.
 class CompiledTrial {
  public:
-  static constexpr size_t kWarmups = 2;  // batches that are compared and not timed
-  static constexpr size_t kTimed = 9;    // and those that are
-  static constexpr double kGain = 0.95;  // of the executor's time, at most
+  static constexpr size_t kWarmups = 2;  // compared, not timed
+  static constexpr size_t kTimed = 9;    // compared and timed
+  static constexpr double kGain = 0.95;  // maximal time, as a fraction of the executor's
   static constexpr uint64_t kCompareEvery = 64;
 
   enum class Choice : uint8_t { kBoth, kCompiled, kExecutor };
 
-  // The code to run for the next batch.
+  // Returns the code to run for the next batch.
   Choice next() {
     if (state_ == State::kRefused) return Choice::kExecutor;
     if (state_ == State::kTrying) return Choice::kBoth;
     return ++used_count_ % kCompareEvery == 0 ? Choice::kBoth : Choice::kCompiled;
   }
 
-  // Both were run.
+  // Call after running both.
   void note(bool is_same, double executor_s, double compiled_s) {
     if (!is_same) return refuse();
     if (state_ != State::kTrying || compared_count_++ < kWarmups) return;
@@ -39,7 +38,7 @@ class CompiledTrial {
     state_ = median(compiled_s_) < kGain * median(executor_s_) ? State::kUsed : State::kRefused;
   }
 
-  // It is wrong, or failed.
+  // Call if the compiled code is wrong or has failed.
   void refuse() { state_ = State::kRefused; }
 
   bool is_used() const { return state_ == State::kUsed; }

@@ -15,7 +15,7 @@ namespace {
 
 using graph::ValueId;
 
-// By node: whether its results are the same for every batch and nobody outside sees their memory.
+// Returns, by node, whether its results are the same for every batch and do not share memory with an output.
 std::vector<bool> foldable_nodes(const graph::Graph& graph) {
   graph::AliasSets aliases(graph.value_names.size());
   for (const graph::Traits& traits : graph.traits)
@@ -34,7 +34,7 @@ std::vector<bool> foldable_nodes(const graph::Graph& graph) {
   return is_foldable;
 }
 
-// Counts the memory of values once, however many views there are of it.
+// Counts the memory of values once, however many views of it there are.
 class StorageBytes {
  public:
   size_t add(const c10::IValue& value) {
@@ -84,7 +84,7 @@ Folding fold_constants(const graph::Graph& graph, std::span<const OperatorCall> 
       is_missing[result] = true;
     }
   }
-  // Values that only folded nodes read are not needed any more.
+  // Values that only folded nodes read are no longer needed.
   std::vector<bool> is_read(constants.size());
   for (const graph::Output& output : graph.outputs) is_read[output.value] = true;
   for (size_t i = 0; i < graph.nodes.size(); ++i)

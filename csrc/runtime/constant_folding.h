@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs the nodes that depend on constants alone once, before there is a batch: a resampling kernel, a mask of fixed
-// size, the reciprocal of a deviation. Sizes of the batch are no constants.
+// Runs the nodes that depend only on constants once, before the first batch: a resampling kernel, a mask of fixed size,
+// the reciprocal of a deviation. Sizes of the batch are not constants.
 
 #include <cstddef>
 #include <span>
@@ -13,23 +13,22 @@
 
 namespace penstock::runtime {
 
-// The most memory that folding may keep for the life of an executor. Beyond it a node is run for each batch, as if it
+// The maximal memory that folding may keep for the life of an executor. Further nodes run for each batch, as if they
 // were not constant.
 inline constexpr size_t kFoldedBytesMax = size_t{64} << 20;
 
 struct Folding {
   Frame start;                  // the constants, and the values computed from them
   std::vector<bool> is_folded;  // by node
-  size_t node_count = 0;        // of those
-  KernelSettings settings;      // under others the nodes could give other bits
+  size_t node_count = 0;        // of the folded nodes
+  KernelSettings settings;      // with other settings the nodes could give other bits
 
-  // Whether a run of the calling thread would compute just these values now.
+  // Whether running the nodes on the calling thread would give exactly these values now.
   bool holds_now() const { return node_count > 0 && settings == KernelSettings::now(); }
 };
 
-// For an annotated graph of which nothing writes, `constants` being the frame that it starts from. Not folded are
-// values that an output may share memory with, for the user may write to an output, and nodes that fail: they fail in
-// the run.
+// For an annotated graph without writes; `constants` is the frame that it starts from. Does not fold values that may
+// share memory with an output, since the user may write to an output, nor nodes that fail: they fail in the run.
 Folding fold_constants(const graph::Graph& graph, std::span<const OperatorCall> calls, const Frame& constants,
                        size_t bytes_max = kFoldedBytesMax);
 

@@ -21,7 +21,7 @@ namespace {
 
 using graph::ValueId;
 
-// For nodes that are not timed: what starting a kernel takes, and the rate of a small device's memory.
+// For nodes that are not timed: the time to start a kernel, and the memory bandwidth of a small device.
 constexpr double kKernelStartS = 8e-6;
 constexpr double kDeviceBytesPerS = 500e9;
 constexpr int64_t kCopiedBytes = int64_t{2} << 20;
@@ -43,13 +43,14 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-// The current stream of one device. Throws what torch does.
+// The current stream of one device. Throws torch's exceptions.
 class Timeline {
  public:
   explicit Timeline(c10::Device device)
       : guard_(device), stream_(c10::impl::VirtualGuardImpl(device.type()).getStream(device)) {}
 
-  // Seconds that the device takes for what `start` starts; the median of some runs, after one that does not count.
+  // Returns the seconds that the device takes for the work that `start` launches: the median of some runs, after one
+  // that does not count.
   template <typename Start>
   double seconds(int round_count, const Start& start) const {
     std::vector<double> seconds;
@@ -79,7 +80,7 @@ class DeviceFrame {
  public:
   explicit DeviceFrame(const Frame& values) : values_(values), frame_(values.size()) {}
 
-  // The operands of a node as it reads them there.
+  // Puts the operands of a node into the frame as the node reads them on the device.
   void fill(const graph::Node& node, c10::Device device) {
     const graph::OnDevice& on = *node.on;
     size_t place = 0;
@@ -137,7 +138,7 @@ std::optional<double> time_node(const graph::Node& node, DeviceFrame& device_fra
         round_count, [&] { has_run = has_run && static_cast<bool>(call.value().run(device_frame.frame(), stack)); });
     if (has_run) return seconds;
   } catch (const c10::Error&) {
-    // Too little memory, say: its time stays an estimate.
+    // For example, too little memory: the time stays an estimate.
   }
   return std::nullopt;
 }
@@ -150,7 +151,7 @@ double time_nothing(c10::Device device, int round_count) {
   }
 }
 
-// Bytes per second; 0 if the device or its memory has no answer.
+// Returns bytes per second; 0 if the device or its memory cannot be measured.
 double measured_copy_rate(c10::Device device, int round_count, double nothing_s) {
   try {
     const at::Tensor source = at::empty({kCopiedBytes}, at::TensorOptions(at::kByte).pinned_memory(true));
@@ -163,7 +164,8 @@ double measured_copy_rate(c10::Device device, int round_count, double nothing_s)
   }
 }
 
-// Measured once a process, where that succeeds: it is a property of the machine, and costs memory and copies.
+// Measures once per process, if that succeeds: the rate is a property of the machine, and measuring it costs memory and
+// copies.
 double copy_rate(c10::Device device, int round_count, double nothing_s) {
   static Mutex mutex;
   static std::map<std::string, double> rates;
@@ -180,7 +182,7 @@ DeviceTimes time_on_devices(const graph::Graph& graph, std::span<const graph::Ve
   DeviceTimes times{.node_s = std::vector<double>(graph.nodes.size(), 0.0), .copy_bytes_per_s = 0};
   DeviceFrame device_frame(values);
   const std::vector<std::vector<ValueId>> dead = last_uses(graph);
-  std::map<std::string, double> nothing_s;  // by device: what two events in a row are apart
+  std::map<std::string, double> nothing_s;  // by device: the time between two consecutive events
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const graph::Node& node = graph.nodes[i];
     if (!node.on || !verdicts[i].movable) continue;
@@ -192,7 +194,7 @@ DeviceTimes time_on_devices(const graph::Graph& graph, std::span<const graph::Ve
       nothing->second = time_nothing(*device, round_count);
       times.copy_bytes_per_s = copy_rate(*device, round_count, nothing->second);
     }
-    if (reads_host_alone(node)) continue;  // a copy to the device, which is made ahead
+    if (reads_host_alone(node)) continue;  // a copy to the device, made ahead of time
     if (const auto seconds = time_node(node, device_frame, *device, round_count))
       times.node_s[i] = std::max(0.0, *seconds - nothing->second);
     device_frame.free(dead[i]);

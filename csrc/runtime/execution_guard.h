@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The thread-local state of torch that operators of a prefix run under, put back when the guard goes.
+// Sets torch's thread-local state for running the operators of a prefix, and restores it in the destructor.
 //
 // Results are plain tensors that the trainer's autograd can use: inference mode would be a little faster, but its
-// tensors cannot be saved for backward. Autocast is off because a capture under autocast has its casts as operators of
-// their own. Python's dispatch modes are left out, since they would take the GIL at every operator.
+// tensors cannot be saved for backward. Autocast is off because a capture under autocast contains its casts as separate
+// operators. Python's dispatch modes are left out, since they would take the GIL at every operator.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>

@@ -65,7 +65,7 @@ Result<Executor> Executor::create(graph::Graph graph, std::vector<at::Tensor> co
 }
 
 Result<void> Executor::prepare(std::vector<at::Tensor> constants, const ExecutorOptions& options) {
-  // Factories and divisions of integers take it where the program gives none.
+  // Factories and integer divisions use the default dtype if the program specifies none.
   if (c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
     return Fault{Errc::kUnsupported, "the default dtype is " + std::string(c10::get_default_dtype().name()) +
                                          ", graphs run under float32; leave torch.set_default_dtype alone here"};
@@ -75,7 +75,7 @@ Result<void> Executor::prepare(std::vector<at::Tensor> constants, const Executor
   draws_ =
       std::ranges::any_of(graph_.traits, [](const graph::Traits& t) { return t.purity == graph::Purity::kRandom; });
 
-  // A whole graph may change its inputs; and no work is worth doing for a graph without outputs.
+  // A whole graph may change its inputs, and a graph without outputs is not worth optimising.
   const bool is_pure = !options.allow_state && !graph_.outputs.empty();
   const graph::Graph program = is_pure ? graph::without_repetitions(graph_) : graph_;
   for (const graph::Node& node : program.nodes) {

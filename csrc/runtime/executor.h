@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs a graph over the tensors of a batch: boxed dispatch, no Python, no autograd, values freed at their last use.
-// An expression that stands twice is computed once, and one of constants alone before the first batch. The results are
-// those of eager torch, bit for bit, under the same number of threads.
+// Runs a graph over the tensors of a batch: boxed dispatch, no Python, no autograd, values freed at their last use. A
+// repeated expression is computed once, and a constant expression once before the first batch. The results are
+// bit-for-bit identical to eager torch's with the same number of threads.
 
 #include <ATen/core/Tensor.h>
 
@@ -23,30 +23,32 @@ struct ExecutorOptions {
   bool allow_state = false;   // run any operator, writing and unknown-effect ones too: for whole graphs, not prefixes
 };
 
-// Thread-compatible: runs may overlap, each on its own thread. A graph that writes its constants (allow_state) must
-// not overlap with itself. How many threads an operator uses is for the caller to set (at::set_num_threads).
+// Thread-compatible: runs may overlap, each on a separate thread. A graph that writes its constants (allow_state) must
+// not overlap with itself. The caller sets the number of threads that an operator uses (at::set_num_threads).
 class Executor {
  public:
   // `constants` are the graph's const inputs, and with allow_state its state inputs, in the order of its inputs.
-  // kUnsupported for a graph that a worker must not or cannot run, kMismatch for constants that are not the graph's.
+  // Returns kUnsupported for a graph that a worker must not or cannot run, kMismatch for constants that do not match
+  // the graph.
   static Result<Executor> create(graph::Graph graph, std::vector<at::Tensor> constants,
                                  const ExecutorOptions& options = {});
 
-  // Whether run() can take these leaves: tensors of the flattened batch, by leaf index. kMismatch with the first
-  // difference in presence, device, dtype or shape.
+  // Whether run() can take these leaves: tensors of the flattened batch, by leaf index. Returns kMismatch with the
+  // first difference in presence, device, dtype or shape.
   Result<void> accepts(std::span<const at::Tensor> leaves) const;
 
-  // The graph's outputs in order. Outputs may be views of the leaves or of each other. Random draws come from torch's
-  // CPU generator. With a `seed` they are made as if it had been seeded so, and the generator stays as it is.
+  // Returns the graph's outputs in order. Outputs may be views of the leaves or of each other. Random draws use torch's
+  // CPU generator. With a `seed`, they are made as if the generator had just been seeded with it, and its state does
+  // not change.
   Result<std::vector<at::Tensor>> run(std::span<const at::Tensor> leaves, std::optional<uint64_t> seed = {}) const;
 
   // Whether a run draws random numbers.
   bool draws() const { return draws_; }
 
-  // As it was given.
+  // The graph that create() was given.
   const graph::Graph& graph() const { return graph_; }
 
-  // How many of its nodes a run does not have to call.
+  // The number of nodes that a run does not have to call.
   size_t saved_node_count() const { return graph_.nodes.size() - calls_.size() + folding_.node_count; }
 
  private:
@@ -66,13 +68,13 @@ class Executor {
   size_t symbol_count_ = 0;
   Frame start_;                                         // constants in place, the rest empty
   std::vector<OperatorCall> calls_;                     // of the graph without its repetitions
-  std::vector<std::vector<graph::ValueId>> last_uses_;  // by call: values that nothing later reads
+  std::vector<std::vector<graph::ValueId>> last_uses_;  // by call: values that are not read later
   std::vector<graph::ValueId> outputs_;
   Folding folding_;
   bool draws_ = false;
 };
 
-// Checks that `tensor` is the constant that `input` describes: dtype, sizes and, where there is one, digest.
+// Checks that `tensor` is the constant that `input` describes: dtype, sizes and, if present, digest.
 Result<void> check_constant(const graph::Input& input, const at::Tensor& tensor);
 
 }  // namespace penstock::runtime

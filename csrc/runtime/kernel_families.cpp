@@ -14,10 +14,10 @@ using graph::Argument;
 using graph::Node;
 using graph::ValueId;
 
-// Names of ATen's operators without namespace and overload. Of one family what the fingerprint of that family computes
-// stands for; numeric_fingerprint.cpp has the samples.
+// Names of ATen's operators without namespace and overload. The fingerprint of a family represents all operators of the
+// family; numeric_fingerprint.cpp has the samples.
 
-// Moves, copies and makes elements, compares them, or rounds once as IEEE 754 has it.
+// Operators that move, copy, create or compare elements, or round once according to IEEE 754.
 constexpr auto kArithmetic = std::to_array<std::string_view>({
     // copies, casts and views
     "to",
@@ -298,7 +298,7 @@ bool is_one(const Argument& argument) {
   return false;
 }
 
-// `a + alpha * b` is one rounding or two, unless alpha is 1.
+// `a + alpha * b` is rounded once or twice, unless alpha is 1.
 bool has_factor(const Node& node, std::string_view name) {
   if (name != "add" && name != "sub" && name != "subtract" && name != "rsub") return false;
   if (node.args.size() > 2 && !is_one(node.args[2])) return true;
@@ -356,7 +356,7 @@ std::vector<NumericFamily> kernel_families(const graph::Graph& graph) {
         std::ranges::any_of(node.kwargs, [](const graph::Keyword& each) { return names_complex(each.value); });
     if (reads_complex && family == NumericFamily::kArithmetic) family = NumericFamily::kComplex;
     if (reads_complex && family != NumericFamily::kComplex && family != NumericFamily::kFourier)
-      family = NumericFamily::kOther;  // the samples of the other families are of real numbers
+      family = NumericFamily::kOther;  // the samples of the other families are real numbers
     if (i < graph.traits.size() && graph.traits[i].purity == graph::Purity::kRandom) family = NumericFamily::kRandom;
     for (const ValueId result : node.results) may_be_complex[result] = makes_complex;
     families.push_back(family);

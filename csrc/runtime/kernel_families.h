@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which family of kernels computes a node, and so what has to agree between two processes for the node to give the same
-// bits in both. Fails closed: an operator that is in no table is of kOther, for which everything has to agree.
+// Determines which family of kernels computes a node. Two processes have to agree in the fingerprint of that family for
+// the node to give the same bits in both. Fails closed: an operator that is in no table is of kOther, for which
+// everything has to agree.
 
 #include <vector>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Everything that the bits of a result may depend on besides operator and operands: settings of the thread and of the
-// process.
+// Everything that the bits of a result may depend on in addition to operator and operands: settings of the thread and
+// of the process.
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -23,7 +23,7 @@ struct KernelSettings {
 
   static KernelSettings now() {
     const at::Context& context = at::globalContext();
-    // Torch has no question for this one, which is a flag of the processor for this thread.
+    // Torch has no query for this setting, a processor flag of this thread.
     volatile float denormal = 1e-40F;
     return {at::get_num_threads(),
             denormal * 1.0F == 0.0F,
@@ -34,7 +34,7 @@ struct KernelSettings {
             c10::get_default_dtype()};
   }
 
-  // All but the number of threads, where it is not torch's default; empty where everything is.
+  // Returns all settings that differ from torch's defaults, except the number of threads; empty if none differs.
   std::string text() const {
     const auto is_plain = [](at::Float32Precision precision) {
       return precision == at::Float32Precision::NONE || precision == at::Float32Precision::IEEE;
@@ -50,7 +50,7 @@ struct KernelSettings {
     return text;
   }
 
-  // Sets all but the number of threads, where it is not so already.
+  // Applies all settings that differ from the present ones, except the number of threads.
   void apply() const {
     at::Context& context = at::globalContext();
     const KernelSettings present = now();
@@ -68,7 +68,8 @@ struct KernelSettings {
   friend bool operator==(const KernelSettings&, const KernelSettings&) = default;
 };
 
-// Has the calling thread compute under other settings, and puts the former ones back. The number of threads stays.
+// Applies other settings to the calling thread, and restores the former ones in the destructor. The number of threads
+// does not change.
 class KernelSettingsGuard {
  public:
   explicit KernelSettingsGuard(const KernelSettings& settings) : former_(KernelSettings::now()) { settings.apply(); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// When the values of a graph may be freed.
+// Determines when the values of a graph may be freed.
 
 #include <vector>
 
@@ -8,7 +8,7 @@
 
 namespace penstock::runtime {
 
-// By node: the values that nothing after it reads, its own results that nobody reads among them. Outputs are not freed.
+// By node: the values that are not read after it, including its unread results. Outputs are not freed.
 inline std::vector<std::vector<graph::ValueId>> last_uses(const graph::Graph& graph) {
   std::vector<bool> is_read_later(graph.value_names.size());
   for (const graph::Output& output : graph.outputs) is_read_later[output.value] = true;

@@ -21,10 +21,10 @@ namespace {
 
 using at::Tensor;
 
-// More than whole vectors of any width, so that the loops for what is left over run as well.
+// More than whole vectors of any width, so that the loops for the remaining elements run as well.
 constexpr int64_t kLength = 1027;
 
-// Numbers from low to high, the same in every process: they are made by integers and one division.
+// Returns numbers from low to high, the same in every process: they are made with integers and one division.
 Tensor numbers(double low, double high, uint64_t seed, int64_t count = kLength) {
   Tensor made = at::empty({count}, at::kDouble);
   auto* values = made.mutable_data_ptr<double>();
@@ -249,7 +249,7 @@ uint64_t fingerprint_of(const Add& add) {
   return samples.take();
 }
 
-// Of real numbers in each precision that has kernels of its own.
+// For real numbers, in each precision that has separate kernels.
 template <typename Add>
 uint64_t by_precision(const Add& add, const std::vector<at::ScalarType>& dtypes) {
   return fingerprint_of([&](Samples& samples) {
@@ -298,7 +298,7 @@ const Numerics& numeric_fingerprint() {
     plain.default_dtype = caffe2::TypeMeta::Make<float>();
     const KernelSettingsGuard settings(plain);
     Numerics found{};
-    // Inside a parallel region every kernel has one thread, and no setting is touched for it.
+    // Inside a parallel region every kernel has one thread, and no setting has to be changed for it.
     at::parallel_for(0, 2, 1, [&](int64_t begin, int64_t) {
       if (begin == 0) found = compute();
     });

@@ -13,7 +13,7 @@
 namespace penstock::runtime {
 namespace {
 
-// Torch's messages go on with a stack trace of C++ frames; the first line says it.
+// After the first line, torch's messages only have a stack trace of C++ frames.
 std::string first_line(const std::string& message) { return message.substr(0, message.find('\n')); }
 
 std::optional<graph::Number> number_of(const c10::IValue& value) {

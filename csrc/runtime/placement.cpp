@@ -27,7 +27,7 @@ namespace {
 using graph::Node;
 using graph::ValueId;
 
-// With its index.
+// The device always has an index.
 std::optional<c10::Device> device_of(const graph::Device& name) {
   std::optional<c10::Device> device = capture::accelerator_of(name);
   if (device && !device->has_index()) device = c10::impl::VirtualGuardImpl(device->type()).getDevice();
@@ -56,7 +56,7 @@ class Placement {
       const bool is_held = input.kind == graph::InputKind::kConst || input.kind == graph::InputKind::kState;
       if (!is_held || constant >= constants.size()) continue;
       put(input.value, constants[constant++]);
-      if (input.kind == graph::InputKind::kState) frame_[input.value] = c10::IValue();  // only where it is
+      if (input.kind == graph::InputKind::kState) frame_[input.value] = c10::IValue();  // only its device is known
     }
     for (const graph::Input& input : graph.inputs) {
       if (!input.size_of || !frame_[input.size_of->tensor].isTensor()) continue;
@@ -84,7 +84,7 @@ class Placement {
     if (!tensor.is_cpu()) placed_.devices[value] = tensor.device();
   }
 
-  // Its traits are what the calls are apart from where they put their results.
+  // Returns the graph on the CPU. Its traits describe the calls apart from the device of their results.
   static graph::Graph all_on_cpu(graph::Graph graph) {
     for (Node& node : graph.nodes) put_on_cpu(node);
     capture::annotate(graph);
@@ -102,14 +102,14 @@ class Placement {
     const std::vector<graph::OperandForm> forms = forms_of(node);
     if (node.op.starts_with("aten::to.")) rewrite_conversion(node, device);
     put_on_cpu(node);
-    if (only_computes(node, purity)) run(node);  // of the others, which stay, nothing need be known
+    if (only_computes(node, purity)) run(node);  // the others stay, so their results need not be known
     if (!device || gives_numbers(node)) return;
     for (const ValueId result : node.results) placed_.devices[result] = device;
     const bool is_on_device = node.op.starts_with("aten::") || node.op.starts_with(capture::kDeclared);
     if (is_on_device) node.on = graph::OnDevice{.device = capture::device_from_torch(*device), .operands = forms};
   }
 
-  // What has an operand that is not known does not, either: nothing is run that follows from a parameter.
+  // If an operand is unknown, so is the result: nodes that depend on a parameter are not run.
   static bool only_computes(const Node& node, graph::Purity purity) {
     const bool is_conversion =
         node.op.starts_with("aten::to.") || node.op == "aten::_to_copy" || node.op == "aten::alias";
@@ -129,7 +129,7 @@ class Placement {
     });
   }
 
-  // What an operator names, or else where its operands are.
+  // The device that an operator names, or else the device of its operands.
   std::optional<c10::Device> device_of_results(const Node& node) const {
     const graph::Device* name = nullptr;
     for (const graph::Argument& argument : node.args)
@@ -157,14 +157,14 @@ class Placement {
     return forms;
   }
 
-  // `to` is its argument where nothing changes, and a copy elsewhere.
+  // `to` returns its argument if no change is needed, and otherwise a copy.
   void rewrite_conversion(Node& node, const std::optional<c10::Device>& device) {
     const auto matched = capture::match_schema(node);
     if (!matched || node.args.empty() || node.args[0].get<graph::ValueRef>() == nullptr) return;
     const auto& call = matched.value();
     const ValueId source = node.args[0].get<graph::ValueRef>()->id;
     if (!frame_[source].isTensor() || !frame_[source].toTensor().defined()) return;
-    if (!device && !placed_.devices[source]) return;  // the CPU's own, as it is
+    if (!device && !placed_.devices[source]) return;  // on the CPU: unchanged
     const auto is_given = [&](std::string_view name) {
       const graph::Argument* argument = capture::argument_named(call, name);
       return argument != nullptr && argument->get<graph::None>() == nullptr;
@@ -184,7 +184,7 @@ class Placement {
     if (is_other) node.kwargs.push_back({"dtype", {to}});
   }
 
-  // A leaf is there already: a worker that only copied it would send it twice.
+  // A leaf is sent anyway: a worker that only copied it would send it twice.
   void keep_lone_moves() {
     const graph::Graph& graph = placed_.graph;
     const std::vector<graph::Verdict> verdicts = graph::analyse_effects(graph, {});
@@ -205,15 +205,16 @@ class Placement {
     }
   }
 
-  // The node without the device that it names: results are where its operands are, which have no values, or on the CPU.
+  // Returns the node without the device that it names: its results are where its operands are, on the meta device, or
+  // on the CPU.
   static Node without_device(Node node) {
     node.on.reset();
     std::erase_if(node.kwargs, [](const graph::Keyword& keyword) { return keyword.name == "device"; });
     return node;
   }
 
-  // Fills the frame with what the results look like. What cannot be run stays unknown, and so does what follows from
-  // it.
+  // Fills the frame with the metadata of the results. Results of nodes that cannot be run stay unknown, and so do
+  // values that depend on them.
   void run(const Node& node) {
     bool is_known = true;
     graph::for_each_operand(node, [&](ValueId value) { is_known = is_known && !frame_[value].isNone(); });
@@ -225,7 +226,7 @@ class Placement {
     for (const ValueId result : node.results) frame_[result] = as(frame_[result], &without_values);
   }
 
-  // Many operators have their meta kernels in Python alone, which a program in C++ has not.
+  // The meta kernels of many operators exist only in Python, which a C++ program does not have.
   bool run_on_zeros(const Node& node, const OperatorCall& call) {
     std::map<ValueId, c10::IValue> meta;
     graph::for_each_operand(node, [&](ValueId value) { meta.emplace(value, frame_[value]); });
@@ -240,7 +241,7 @@ class Placement {
     return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU)).zero_();
   }
 
-  // The tensors of a value, each made another one of.
+  // Applies `of` to each tensor of a value.
   static c10::IValue as(const c10::IValue& value, at::Tensor (*of)(const at::Tensor&)) {
     if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(of(value.toTensor())) : value;
     if (!value.isTensorList()) return value;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// On which device the values of a program are that was read before it ran, as TorchScript is. Of such a program the
-// devices of its inputs are known, and no more; those of all other values follow from them, and their dtypes from a run
-// on meta tensors.
+// Determines the device of each value of a program that was read before it ran, as with TorchScript. Of such a program
+// only the devices of its inputs are known; the devices of all other values follow from them, and their dtypes from a
+// run on meta tensors.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -16,18 +16,19 @@
 namespace penstock::runtime {
 
 struct PlacedGraph {
-  // The graph, with the same values and nodes. Nodes on a device say so, and what names a device is as a worker runs
-  // it: a copy to a device is a copy, and a twin with the device's bits stands where there is one. Annotated.
+  // The graph, with the same values and nodes, annotated. Nodes that run on a device are marked, and arguments that
+  // name a device are rewritten for a worker: a copy to a device is a plain copy, and an operator is replaced by its
+  // twin with the device's bits if there is one.
   graph::Graph graph;
-  std::vector<std::optional<c10::Device>> devices;  // by value; none for the CPU, and for what is no tensor
+  std::vector<std::optional<c10::Device>> devices;  // by value; none for the CPU, and for values that are not tensors
 };
 
-// `leaves` are those of a batch, by leaf index, and `constants` the tensors of the const and state inputs, in their
-// order; all where the program has them.
+// `leaves` are the tensors of a batch, by leaf index, and `constants` the tensors of the const and state inputs, in
+// order; all on the devices on which the program has them.
 PlacedGraph place_on_devices(const graph::Graph& graph, std::span<const at::Tensor> leaves,
                              std::span<const at::Tensor> constants);
 
-// The same tensors on the CPU.
+// Returns the same tensors on the CPU.
 std::vector<at::Tensor> on_host(std::span<const at::Tensor> tensors);
 
 }  // namespace penstock::runtime

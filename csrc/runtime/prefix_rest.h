@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The trainer's part of a prefix of which a worker has run only the nodes that are exact everywhere.
+// The trainer's part of a prefix if a worker has run only the nodes that are exact everywhere.
 
 #include <ATen/core/Tensor.h>
 
@@ -19,14 +19,15 @@ namespace penstock::runtime {
 // Confined to one thread.
 class PrefixRest {
  public:
-  // Of a prefix as workers have it, with its constants in order. kUnsupported where a worker could hand nothing over.
+  // `text` is the prefix as workers have it, and `constants` are its constants in order. Returns kUnsupported if a
+  // worker could not send any value.
   static Result<PrefixRest> create(std::string_view text, std::vector<at::Tensor> constants);
 
   // The keys of the values that such a worker sends.
   const std::vector<std::string>& keys() const { return split_.keys; }
 
-  // The outputs of the prefix in order: those that were handed over as they are, the others computed by the calling
-  // thread. `given` are the values of keys() in that order, and `leaves` those of the batch.
+  // Returns the outputs of the prefix in order: received ones unchanged, the others computed by the calling thread.
+  // `given` are the values of keys() in that order, and `leaves` the leaves of the batch.
   Result<std::vector<at::Tensor>> run(std::span<const at::Tensor> leaves, std::vector<at::Tensor> given);
 
  private:

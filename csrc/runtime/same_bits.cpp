@@ -12,7 +12,7 @@ bool is_same_bits(const at::Tensor& a, const at::Tensor& b) {
   PENSTOCK_ASSERT(!a.is_meta() && !b.is_meta(), "bits of a tensor without values are compared");
   if (a.device() != b.device()) return false;
   if (!a.is_cpu()) {
-    // A copy has the strides of a dense tensor; others would be laid out anew.
+    // A copy keeps the strides of a dense tensor; others would get a new layout.
     return a.sizes() == b.sizes() && a.strides() == b.strides() && is_same_bits(a.cpu(), b.cpu());
   }
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes() || a.strides() != b.strides()) return false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Whether two results are one to the bit. Comparing values would not tell: NaN differs from itself, -0.0 equals 0.0,
-// and kernels go other ways through memory that is laid out otherwise.
+// Decides whether two results are bit-for-bit identical. Comparing values is not enough: NaN differs from itself, -0.0
+// equals 0.0, and kernels traverse memory with another layout differently.
 
 #include <ATen/core/Tensor.h>
 
@@ -13,7 +13,7 @@ namespace penstock::runtime {
 // negations, and the same bytes in each element. Bytes between the elements do not count. Waits for a device.
 bool is_same_bits(const at::Tensor& a, const at::Tensor& b);
 
-// Whether both have as many tensors, each with the same bits as the other's.
+// Whether both have the same number of tensors, and each pair has the same bits.
 bool is_same_bits(std::span<const at::Tensor> a, std::span<const at::Tensor> b);
 
 }  // namespace penstock::runtime

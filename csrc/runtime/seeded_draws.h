@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Random numbers that belong to a batch and not to the process that draws them: a worker and the trainer draw the same
-// ones for the same batch, and the generator of either goes on as if nothing had been drawn.
+// Random numbers that belong to a batch, not to the process that draws them: a worker and the trainer draw the same
+// ones for the same batch, and the generators of both continue as if they had not been used.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>
@@ -11,8 +11,8 @@
 
 namespace penstock::runtime {
 
-// The seed of one prefix's draws for one batch. The steps and the finalizer are those of SplitMix64 (Steele, Lea,
-// Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), taken once for each of the three numbers.
+// Returns the seed for one prefix's draws for one batch. The steps and the finalizer are from SplitMix64 (Steele, Lea,
+// Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied once for each of the three numbers.
 inline uint64_t seed_of_batch(uint64_t prefix_seed, uint64_t epoch_seed, uint64_t sequence) {
   uint64_t state = 0;
   for (const uint64_t number : {prefix_seed, epoch_seed, sequence}) {
@@ -24,8 +24,8 @@ inline uint64_t seed_of_batch(uint64_t prefix_seed, uint64_t epoch_seed, uint64_
   return state;
 }
 
-// Puts torch's CPU generator back as it was when it goes. Operators lock the generator themselves; that nothing else
-// draws meanwhile is for the caller to see to.
+// Restores the state of torch's CPU generator in the destructor. Operators lock the generator themselves; the caller
+// ensures that it has no other users meanwhile.
 class GeneratorGuard {
  public:
   GeneratorGuard() : generator_(at::detail::getDefaultCPUGenerator()), state_(read_state(generator_)) {}
@@ -33,7 +33,7 @@ class GeneratorGuard {
     const std::scoped_lock lock(generator_.mutex());
     generator_.set_state(state_);
   }
-  // The same, and seeds it as `torch.manual_seed` does.
+  // Also seeds it as `torch.manual_seed` does.
   explicit GeneratorGuard(uint64_t seed) : GeneratorGuard() {
     const std::scoped_lock lock(generator_.mutex());
     generator_.set_current_seed(seed);

@@ -12,7 +12,7 @@
 namespace penstock::runtime {
 namespace {
 
-// Elementwise, and of float32 or float64 they give the same.
+// Elementwise; in place, they give the same bits for float32 and float64.
 constexpr std::array<std::string_view, 33> kElementwise = {"aten::abs",
                                                            "aten::add.Scalar",
                                                            "aten::add.Tensor",
@@ -74,12 +74,12 @@ std::optional<c10::OperatorHandle> find_write_over(const c10::OperatorHandle& op
 
 bool can_write_over(std::span<const c10::IValue> arguments) {
   const at::Tensor& target = arguments[0].toTensor();
-  // Of half precision some compute otherwise: `mul_` rounds its factor first.
+  // For half precision, some in-place variants differ: `mul_` rounds its factor first.
   const bool is_computed_alike = target.scalar_type() == at::kFloat || target.scalar_type() == at::kDouble;
   if (!is_computed_alike || !is_plain(target) || !target.is_contiguous() ||
       static_cast<int64_t>(target.nbytes()) < kWriteOverBytesMin)
     return false;
-  // Where a size is 1 its stride says nothing, and results need not have the operand's.
+  // The stride of a dimension of size 1 has no meaning, and a result's may differ from the operand's.
   if (std::find(target.sizes().begin(), target.sizes().end(), 1) != target.sizes().end()) return false;
   size_t place_count = 1;  // among the arguments
   for (const c10::IValue& argument : arguments.subspan(1)) {
@@ -93,10 +93,10 @@ bool can_write_over(std::span<const c10::IValue> arguments) {
       continue;
     }
     if (!is_plain(other) || !at::is_expandable_to(other.sizes(), target.sizes())) return false;
-    // A mask is no operand of the arithmetic, but is no wider than the tensor that it masks.
+    // A mask is not an operand of the arithmetic, but is no wider than the tensor that it masks.
     if (at::result_type(target, other) != target.scalar_type()) return false;
   }
-  // Not of a larger storage, which the result would keep.
+  // Part of a larger storage is refused: the result would keep all of it alive.
   return target.use_count() == place_count + 1 && target.storage().use_count() == 1 &&
          target.storage().nbytes() == target.nbytes();
 }
