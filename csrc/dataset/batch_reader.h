@@ -23,10 +23,10 @@ namespace penstock::dataset {
 
 struct ReaderOptions {
   std::optional<int64_t> batch_size = 1;  // none: a sample is a batch, and is not collated
-  bool drop_last = false;                 // of an iterable dataset; a sampler leaves short batches out by itself
+  bool drop_last = false;                 // of an iterable dataset; a sampler leaves out short batches itself
   int64_t shard_count = 1;                // of an iterable dataset
   std::function<Value(std::vector<Value>)> collate_fn = {};
-  // The process makes one batch at a time: torch's default generator has the numbers that it has in Python's workers.
+  // Set if the process makes one batch at a time: torch's default generator is seeded as in Python's workers.
   bool seeds_default_generator = false;
 };
 
@@ -38,36 +38,37 @@ class BatchReader {
 
   bool is_iterable() const { return as_streams_ != nullptr; }
 
-  // A batch of a map-style dataset: its number in the epoch, and the place of its first sample in the order of that.
+  // Identifies a batch of a map-style dataset: its number in the epoch, and the place of its first sample in the
+  // epoch's order.
   struct BatchPlace {
     uint64_t sequence = 0;
     uint64_t first_place = 0;
   };
-  // The batch of these samples. Throws what the dataset and collate_fn throw.
+  // Returns the batch of these samples. Throws the exceptions of the dataset and of collate_fn.
   Value read(const wire::EpochSeeds& seeds, const BatchPlace& place, std::span<const int64_t> indices, Memory& memory);
 
-  // Where a shard is opened: at its beginning, or after `batch_count` batches, with the state that its stream had then,
-  // if it had one.
+  // Where a shard is opened: at its start, or after `batch_count` batches, with the stream's state at that point, if
+  // any.
   struct ShardStart {
     uint64_t batch_count = 0;
     std::optional<Value> state = {};
     bool is_at_end = false;  // with a state: the stream had ended
   };
-  // The next batch of a shard of an iterable dataset, or nothing at its end. A shard that was not read before in the
-  // epoch of `seeds` is opened at `start`. Throws as read().
+  // Returns the next batch of a shard of an iterable dataset, or none at its end. A shard not yet read in the epoch of
+  // `seeds` is opened at `start`. Throws like read().
   std::optional<Value> read_shard(const wire::EpochSeeds& seeds, uint32_t shard_id, const ShardStart& start,
                                   Memory& memory);
-  // The state of the stream of a shard after its last batch, if it has one.
+  // The state of a shard's stream after its last batch, if it has one.
   std::optional<Value> shard_state(uint32_t shard_id) const;
-  // Has the shard opened anew when it is next read.
+  // Causes the shard to be reopened when it is next read.
   void forget_shard(uint32_t shard_id) { shards_.erase(shard_id); }
-  // Whether the shard has nothing more to give.
+  // Whether the shard has no more samples.
   bool has_ended(uint32_t shard_id) const { return shards_.at(shard_id).is_at_end; }
-  // What the dataset was asked for last, in words: "sample 12 of the dataset". Empty where that is a whole batch.
+  // The latest request to the dataset, for messages: "sample 12 of the dataset". Empty if that is a whole batch.
   std::string in_hand() const;
-  // How long the samples of that batch took.
+  // The time that the samples of that batch took.
   FetchClock& clock() { return clock_; }
-  // The samples of the batch that was made last.
+  // The number of samples in the latest batch.
   uint32_t sample_count() const { return sample_count_; }
 
  private:
@@ -85,9 +86,9 @@ class BatchReader {
   OpenShard& open(const wire::EpochSeeds& seeds, uint32_t shard_id, const ShardStart& start, Memory& memory);
   std::optional<Value> read_next(OpenShard& shard, uint32_t shard_id, Memory& memory);
 
-  std::shared_ptr<Dataset> by_index_;            // shared with the readers of other threads, if it can be
+  std::shared_ptr<Dataset> by_index_;            // shared with the readers of other threads, if allowed
   std::shared_ptr<IterableDataset> as_streams_;  // shared with them
-  const TensorDataset* rows_ = nullptr;          // by_index_, if it is one and there is nothing but its rows to give
+  const TensorDataset* rows_ = nullptr;          // by_index_, if it is one and only its rows are needed
   int64_t size_ = 0;
   ReaderOptions options_;
   PlaceDraws draws_;
@@ -97,7 +98,7 @@ class BatchReader {
   FetchClock clock_;
 };
 
-// A copy of every tensor in a value: those of a dataset's own sample, where nothing collates it.
+// Copies every tensor in a value: for the tensors of a dataset's sample that is not collated.
 Value copied(const Value& value, Memory& memory);
 
 }  // namespace penstock::dataset

@@ -113,7 +113,7 @@ void Collator::add_row(Column& column, const Value& part, const Path& path) {
         const Value& key = column.keys[index];
         const Value::Entries& entries = part.entries();
         const Value* found = nullptr;
-        // Most samples have their entries in one order.
+        // Most samples have their entries in the same order.
         if (index < entries.size() && entries[index].key.kind() == Kind::kText && key.kind() == Kind::kText &&
             entries[index].key.text() == key.text()) {
           found = &entries[index].value;
@@ -169,7 +169,7 @@ Value Collator::finish_column(Column& column) const {
     case Kind::kTuple: {
       Value::Items items;
       for (Column& part : column.parts) items.push_back(finish_column(part));
-      return Value::list(std::move(items));  // of tuples too, as torch's does
+      return Value::list(std::move(items));  // for tuples too, as in torch
     }
     case Kind::kDict: {
       Value::Entries entries;
@@ -182,7 +182,7 @@ Value Collator::finish_column(Column& column) const {
   return {};
 }
 
-// Of a short batch, a copy in memory of its own size.
+// For a short batch, returns a copy in memory of its exact size.
 at::Tensor Collator::exact(const at::Tensor& rows) const {
   if (count_ == capacity_) return rows;
   const at::Tensor part = rows.narrow(0, 0, static_cast<int64_t>(count_));

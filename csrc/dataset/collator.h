@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// torch's default_collate over the samples of one batch, as they come: a tensor is copied into its row of the batch
-// before the next sample is read, while it is in the caches.
+// Computes torch's default_collate over the samples of one batch, as they are read: a tensor is copied into its row of
+// the batch before the next sample is read, while it is in the caches.
 
 #include <ATen/core/Tensor.h>
 
@@ -15,19 +15,19 @@
 
 namespace penstock::dataset {
 
-// Confined to the thread that reads samples. Throws penstock::Error of kind kValue, in torch's words where torch has
-// the error, for samples that make no batch.
+// Confined to the thread that reads samples. Throws penstock::Error of kind kValue for samples that cannot form a
+// batch, with torch's text if torch has the error.
 class Collator {
  public:
-  // A batch of at most `capacity` samples.
+  // For a batch of at most `capacity` samples.
   Collator(Memory& memory, size_t capacity) : memory_(memory), capacity_(capacity) {}
 
   void add(const Value& sample);
   size_t count() const { return count_; }
-  // The batch of the samples so far, at least one.
+  // Returns the batch of the samples so far, at least one.
   Value finish();
 
-  // A part of a sample, as messages name it.
+  // A part of a sample, as named in messages.
   struct Path {
     const Path* parent = nullptr;
     const Value* key = nullptr;  // of a dict; else the part has an index
@@ -35,12 +35,12 @@ class Collator {
   };
 
  private:
-  // One part of the samples, by the kind that it has in the first.
+  // One part of the samples, of the same kind as in the first sample.
   struct Column {
     Value::Kind kind = Value::Kind::kNone;
     at::Tensor rows;            // of a tensor or a number
     void* data = nullptr;       // of the rows
-    Value::Items items{};       // of text and bytes, which are left as they are
+    Value::Items items{};       // of text and bytes, which are not changed
     std::vector<Value> keys{};  // of a dict
     std::vector<Column> parts{};
   };

@@ -16,7 +16,7 @@ void copy_past_caches(void* target, const void* source, size_t bytes) {
   constexpr size_t kLineBytes = 64;
   auto* to = static_cast<std::byte*>(target);
   const auto* from = static_cast<const std::byte*>(source);
-  // A line that is written in full leaves the processor in one piece; the ends are copied plainly.
+  // A line that is written in full leaves the processor as a whole; the ends are copied with memcpy.
   const size_t misalignment = reinterpret_cast<uintptr_t>(to) % kLineBytes;
   const size_t head_bytes = std::min(bytes, (kLineBytes - misalignment) % kLineBytes);
   std::memcpy(to, from, head_bytes);

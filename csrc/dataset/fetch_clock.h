@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How long the samples of a batch take, apart from making the batch of them. What makes the batch tells it when it
-// collates, and when it copies a sample to its place before that.
+// Measures how long the samples of a batch take, without making the batch from them. The code that makes the batch
+// reports when it collates, and when it copies a sample into the batch before that.
 
 #include <algorithm>
 #include <cstdint>
@@ -16,10 +16,10 @@ namespace penstock::dataset {
 // Confined to the thread that makes the batch.
 class FetchClock {
  public:
-  // A batch begins.
+  // Call at the start of a batch.
   void begin(Instant now) { *this = FetchClock(now); }
 
-  // The next sample was fetched, or has been put in its place.
+  // Call after the next sample was fetched or copied into the batch.
   void note_sample(Duration time) {
     if (time > slowest_) {
       slowest_ = time;
@@ -28,16 +28,16 @@ class FetchClock {
     if (sample_count_ < std::numeric_limits<uint16_t>::max()) ++sample_count_;
   }
   void note_copy(Duration time) { copying_ += time; }
-  // All samples are here. A collate function may call another one.
+  // Call when all samples have been fetched. A collate function may call another one.
   void begin_collate(Instant now) {
     if (!collate_begun_at_) collate_begun_at_ = now;
   }
-  // After collating: the batch was made into another one, which counts as the dataset's work.
+  // Call after collating, if the batch was transformed into another one: this counts as the dataset's work.
   void note_transform(Duration time) { transforming_ += time; }
 
   struct Times {
     Duration dataset{0};
-    Duration slowest{0};         // sample; 0 where samples were not timed
+    Duration slowest{0};         // sample; 0 if samples were not timed
     uint16_t slowest_place = 0;  // in the batch
 
     wire::SampleTimes in_units() const {
@@ -46,7 +46,7 @@ class FetchClock {
               .slowest_share = wire::share_units(slowest, dataset)};
     }
   };
-  // Of a batch that was begun at `begun_at`, which may be earlier than begin(). `now`: it is made.
+  // Returns the times of a batch that was started at `begun_at`, possibly before begin(), and was finished at `now`.
   Times times(Instant begun_at, Instant now) const {
     const Duration fetching = collate_begun_at_.value_or(now) - begun_at - copying_;
     const Duration transforming = collate_begun_at_ ? transforming_ : Duration(0);

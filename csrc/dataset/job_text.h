@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A job that a C++ trainer sends to worker processes: which plug-in or Python factory makes the dataset, and how its
-// batches are made. It is JSON in the place where a job of a Python trainer has its header (PROTOCOL.md, "Jobs"): the
-// JSON, and its length as u64.
+// batches are made. It is JSON in place of a Python job's header (PROTOCOL.md, "Jobs"): the JSON, and its length as
+// u64.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace penstock::dataset {
 
 // A value type.
 struct JobText {
-  std::string name;  // for people
+  std::string name;  // for messages
   std::variant<PluginDataset, PythonDataset> dataset;
   std::optional<int64_t> batch_size = 1;
   bool drop_last = false;
@@ -30,8 +30,8 @@ struct JobText {
 
 std::string write_job(const JobText& job);
 
-// kUnsupported for a job of a Python trainer, and for one that another version of penstock or torch made; kMalformed
-// for bytes that are no job.
+// Returns kUnsupported for a job of a Python trainer, or one made by another version of penstock or torch; kMalformed
+// for bytes that are not a job.
 Result<JobText> read_job(std::span<const std::byte> blob);
 
 }  // namespace penstock::dataset

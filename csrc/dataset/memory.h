@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where the tensors of a batch are made: in the slab of a worker process, or in memory that a trainer's own threads use
-// again and again.
+// Where the tensors of a batch are allocated: in the slab of a worker process, or in memory that a trainer's threads
+// reuse.
 
 #include <ATen/core/Tensor.h>
 
@@ -14,7 +14,7 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
   virtual ~Memory() = default;
 
-  // A contiguous tensor of whatever values. Throws c10::Error where the system has no memory.
+  // Returns a contiguous, uninitialised tensor. Throws c10::Error if the system has no memory.
   virtual at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) = 0;
 };
 

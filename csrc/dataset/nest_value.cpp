@@ -58,7 +58,7 @@ T element_as(std::string_view bytes) {
   return value;
 }
 
-// A number of numpy's, in this machine's byte order.
+// A numpy number, in this machine's byte order.
 std::optional<Value> read_scalar(std::string_view dtype, std::string_view element) {
   if (dtype == "|b1") return Value(element[0] != 0);
   if (dtype == "|i1") return Value(element_as<int8_t>(element));
@@ -78,7 +78,7 @@ class Reader {
   Reader(std::span<const std::byte> nest, std::span<const at::Tensor> tensors) : tokens_(nest), tensors_(tensors) {}
 
   Result<Value> read() {
-    const wire::NestToken token = tokens_.next().value();  // which was checked
+    const wire::NestToken token = tokens_.next().value();  // already checked
     switch (token.tag) {
       case NestTag::kNone: return Value();
       case NestTag::kFalse: return Value(false);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Between a batch as a value and a batch as it travels: a nest of tokens beside a table of tensors.
+// Converts between a batch as a value and a batch as it is sent: a nest of tokens and a table of tensors.
 
 #include <ATen/core/Tensor.h>
 
@@ -20,13 +20,13 @@ struct NestedTensors {
   wire::NestWriter nest;
 };
 
-// kMalformed for a value that is nested deeper than a nest may be, or has an undefined tensor.
+// Returns kMalformed for a value that is nested deeper than a nest may be, or has an undefined tensor.
 Result<NestedTensors> write_value(const Value& value);
 
-// The same value with another tensor in the place of each.
+// Returns the same value with each tensor replaced by `map` of it.
 Value with_tensors(const Value& value, const std::function<at::Tensor(const at::Tensor&)>& map);
 
-// The value of a nest that check_nest() has passed. kUnsupported for parts that no C++ type stands for: pickled
+// Returns the value of a nest that has passed check_nest(). Returns kUnsupported for parts without a C++ type: pickled
 // objects, integers beyond 64 bits, and arrays of text, dates or other byte orders.
 Result<Value> read_value(std::span<const std::byte> nest, std::span<const at::Tensor> tensors);
 

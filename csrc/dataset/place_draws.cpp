@@ -33,7 +33,7 @@ void PlaceDraws::begin_shard_batch(const wire::EpochSeeds& seeds, uint64_t shard
 void PlaceDraws::begin_sample(uint64_t place) {
   sample_place_ = place;
   is_sample_seeded_ = false;
-  if (!is_by_sample()) return;  // the samples of a batch draw one after the other
+  if (!is_by_sample()) return;  // the samples of a batch share one sequence of draws
   is_batch_seeded_ = false;
   seed_default(seed_of_sample(wire::SampleSeed::kGlobals));
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The random numbers of samples, by their places in the stream. A generator is seeded when it is first asked for: most
-// datasets draw nothing.
+// The random numbers of samples, by their places in the stream. A generator is seeded when it is first used: most
+// datasets do not draw.
 
 #include <ATen/core/Generator.h>
 
@@ -19,19 +19,19 @@ namespace penstock::dataset {
 // Confined to the thread that reads samples.
 class PlaceDraws final : public Draws {  // NOLINT(cppcoreguidelines-virtual-class-destructor): nothing derives from it
  public:
-  // `seeds_default`: torch's default generator is seeded too, so that it has the numbers that it has in Python's
-  // workers. Only for a process that makes one batch at a time.
+  // `seeds_default`: also seeds torch's default generator, with the same seed as in Python's workers. Only for a
+  // process that makes one batch at a time.
   explicit PlaceDraws(bool seeds_default = false);
 
-  // A batch begins: of a map-style dataset its number and the place of its first sample in the order of the epoch, of
-  // an iterable one the shard and the batch's number in it. The samples of the latter draw from the batch's generator
-  // alone.
+  // Call at the start of a batch. A map-style batch has its number and the place of its first sample in the epoch's
+  // order, an iterable one the shard and the batch's number in it. The samples of an iterable batch draw from the
+  // batch's generator only.
   void begin_map_batch(const wire::EpochSeeds& seeds, uint64_t sequence, uint64_t first_place);
   void begin_shard_batch(const wire::EpochSeeds& seeds, uint64_t shard_id, uint64_t number);
-  // The sample at this place of the batch begins.
+  // Call before the sample at this place of the batch.
   void begin_sample(uint64_t place);
-  // The samples of the batch are there. What makes a batch of them draws by the batch's first sample, where each sample
-  // has seeds of its own.
+  // Call when the samples of the batch have been read. If each sample has separate seeds, collating uses the seeds of
+  // the batch's first sample.
   void begin_collating();
 
   at::Generator& sample_generator() override;
@@ -49,7 +49,7 @@ class PlaceDraws final : public Draws {  // NOLINT(cppcoreguidelines-virtual-cla
   size_t batch_place_size_ = 0;
   uint64_t first_place_ = 0;   // of the batch, in the order of the epoch
   uint64_t sample_place_ = 0;  // in the batch
-  bool has_samples_ = false;   // whether samples have generators of their own
+  bool has_samples_ = false;   // whether samples have separate generators
   bool is_batch_seeded_ = false;
   bool is_sample_seeded_ = false;
   at::Generator of_batch_;

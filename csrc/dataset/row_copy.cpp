@@ -8,8 +8,8 @@
 namespace penstock::dataset {
 namespace {
 
-// A batch of this size has left a core's own caches before the trainer reads its first byte. Smaller ones are best
-// found there, and rows below a few pages cost more in fences than their stores save.
+// A batch of this size has left a core's private caches before the trainer reads its first byte. Smaller ones are best
+// kept there, and rows below a few pages cost more in fences than their stores save.
 constexpr size_t kUncachedBatchBytes = 8 << 20;
 constexpr size_t kUncachedRowBytes = 16 << 10;
 

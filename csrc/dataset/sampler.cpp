@@ -52,7 +52,7 @@ std::optional<std::vector<int64_t>> DistributedSampler::next(int64_t batch_size)
 }
 
 int64_t DistributedSampler::place_of(int64_t number) const {
-  // The samples beyond the last are the first ones once more, as in Python.
+  // Places beyond the last sample repeat the first samples, as in Python.
   const auto place = static_cast<uint64_t>(options_.rank) +
                      static_cast<uint64_t>(number) * static_cast<uint64_t>(options_.num_replicas);
   return static_cast<int64_t>(place % static_cast<uint64_t>(dataset_size_));
