@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The attributes of a module that a program was read with. Values that were computed from them while reading hold for
-// as long as the attributes do.
+// The module attributes that were read together with a program. Values computed from them while reading are valid as
+// long as the attributes do not change.
 
 #include <ATen/core/ivalue.h>
 
@@ -10,7 +10,8 @@
 
 namespace penstock::capture {
 
-// Whether two values are one: the same tensors, modules and objects, equal numbers and strings, element by element.
+// Whether two values are the same: the same tensors, modules and objects, equal numbers and strings, element by
+// element.
 bool is_same_value(const c10::IValue& a, const c10::IValue& b);
 
 class ReadAttributes {
@@ -18,7 +19,7 @@ class ReadAttributes {
   // Reads the attribute `name` of `owner`, a module.
   c10::IValue read(const c10::IValue& owner, const std::string& name);
 
-  // Whether each of them has the value that was read.
+  // Whether all attributes still have the values that were read.
   bool hold() const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The meaning of a TorchScript value while its program is read: something of the graph, or something known now.
+// The meaning of a TorchScript value while its program is read: a part of the graph, or a value known now.
 
 #include <ATen/core/ivalue.h>
 
@@ -16,8 +16,8 @@ namespace penstock::capture {
 struct Bound {
   enum class Kind : uint8_t {
     kArgument,  // a literal, a value of the graph, or a list of them
-    kTuple,     // tuples, and lists and dicts of values that are no arguments
-    kObject,    // a module, or a value that has no form in the graph and that nobody may use
+    kTuple,     // tuples, and lists and dicts of values that cannot be arguments
+    kObject,    // a module, or a value that has no form in the graph and must not be used
   };
   Kind kind = Kind::kArgument;
   graph::Argument argument;
@@ -30,22 +30,22 @@ struct Bound {
   static Bound of_number(const graph::Number& number);
   static Bound of_object(c10::IValue object, std::string path);
   static Bound of_tuple(std::vector<Bound> items);
-  static Bound of_list(std::vector<Bound> items);  // an argument when all of them are, else a tuple
+  static Bound of_list(std::vector<Bound> items);  // an argument if all items are, else a tuple
 
   bool is_none() const { return kind == Kind::kArgument && argument.get<graph::None>() != nullptr; }
 
-  // The value of the graph that it is, or null.
+  // The graph value, or null if this is not one.
   const graph::ValueRef* value() const { return kind == Kind::kArgument ? argument.get<graph::ValueRef>() : nullptr; }
 
-  // The number that it is, if it is known now.
+  // The number, if this is one that is known now.
   std::optional<graph::Number> number() const;
 
   // The elements of a tuple, or of a list whose elements are known one by one.
   std::optional<std::vector<Bound>> elements() const;
 };
 
-// Thrown to leave nested blocks of a program that cannot be captured; capture_torchscript() turns it into a Fault. No
-// other function lets it out.
+// Thrown to leave nested blocks of a program that cannot be captured; capture_torchscript() turns it into a Fault. It
+// does not leave any other public function.
 struct Refusal {
   std::string message;
 };

@@ -17,7 +17,7 @@ namespace {
   throw Refusal{"the TorchScript program cannot be captured: " + why};
 }
 
-// "aten::sub at model.py:12:8" of "aten::sub at /home/me/model.py:12:8", which is how TorchScript names a line.
+// "aten::sub at model.py:12:8" from "aten::sub at /home/me/model.py:12:8", which is how TorchScript names a line.
 std::string without_folders(const std::string& place) {
   constexpr std::string_view kAt = " at ";
   const size_t at = place.rfind(kAt);
@@ -49,7 +49,7 @@ Bound CaptureBuilder::leaf(const c10::TypePtr& type, const std::string& name) {
   if (leaf_index && tensor.requires_grad())
     refuse_program("leaf " + index + " of the batch requires grad; a gradient cannot flow back through a worker");
   graph::Input input = tensor_input(tensor, leaf_index ? "leaf " + index : name);
-  // Every size is free: the program reads sizes where it needs them, and where it does not they may differ.
+  // Every size is free: the program reads the sizes it needs, and the others may differ.
   for (size_t dim = 0; dim < input.sizes.size(); ++dim) input.sizes[dim] = "s" + index + "_" + std::to_string(dim);
   if (leaf_index) {
     input.leaf_index = *leaf_index;
@@ -105,7 +105,7 @@ Bound CaptureBuilder::known(const c10::IValue& value, const std::string& path) {
       items.push_back(known(elements[i], path + "[" + std::to_string(i) + "]"));
     return value.isTuple() ? Bound::of_tuple(std::move(items)) : Bound::of_list(std::move(items));
   }
-  // A value that is never used does no harm; one that is used is refused there.
+  // A value that is never used does no harm; the use of one is refused where it occurs.
   return Bound::of_object(value, path);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Builds the graph of a TorchScript program: its inputs as they are met, its nodes as they are read.
+// Builds the graph of a TorchScript program: its inputs when they are first used, its nodes as they are read.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type.h>
@@ -20,15 +20,15 @@ namespace penstock::capture {
 // Thread-compatible. Throws Refusal.
 class CaptureBuilder {
  public:
-  // `tensors` are the tensors that forward is given, and `leaf_indices` their numbers in the batch; none for a tensor
+  // `tensors` are the tensor arguments of forward, and `leaf_indices` their numbers in the batch; none for a tensor
   // from elsewhere.
   CaptureBuilder(std::span<const at::Tensor> tensors, std::span<const std::optional<uint32_t>> leaf_indices)
       : tensors_given_(tensors), leaf_indices_(leaf_indices) {}
 
-  // The next tensor, or a tuple of the next tensors, for an argument of forward.
+  // Returns the next tensor, or a tuple of the next tensors, for an argument of forward.
   Bound leaf(const c10::TypePtr& type, const std::string& name);
 
-  // A value that is known now: an attribute or a constant of the program. Tensors become inputs, each once.
+  // Returns a value that is known now: an attribute or a constant of the program. Tensors become inputs, each once.
   Bound known(const c10::IValue& value, const std::string& path);
 
   // The number of dimensions of a tensor, if it is known.
@@ -40,17 +40,17 @@ class CaptureBuilder {
   // Whether a value is made by control flow that is kept whole, so that it may be None.
   bool may_be_none(const Bound& bound) const;
 
-  // Appends a node that is a group of its own, and returns its results. `place`, "aten::add at model.py:12", is its
+  // Appends a node that forms a separate group, and returns its results. `place`, "aten::add at model.py:12", is its
   // label.
   std::vector<Bound> append(graph::Node node, size_t result_count, const std::string& place);
 
-  // Appends a call with positional arguments and one result, and returns that.
+  // Appends a call with positional arguments and one result, and returns the result.
   Bound emit(std::string op, std::vector<graph::Argument> arguments, const std::string& place);
 
-  // Every value in it becomes an output. Values that are known now are left out.
+  // Makes every value in `bound` an output. Values that are known now are left out.
   void add_output(const Bound& bound);
 
-  // The graph, annotated; tensors that it writes are state. All leaves must have been taken.
+  // Returns the annotated graph; tensors that it writes are state. All leaves must have been taken.
   Captured finish();
 
  private:

@@ -15,7 +15,8 @@ namespace {
 
 namespace jit = torch::jit;
 
-// TorchScript writes dtypes, layouts and memory formats as integers; the operator's schema tells which is which.
+// TorchScript stores dtypes, layouts and memory formats as integers; the operator's schema determines which of these an
+// integer is.
 graph::Argument typed(graph::Argument argument, const c10::Argument& parameter, const jit::Node* node) {
   const auto* number = argument.get<int64_t>();
   if (number == nullptr) return argument;
@@ -48,8 +49,8 @@ graph::Argument dtype_argument(const Bound& bound, const jit::Node* node) {
   return {*dtype};
 }
 
-// `x.to(device)`, `x.cuda()` and `x.cpu()` are operators of TorchScript's own, for one of the dispatcher's. False where
-// the device is known only later.
+// Reads `x.to(device)`, `x.cuda()` and `x.cpu()`, which TorchScript implements itself, as the dispatcher's operator.
+// Returns false if the device is only known at run time.
 bool read_move(ProgramValues& values, const jit::Node* node, const std::string& op) {
   graph::Node call;
   call.op = "aten::to.dtype_layout";
@@ -71,7 +72,7 @@ bool read_move(ProgramValues& values, const jit::Node* node, const std::string& 
   return true;
 }
 
-// TorchScript's own computations, such as lists from lists, stay as they are.
+// TorchScript's internal computations, such as lists from lists, are kept as they are.
 void keep_call(ProgramValues& values, const jit::Node* node, const std::string& op) {
   const ControlFlow flow = read_control_flow(node);
   if (flow.writes || !flow.refusal.empty() || node->hasSideEffects())

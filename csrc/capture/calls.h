@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Calls of operators in a TorchScript program. Operators of the dispatcher are laid out as their schemas say; operators
-// that TorchScript computes by itself stay.
+// Reads operator calls in a TorchScript program. The arguments of dispatcher operators are arranged by their schemas;
+// operators that TorchScript computes itself are kept.
 
 #include <torch/csrc/jit/ir/ir.h>
 
@@ -9,7 +9,7 @@
 
 namespace penstock::capture {
 
-// Makes a node of the graph of `node`. Throws Refusal where it has no form there.
+// Makes a node of the graph from `node`. Throws Refusal if it has no form there.
 void read_call(ProgramValues& values, const torch::jit::Node* node);
 
 }  // namespace penstock::capture

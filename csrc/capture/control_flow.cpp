@@ -10,8 +10,8 @@ namespace {
 
 namespace jit = torch::jit;
 
-// TorchScript's own operations beside calls of operators, none of which writes. An exception ends the call, and a
-// warning that is given twice is shown once.
+// TorchScript operations other than operator calls; none of them writes. An exception ends the call, and a repeated
+// warning is shown once.
 constexpr std::array<std::string_view, 21> kHarmless = {"prim::If",
                                                         "prim::Loop",
                                                         "prim::Constant",
@@ -39,7 +39,7 @@ bool is_tensor(const c10::TypePtr& type) {
   return type->kind() == c10::TypeKind::TensorType;
 }
 
-// Whether a list or a dict is written to: values that were read from it before would no longer be true.
+// Whether the call writes to a list or a dict: values that were read from it before would become invalid.
 bool writes_to_a_container(const c10::FunctionSchema& schema) {
   return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
     return argument.alias_info() != nullptr && argument.alias_info()->isWrite() && !is_tensor(argument.real_type());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The reads and effects of a branch or a loop of TorchScript that is kept whole.
+// The reads and effects of a TorchScript branch or loop that is kept whole.
 
 #include <torch/csrc/jit/ir/ir.h>
 
@@ -10,9 +10,9 @@
 namespace penstock::capture {
 
 struct ControlFlow {
-  std::vector<const torch::jit::Value*> reads;      // everything that is read inside, made inside or not
+  std::vector<const torch::jit::Value*> reads;      // all values read inside, whether made inside or not
   std::vector<const torch::jit::Node*> attributes;  // reads of attributes inside, in order
-  bool writes = false;                              // a tensor is written to, or something is done that is not known
+  bool writes = false;                              // a tensor is written to, or an operation is unknown
   const torch::jit::Node* refused = nullptr;
   std::string refusal;  // why it cannot be kept whole, or empty
 };

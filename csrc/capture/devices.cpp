@@ -18,7 +18,7 @@ std::optional<c10::Device> accelerator_of(const graph::Device& name) {
     const c10::Device device(graph::name_of(name));
     if (c10::impl::hasDeviceGuardImpl(device.type())) return device;
   } catch (const c10::Error&) {
-    // Torch knows no device of that name.
+    // Torch does not know a device of that name.
   }
   return std::nullopt;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The IR's names of devices as torch's devices, and back.
+// Converts the IR's device names to torch's devices, and back.
 
 #include <c10/core/Device.h>
 
@@ -12,7 +12,7 @@ namespace penstock::capture {
 
 graph::Device device_from_torch(const c10::Device& device);
 
-// None for the CPU, for the meta device, and for one that torch does not have in this process.
+// Returns none for the CPU, for the meta device, and for devices that torch does not have in this process.
 std::optional<c10::Device> accelerator_of(const graph::Device& name);
 
 }  // namespace penstock::capture

@@ -12,7 +12,7 @@ namespace penstock::capture {
 std::string content_digest(const at::Tensor& tensor) {
   PENSTOCK_ASSERT(tensor.is_cpu(), "the digest of a tensor on ", tensor.device().str());
   const c10::AutoGradMode no_grad(false);
-  // Two tensors with equal elements have equal digests, however they lie in memory.
+  // Two tensors with equal elements have equal digests, independent of their memory layouts.
   const at::Tensor plain = tensor.detach().resolve_conj().resolve_neg().contiguous();
   graph::Sha256 hash;
   std::string head = std::string(c10::toString(plain.scalar_type())) + " [";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Facts about ATen's operators that their schemas do not say. Each table is one fact, with the reason why the schema is
-// not to be believed; names are without namespace and overload.
+// Facts about ATen's operators that are missing from their schemas. Each table is one fact, with the reason why the
+// schema is not trusted; names are without namespace and overload.
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace penstock::capture {
 
-// Results hold whatever the memory held.
+// Results have the previous contents of the memory.
 inline constexpr std::array<std::string_view, 9> kUninitialised = {"empty",
                                                                    "empty_like",
                                                                    "empty_strided",
@@ -21,20 +21,20 @@ inline constexpr std::array<std::string_view, 9> kUninitialised = {"empty",
                                                                    "_empty_per_channel_affine_quantized",
                                                                    "new_empty_strided"};
 
-// Touch storages, streams, files or pinned memory: not values at all.
+// Operate on storages, streams, files or pinned memory instead of values.
 inline constexpr std::array<std::string_view, 12> kBeyondValues = {
     "resize",     "resize_",   "resize_as",     "resize_as_", "resize_as_sparse", "set",
     "set_source", "from_file", "record_stream", "pin_memory", "_pin_memory",      "_resize_output"};
 
-// Results are not plain strided tensors. A prefix of a name.
+// Results are not plain strided tensors. Each entry is a prefix of a name.
 inline constexpr std::array<std::string_view, 10> kNotPlain = {"sparse_",   "_sparse_",   "to_sparse", "_to_sparse",
                                                                "to_mkldnn", "_to_mkldnn", "_nested_",  "nested_",
                                                                "quantize_", "_make_per_"};
 
-// Writes that change how their operand is looked at, and no data.
+// Writes that change their operand's view of its data, not the data.
 inline constexpr std::array<std::string_view, 4> kViewChanges = {"transpose_", "t_", "unsqueeze_", "squeeze_"};
 
-// Update running statistics that their schemas do not mark, when the argument named beside them is true.
+// Update running statistics that their schemas do not mark, if the argument named `flag` is true.
 struct RunningStatistics {
   std::string_view op;
   std::string_view flag;
@@ -46,7 +46,7 @@ inline constexpr std::array<RunningStatistics, 6> kRunningStatistics = {{{"batch
                                                                          {"miopen_batch_norm", "training"},
                                                                          {"instance_norm", "use_input_stats"}}};
 
-// Tagged as seeded, and draw nothing when this argument has this value: `train` false, `dropout_p` zero.
+// Tagged as seeded, but do not draw if this argument has this value: `train` false, `dropout_p` zero.
 struct DrawSwitch {
   std::string_view op;
   std::string_view argument;
@@ -69,8 +69,8 @@ inline constexpr std::array<DrawSwitch, 16> kDrawSwitches = {
      {"gru", "dropout"},
      {"rnn_tanh", "dropout"}}};
 
-// Composite operators may hand back an operand without saying so (dropout in eval mode does, type_as does), so their
-// results count as views. These are looked through: they always compute into memory of their own.
+// Composite operators may return an operand although their schemas do not mark it (dropout in eval mode does, type_as
+// does), so their results count as views. The operators in this table do not: they always compute into new memory.
 inline constexpr std::array<std::string_view, 43> kFreshComposites = {"conv1d",
                                                                       "conv2d",
                                                                       "conv3d",

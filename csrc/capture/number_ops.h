@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// TorchScript's own operators on numbers, which the dispatcher does not have, by the name of the size:: operator that
-// does the same.
+// TorchScript's internal operators on numbers, which the dispatcher does not have, with the name of the equivalent
+// size:: operator.
 
 #include <array>
 #include <string_view>
@@ -9,7 +9,7 @@
 namespace penstock::capture {
 
 struct NumberOp {
-  std::string_view torchscript;  // without overload: each takes ints, floats or bools and nothing else
+  std::string_view torchscript;  // without overload: each takes only ints, floats or bools
   std::string_view size_op;
 };
 

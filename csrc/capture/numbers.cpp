@@ -75,7 +75,7 @@ bool read_metadata(ProgramValues& values, const jit::Node* node, std::string_vie
   return true;
 }
 
-// Arithmetic on numbers. Done at once where all of them are known.
+// Arithmetic on numbers. Computed at once if all operands are known.
 bool read_arithmetic(ProgramValues& values, const jit::Node* node, std::string_view kind) {
   if (kind == "aten::IntImplicit" || kind == "aten::FloatImplicit" || kind == "aten::ScalarImplicit") {
     if (!values.lookup(node->input()).is_number_tensor) return false;
@@ -102,7 +102,7 @@ bool read_arithmetic(ProgramValues& values, const jit::Node* node, std::string_v
   }
   const bool makes_number = node->output()->type()->kind() != c10::TypeKind::TensorType;
   if (reads_tensor) {
-    // int(tensor) and its like: the host reads the tensor.
+    // int(tensor) and similar calls: the host reads the tensor.
     if (!makes_number || operands.size() != 1 || op->arity != 1) return false;
     operands[0] = values.emit(node, "aten::item", {operands[0].argument});
   } else if (!makes_number && !has_number_tensor) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// annotate(): looks each operator up in the dispatcher. Fails closed: an operator is pure only when its schema, its
-// tags, the tables of families.h and its arguments all allow nothing else.
+// annotate(): looks each operator up in the dispatcher. Fails closed: an operator is pure only if its schema, its tags,
+// the tables of families.h and its arguments rule out everything else.
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/function_schema.h>
@@ -83,7 +83,8 @@ class Annotator {
     return aten_traits(node, matched.value());
   }
 
-  // The front end's word for a call that it does not lower: nothing is written, and with `opaque::` nothing is shared.
+  // The front end guarantees for a call that it does not lower: it does not write, and with `opaque::` its results do
+  // not share memory either.
   static graph::Traits opaque_traits(const graph::Node& node) {
     graph::Traits traits = make_traits(graph::Purity::kOpaque, "has no known effect");
     if (node.op.starts_with("opaque_view::")) alias_all(node, traits);
@@ -142,8 +143,8 @@ class Annotator {
     return op == "aten::sym_size.int" || op == "aten::size.int" || op == "aten::sym_numel";
   }
 
-  // Every annotated result counts as sharing memory with every annotated operand: finer sets are rarely worth anything,
-  // and lists have wildcards.
+  // Every annotated result counts as sharing memory with every annotated operand: finer sets are rarely worthwhile, and
+  // lists have wildcards.
   static void add_aliases(const graph::Node& node, const MatchedCall& call, graph::Traits& traits) {
     const c10::FunctionSchema& schema = call.op.schema();
     const bool is_composite = call.op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
@@ -173,7 +174,7 @@ class Annotator {
     }
   }
 
-  // Why the call can never run anywhere but in its place, or nothing.
+  // Returns why the call can never be moved; empty if it could be.
   static std::string never_moves(const graph::Node& node, const MatchedCall& call) {
     const c10::FunctionSchema& schema = call.op.schema();
     const std::string_view name = base_name(node.op);
@@ -200,7 +201,7 @@ class Annotator {
       if (layout != nullptr && *layout != graph::Layout::kStrided)
         return "makes tensors that are not plain strided ones";
       if (schema.arguments()[a].name() == "pin_memory" && !is_off(*argument)) return "makes pinned memory";
-      // A device that is only known at run time may be any.
+      // A device that is only known at run time may be any device.
       if (schema.arguments()[a].name() == "device" && argument->get<graph::ValueRef>() != nullptr)
         return "puts its result on a device that is not known";
     }

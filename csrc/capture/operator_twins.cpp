@@ -24,7 +24,7 @@ std::string full_name(const c10::FunctionSchema& schema) {
   return schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
 }
 
-// The first overload of `name`, in the order in which torch lists them, that has such arguments.
+// Returns the first overload of `name`, in torch's order, whose arguments fit.
 template <typename Fits>
 std::optional<std::string> find_overload(const std::string& name, const Fits& fits) {
   for (const auto& op : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(name)))
@@ -65,7 +65,7 @@ std::optional<FunctionalTwin> functional_twin(const c10::OperatorHandle& op) {
   const std::string_view name = name_in_aten(schema);
   if (!name.ends_with('_') || op.hasTag(at::Tag::nondeterministic_seeded)) return std::nullopt;
   const Arguments& wanted = schema.arguments();
-  // Mostly the overload has the same name. `pow_.Scalar` goes with `pow.Tensor_Scalar`.
+  // The overload usually has the same name; an exception is `pow_.Scalar`, whose twin is `pow.Tensor_Scalar`.
   const auto fits = [&](const c10::FunctionSchema& other) {
     const Arguments& arguments = other.arguments();
     return !other.is_mutable() && have_same_names(arguments, wanted) &&

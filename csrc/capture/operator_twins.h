@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which arguments an operator writes, and which operator of torch's may stand for another: a functional one for a
-// write, one that takes a number for one that takes a tensor. All front ends ask here.
+// Determines which arguments an operator writes, and which torch operator may replace another one: a functional
+// operator for one that writes, an operator that takes a number for one that takes a tensor. All front ends use these
+// functions.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -15,26 +16,26 @@ namespace penstock::capture {
 // Positions in the operator's schema.
 struct WrittenArgument {
   size_t position = 0;
-  std::optional<size_t> flag{};  // it is written only where this argument is not false
+  std::optional<size_t> flag{};  // the argument is written unless this one is false
 
   friend bool operator==(const WrittenArgument&, const WrittenArgument&) = default;
 };
 
-// By the schema, and by the facts that schemas leave out (families.h).
+// From the schema, and from the facts that schemas leave out (families.h).
 std::vector<WrittenArgument> written_arguments(const c10::OperatorHandle& op);
 
 struct FunctionalTwin {
   std::string name;            // "aten::sub.Tensor"
-  bool is_view_alone = false;  // the write changes how memory is looked at, and no data
+  bool is_view_alone = false;  // the write changes the view of the data, not the data
 };
 
-// The operator of aten that computes the values that an in-place operator writes, with the same arguments:
+// Returns the ATen operator that computes the values that an in-place operator writes, with the same arguments:
 // aten::sub.Tensor for aten::sub_.Tensor. None for an operator that is not in place, that draws random numbers, or that
 // has no such twin.
 std::optional<FunctionalTwin> functional_twin(const c10::OperatorHandle& op);
 
-// The overload that takes numbers in the places of these tensors: aten::sub.Scalar of aten::sub.Tensor. Python wraps
-// such a number in a tensor, and so does that overload. None where there is no such overload.
+// Returns the overload that takes numbers in place of these tensors: aten::sub.Scalar for aten::sub.Tensor. Python
+// wraps such a number in a tensor, and so does that overload. None if there is no such overload.
 std::optional<std::string> overload_with_numbers(const c10::OperatorHandle& op, const std::set<size_t>& positions);
 
 }  // namespace penstock::capture

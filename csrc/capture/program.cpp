@@ -56,7 +56,7 @@ bool makes_tensors(const jit::Node* node) {
                      [](const jit::Value* value) { return value->type()->kind() == c10::TypeKind::TensorType; });
 }
 
-// Writes down the operators of the optimizer's groups in a block.
+// Appends the operators of the optimizer's groups in a block to `operators`.
 void describe(const jit::Block* block, bool is_group, std::vector<std::string>& operators) {
   for (const jit::Node* node : block->nodes()) {
     if (node->hasAttribute(c10::attr::Subgraph))
@@ -117,7 +117,7 @@ std::vector<std::string> ScriptPart::optimized_operators() const {
     const jit::GraphExecutorState state = function->getDebugState();
     for (const auto& [key, plan] : state.execution_plans) describe(plan.graph->block(), false, operators);
   } catch (const c10::Error&) {
-    return {};  // it was not optimized so far, which torch says in no other way
+    return {};  // not optimized yet: torch has no other indication
   }
   std::sort(operators.begin(), operators.end());
   return operators;
@@ -171,7 +171,8 @@ bool ScriptProgram::is_optimized_alike(const graph::Plan& plan, const ScriptPart
   std::vector<std::string> expected = whole.optimized_operators();
   std::vector<std::string> present = part.optimized_operators();
   std::erase_if(expected, [&](const std::string& place) { return moved.contains(line_of(place)); });
-  // Autograd's formula of a conversion, at places in torch: a branch, and the conversion, which gives the same bits.
+  // Autograd's formula for a conversion, at places inside torch: a branch, and the conversion, which gives the same
+  // bits.
   const auto converts = [&](const std::string& place) {
     return (place.starts_with("aten::to ") || place.starts_with("prim::If ")) && !own.contains(line_of(place));
   };
@@ -194,7 +195,7 @@ Result<ScriptPart> ScriptProgram::computing(const std::vector<graph::ValueId>& v
 
 ScriptPart whole_program(const jit::Module& module) {
   jit::Function& function = module.get_method("forward").function();
-  // The module's type owns it, and lives as long as the module does.
+  // The module's type owns the function, and lives as long as the module.
   return ScriptPart(std::shared_ptr<jit::Function>(&function, [](jit::Function*) {}));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A TorchScript program that was read with an example call, so that a plan for its graph can be carried out on it.
+// A TorchScript program that was read with an example call, so that a plan for its graph can be applied to it.
 
 #include <ATen/core/ivalue.h>
 
@@ -17,22 +17,22 @@
 
 namespace penstock::capture {
 
-// The arguments of forward, but for the module itself: one value for each of its parameters, defaults included.
+// The arguments of forward except the module itself: one value for each of its parameters, including defaults.
 struct ScriptCall {
   std::vector<c10::IValue> arguments;
 
-  // The tensors in the arguments, those in tuples too, in their order.
+  // The tensors in the arguments, including tensors in tuples, in their order.
   std::vector<at::Tensor> tensors() const;
 
-  // The same call with other tensors in their places.
+  // Returns the same call with other tensors in their places.
   ScriptCall with_tensors(std::span<const at::Tensor> tensors) const;
 
-  // Whether a program that was read with `other` means the same for this call: tensors of the same dtypes, ranks,
-  // devices and layouts, and the same of everything else. Sizes may differ.
+  // Whether a program that was read with `other` is valid for this call: tensors have the same dtypes, ranks, devices
+  // and layouts, and all other values are the same. Sizes may differ.
   bool is_like(const ScriptCall& other) const;
 };
 
-// A module that is kept alive, for callers that do not know the type of modules. Shares the module's parameters.
+// Keeps a module alive, for callers that do not know the type of modules. Shares the module's parameters.
 class ModuleHandle {
  public:
   explicit ModuleHandle(const torch::jit::Module& module);
@@ -42,15 +42,15 @@ class ModuleHandle {
   std::shared_ptr<const torch::jit::Module> module_;  // shared by copies of this handle
 };
 
-// A program of its own that runs as TorchScript runs any: with autograd and its optimizer. Thread-compatible.
+// A separate program that runs like any TorchScript program: with autograd and its optimizer. Thread-compatible.
 class ScriptPart {
  public:
-  // Takes the module (none for a function), the call, and the program's further inputs. Throws the program's
+  // Takes the module (null for a function), the call, and the program's further inputs. Throws the program's
   // exceptions.
   c10::IValue run(const torch::jit::Module* module, const ScriptCall& call, std::span<const at::Tensor> more) const;
 
-  // The operators that TorchScript's optimizer has put together to differentiate or to fuse, each with its place in the
-  // source, sorted. Empty before it has optimized. Where these differ, so may the rounding.
+  // The operators that TorchScript's optimizer has grouped for differentiation or fusion, each with its place in the
+  // source, sorted. Empty before the program has been optimized. If these differ, so may the rounding.
   std::vector<std::string> optimized_operators() const;
 
   explicit ScriptPart(std::shared_ptr<torch::jit::Function> function) : function_(std::move(function)) {}
@@ -62,9 +62,9 @@ class ScriptPart {
 // Thread-compatible. Holds the module's attributes that were read.
 class ScriptProgram {
  public:
-  // Reads the forward of `module` in the mode (train or eval) that it is in. `leaf_indices` has, for each tensor of the
-  // call, its number in the batch; none for a tensor from elsewhere, which stays. Control flow that depends on contents
-  // is kept as it is. kUnsupported with the operation and its line when the program cannot be read.
+  // Reads the forward of `module` in its present mode (train or eval). `leaf_indices` has, for each tensor of the call,
+  // its number in the batch; none for a tensor from elsewhere, which stays. Control flow that depends on contents is
+  // kept as it is. Returns kUnsupported with the operation and its line if the program cannot be read.
   static Result<ScriptProgram> read(const torch::jit::Module& module, const ScriptCall& call,
                                     std::span<const std::optional<uint32_t>> leaf_indices);
   static Result<ScriptProgram> read(torch::jit::Function& function, const ScriptCall& call,
@@ -79,15 +79,15 @@ class ScriptProgram {
   // Whether every attribute still has the value that was read. Contents of tensors are not compared.
   bool holds() const;
 
-  // The program without the nodes that `plan` moves; it takes the boundary tensors of `plan` after its own arguments.
-  // Optimized by TorchScript, or run operator by operator.
+  // Returns the program without the nodes that `plan` moves; after its original arguments it takes the boundary tensors
+  // of `plan`. Optimized by TorchScript, or run operator by operator.
   Result<ScriptPart> suffix(const graph::Plan& plan, bool is_optimized = true) const;
 
-  // Whether the optimizer has treated `part`, a suffix by `plan`, as it has treated `whole`: the nodes that stay are
-  // differentiated and fused in both or in neither. To be asked once both have run often enough to be optimized.
+  // Whether the optimizer has treated `part`, a suffix by `plan`, like `whole`: the nodes that stay are differentiated
+  // and fused in both or in neither. Call once both have run often enough to be optimized.
   bool is_optimized_alike(const graph::Plan& plan, const ScriptPart& whole, const ScriptPart& part) const;
 
-  // The program that computes values of the graph, as one tuple, and does nothing else.
+  // Returns the program that only computes these values of the graph, as one tuple.
   Result<ScriptPart> computing(const std::vector<graph::ValueId>& values) const;
 
  private:
@@ -98,7 +98,7 @@ class ScriptProgram {
   std::unique_ptr<Impl> impl_;
 };
 
-// The forward of a module, or a function, as it is.
+// The forward of a module, or a function, unchanged.
 ScriptPart whole_program(const torch::jit::Module& module);
 ScriptPart whole_program(torch::jit::Function& function);
 

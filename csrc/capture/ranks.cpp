@@ -17,8 +17,8 @@ struct RankRule {
   Rule rule;
 };
 
-// Of operators that are not pointwise; of their first operand. `kOfList`: the second is a list with a size of each
-// dimension.
+// Operators that are not pointwise, with a rule for the rank of their first operand. `kOfList`: the second operand is a
+// list with one size per dimension.
 constexpr std::array<RankRule, 48> kRules = {{
     {"to", Rule::kSame},
     {"contiguous", Rule::kSame},
@@ -77,7 +77,7 @@ std::string_view without_overload(std::string_view op) {
   return op.substr(0, op.find('.'));
 }
 
-// Numbers, which broadcast with anything.
+// Whether the operator returns a number, which broadcasts with anything.
 bool is_number(std::string_view op) {
   return (op.starts_with("size::") && op != "size::sizes") || op == "aten::sym_size.int" || op == "aten::item";
 }
@@ -91,7 +91,7 @@ std::optional<size_t> Ranks::find(graph::ValueId value) const {
 
 void Ranks::note_call(const graph::Node& call) {
   if (is_number(call.op)) return set(call.results.front(), 0);
-  if (call.op.starts_with("torchscript::")) return ranks_.clear();  // it writes what it reads
+  if (call.op.starts_with("torchscript::")) return ranks_.clear();  // it writes the tensors that it reads
   if (!call.op.starts_with(kAten)) return;
   const auto op = find_operator(call.op);
   if (!op) return;

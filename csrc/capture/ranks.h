@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The number of dimensions of a program's tensors, as far as it follows from that of its inputs whatever their sizes
-// are. Branches on it, such as those of a scripted `interpolate`, are decided while the program is read.
+// The number of dimensions of a program's tensors, if it follows from its inputs' numbers of dimensions for any sizes.
+// Branches on it, such as the ones in a scripted `interpolate`, are decided while the program is read.
 
 #include <cstddef>
 #include <optional>
@@ -16,12 +16,12 @@ class Ranks {
  public:
   void set(graph::ValueId value, size_t rank) { ranks_.insert_or_assign(value, rank); }
   std::optional<size_t> find(graph::ValueId value) const;
-  // A call was read. One that may change the dimensions of a tensor in place has all of them forgotten.
+  // Call after reading a call. A call that may change the dimensions of a tensor in place discards all known ranks.
   void note_call(const graph::Node& call);
 
  private:
   std::optional<size_t> rank_of(const graph::Argument& argument) const;
-  // The most dimensions of the operands; nothing if those of one are unknown.
+  // The maximal number of dimensions of the operands; none if it is unknown for one of them.
   std::optional<size_t> broadcast_rank(const graph::Node& call) const;
 
   std::unordered_map<graph::ValueId, size_t> ranks_;

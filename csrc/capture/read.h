@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The result of reading a TorchScript program: its graph, and the program beside it.
+// The result of reading a TorchScript program: its graph, and the written-out program.
 
 #include <optional>
 #include <span>
@@ -22,7 +22,7 @@ struct ReadProgram {
 Result<ReadProgram> read_program(torch::jit::Graph& original, const torch::jit::Module* self, const ScriptCall& call,
                                  std::span<const std::optional<uint32_t>> leaf_indices);
 
-// Whether there is a tensor in a value, in tuples too.
+// Whether a value is or contains a tensor, also in tuples.
 bool holds_tensors(const c10::IValue& value);
 
 }  // namespace penstock::capture

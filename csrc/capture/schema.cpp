@@ -15,7 +15,8 @@ std::optional<c10::OperatorHandle> find_operator(std::string_view name) {
 }
 
 Result<MatchedCall> match_schema(const graph::Node& node) {
-  // Other namespaces belong to other libraries, which may change their operators, unless the user vouches for one.
+  // Other namespaces belong to other libraries, which may change their operators, so an operator of theirs has to be
+  // declared by the user.
   std::string_view name = node.op;
   if (name.starts_with(kDeclared)) {
     name.remove_prefix(kDeclared.size());

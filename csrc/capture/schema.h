@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Finds a node's operator in torch's dispatcher and lays its arguments out as the operator's schema does.
+// Finds a node's operator in torch's dispatcher and arranges its arguments by the operator's schema.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -13,23 +13,24 @@
 
 namespace penstock::capture {
 
-// Stands before the name of an operator of another library that the user has declared to have no effect but its
-// results, which share no memory with anything.
+// Prefix for the name of an operator of another library that the user has declared free of side effects, with results
+// that do not share memory with other tensors.
 inline constexpr std::string_view kDeclared = "declared::";
 
 struct MatchedCall {
   c10::OperatorHandle op;
-  std::vector<const graph::Argument*> arguments;  // by argument of the schema; null where its default stands
+  std::vector<const graph::Argument*> arguments;  // by argument of the schema; null if its default is used
 };
 
-// "aten::sub.Tensor"; none when the dispatcher has no such operator.
+// "aten::sub.Tensor"; none if the dispatcher has no such operator.
 std::optional<c10::OperatorHandle> find_operator(std::string_view name);
 
-// kUnsupported when the operator is neither aten's nor declared, or is not there; kMalformed when its schema has no
-// room for an argument, lacks one, or has another number of results. Types are not looked at. Points into `node`.
+// Returns kUnsupported if the operator is neither aten's nor declared, or does not exist; kMalformed if its schema has
+// no room for an argument, lacks one, or has another number of results. Types are not checked. The result points into
+// `node`.
 Result<MatchedCall> match_schema(const graph::Node& node);
 
-// The argument of that name, or null when the schema has none or its default stands.
+// Returns the argument of that name, or null if the schema has none or its default is used.
 const graph::Argument* argument_named(const MatchedCall& call, std::string_view name);
 
 }  // namespace penstock::capture

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// TorchScript to the IR. The program is inlined and freed of the mutations that torch can prove harmless. The rest is
-// read from top to bottom: attributes, flags and branches on them are computed now, and nodes are emitted for
-// everything else. Branches and loops that only the running program can decide become one node each, which stays.
+// Converts TorchScript to the IR. The program is inlined, and mutations that torch can prove harmless are removed. The
+// rest is read from top to bottom: attributes, flags and branches on them are computed now, and nodes are emitted for
+// everything else. Branches and loops that can only be decided at run time become one node each, which stays.
 
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
@@ -36,7 +36,7 @@ class Reader {
          const jit::Graph& program)
       : values_(tensors, leaf_indices), program_(program), written_(program) {}
 
-  // `arguments` are those of forward; without them, all are tensors of the batch.
+  // `arguments` are forward's; without them, all are tensors of the batch.
   Captured read(const jit::Module* self, const std::vector<c10::IValue>* arguments) {
     const size_t first = self == nullptr ? 0 : 1;
     for (size_t i = 0; i < program_.inputs().size(); ++i) {
@@ -90,7 +90,7 @@ class Reader {
       return values_.bind(node->output(), Bound::of_tuple(values_.inputs_of(node)));
     if (kind == "prim::ListConstruct") return values_.bind(node->output(), Bound::of_list(values_.inputs_of(node)));
     if (kind == "prim::TupleIndex" || kind == "aten::__getitem__") return index(node);
-    if (kind == "prim::Uninitialized")  // stands for the result of a branch that was not taken
+    if (kind == "prim::Uninitialized")  // the result of a branch that was not taken
       return values_.bind(node->output(), Bound::of_object(c10::IValue(), where(node)));
     if (kind == "prim::unchecked_cast") return values_.bind(node->output(), values_.lookup(node->input()));
     if (kind == "prim::device")
@@ -135,7 +135,7 @@ class Reader {
     written_.stand_in(value, from);
   }
 
-  // A loop whose count is known is written out. TorchScript keeps the condition to go on as a value of the body.
+  // A loop whose count is known is unrolled. TorchScript keeps the loop condition as a value of the body.
   void read_loop(const jit::Node* node) {
     const int64_t trip_count = *values_.lookup(node->inputs()[0]).argument.get<int64_t>();
     const jit::Block* body = node->blocks()[0];
@@ -148,7 +148,7 @@ class Reader {
       if (trip >= trip_count || !*goes_on) break;
       values_.bind(body->inputs()[0], Bound::of_argument({trip}));
       written_.stand_in(body->inputs()[0], trip);
-      // All are read before any is written: a body may swap them.
+      // Read all before writing any: a body may swap them.
       std::vector<Bound> bounds;
       bounds.reserve(carried.size());
       for (const jit::Value* value : carried) bounds.push_back(values_.lookup(value));
@@ -161,7 +161,7 @@ class Reader {
     for (size_t i = 0; i < carried.size(); ++i) pass(node->outputs()[i], carried[i]);
   }
 
-  // Control flow that only the running program can decide: one node that takes all that is read inside of it.
+  // Control flow that can only be decided at run time becomes one node, which takes all values that are read inside it.
   void keep_whole(const jit::Node* node) {
     const ControlFlow flow = read_control_flow(node);
     if (!flow.refusal.empty()) refuse(flow.refused, flow.refusal);
@@ -220,7 +220,7 @@ bool has_calls(const jit::Block* block) {
   return false;
 }
 
-// The program that is read has all calls inlined, and none of the writes that torch can prove harmless.
+// Returns the program to read: all calls are inlined, and writes that torch can prove harmless are removed.
 std::shared_ptr<jit::Graph> prepared(jit::Graph& original) {
   std::shared_ptr<jit::Graph> program = original.copy();
   // While the user has the optimizer turned off, torch inlines one level of calls at a time.

@@ -35,7 +35,7 @@ constexpr c10::MemoryFormat to_torch(graph::MemoryFormat format) {
   return kTorchMemoryFormats[static_cast<size_t>(format)];
 }
 
-// None for dtypes that the IR has no name for, such as quantized ones.
+// None for dtypes that have no name in the IR, such as quantized ones.
 template <typename Enum, typename TorchEnum, size_t count>
 constexpr std::optional<Enum> from_torch(const std::array<TorchEnum, count>& all, TorchEnum wanted) {
   for (size_t i = 0; i < count; ++i)

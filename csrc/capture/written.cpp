@@ -127,7 +127,7 @@ Result<std::shared_ptr<jit::Graph>> WrittenProgram::computing(const std::vector<
   while (!part->outputs().empty()) part->eraseOutput(part->outputs().size() - 1);
   jit::Node* tuple = part->appendNode(part->createTuple(wanted.value()));
   part->registerOutput(tuple->output());
-  // A node that moves writes nothing, so the needed nodes follow from who reads whom. The others have no readers.
+  // A node that moves does not write, so the needed nodes follow from the reads alone. The others have no readers.
   std::unordered_set<const jit::Node*> needed;
   std::vector<const jit::Node*> stack{tuple};
   while (!stack.empty()) {
