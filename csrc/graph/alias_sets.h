@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which values of a graph may share memory, as disjoint sets.
+// Tracks which values of a graph may share memory, as disjoint sets.
 
 #include <numeric>
 #include <vector>
@@ -17,7 +17,7 @@ class AliasSets {
   void unite(ValueId a, ValueId b) {
     const ValueId root_a = compress(a);
     const ValueId root_b = compress(b);
-    // The smaller id leads, so the sets do not depend on the order of the calls.
+    // The smaller id is the representative, so the sets do not depend on the order of the calls.
     if (root_a < root_b) parents_[root_b] = root_a;
     if (root_b < root_a) parents_[root_a] = root_b;
   }

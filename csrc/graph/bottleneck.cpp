@@ -9,9 +9,9 @@
 namespace penstock::graph {
 namespace {
 
-constexpr double kSame = 1e-9;  // of a sum: rounding to picoseconds, not a cheaper choice
+constexpr double kSame = 1e-9;  // of a sum: smaller differences are due to rounding to picoseconds
 
-// A point of the plane that the corners lie in: the trainer's seconds, and those of the stage that feeds it.
+// A point in the plane of the corners: the seconds of the trainer, and of the stage that feeds it.
 struct Point {
   double trainer_s;
   double feeding_s;
@@ -22,7 +22,8 @@ class CornerSearch {
   explicit CornerSearch(const CutModel& model) : model_(model) {}
 
   std::vector<Corner> run() {
-    // At the ends the other stage still counts a little, or a choice that is worse in it and no better could be taken.
+    // At the ends the other stage still has a small weight; otherwise a choice could be taken that is worse in the
+    // other stage without being better in this one.
     Corner first = solve(1 - kEnd);
     Corner last = solve(kEnd);
     std::vector<Corner> found;
@@ -48,7 +49,7 @@ class CornerSearch {
     return {std::move(choice), seconds};
   }
 
-  // Appends the corners between two, in their order.
+  // Appends the corners between two others, in their order.
   void between(const Corner& first, const Corner& last, std::vector<Corner>& found) {
     if (solved_count_ >= kCornerCutsMax) return;
     const Point a = point(first);
@@ -109,8 +110,8 @@ class FastestSearch {
     best_rank_ = its;
   }
 
-  // Takes over another choice's answer for one unit after the other, in program order where more is to move, else
-  // against it, so that the choice is valid at each step or soon after.
+  // Changes `choice` into `other` one unit at a time, in program order if more units are to move, otherwise in reverse
+  // order, so that the choice is valid at each step or soon after.
   void walk(Choice choice, const Choice& other) {
     const auto moving = static_cast<size_t>(std::count(choice.begin(), choice.end(), true));
     const bool grows = static_cast<size_t>(std::count(other.begin(), other.end(), true)) > moving;
@@ -132,7 +133,7 @@ class FastestSearch {
 
   const CutModel& model_;
   const Loads& loads_;
-  const Choice draws_;  // which move in any case
+  const Choice draws_;  // units that move in any case
   Choice best_;
   Rank best_rank_;
   int walked_count_ = 0;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The choice whose step is the shortest, where a step takes as long as the slowest stage (price.h).
+// Finds the choice with the shortest step, where a step takes as long as the slowest stage (price.h).
 //
-// Which stage is the slowest depends on the choice, and a minimum cut knows sums alone. But a step is a maximum of sums
-// with positive weights, so the shortest one is among the choices that no other beats in both the trainer's and the
-// workers' seconds. Those of them that are cheapest for some weight are the corners of a convex line, and each is found
-// by one minimum cut: take the weight for which two known corners cost the same; either a cheaper choice exists, which
-// is a corner between them, or there is none. The true optimum can lie between two neighbouring corners (a chain of
-// equal operators has no corner but its ends). So, from the corner on either side of the balance, the units of the
-// other one are taken over one after the other, and each valid choice on the way is a candidate. No cut and the maximal
-// one are candidates too: by the prices, the chosen cut is never slower than either.
+// Which stage is the slowest depends on the choice, and a minimum cut only minimises sums. But a step is a maximum of
+// sums with positive weights, so the shortest step is among the choices that no other choice beats in both the
+// trainer's and the workers' seconds. The choices that are cheapest for some weight are the corners of a convex line,
+// and one minimum cut finds each of them: take the weight for which two known corners cost the same; either a cheaper
+// choice exists, which is a corner between them, or there is none. The true optimum can be between two neighbouring
+// corners (a chain of equal operators has no corners except its ends). So, starting from the corner on either side of
+// the balance, units are changed one by one to the other corner's choice, and each valid choice on the way is a
+// candidate. No cut and the maximal cut are candidates too: by the prices, the chosen cut is never slower than either.
 
 #include <vector>
 
@@ -17,7 +17,7 @@
 
 namespace penstock::graph {
 
-// How many minimum cuts are asked for, and how many choices are looked at between two corners.
+// How many minimum cuts are computed, and how many choices are examined between two corners.
 inline constexpr int kCornerCutsMax = 32;
 inline constexpr int kWalkMax = 512;
 
@@ -26,11 +26,12 @@ struct Corner {
   StageSeconds seconds;
 };
 
-// The corners, from the one with the least seconds in the trainer on. Where a link lies between them, its seconds count
-// as the workers' do.
+// Returns the corners, starting with the one with the least trainer seconds. If there is a link between the stages, its
+// seconds count like the workers'.
 std::vector<Corner> corners(const CutModel& model);
 
-// Needs the model's prices to have loads. Of choices with the same step, the one with the least seconds in all.
+// Requires that the model's prices have loads. Of choices with the same step, returns the one with the least total
+// seconds.
 Choice fastest(const CutModel& model, const Loads& loads);
 
 }  // namespace penstock::graph

@@ -67,7 +67,7 @@ class FlowReader {
     return made;
   }
 
-  // The bytes that values hold: of tensors that share memory, the largest counts.
+  // Returns the bytes that values hold: of tensors that share memory, the largest counts.
   std::map<uint32_t, int64_t> by_storage(const std::set<ValueId>& values) const {
     std::map<uint32_t, int64_t> sizes;
     for (const ValueId value : values) {

@@ -10,8 +10,8 @@
 namespace penstock::graph {
 namespace {
 
-// Where the trainer reads batches on a device, the copies there are a part of the link, which is at most as fast as
-// they.
+// If the trainer reads batches on a device, the copies to the device are part of the link, whose rate is then at most
+// the copy rate.
 Prices with_copies(Prices prices, const Calibration& calibration) {
   if (calibration.copy_bytes_per_s > 0)
     prices.link_bytes_per_s = std::min(prices.link_bytes_per_s, calibration.copy_bytes_per_s);
@@ -41,7 +41,7 @@ void CutModel::make_units(std::span<const Verdict> verdicts) {
     if (node < graph_.traits.size() && graph_.traits[node].purity == Purity::kRandom) units_[unit].draws = true;
     unit_of_.push_back(unit);
     replicable_nodes_.push_back(is_replicable(verdicts[node]));
-    // The first node of the most binding kind decides.
+    // The first node of the most restrictive kind decides.
     const UnitKind kind = must_stay(verdicts[node])  ? UnitKind::kFixed
                           : replicable_nodes_.back() ? UnitKind::kReplicable
                                                      : UnitKind::kFree;
@@ -79,7 +79,7 @@ void CutModel::place_values() {
 }
 
 uint32_t CutModel::storage_of(ValueId value) const {
-  // A value that was not measured, or is no tensor, shares with nobody.
+  // A value that was not measured, or is not a tensor, has separate storage.
   const uint32_t storage = calibration_.values[value].storage;
   return storage != ValueSize::kNoStorage ? storage : ValueSize::kNoStorage - 1 - value;
 }
@@ -112,7 +112,7 @@ int64_t CutModel::raw_bytes() const {
 
 Cut CutModel::cut(const Choice& choice) const {
   Cut cut;
-  // The trainer runs all that did not move, and the replicable units that those read.
+  // The trainer runs all units that did not move, and the replicable units that they read.
   cut.runs_in_trainer.resize(units_.size());
   std::vector<uint32_t> pending_units;
   const auto run_in_trainer = [&](uint32_t unit) {
@@ -133,7 +133,7 @@ Cut CutModel::cut(const Choice& choice) const {
     pending_units.pop_back();
     for (const uint32_t node : units_[unit].nodes) for_each_operand(graph_.nodes[node], read_in_trainer);
   }
-  // Workers run all that moved, and the replicable nodes that those read.
+  // Workers run all units that moved, and the replicable nodes that they read.
   cut.runs_in_worker.resize(graph_.nodes.size());
   std::vector<uint32_t> pending_nodes;
   const auto run_in_worker = [&](uint32_t node) {
@@ -152,7 +152,7 @@ Cut CutModel::cut(const Choice& choice) const {
       if (place.is_made && replicable_nodes_[place.node]) run_in_worker(place.node);
     });
   }
-  // The values that cross.
+  // Collect the values that cross.
   std::map<uint32_t, int64_t> storages;  // bytes
   for (ValueId value = 0; value < places_.size(); ++value) {
     const Place& place = places_[value];
@@ -212,7 +212,7 @@ Ticks CutModel::price(const Cut& cut, const Weights& weights) const {
 double CutModel::trainer_node_s(uint32_t node) const {
   const auto& seconds = calibration_.trainer_node_s.empty() ? calibration_.node_s : calibration_.trainer_node_s;
   const double kernel_s = seconds[node] * prices_.trainer_scale;
-  // Arithmetic on sizes is not dispatched to a kernel, so it costs the trainer next to nothing.
+  // Arithmetic on sizes is not dispatched to a kernel, so its cost to the trainer is negligible.
   for (const ValueId result : graph_.nodes[node].results)
     if (places_[result].is_tensor) return kernel_s + prices_.trainer_node_s;
   return kernel_s;
@@ -220,7 +220,7 @@ double CutModel::trainer_node_s(uint32_t node) const {
 
 // Calls on_violation(reader unit, maker unit, is_missing) for each read that the choice makes impossible. With
 // is_missing, a moved reader needs a value that the trainer makes; without, the trainer needs a value from a moved
-// maker that is no tensor.
+// maker that is not a tensor.
 template <typename OnViolation>
 void CutModel::each_violation(const Choice& choice, const OnViolation& on_violation) const {
   const std::vector<bool> runs_in_trainer = cut(choice).runs_in_trainer;
@@ -277,7 +277,7 @@ std::optional<Choice> CutModel::grow_to_valid(Choice choice) const {
         changed = changed || !choice[unit];
         choice[unit] = true;
       } else if (!seen[unit]) {
-        // A replicable unit leaves the trainer when all that read it there do.
+        // A replicable unit leaves the trainer once all of its readers there do.
         seen[unit] = true;
         for (const uint32_t node : units_[unit].nodes)
           for (const ValueId result : graph_.nodes[node].results)

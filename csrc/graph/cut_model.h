@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The choice that a plan makes, without the choosing: the units, the consequences of moving a set of them and their
+// Models the choice that a plan makes, without making it: the units, the consequences of moving a set of them and their
 // costs, and the network whose minimum cut is the cheapest choice.
 //
-// A *unit* moves as one: a group of nodes, or a node without a group. Three kinds:
+// A *unit* moves as a whole: a group of nodes, or a node without a group. Three kinds:
 //   fixed       some node must not move, so the unit stays
-//   replicable  every node reads constants and sizes alone: trainer and workers compute it, each only when it needs it
+//   replicable  every node only reads constants and sizes: trainer and workers compute it, each only when it needs it
 //   free        the choice
 // Within a fixed or free unit a worker may still compute single replicable nodes for itself (the prefix is cut by
 // nodes, the trainer's program by units).
@@ -28,7 +28,7 @@ struct Unit {
   UnitKind kind = UnitKind::kFixed;
   std::optional<uint32_t> group;
   std::vector<uint32_t> nodes;  // in program order
-  uint32_t deciding_node = 0;   // the one whose verdict speaks for the unit
+  uint32_t deciding_node = 0;   // the node whose verdict represents the unit
   bool draws = false;           // random numbers
 };
 
@@ -42,46 +42,46 @@ struct Cut {
   std::vector<ValueId> boundary;      // computed in workers, read by the trainer; ascending
   std::vector<ValueId> raw;           // leaves that the trainer reads; ascending
   int64_t boundary_bytes = 0;         // of both, each storage once
-  int64_t sent_bytes = 0;             // that workers send: of the boundary, and of leaves as far as they cross
-  StageSeconds seconds;               // beside the loads
+  int64_t sent_bytes = 0;             // bytes that workers send: of the boundary, and of leaves that cross
+  StageSeconds seconds;               // without the loads
 };
 
-// Thread-compatible. Keeps references to all it is given.
+// Thread-compatible. Keeps references to all of its arguments.
 class CutModel {
  public:
   CutModel(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration, const Prices& prices);
 
   const std::vector<Unit>& units() const { return units_; }
 
-  // Whether the choice can be run: every value that moved units read is there, and only tensors cross.
+  // Whether the choice can be run: every value that moved units read is available, and only tensors cross.
   bool is_valid(const Choice& choice) const;
 
-  // The largest valid choice within `choice`.
+  // Returns the largest valid choice within `choice`.
   Choice shrink_to_valid(Choice choice) const;
 
-  // The smallest valid choice that holds `choice`, or none when that would move a fixed unit.
+  // Returns the smallest valid choice that contains `choice`, or none if it would move a fixed unit.
   std::optional<Choice> grow_to_valid(Choice choice) const;
 
-  // The consequences of a valid choice.
+  // Returns the consequences of a valid choice.
   Cut cut(const Choice& choice) const;
 
-  // The cheapest valid choice by a weighted sum; of several, the one that moves least. Random draws that may move do
-  // move, whatever the price: the place where they are made decides their numbers, and numbers must not depend on a
-  // clock.
+  // Returns the cheapest valid choice by a weighted sum; of several, the one that moves least. Random draws that may
+  // move do move, independent of the price: the side on which they are made decides their numbers, and numbers must not
+  // depend on a clock.
   Choice cheapest(const Weights& weights) const;
   Choice cheapest() const { return cheapest(prices_.weights()); }
 
-  // The weighted sum of a choice's costs.
+  // Returns the weighted sum of a choice's costs.
   Ticks price(const Cut& cut, const Weights& weights) const;
   Ticks price(const Cut& cut) const { return price(cut, prices_.weights()); }
 
   Choice nothing() const { return Choice(units_.size(), false); }
   Choice everything() const;
 
-  // The smallest valid choice that moves every draw that can be moved.
+  // Returns the smallest valid choice that moves every draw that can be moved.
   Choice draws() const;
 
-  // Bytes of all leaves, each storage once.
+  // Returns the bytes of all leaves, each storage once.
   int64_t raw_bytes() const;
 
   // The seconds of a node in the trainer, and in a worker.
@@ -94,7 +94,7 @@ class CutModel {
   struct Read {
     uint32_t unit;  // the reader, or kOutside for the graph's outputs
     uint32_t node;
-    bool sizes_only;  // of a leaf: the trainer needs no contents for it
+    bool sizes_only;  // of a leaf: the trainer does not need its contents
   };
   struct Place {
     bool is_leaf = false;
@@ -107,7 +107,7 @@ class CutModel {
 
   void make_units(std::span<const Verdict> verdicts);
   void place_values();
-  // Calls on_cost(StageSeconds) for all that a choice costs, rounded one by one in a weighted sum.
+  // Calls on_cost(StageSeconds) for each cost of a choice; a weighted sum rounds each of them separately.
   template <typename OnCost>
   void each_cost(const Cut& cut, const OnCost& on_cost) const;
   uint32_t storage_of(ValueId value) const;

@@ -3,8 +3,8 @@
 //   x  of a free unit: it moves
 //   y  of a replicable unit: the trainer does not compute it
 //   w  of a replicable node: workers compute it
-//   in, out  of a storage that may cross: some value of it is made in workers; nobody in the trainer reads it. Twice,
-//            since a raw leaf crosses the link and is no boundary tensor
+//   in, out  of a storage that may cross: some value of it is made in workers; no unit in the trainer reads it. Twice,
+//            since a raw leaf crosses the link but is not a boundary tensor
 // and every rule of cut_model.cpp is an infinite edge: "a on the worker's side implies b on it".
 
 #include <algorithm>
@@ -60,7 +60,7 @@ class CutModel::Network {
     network_.add_edge(FlowNetwork::kSource, units_[unit], sum);
   }
 
-  // A replicable node has a vertex of its own; another stands where its unit does.
+  // A replicable node has a separate vertex; any other node shares its unit's.
   void add_node(uint32_t node) {
     const uint32_t unit = units_[model_.unit_of_[node]];
     const bool is_own = model_.replicable_nodes_[node];
@@ -100,7 +100,7 @@ class CutModel::Network {
     }
   }
 
-  // A value that `maker` has made costs the gate of its storage once `reader` stays.
+  // A value made by `maker` costs the gate of its storage if `reader` stays.
   void pass(Gates& gates, ValueId value, uint32_t maker, uint32_t reader) {
     const uint32_t storage = model_.storage_of(value);
     auto found = gates.find(storage);
@@ -120,7 +120,7 @@ class CutModel::Network {
   const Weights& weights_;
   FlowNetwork network_;
   std::vector<uint32_t> units_;  // by unit, its vertex
-  std::vector<uint32_t> nodes_;  // by node, its vertex as something that workers run
+  std::vector<uint32_t> nodes_;  // by node, its vertex as part of the workers' program
   Gates link_gates_;
   Gates memory_gates_;
 };

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kAten = "aten::";
 
-// Forms by what was measured of them.
+// Forms, by the result of their measurement.
 struct BitsTable {
   using Forms = std::set<std::string, std::less<>>;
   Forms equal;
@@ -25,7 +25,7 @@ struct BitsTable {
   Forms by_reciprocal;  // divisions by a number
 };
 
-// The next word of a line, and the line without it. Words end at blanks outside of parentheses and quotes.
+// Takes the next word off the line. Words end at blanks outside of parentheses and quotes.
 std::string_view take_word(std::string_view& line) {
   const size_t start = std::min(line.find_first_not_of(' '), line.size());
   line.remove_prefix(start);
@@ -46,7 +46,7 @@ std::string_view take_word(std::string_view& line) {
 
 bool is_word_char(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-// The form with a dtype in each place of T.
+// Returns the form with every T replaced by the dtype.
 std::string with_dtype(std::string_view form, std::string_view dtype) {
   std::string text;
   const size_t arguments = form.find('(');
@@ -95,7 +95,7 @@ class Tables {
     const std::lock_guard lock(mutex_);
     const auto table = tables_.find(device);
     if (table == tables_.end()) return {false, false};
-    // What one device showed to differ is not equal, whatever another showed.
+    // A form that differs on one device is not equal, even if it is on another.
     if (table->second.differing.contains(form)) return {false, true};
     const bool is_equal = table->second.equal.contains(form);
     return {is_equal, is_equal};
@@ -140,7 +140,7 @@ class Tables {
   std::map<std::string, BitsTable, std::less<>> tables_;  // by type of device
 };
 
-// Writes the arguments of a node as a form; operands come in the order of for_each_operand().
+// Writes the arguments of a node as a form; operands are in the order of for_each_operand().
 class FormWriter {
  public:
   explicit FormWriter(const Node& node) : node_(node) {}
@@ -199,8 +199,8 @@ class FormWriter {
 
 bool is_copy(const Node& node) { return node.op == "aten::alias" || node.op == "aten::_to_copy"; }
 
-// x / 255 as x * (1 / 255), rounded to the type that the operation is in: float32 for it and for integers, since graphs
-// run under torch's own default dtype.
+// Rewrites x / 255 as x * (1 / 255), with the factor rounded to the type of the operation: float32 for float32 and for
+// integers, since graphs run under torch's original default dtype.
 void divide_by_reciprocal(Node& node) {
   double divisor = 0;
   if (const auto* real = node.args[1].get<Real>())

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// For which operators a CPU gives the bits that a device gives. Casts, single IEEE operations, integers and gathers are
-// the same on both; exponentials, sums and products of matrices are not. Which is which was measured, operator by
-// operator, dtype by dtype and form of arguments by form, and is a table for each type of device. It fails closed: what
+// Determines for which operators a CPU gives the same bits as a device. Casts, single IEEE operations, integers and
+// gathers are the same on both; exponentials, sums and matrix products are not. The differences were measured by
+// operator, dtype and form of arguments, and there is a table for each type of device. Fails closed: an operator that
 // is in no table stays on the device.
 //
-// The text of a table, one statement a line; tests/device/measure_bits.py writes it on a device:
+// The text of a table, one statement per line; tests/device/measure_bits.py writes it on a device:
 //
 //   penstock-device-bits 1
 //   device cuda
@@ -13,11 +13,10 @@
 //   equal add.Tensor(T,T) float32 float64        with each of these dtypes as T
 //   equal where.self(bool,T,T) float32
 //   differs exp(T) float32                       was measured, and is not equal
-//   reciprocal div.Scalar(T,i) float32 uint8     is equal once it is written as a product with 1 / i, as the device
-//   does
+//   reciprocal div.Scalar(T,i) float32 uint8     is equal if written as a product with 1 / i, as on the device
 //
 // A form has an operator without "aten::" and its arguments: the dtype of each tensor, i, f, true, false, none, str for
-// a text, [..] for a list (of one element if all are alike, with ... behind it), name=.. for what is given by name.
+// a text, [..] for a list (one element followed by ... if all are alike), name=.. for a keyword argument.
 
 #include <span>
 #include <string>
@@ -28,23 +27,24 @@
 
 namespace penstock::graph {
 
-// The texts of the tables that penstock comes with.
+// The texts of the tables that are part of penstock.
 std::span<const std::string_view> device_bits_tables();
 
-// Adds a table to those of its device. kMalformed with the line. Thread-safe.
+// Adds a table to the tables of its device. Returns kMalformed with the line. Thread-safe.
 Result<void> add_device_bits(std::string_view table);
 
-// Has nodes on a device that a CPU would round otherwise be computed as the device computes them, where a table says
-// how.
+// Rewrites device nodes whose results a CPU would round differently so that a CPU gives the device's bits, where a
+// table has a way to.
 void put_equal_twins(Graph& graph);
 
-// The form of a node on a device, as a table has it.
+// Returns the form of a node on a device, as written in a table.
 std::string bits_form(const Node& node);
 
-// Why a CPU cannot stand for the device of a node, as a clause that follows the operator's name; empty where it can.
+// Returns why a CPU cannot replace the device of a node, as a clause that follows the operator's name; empty if it can.
 std::string why_other_bits(const Node& node);
 
-// Whether an operator on floating-point numbers gives others altogether where its operands hardly change: it rounds.
+// Whether an operator on floating-point numbers may give very different results for slightly different operands,
+// because it rounds.
 bool jumps(const Node& node);
 
 }  // namespace penstock::graph

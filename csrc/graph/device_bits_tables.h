@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What was measured of devices (device_bits.h). tests/device/measure_bits.py writes such a table on a device.
+// Measured results for devices (device_bits.h). tests/device/measure_bits.py writes such a table on a device.
 
 #include <array>
 #include <string_view>

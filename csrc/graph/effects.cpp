@@ -13,13 +13,13 @@
 namespace penstock::graph {
 namespace {
 
-// Why a value is RANDOM or STATE, as a clause; shared down the dataflow so that every reason names the first cause.
+// Why a value is RANDOM or STATE, as a clause; passed along the dataflow so that every reason names the first cause.
 using Cause = std::string;
 
 struct Fact {
   Level level = Level::kConst;
   Cause cause;
-  bool is_input = false;    // the cause is an input's own name, not yet a clause
+  bool is_input = false;    // the cause is an input's name, not yet a clause
   bool is_inexact = false;  // a worker may give other last bits
 };
 
@@ -50,11 +50,11 @@ class EffectAnalysis {
   }
 
  private:
-  // Pins found while judging ask for another round; past this many, every set in doubt is pinned at once.
+  // Pins found while judging require another round; after this many rounds, every set in doubt is pinned at once.
   static constexpr int kRoundsMax = 3;
 
   struct Spoil {
-    Cause cause;          // the unknown operator met so far that may have written the set
+    Cause cause;          // the first unknown operator that may have written the set
     ValueId operand = 0;  // by this value
     bool is_split = false;
   };
@@ -85,7 +85,7 @@ class EffectAnalysis {
     for (const auto& [result, operand] : traits.aliases) aliases_.unite(result, operand);
   }
 
-  // The aliases but for those that were not there when the program was run.
+  // Returns the aliases except for pairs that did not share memory when the program was run.
   AliasSets seen_aliases() const {
     AliasSets seen(graph_.value_names.size());
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
@@ -99,15 +99,15 @@ class EffectAnalysis {
     return !memory.empty() && memory[a] && memory[b] && memory[a] != memory[b];
   }
 
-  // A result of an unknown operator may be any of its operands; the operands do not thereby share memory with each
-  // other, so this is a list of origins beside the sets and not a union of them.
+  // A result of an unknown operator may be any of its operands. This does not mean that the operands share memory with
+  // each other, so origins are listed separately and the sets are not united.
   void collect_origins(const Node& node, const Traits& traits) {
     if (traits.purity != Purity::kUnknown) return;
     for (const ValueId result : node.results)
       for_each_operand(node, [&](ValueId operand) { origins_[aliases_.find(result)].push_back(operand); });
   }
 
-  // A write to a set may reach the sets that it may come from.
+  // A write to a set may affect the sets from which it may originate.
   void pin(ValueId value, const Cause& cause) {
     std::vector<ValueId> pending{value};
     while (!pending.empty()) {
@@ -141,8 +141,8 @@ class EffectAnalysis {
     return verdicts;
   }
 
-  // A value that an unknown operator may have written by another name of the same memory: if both were shipped they
-  // would be two tensors, and the write would be lost on one of them. So the whole set stays.
+  // Notes the read of a value that an unknown operator may have written through another alias: if both aliases were
+  // sent they would be two tensors, and one of them would miss the write. So the whole set stays.
   void note_read(ValueId value) {
     Spoil& spoil = spoils_[aliases_.find(value)];
     if (!spoil.cause.empty() && spoil.operand != value && is_movable(facts_[value].level)) spoil.is_split = true;
@@ -205,7 +205,8 @@ class EffectAnalysis {
     return verdict;
   }
 
-  // Why a node with other bits, or that reads inexact values, stays, as a clause; empty where it may be inexact.
+  // Returns why a node with other bits, or one that reads inexact values, stays, as a clause; empty if it may be
+  // inexact.
   std::string why_to_be_exact(const Node& node, const std::string& other_bits, Level level) const {
     const auto& allowed = options_.may_be_inexact;
     const bool is_allowed =
@@ -232,7 +233,7 @@ class EffectAnalysis {
     return {Level::kState, describe(node) + " " + traits.reason};
   }
 
-  // The reason why the memory of `operand` has changed since it was made, if it has.
+  // Returns why the memory of `operand` has changed since it was made; none if it has not.
   std::optional<Fact> change_of_memory(ValueId operand) const {
     const ValueId set = aliases_.find(operand);
     const std::string name = "%" + graph_.value_names[operand];
@@ -241,7 +242,7 @@ class EffectAnalysis {
     return std::nullopt;
   }
 
-  // The level that reading `operand` brings. Sizes of a leaf are known without its contents.
+  // Returns the level of reading `operand`. Sizes of a leaf are known without its contents.
   Fact fact_of_read(ValueId operand, const Traits& traits) const {
     if (traits.purity == Purity::kMetadata && from_leaf_[operand]) return {Level::kShape, {}};
     return facts_[operand];
@@ -266,7 +267,7 @@ class EffectAnalysis {
   std::vector<bool> from_leaf_;  // by value: it is a leaf itself
   AliasSets aliases_;
   std::vector<std::vector<ValueId>> origins_;  // by alias set: values that it may be, through an unknown operator
-  std::vector<Cause> pins_;                    // by alias set: who writes it
+  std::vector<Cause> pins_;                    // by alias set: the operator that writes it
   std::vector<Spoil> spoils_;                  // by alias set
   std::vector<bool> is_second_view_;           // by node
   const Traits nothing_known_;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which nodes could run in a worker: forward dataflow of effect levels over the graph. A node has the join of its own
-// level and those of its operands. Unknown nodes stay: an operator without traits is as good as STATE.
+// Determines which nodes could run in a worker: forward dataflow of effect levels over the graph. A node's level is the
+// join of its intrinsic level and its operands' levels. Unknown nodes stay: an operator without traits counts as STATE.
 //
-// Memory is followed by alias sets. A value whose set is written in place anywhere, also later, is STATE ("pinned"):
-// the worker would see it before the write or after, and only program order in the trainer says which is right. An
-// unknown operator may write its operands too, but pinning those would keep whatever precedes a kept operator, so it
-// spoils their sets for the nodes that come after it only.
+// Memory is tracked by alias sets. A value whose set is written in place anywhere, even later, is STATE ("pinned"): the
+// worker would see it before or after the write, and only program order in the trainer determines which is right. An
+// unknown operator may write its operands too, but pinning them would keep everything that precedes a kept operator, so
+// it only spoils their sets for the nodes after it.
 //
 // A second view of memory that the user has stays (second_views.h).
 //
-// An operator on a device of which a CPU may give other bits stays, unless its results may be inexact. What follows
-// from an inexact value is inexact, too; where a difference in last bits can become another result altogether (another
-// integer, a number that was rounded the other way), the operator stays.
+// An operator on a device for which a CPU may give other bits stays, unless its results may be inexact. Values that
+// depend on an inexact value are inexact, too; if a difference in the last bits can lead to a completely different
+// result (another integer, a number rounded in the other direction), the operator stays.
 
 #include <cstdint>
 #include <optional>
@@ -25,7 +25,7 @@
 namespace penstock::graph {
 
 enum class Level : uint8_t {
-  kConst,      // depends on constants alone
+  kConst,      // depends only on constants
   kShape,      // ... and on sizes of the batch
   kStateless,  // ... and on the batch's contents
   kRandom,     // ... and on random draws
@@ -37,34 +37,34 @@ std::string_view name_of(Level level);
 
 struct EffectOptions {
   bool allow_random = false;     // random draws may move to the workers
-  bool is_whole_program = true;  // outputs go to the user; those of a prefix go to the rest of the program
-  // Values that nodes make and that the user has all the same, as if they were inputs.
+  bool is_whole_program = true;  // outputs are for the user; a prefix's outputs are for the rest of the program
+  // Values that nodes make but that the user can access, as if they were inputs.
   std::vector<ValueId> known_outside{};
-  // By value, or empty: the number of its memory where the program was run. Values with different numbers share none,
-  // although the schema of an operator would allow it.
+  // By value, or empty: the number of its memory in the run of the program. Values with different numbers do not share
+  // memory, even if the operator's schema would allow it.
   std::vector<std::optional<int64_t>> memory{};
-  // By value, or empty: whether its last bits may be other than the device's. For floating-point tensors alone.
+  // By value, or empty: whether its last bits may differ from the device's. Only for floating-point tensors.
   std::vector<bool> may_be_inexact{};
 };
 
 struct Verdict {
   Level level = Level::kState;
   bool movable = false;         // a worker could run it
-  bool is_second_view = false;  // it stays in the trainer all the same
+  bool is_second_view = false;  // it stays in the trainer although it is movable
   bool has_other_bits = false;  // it is movable, although a CPU may give other bits than the device
-  bool is_inexact = false;      // it is that, or follows from such a node
+  bool is_inexact = false;      // it has other bits, or depends on such a node
   std::string reason;           // one sentence without its full stop
 
   friend bool operator==(const Verdict&, const Verdict&) = default;
 };
 
-// One verdict per node of an annotated graph.
+// Returns one verdict per node of an annotated graph.
 std::vector<Verdict> analyse_effects(const Graph& graph, const EffectOptions& options);
 
 inline bool must_stay(const Verdict& verdict) { return !verdict.movable || verdict.is_second_view; }
 
-// Whether trainer and workers can both compute the node, so that its results need not cross: it reads constants and
-// sizes alone.
+// Whether trainer and workers can both compute the node, so that its results need not cross: it only reads constants
+// and sizes.
 inline bool is_replicable(const Verdict& verdict) { return verdict.movable && verdict.level <= Level::kShape; }
 
 }  // namespace penstock::graph

@@ -11,7 +11,7 @@
 namespace penstock::graph {
 namespace {
 
-// Raised whenever the same text could come to mean another value.
+// Must be raised whenever the same text could represent another value.
 constexpr std::string_view kKeyVersion = "penstock-key 1\n";
 
 std::string digest_of(std::string_view expression) {
@@ -31,7 +31,7 @@ std::string const_expression(const Input& input) {
   return text + "]";
 }
 
-// The call with its producers' keys in place of the values, or nothing when one of them has no key.
+// Returns the call with its producers' keys in place of the values; empty if one of them has no key.
 std::string node_expression(const Node& node, const std::vector<std::string>& keys) {
   bool has_keys = true;
   const auto print_key = [&](std::string& text, ValueId value) {
@@ -43,7 +43,7 @@ std::string node_expression(const Node& node, const std::vector<std::string>& ke
     print_argument(text, argument, print_key);
     text += ',';
   }
-  // The order of keywords says nothing.
+  // The order of keywords has no meaning.
   std::vector<const Keyword*> keywords;
   for (const Keyword& keyword : node.kwargs) keywords.push_back(&keyword);
   std::sort(keywords.begin(), keywords.end(), [](auto* a, auto* b) { return a->name < b->name; });
@@ -91,7 +91,7 @@ struct Selection {
   std::vector<bool> is_kept;    // by node
 };
 
-// What `wanted` follow from; the values that `is_given` hold need nothing.
+// Selects the nodes and inputs on which `wanted` depend; values in `is_given` have no dependencies.
 Selection select_needed(const Graph& graph, std::span<const ValueId> wanted, const std::vector<bool>& is_given) {
   Selection found{std::vector<bool>(graph.value_names.size()), std::vector<bool>(graph.nodes.size())};
   for (const ValueId value : wanted) {
@@ -109,7 +109,7 @@ Selection select_needed(const Graph& graph, std::span<const ValueId> wanted, con
   return found;
 }
 
-// Copies a part of a graph. A walk over the copied nodes makes the ids of values dense.
+// Copies a part of a graph. The ids of the copied values are dense.
 class PartialCopy {
  public:
   explicit PartialCopy(const Graph& graph) : graph_(graph), new_ids_(graph.value_names.size()) {}
@@ -132,7 +132,7 @@ class PartialCopy {
     if (input.size_of) rename(input.size_of->tensor);
     part_.inputs.push_back(std::move(input));
   }
-  // Results that are given stay those of the input that gives them.
+  // Values in `is_given` are still provided by their inputs, not by the nodes that compute them again.
   void add_nodes(const std::vector<bool>& is_kept, const std::vector<bool>& is_given) {
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       if (!is_kept[i]) continue;
@@ -208,7 +208,7 @@ PrefixSplit split_prefix(const Graph& prefix, const std::vector<bool>& is_exact)
   PENSTOCK_ASSERT(prefix.traits.size() == prefix.nodes.size() && is_exact.size() == prefix.nodes.size());
   const size_t value_count = prefix.value_names.size();
   std::vector<bool> is_left(value_count);      // not computed by the front
-  std::vector<bool> is_of_batch(value_count);  // follows from contents of the batch
+  std::vector<bool> is_of_batch(value_count);  // depends on contents of the batch
   std::vector<bool> is_computed(value_count);  // and is more than a view of a leaf
   std::vector<const Node*> makers(value_count);
   std::vector<bool> is_tensor(value_count);
@@ -257,7 +257,7 @@ PrefixSplit split_prefix(const Graph& prefix, const std::vector<bool>& is_exact)
     for_each_operand(*makers[value], [&](ValueId operand) {
       if (is_seen[operand]) return;
       if (!is_left[operand] && is_computed[operand] && is_tensor[operand] && !keys[operand].empty()) {
-        // The outputs' own keys say under which settings the values are computed.
+        // The outputs' keys identify the settings under which the values are computed.
         hand_over(operand, digest_of("part of " + prefix.outputs.front().key + " " + keys[operand]));
       } else {
         is_seen[operand] = true;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The neutral graph that both front ends end in: straight-line SSA over ATen operators, with symbolic sizes as scalar
-// values. Value types only; nothing here knows torch. The text form is in ir_text.h, the meaning of its words in
-// README.md.
+// The neutral graph that both front ends produce: straight-line SSA over ATen operators, with symbolic sizes as scalar
+// values. Value types only; this file does not depend on torch. The text form is in ir_text.h, the meaning of its words
+// in README.md.
 
 #include <bit>
 #include <cstddef>
@@ -25,8 +25,8 @@ struct None {
   friend bool operator==(const None&, const None&) = default;
 };
 
-// A float literal. Two are equal when their bits are, so that a graph with a nan in it still equals its copy, and 0.0
-// and -0.0, which divide differently, are two literals. Every nan is the same quiet nan.
+// A float literal. Two literals are equal if their bits are, so that a graph with a nan in it still equals its copy,
+// and 0.0 and -0.0, which divide differently, are two literals. Every nan is the same quiet nan.
 struct Real {
   double value = 0;
 
@@ -45,7 +45,7 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-// As torch writes it: "cpu", "cuda:0".
+// As in torch: "cpu", "cuda:0".
 inline std::string name_of(const Device& device) {
   return device.index ? device.type + ":" + std::to_string(*device.index) : device.type;
 }
@@ -77,8 +77,8 @@ struct OperandForm {
   friend bool operator==(const OperandForm&, const OperandForm&) = default;
 };
 
-// Where a node's results are, if not on the CPU, and what its operands are there. Which bits it gives follows from
-// both.
+// The device of a node's results, if not the CPU, and the form of its operands there. Both determine the bits of its
+// results.
 struct OnDevice {
   Device device;
   std::vector<OperandForm> operands{};  // in the order of for_each_operand()
@@ -93,14 +93,14 @@ struct Keyword {
   friend bool operator==(const Keyword&, const Keyword&) = default;
 };
 
-// A size that is known (an integer) or the name of a symbol.
+// A known size (an integer) or the name of a symbol.
 using Dim = std::variant<int64_t, std::string>;
 
 enum class InputKind : uint8_t {
   kLeaf,   // a tensor of the batch
-  kConst,  // a tensor that stays the same; travels to the workers once
+  kConst,  // a tensor that stays the same; sent to the workers once
   kState,  // a tensor that training changes; never leaves the trainer
-  kInt,    // an integer of the captured program, as a rule a size of a leaf
+  kInt,    // an integer of the captured program, usually a size of a leaf
 };
 
 struct SizeOf {
@@ -118,7 +118,7 @@ struct Input {
   Dtype dtype = Dtype::kFloat32;  // all but kInt
   std::vector<Dim> sizes;         // all but kInt
   std::string digest;             // kConst: hash of the content, 32 hex digits, or empty
-  std::optional<SizeOf> size_of;  // kInt: the leaf's size it is; none means a number from outside the batch
+  std::optional<SizeOf> size_of;  // kInt: the leaf's size it is; none: a number from outside the batch
 
   friend bool operator==(const Input&, const Input&) = default;
 };
@@ -129,8 +129,8 @@ struct Node {
   std::vector<Argument> args;
   std::vector<Keyword> kwargs;
   std::optional<uint32_t> group;  // nodes of one group are one call of the user's program and move together
-  std::string label;              // of the group, for people
-  std::string place;              // the program's line that calls it, "model.py:12", for people
+  std::string label;              // of the group, for messages
+  std::string place;              // the program's line that calls it, "model.py:12", for messages
   std::optional<OnDevice> on{};   // none in a prefix: workers compute on the CPU
 
   friend bool operator==(const Node&, const Node&) = default;

@@ -54,7 +54,7 @@ bool Cursor::peek(std::string_view token) {
 
 bool Cursor::try_take(std::string_view token) {
   if (!peek(token)) return false;
-  // A word must end where the token does: `group` is not the start of `groups`.
+  // A word must end with the token: `group` does not match the start of `groups`.
   const size_t end = position_ + token.size();
   if (is_name_char(token.back()) && end < line_.size() && is_name_char(line_[end])) return false;
   position_ = end;

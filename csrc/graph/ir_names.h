@@ -48,7 +48,7 @@ constexpr std::string_view name_of(Layout layout) { return kLayoutNames[static_c
 constexpr std::string_view name_of(MemoryFormat format) { return kMemoryFormatNames[static_cast<size_t>(format)]; }
 constexpr size_t byte_size(Dtype dtype) { return kDtypeBytes[static_cast<size_t>(dtype)]; }
 
-// The enumerator of that name, such as name_in<Dtype>(kDtypeNames, "int64").
+// Returns the enumerator of that name, as in name_in<Dtype>(kDtypeNames, "int64").
 template <typename Enum, size_t count>
 constexpr std::optional<Enum> name_in(const std::array<std::string_view, count>& names, std::string_view name) {
   for (size_t i = 0; i < count; ++i)

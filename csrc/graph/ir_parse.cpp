@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parses graphs. Besides the grammar it checks the invariants that every later step relies on: values are defined once
-// and before their use, each leaf appears once, inputs precede nodes and nodes precede outputs.
+// Parses graphs. In addition to the grammar it checks the invariants on which every later step relies: values are
+// defined once and before their use, each leaf appears once, inputs precede nodes and nodes precede outputs.
 
 #include <charconv>
 #include <unordered_map>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The text form of a graph. Workers receive it from the network, so the parser takes any bytes: a text that is not a
-// graph gives an error with its line and column, and every length has a cap. The grammar, one statement a line, blanks
-// and empty lines free:
+// The text form of a graph. Workers receive it from the network, so the parser accepts any bytes: a text that is not a
+// graph gives an error with its line and column, and every length has a cap. The grammar, one statement per line, with
+// any number of blanks and empty lines:
 //
 //   penstock-ir 1
 //   input %x0 leaf 0 uint8 [s0, 3, 256, 256]
@@ -12,7 +12,7 @@
 //   %v1 = aten::to.dtype(%x0, dtype:float32, false, copy=false) group 0 "x.float() at model.py:12"  (group optional)
 //   %v2, %v3 = aten::max.dim(%v1, 1) at "model.py:13"                                (at optional, after group)
 //   %v4 = aten::alias(%v2) on cuda:0 [cpu float32] group 1 "x.to(device)"            (on optional, before group)
-//   %v5 = aten::mul.Scalar(%v4, 2) on cuda:0 [float32]      (a dtype for each operand, or int; cpu where it is there)
+//   %v5 = aten::mul.Scalar(%v4, 2) on cuda:0 [float32]      (a dtype for each operand, or int; cpu if it is there)
 //   output %v2 key "9fa2..."                                                                         (key optional)
 //
 // Inputs come first, then nodes, then outputs. Leaves name symbols freely; constants and state have plain sizes.
@@ -43,18 +43,18 @@ inline constexpr size_t kDimsMax = 64;
 
 Result<Graph> parse_graph(std::string_view text);
 
-// parse_graph(print_graph(g)) equals g, traits aside, when g's names and texts are within the caps.
+// parse_graph(print_graph(g)) equals g except for traits, if g's names and texts are within the caps.
 std::string print_graph(const Graph& graph);
 
-// Appends one argument as it stands in the text; `print_value` spells the values in it.
+// Appends one argument as in the text of a graph; `print_value` prints the values in it.
 void print_argument(std::string& text, const Argument& argument,
                     const std::function<void(std::string&, ValueId)>& print_value);
 
-// The statement of one node, for messages.
+// Returns the statement of one node, for messages.
 std::string print_node(const Graph& graph, const Node& node);
 
-// "aten::div.Tensor at model.py:12 (clamp, div at model.py:13)": the operator, its line, its group's label, which is
-// left out of the line's way where it ends with it.
+// "aten::div.Tensor at model.py:12 (clamp, div at model.py:13)": the operator, its line, and its group's label. The
+// line is omitted if the label ends with it.
 std::string describe(const Node& node);
 
 }  // namespace penstock::graph

@@ -13,7 +13,7 @@
 namespace penstock::graph {
 namespace {
 
-constexpr double kTrimmed = 0.1;  // of the steps, at either end
+constexpr double kTrimmed = 0.1;  // fraction of the steps, at either end
 
 }  // namespace
 
@@ -118,7 +118,7 @@ std::optional<MeasuredLoads> LoadMeter::measured(bool needs_boundary, uint32_t c
   if (whole_s.empty() || 2 * whole_s.size() < steps_.size()) return std::nullopt;
   const MiddleMean step = middle_mean(whole_s);
   double trainer_s = middle_mean(std::move(work_s)).mean;
-  // The host runs ahead of its device, or the other way round: the slower one counts.
+  // The host runs ahead of its device, or vice versa: the slower one counts.
   if (!device_seconds_.empty())
     trainer_s = std::max(trainer_s, middle_mean({device_seconds_.begin(), device_seconds_.end()}).mean);
   return MeasuredLoads{.steps = whole_s.size(),

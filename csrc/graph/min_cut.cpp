@@ -11,8 +11,8 @@ namespace {
 // Excess can be the sum of many infinite edges.
 __extension__ using Excess = __int128;
 
-// A maximal preflow gives the smallest set that reaches the sink, and this function needs the smallest set reached from
-// the source. So the network is solved backwards: every edge is turned round and flow is pushed from the sink.
+// A maximal preflow gives the smallest set that reaches the sink, but this function needs the smallest set reached from
+// the source. So the network is solved backwards: every edge is reversed, and flow is pushed from the sink.
 class PushRelabel {
  public:
   struct Arc {
@@ -46,7 +46,7 @@ class PushRelabel {
     }
   }
 
-  // By node, whether it can still reach `to` after as much as possible was pushed from `from`.
+  // Returns, by node, whether it can still reach `to` after as much as possible was pushed from `from`.
   std::vector<bool> side_reaching(uint32_t from, uint32_t to) {
     from_ = from;
     to_ = to;
@@ -71,7 +71,7 @@ class PushRelabel {
  private:
   bool is_terminal(uint32_t node) const { return node == from_ || node == to_; }
 
-  // Makes every label the exact distance to `to_`; a node that cannot reach it has label node_count_ and is done with.
+  // Sets every label to the exact distance to `to_`; a node that cannot reach it has label node_count_ and is finished.
   void relabel_all() {
     work_ = 0;
     std::fill(labels_.begin(), labels_.end(), node_count_);
@@ -122,7 +122,7 @@ class PushRelabel {
     }
   }
 
-  // Lifts a node to just above its lowest neighbour; false when nothing is left through which it could reach `to_`.
+  // Lifts a node to just above its lowest neighbour; returns false if it cannot reach `to_` through any neighbour.
   bool relabel(uint32_t node) {
     const uint32_t old_label = labels_[node];
     uint32_t lowest = node_count_;

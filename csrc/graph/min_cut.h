@@ -4,9 +4,9 @@
 // infinite edge from a to b, a profit an edge from the source, a cost an edge to the sink.
 //
 // Highest-label push-relabel with exact initial labels, global relabelling and the gap rule, first phase only: the cut
-// needs a maximal preflow, not a flow. Weighed against Dinic: a chain of 10,000 operators with the profit at one end
-// makes Dinic find as many distinct path lengths, one breadth-first search each (bench/micro_graph.cpp has the figures
-// of this one); Hochbaum's pseudoflow is made for closures, and more code than the graphs at hand need.
+// needs a maximal preflow, not a flow. Alternatives: on a chain of 10,000 operators with the profit at one end, Dinic's
+// algorithm finds as many distinct path lengths, one breadth-first search each (bench/micro_graph.cpp has the figures
+// for push-relabel); Hochbaum's pseudoflow is designed for closures, but needs more code than these graphs justify.
 
 #include <cstdint>
 #include <vector>
@@ -23,12 +23,12 @@ class FlowNetwork {
 
   uint32_t add_node() { return node_count_++; }
 
-  // An edge with a capacity of 0..kCapacityMax or kInfinite. One from a node to itself is left out.
+  // Adds an edge with a capacity of 0..kCapacityMax or kInfinite. An edge from a node to itself is left out.
   void add_edge(uint32_t from, uint32_t to, int64_t capacity);
 
-  // By node, whether it is on the source's side of the minimum cut. Of several minimum cuts it is the one with the
-  // fewest nodes there, which is unique; so the answer does not depend on the order of the edges.
-  // There must be no path of infinite edges from source to sink.
+  // Returns, by node, whether it is on the source's side of the minimum cut. Of several minimum cuts it is the one with
+  // the fewest nodes there, which is unique; so the result does not depend on the order of the edges. There must be no
+  // path of infinite edges from source to sink.
   std::vector<bool> min_cut_source_side() const;
 
  private:

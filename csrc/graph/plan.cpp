@@ -12,7 +12,7 @@
 namespace penstock::graph {
 namespace {
 
-// Explaining a group prices another cut. For a program of more groups than this the explanation is left general.
+// Explaining a group prices another cut. For a program with more groups than this the explanation is general.
 constexpr size_t kExplainedMax = 256;
 
 std::string milliseconds(double seconds) {
@@ -120,7 +120,7 @@ class Planner {
     return reason_to_keep(unit_index);
   }
 
-  // A free unit that stays: something forces it, or it is cheaper so.
+  // A free unit that stays: it is forced to, or it is cheaper there.
   std::string reason_to_keep(uint32_t unit_index) {
     if (!maximal_[unit_index])
       return "it could move, but then a number or list would have to cross, or a value made in the trainer be there";
@@ -158,7 +158,7 @@ class Planner {
   const CutMode mode_;
   const CutModel model_;
   const Choice maximal_;
-  std::optional<double> declined_gain_s_;  // of a cut that promised less than a cut costs
+  std::optional<double> declined_gain_s_;  // of a cut that would save less than a cut costs
   const Choice choice_;
   const Cut cut_;
   size_t explained_count_ = 0;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Chooses the cut and says why: which groups of the user's program move to the workers, which stay and for what reason,
-// which values cross and what that costs. Pure: the same graph, verdicts, calibration and prices give the same plan.
+// Chooses the cut and explains it: which groups of the user's program move to the workers, which stay and for what
+// reason, which values cross and at what cost. Pure: the same graph, verdicts, calibration and prices give the same
+// plan.
 
 #include <cstdint>
 #include <optional>
@@ -18,9 +19,9 @@
 namespace penstock::graph {
 
 enum class CutMode : uint8_t {
-  kAuto,     // the shortest step where the loads are known, else the cheapest weighted sum
-  kMaximal,  // all that can move
-  kNone,     // nothing
+  kAuto,     // the shortest step if the loads are known, else the cheapest weighted sum
+  kMaximal,  // all groups that can move
+  kNone,     // no groups
 };
 
 // "auto", "maximal" or "none".
@@ -32,37 +33,38 @@ struct PlanGroup {
   std::vector<std::string> operators;  // in program order
   std::vector<uint32_t> nodes;         // the same, as indices into the graph
   Level level = Level::kState;         // the highest of its nodes
-  bool replicated = false;             // reads sizes and constants alone, so either side may compute it
-  std::string reason;                  // why it is where it is: one sentence without its full stop
-  double worker_s = 0;                 // seconds per batch where it ran in a worker
-  double trainer_s = 0;                // seconds per batch where it ran in the trainer; 0 for groups that cannot move
+  bool replicated = false;             // only reads sizes and constants, so either side may compute it
+  std::string reason;                  // why it stays or moves: one sentence without its full stop
+  double worker_s = 0;                 // seconds per batch if it ran in a worker
+  double trainer_s = 0;                // seconds per batch if it ran in the trainer; 0 for groups that cannot move
 
   friend bool operator==(const PlanGroup&, const PlanGroup&) = default;
 };
 
 struct Plan {
-  std::vector<PlanGroup> moved;  // the trainer's program consists of the groups that are not among these
+  std::vector<PlanGroup> moved;  // the trainer's program consists of all other groups
   std::vector<PlanGroup> kept;
   std::vector<ValueId> boundary;            // computed by workers and read by the trainer
   std::vector<std::string> boundary_names;  // the same, by name
   std::vector<uint32_t> raw_leaves;         // leaves that the trainer still reads
   int64_t raw_bytes = 0;                    // per batch: of all leaves, each storage once
-  int64_t maximal_bytes = 0;                // bytes that would cross if all moved that can
+  int64_t maximal_bytes = 0;                // bytes that would cross if all movable groups moved
   int64_t boundary_bytes = 0;               // bytes that cross: boundary values and raw leaves, each storage once
-  int64_t sent_bytes = 0;                   // bytes that workers send: the same, or of all leaves where those cross
+  int64_t sent_bytes = 0;                   // bytes that workers send: the same, or of all leaves if those cross
   double worker_s = 0;                      // a worker's seconds per batch
   double trainer_s = 0;                     // the trainer's seconds per batch on kept operators that could have moved
   StageSeconds seconds;                     // the same by stage, with the cost of writing and reading the boundary
-  std::optional<double> step_s;             // how long a step takes, where the loads are known
+  std::optional<double> step_s;             // how long a step takes, if the loads are known
 
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 
-// `verdicts` and `calibration` are of this graph; kMismatch when they are not, or when a price makes no sense.
+// `verdicts` and `calibration` must be for this graph; returns kMismatch if they are not, or if a price is invalid.
 Result<Plan> make_plan(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
                        const Prices& prices, CutMode mode);
 
-// The plan's seconds by other prices than those that it was made with. The calibration is the same. kMismatch as above.
+// Returns the plan's seconds by other prices than the ones it was made with. The calibration is the same. Returns
+// kMismatch as above.
 Result<StageSeconds> plan_seconds(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
                                   const Prices& prices, const Plan& plan);
 

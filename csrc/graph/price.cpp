@@ -13,8 +13,8 @@ Prices local_prices(double worker_count) {
   prices.worker_count = worker_count;
   prices.link_bytes_per_s = std::numeric_limits<double>::infinity();
   prices.write_bytes_per_s = 4e9;
-  prices.read_bytes_per_s = 10e9;  // memory that another core has written last
-  // Dynamo's guards and a look at the batch, with cold caches (bench/cut.py --overhead).
+  prices.read_bytes_per_s = 10e9;  // memory last written by another core
+  // Dynamo's guards and the checks of a batch, with cold caches (bench/cut.py --overhead).
   prices.cut_s = 200e-6;
   prices.raw_stays = true;
   return prices;
@@ -25,7 +25,7 @@ Prices link_prices(double worker_count, const LinkRate& link) {
   prices.link_bytes_per_s = link.bytes_per_s;
   prices.raw_stays = link.sends_whole;
   if (link.bytes_per_s == std::numeric_limits<double>::infinity()) return prices;
-  // bench/pool_transport.py: CPU seconds of the sockets for a gigabyte, shared out between the two sides.
+  // bench/pool_transport.py: CPU seconds of the sockets per gigabyte, divided between the two sides.
   prices.send_byte_s = 0.33e-9;
   prices.receive_byte_s = 0.33e-9;
   return prices;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One graph with its verdicts and its calibration, and the plans that were made of it: all that another price needs.
+// One graph with its verdicts and its calibration, and the plans made for it: all that is needed to price again.
 
 #include <vector>
 
@@ -15,7 +15,7 @@ namespace penstock::graph {
 // Immutable, so any thread may read it.
 class PricedPlans {
  public:
-  // The plan of `mode` by `prices`, and those that it is held against. kMismatch as make_plan.
+  // Makes the plan of `mode` by `prices`, and the plans for comparison. Returns kMismatch as make_plan.
   static Result<PricedPlans> make(Graph graph, std::vector<Verdict> verdicts, Calibration calibration,
                                   const Prices& prices, CutMode mode);
 
@@ -28,11 +28,11 @@ class PricedPlans {
   const Plan& none() const { return none_; }
   const Plan& maximal() const { return maximal_; }
 
-  // The plan that is chosen by other prices. Prices that make no sense assert.
+  // Returns the plan that is chosen by other prices. Asserts that the prices are valid.
   Plan chosen_by(const Prices& prices) const;
-  // The seconds of one of the plans by other prices.
+  // Returns the seconds of one of the plans by other prices.
   StageSeconds seconds(const Plan& plan, const Prices& prices) const;
-  // How long a step takes with one of the plans, beside the loads among the prices.
+  // Returns how long a step takes with one of the plans, in addition to the loads in the prices.
   StepSeconds step(const Plan& plan, const Prices& prices) const;
 
  private:

@@ -15,12 +15,12 @@ bool is_repeatable(const Traits& traits) {
   return traits.writes.empty() && (traits.purity == Purity::kPure || traits.purity == Purity::kMetadata);
 }
 
-// A draw gives another value each time, but it leaves all others as they are.
+// A draw gives another value each time, but does not change its operands.
 bool leaves_operands(const Traits& traits) {
   return traits.writes.empty() && (is_repeatable(traits) || traits.purity == Purity::kRandom);
 }
 
-// The call, by which repetitions are told. Literals are printed to the bit.
+// Returns the call as text, which identifies repetitions. Literals are printed exactly.
 std::string expression(const Node& node) {
   const auto print_id = [](std::string& text, ValueId value) { text += '%' + std::to_string(value); };
   std::string text = node.op + "(";
@@ -52,9 +52,9 @@ Graph without_repetitions(Graph graph) {
   if (graph.traits.size() != graph.nodes.size() ||
       !std::all_of(graph.traits.begin(), graph.traits.end(), leaves_operands))
     return graph;
-  std::vector<ValueId> names(graph.value_names.size());  // by value: which one stands for it
+  std::vector<ValueId> names(graph.value_names.size());  // by value: the value that replaces it
   std::iota(names.begin(), names.end(), 0);
-  std::unordered_map<std::string, size_t> first_calls;  // to where they are among the kept ones
+  std::unordered_map<std::string, size_t> first_calls;  // to their indices among the kept nodes
   size_t kept_count = 0;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     Node& node = graph.nodes[i];

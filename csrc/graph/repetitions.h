@@ -9,10 +9,11 @@
 
 namespace penstock::graph {
 
-// The annotated graph without the nodes that repeat another: readers of their results read the first one's. Values keep
-// their ids, so no node makes those of dropped nodes any more. Outputs that were apart may share memory then.
+// Returns the annotated graph without nodes that repeat another: readers of their results read the first node's. Values
+// keep their ids, so the values of dropped nodes are no longer made by any node. Outputs that were separate may then
+// share memory.
 //
-// Only operators that are known and draw nothing are compared. A graph with a write, or a possible write, is returned
+// Only operators that are known and do not draw are compared. A graph with a write, or a possible write, is returned
 // unchanged: there the same call may give another value later.
 Graph without_repetitions(Graph graph);
 

@@ -29,7 +29,7 @@ void Repricer::note_call(const Cut& cut, uint32_t weight) {
 }
 
 bool Repricer::take_window(uint32_t cpus) {
-  // A cut of few calls, such as that of a smaller last batch, has no say in how long a step takes.
+  // A cut with few calls, such as for a smaller last batch, has little influence on the step time.
   std::vector<Cut> cuts, moving;
   for (const auto& [cut, count] : called_) {
     if (2 * count < meter_->step_count()) continue;
@@ -58,7 +58,7 @@ bool Repricer::take_window(uint32_t cpus) {
                     .step_s = measured->step_s};
   now_ = {*measured, basis};
   if (trial_ && std::find(cuts.begin(), cuts.end(), trial_->new_cut) == cuts.end())
-    trial_.reset();  // it was dropped, and planned anew
+    trial_.reset();  // it was dropped, and replanned
   shifted_windows_ = basis_ && has_shifted(*basis_, basis) ? shifted_windows_ + 1 : 0;
   const bool is_shifted = shifted_windows_ >= limits_.shifted_windows;
   if (is_shifted)
@@ -77,7 +77,7 @@ bool Repricer::take_window(uint32_t cpus) {
 std::optional<Repricer::Change> Repricer::change_of(const Cut& cut) {
   const auto due = std::find(due_.begin(), due_.end(), cut);
   if (due == due_.end()) return std::nullopt;
-  if (trial_ && trial_->new_cut != cut) return std::nullopt;  // it waits for the verdict on that one
+  if (trial_ && trial_->new_cut != cut) return std::nullopt;  // it waits for the result of the trial
   due_.erase(due);
   if (trial_) {
     if (goes_back()) return Change{.goes_back = true};
@@ -94,8 +94,8 @@ bool Repricer::changed(const Cut& old_cut, const Cut& new_cut) {
   ++pricing.changes;
   const bool is_back = trial_ && trial_->old_cut == new_cut;
   if (is_back) {
-    // The loads that were measured with the other plan hold the error in its price, and cannot serve as a basis for
-    // comparison. The worker's measured time for it can.
+    // The loads measured with the other plan contain the error in its price, so they cannot serve as a basis for
+    // comparison. The measured worker time for it can.
     basis_ = trial_->basis;
     basis_->prefix_scale = worker_scale_;
     shifted_windows_ = 0;
@@ -140,8 +140,8 @@ bool Repricer::has_shifted(const Basis& before, const Basis& now) const {
          differs(now.prefix_scale / before.prefix_scale);
 }
 
-// Whether to take back the plan of the trial: its steps are longer than those before, or the plan before promises
-// shorter ones. While neither is known the trial goes on; otherwise it ends.
+// Decides whether to take back the plan of the trial: if its steps are longer than before, or if the previous plan
+// promises shorter ones. The trial continues while neither is known; otherwise it ends.
 bool Repricer::goes_back() {
   const auto& [measured, basis] = *now_;
   Trial trial = *std::exchange(trial_, std::nullopt);
@@ -149,23 +149,23 @@ bool Repricer::goes_back() {
   const double error_s = std::hypot(measured.step_error_s, trial.before.step_error_s);
   const bool is_first = trial.windows_left == limits_.trial_windows;  // later the machine may have changed, too
   const bool is_worse = is_first && more_s > std::max(limits_.loss_max * trial.before.step_s, 2 * error_s);
-  // Or are they longer for another reason than the plan? The work of the workers beside it tells.
+  // Check whether the steps are longer for another reason than the plan: the workers' other work shows it.
   Basis beside = basis;
   beside.trainer_s = trial.basis.trainer_s;
   beside.prefix_scale = trial.basis.prefix_scale;
   if (!(is_worse && !has_shifted(trial.basis, beside)) && !was_mispriced(trial)) {
-    // Of a plan that moves nothing no later window knows more.
+    // Later windows give no new information about a plan without moved units.
     if (trial.new_cut->has_suffix && --trial.windows_left > 0) trial_ = std::move(trial);
     return false;
   }
   trial.new_cut->pricing->is_held = true;
-  trial_ = std::move(trial);  // until `changed` has seen that it goes back
+  trial_ = std::move(trial);  // until `changed` has seen that it was taken back
   return true;
 }
 
-// Whether the plan before promises shorter steps than the present one, now that the present one's cost to the workers
-// and its saving for the trainer are measured. All of it is of one window, so that a machine that became slower or
-// faster between two has no say.
+// Whether the previous plan promises shorter steps than the present one, now that the present one's cost to the workers
+// and its saving for the trainer are measured. All of these are from one window, so a machine that became slower or
+// faster between two windows has no influence.
 bool Repricer::was_mispriced(const Trial& trial) const {
   const Prices prices = prices_with(*trial.new_cut);
   const auto step_s = [&](const PricedCut& cut) { return cut.plans->step(cut.plans->chosen(), prices).step_s; };
@@ -176,7 +176,7 @@ StageSeconds Repricer::planned_seconds(const PricedCut& cut, const MeasuredLoads
   return cut.plans->seconds(cut.plans->chosen(), scaled_prices(measured, cut.pricing->trainer_scale(), worker_scale));
 }
 
-// The prices while `cut` is in force.
+// Returns the prices while `cut` is in use.
 Prices Repricer::prices_with(const PricedCut& cut) const {
   const MeasuredLoads& measured = now_->first;
   Prices prices = scaled_prices(measured, cut.pricing->trainer_scale(), worker_scale_);
@@ -189,7 +189,7 @@ Prices Repricer::prices_with(const PricedCut& cut) const {
   return prices;
 }
 
-// Prices a cut by its measurements. The result has the prices for planning another one, if one promises enough.
+// Prices a cut by its measurements. Returns the prices for planning another cut, if one promises enough.
 std::optional<Prices> Repricer::price(PricedCut& cut) {
   GraphPricing& pricing = *cut.pricing;
   const Prices prices = prices_with(cut);
@@ -204,7 +204,7 @@ std::optional<Prices> Repricer::price(PricedCut& cut) {
   return prices;
 }
 
-// Puts the price where the loader shows it: by these prices, or, where they have no loads, the one from before.
+// Updates the price that the loader shows: computed by these prices, or unchanged if they have no loads.
 void Repricer::show(PricedCut& cut, const Prices& prices) const {
   if (prices.loads)
     cut.shown = ShownPrice{.step = cut.plans->step(cut.plans->chosen(), prices), .workers = prices.worker_count};

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Prices the plans of an offloaded model again while its loader runs.
+// Reprices the plans of an offloaded model while its loader runs.
 //
-// Calibration times the operators alone. Which side of the pipeline is the slower one shows only when the pipeline
-// runs. So a window of steps is measured. The part of it that the plan explains is taken off, and the rest is the load
-// for which another plan may be better (price.h). A few calls of the graph as a whole are timed for that, in turns with
-// calls of its suffix. The difference is the trainer's gain by the cut, with its own allocator and threads. When the
-// loads shift later, plans are priced again.
+// Calibration only times the operators. Which side of the pipeline is slower only shows when the pipeline runs. So a
+// window of steps is measured. The part of it that the plan explains is subtracted, and the rest is the load for which
+// another plan may be better (price.h). For this, a few calls of the whole graph are timed, alternating with calls of
+// its suffix. The difference is the trainer's gain by the cut, with its allocator and threads. If the loads shift
+// later, plans are repriced.
 //
 // Changes of plans are bounded:
 //
 // - A new plan must promise steps that are shorter by `gain_min`.
-// - A new plan is taken back when its steps turn out to be longer at once, or when the measurements of one of its first
-//   `trial_windows` windows say that steps would be shorter with the plan before.
+// - A new plan is taken back if its steps are immediately longer, or if the measurements of one of its first
+//   `trial_windows` windows show that steps would be shorter with the previous plan.
 // - After a plan was taken back the graph keeps its plan until the loads have shifted.
-// - A plan that was left is not taken again until the loads have shifted.
-// - The plan of a graph changes `changes_max` times at most.
+// - A plan that was left is not chosen again until the loads have shifted.
+// - The plan of a graph changes at most `changes_max` times.
 //
-// The losses are the same with every plan, so a change shows in speed alone.
+// Training losses are the same with every plan, so a change only affects speed.
 
 #include <cstdint>
 #include <memory>
@@ -33,23 +33,23 @@ namespace penstock::graph {
 
 struct RepricingLimits {
   size_t window_steps = 24;
-  double window_s = 0.5;  // and at least this long: other work of a machine comes in bursts
-  // A load counts as shifted when it is this many times longer or shorter in a number of windows in a row.
+  double window_s = 0.5;  // and at least this long: other load on a machine occurs in bursts
+  // A load counts as shifted if it is this many times longer or shorter in a number of consecutive windows.
   double shift = 1.5;
   uint32_t shifted_windows = 2;
-  double noticeable = 0.1;     // of a step: a load below it never counts as shifted
+  double noticeable = 0.1;     // of a step: a smaller load never counts as shifted
   double gain_min = 0.03;      // of a step, promised
   double loss_max = 0.03;      // of a step, measured, and twice its standard error
-  double return_min = 0.03;    // of a step, promised by the plan before, once the new one was measured
+  double return_min = 0.03;    // of a step, promised by the previous plan, once the new one was measured
   uint32_t changes_max = 8;    // of one graph's plan
   uint32_t trial_windows = 4;  // in each of which a new plan may be taken back
 };
 
-// Each offloaded model has one. Thread-compatible. Cuts are told apart by their address.
+// Each offloaded model has one. Thread-compatible. Cuts are distinguished by their addresses.
 class Repricer {
  public:
   using Cut = std::shared_ptr<PricedCut>;
-  // The answer for one cut.
+  // The decision for one cut.
   struct Change {
     bool goes_back = false;          // to the plan that was left last
     std::optional<Prices> prices{};  // prices for planning another one
@@ -58,26 +58,27 @@ class Repricer {
   explicit Repricer(std::shared_ptr<LoadMeter> meter, const RepricingLimits& limits = {})
       : meter_(std::move(meter)), limits_(limits) {}
 
-  // The cut is called. The call stands for `weight` of them.
+  // Call when the cut is called. The call represents `weight` calls.
   void note_call(const Cut& cut, uint32_t weight);
-  // Whether the meter has seen a window.
+  // Whether the meter has recorded a window.
   bool is_window_due() const { return meter_->has_seen(limits_.window_steps, limits_.window_s); }
-  // Takes in the measurements, made with `cpus` for the trainer and its workers, and notes whose price is due. Returns
-  // whether there is something new to price by.
+  // Reads the measurements, made with `cpus` for the trainer and its workers, and notes which cuts are due for pricing.
+  // Returns whether there is new information for pricing.
   bool take_window(uint32_t cpus);
-  // The cut that replaces the one that is called, if another promises to be better, or has been.
+  // Returns how to replace the cut in use, if another one promises to be better, or has been; otherwise none.
   std::optional<Change> change_of(const Cut& cut);
-  // One cut was replaced by another, which is in force from the next batches on. Whether that is the one that was left.
+  // Call after one cut was replaced by another, which is in use from the next batches on. Returns whether the new cut
+  // is the one that was left.
   bool changed(const Cut& old_cut, const Cut& new_cut);
-  // The other plan cannot be carried out.
+  // Call if the other plan cannot be applied.
   void give_up(const Cut& cut);
 
-  // The measurements of the newest window. To be called only once there was one.
+  // The measurements of the newest window. Call only after the first window.
   const MeasuredLoads& measured() const { return now_->first; }
   std::string text() const;
 
  private:
-  // Loads as they were when plans were priced last.
+  // Loads at the time when plans were last priced.
   struct Basis {
     double trainer_s = 0;
     double worker_s = 0;
@@ -86,7 +87,7 @@ class Repricer {
     uint32_t workers = 1;
     double step_s = 0;
   };
-  // A plan that was changed to, until it has shown how long its steps are.
+  // A plan that is in use on trial, until the length of its steps is known.
   struct Trial {
     Cut old_cut;
     Cut new_cut;

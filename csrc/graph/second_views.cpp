@@ -9,7 +9,7 @@
 namespace penstock::graph {
 namespace {
 
-// Nodes of one call of the user's program move together, and nobody else has the values between them.
+// Nodes of one call of the user's program move together, and the values between them are not visible elsewhere.
 class SecondViews {
  public:
   SecondViews(const Graph& graph, const AliasSets& aliases, std::span<const ValueId> known_outside)
@@ -33,7 +33,7 @@ class SecondViews {
   using Call = size_t;  // its first node
   using CallAndSet = std::pair<Call, ValueId>;
 
-  // Those that a value leaves of which the user has another value too.
+  // Finds the alias sets of outputs of which the user has another value too.
   void find_shared_sets() {
     std::map<ValueId, std::set<ValueId>> had;
     for (const Input& input : graph_.inputs) had[aliases_.find(input.value)].insert(input.value);

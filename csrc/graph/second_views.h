@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which nodes make a second view of memory that the user has. The results of forward belong to the user, who may write
-// to them. Where two results share memory, or a result and an input, each view of that memory stays, and so do the
-// views in between: shipped they would be copies, and a write to one of them would not be seen in the others. The
+// Determines which nodes make a second view of memory that the user has. The results of forward belong to the user, who
+// may write to them. If two results share memory, or a result and an input, each view of that memory stays, and so do
+// the views in between: if sent they would be copies, and a write to one of them would not be seen in the others. The
 // memory itself may still be made by a worker.
 
 #include <span>
@@ -13,7 +13,8 @@
 
 namespace penstock::graph {
 
-// By node. `known_outside` are values that nodes make and that the user has all the same, as if they were inputs.
+// Returns the result by node. `known_outside` are values that nodes make but that the user can access, as if they were
+// inputs.
 std::vector<bool> second_views(const Graph& graph, const AliasSets& aliases, std::span<const ValueId> known_outside);
 
 }  // namespace penstock::graph

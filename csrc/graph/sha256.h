@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// SHA-256 (FIPS 180-4), for keys: a value that is found under a key is used without another look, so a collision would
-// be a wrong answer, and the hash must not be one that collides by accident or on purpose.
+// SHA-256 (FIPS 180-4), for keys: a value that is found under a key is used without further checks, so a collision
+// would give a wrong result, and the hash must resist both accidental and deliberate collisions.
 
 #include <array>
 #include <cstddef>
@@ -18,7 +18,7 @@ class Sha256 {
   void update(std::span<const std::byte> bytes);
   void update(std::string_view text) { update(std::as_bytes(std::span(text.data(), text.size()))); }
 
-  // Ends the message. The object is used up.
+  // Ends the message. The object must not be used afterwards.
   std::array<uint8_t, 32> finish();
 
  private:

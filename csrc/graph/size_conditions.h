@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Conditions on the sizes of a batch: whether a program that was written down with symbols for some sizes is the right
-// one for a batch, and which strides the batch's tensors must have then. They are asked at every call, so the answer
-// for a combination of sizes is kept.
+// Conditions on the sizes of a batch: whether a program that was captured with symbols for some sizes is valid for a
+// batch, and which strides the batch's tensors must then have. They are checked at every call, so the result for a
+// combination of sizes is cached.
 
 #include <cstdint>
 #include <map>
@@ -12,12 +12,12 @@
 
 namespace penstock::graph {
 
-// An expression over the symbols of sizes. Truths are 0 and 1. Division rounds down, and a remainder has the divisor's
-// sign, as in Python.
+// An expression over the symbols of sizes. Truth values are 0 and 1. Division rounds down, and a remainder has the
+// divisor's sign, as in Python.
 struct SizeExpression {
   enum class Op : uint8_t {
     kInteger,  // `value`
-    kSymbol,   // the size at the place `value`
+    kSymbol,   // the size at index `value`
     kAdd,
     kMul,
     kFloorDiv,
@@ -36,30 +36,30 @@ struct SizeExpression {
   };
   Op op = Op::kInteger;
   int64_t value = 0;
-  std::vector<SizeExpression> operands{};  // one of kNot, two of comparisons, at least one of the others
+  std::vector<SizeExpression> operands{};  // one for kNot, two for comparisons, at least one for the others
 };
 
-// None where it divides by zero, or a number is beyond 64 bits. A symbol without a size asserts.
+// Returns none if it divides by zero, or if a number exceeds 64 bits. A symbol without a size asserts.
 std::optional<int64_t> evaluate(const SizeExpression& expression, std::span<const int64_t> sizes);
 
 // Thread-compatible.
 class SizeConditions {
  public:
   using Strides = std::vector<std::vector<int64_t>>;
-  // How many combinations of sizes are remembered before they are all forgotten.
+  // How many combinations of sizes are cached before the cache is cleared.
   static constexpr size_t kRememberedMax = 4096;
 
   SizeConditions(std::vector<SizeExpression> guards, std::vector<std::vector<SizeExpression>> strides)
       : guards_(std::move(guards)), strides_(std::move(strides)) {}
 
-  // The strides of each tensor under these sizes of the symbols, or null where the program is for other sizes. It is
-  // valid until the next call. Sizes 0 and 1 broadcast and are empty in ways that larger ones are not, so a symbol
-  // never stands for them.
+  // Returns the strides of each tensor under these sizes of the symbols, or null if the program is for other sizes.
+  // Valid until the next call. Sizes 0 and 1 broadcast and are empty in ways that larger ones are not, so a symbol
+  // never represents them.
   const Strides* strides_for(const std::vector<int64_t>& sizes) {
     return strides_for(sizes, [] { return true; });
   }
-  // The strides as above under one more condition, which is asked where the others hold and the answer is not known
-  // yet.
+  // Returns the strides as above under one more condition, which is checked if the others hold and the result is not
+  // cached yet.
   template <typename Holds>
   const Strides* strides_for(const std::vector<int64_t>& sizes, const Holds& holds) {
     auto known = answers_.find(sizes);

@@ -57,14 +57,14 @@ double as_double(const Number& number) {
   return std::visit([](auto value) { return static_cast<double>(value); }, number);
 }
 
-// An integer as Python sees it: True is 1.
+// Returns an integer as in Python: True is 1.
 std::optional<int64_t> as_integer(const Number& number) {
   if (const auto* integer = std::get_if<int64_t>(&number)) return *integer;
   if (const auto* truth = std::get_if<bool>(&number)) return *truth ? 1 : 0;
   return std::nullopt;
 }
 
-// A float that becomes an integer, as int(), math.floor() and math.ceil() do.
+// Converts a float to an integer, as int(), math.floor() and math.ceil() do.
 Result<Number> to_integer(const SizeOp& op, double value) {
   // 2^63 is the first double that does not fit; a nan fails both comparisons.
   if (!(value >= -9223372036854775808.0 && value < 9223372036854775808.0))
@@ -78,7 +78,7 @@ double python_mod(double a, double b) {
   return (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
-// As CPython's float_floor_div: from the remainder, so that it agrees with the modulus.
+// Like CPython's float_floor_div: computed from the remainder, so that it agrees with the modulus.
 double python_floordiv(double a, double b) {
   const double rest = std::fmod(a, b);
   double quotient = (a - rest) / b;
@@ -147,7 +147,7 @@ bool compare(std::string_view verb, T a, T b) {
   return a >= b;
 }
 
-bool is_comparison(std::string_view verb) { return verb.size() == 2; }  // eq ne lt le gt ge, and no other
+bool is_comparison(std::string_view verb) { return verb.size() == 2; }  // only eq ne lt le gt ge
 
 Result<Number> evaluate_binary(const SizeOp& op, std::string_view verb, const Number& a, const Number& b) {
   const auto integer_a = as_integer(a);

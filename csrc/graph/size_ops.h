@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The scalar operators that the graph room implements itself: arithmetic on sizes as Python does it, sizes of tensors,
-// elements of lists. Captured programs are full of them and the dispatcher has none. README.md has the list for front
+// The scalar operators that the graph room implements itself: arithmetic on sizes as in Python, sizes of tensors,
+// elements of lists. Captured programs are full of them, and the dispatcher has none. README.md has the list for front
 // ends.
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct SizeOp {
   std::string_view name;
   uint8_t arity;
   SizeOpKind kind;
-  ValueKind result;  // kUnknown for list::get: whatever the list holds
+  ValueKind result;  // kUnknown for list::get: any element type
 };
 
 std::span<const SizeOp> size_ops();
@@ -37,7 +37,8 @@ const SizeOp* find_size_op(std::string_view name);
 // Computes an operator of kind kArithmetic. Overflow, a zero divisor and a count other than the arity are errors.
 Result<Number> evaluate_size_op(const SizeOp& op, std::span<const Number> operands);
 
-// The place of element `index`, negative from the end, in a list of `length`; none when there is no such element.
+// Returns the position of element `index`, negative from the end, in a list of `length`; none if there is no such
+// element.
 std::optional<size_t> list_position(int64_t index, size_t length);
 
 }  // namespace penstock::graph

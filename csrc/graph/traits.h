@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The facts about one call of an operator, in words that need no torch: filled by annotate() from the dispatcher's
-// schema and tags, read by the effect analysis. A default-constructed Traits says that nothing is known.
+// The facts about one call of an operator, in terms that do not need torch: filled by annotate() from the dispatcher's
+// schema and tags, read by the effect analysis. A default-constructed Traits means that its effect is unknown.
 
 #include <cstdint>
 #include <string>
@@ -13,12 +13,12 @@ namespace penstock::graph {
 using ValueId = uint32_t;
 
 enum class Purity : uint8_t {
-  kUnknown,   // may do anything, to its operands too
-  kOpaque,    // not known, but the front end vouches that it writes none of its operands
-  kPure,      // its results depend on its operands alone
-  kMetadata,  // the same, and of tensors it reads only sizes and dtype
+  kUnknown,   // may do anything, also to its operands
+  kOpaque,    // not known, but the front end guarantees that it does not write its operands
+  kPure,      // its results depend only on its operands
+  kMetadata,  // the same, and of tensors it only reads sizes and dtype
   kRandom,    // draws from a generator
-  kState,     // known, and never to be moved; `reason` says why
+  kState,     // known, and must not be moved; `reason` explains why
 };
 
 enum class ValueKind : uint8_t {
