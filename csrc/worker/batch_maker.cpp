@@ -17,7 +17,7 @@ Result<MadeBatch> BatchMaker::make(BatchContent& content, const BatchPlace& plac
   auto made = make_plain(content);
   if (!made) return made;
   made.value().is_compiled = is_compiled;
-  // A fetched batch lies in the slab already, as a rule, so that sealing copies boundary tensors alone.
+  // A fetched batch is usually in the slab already, so sealing copies only the boundary tensors.
   if (!content.boundary_keys.empty()) made.value().on_prefix = std::chrono::steady_clock::now() - began_at;
   return made;
 }

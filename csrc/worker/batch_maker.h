@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The steps that every worker takes with a batch of the dataset: the prefixes are run on it, and it is sealed in a
-// slab.
+// The steps common to all workers for a batch of the dataset: run the prefixes on it and seal it in a slab.
 
 #include <atomic>
 #include <chrono>
@@ -16,22 +15,22 @@
 
 namespace penstock::worker {
 
-// From where a prefix that draws has its numbers, and what is sent of the batch.
+// The seed key of a prefix's random draws, and the parts of the batch to send.
 struct BatchPlace {
   uint64_t epoch_seed = 0;
   uint64_t sequence = 0;
-  const wire::Shipment* shipment = nullptr;  // the trainer's wish; null: the batch is sent whole
-  double link_bytes_per_s = 0;               // to the trainer; 0: not known, or none
+  const wire::Shipment* shipment = nullptr;  // the trainer's lazy-fetch list; null: the whole batch is sent
+  double link_bytes_per_s = 0;               // to the trainer; 0: unknown, or no link
 };
 
 struct MadeBatch {
   SealedBatch sealed;
-  bool is_compiled = false;  // compiled code made boundary tensors of it
-  // The time spent on boundary tensors: computing them and writing the batch that they travel in.
+  bool is_compiled = false;  // compiled code produced some of its boundary tensors
+  // The time spent on boundary tensors: computing them and writing the batch that contains them.
   std::chrono::nanoseconds on_prefix{0};
 };
 
-// Confined to the thread that serves requests, but for writer()'s thread-safe calls.
+// Confined to the thread that serves requests, except for writer()'s thread-safe calls.
 class BatchMaker {
  public:
   // `is_closing` ends a wait for a slab.
@@ -42,14 +41,14 @@ class BatchMaker {
   SlabWriter& writer() { return writer_; }
   PrefixStage& prefixes() { return prefixes_; }
 
-  // Runs the prefixes and seals. On return `content` has the boundary tensors, too, and says which leaves were left
-  // out and which tensors were written with fewer bytes. kClosed when nobody is there to take the batch.
+  // Runs the prefixes and seals the batch. On return `content` also has the boundary tensors, and records which leaves
+  // were left out and which tensors were written with fewer bytes. kClosed when there is no trainer to take the batch.
   Result<MadeBatch> make(BatchContent& content, const BatchPlace& place);
-  // Has make() hand leaves over that lie in shared memory already: for a trainer that descriptors can be passed to.
+  // Makes make() hand over leaves that are already in shared memory, for a trainer that can receive descriptors.
   void share_leaves() { shares_leaves_ = true; }
   // As SlabWriter::bound_sharing.
   void bound_sharing() { writer_.bound_sharing(); }
-  // Seals an answer that is no batch of the dataset's.
+  // Seals an answer that is not a batch of the dataset.
   Result<MadeBatch> make_plain(const BatchContent& content);
 
  private:

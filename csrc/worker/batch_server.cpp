@@ -25,7 +25,7 @@ Result<void> check_state(std::span<const std::byte> state) {
                                     "; keep large things out of state_dict()"};
 }
 
-// A trainer takes no more of them, so that each worker in turn would seem to answer wrongly.
+// A trainer rejects batches with more elements; each worker in turn would appear to answer incorrectly.
 Result<void> check_elements(const BatchContent& content) {
   uint64_t bytes = 0;
   for (size_t index = 0; index < content.tensors.size(); ++index) {
@@ -65,14 +65,14 @@ Result<void> BatchServer::answer(const PoolWork& work, BatchContent content, Poo
   const auto times = writer().clock().times(work.begun_at, clock_now());
   prefix_cache_.select(work.prefixes(), maker_.prefixes());
   const bool is_whole =
-      work.is_recall() || work.is_handed_over;  // to leave tensors out would cost a copy of the others
+      work.is_recall() || work.is_handed_over;  // leaving some tensors out would cost a copy of the others
   auto made = maker_.make(content, {.epoch_seed = work.epoch_seed,
                                     .sequence = work.number(),
                                     .shipment = is_whole ? nullptr : prefix_cache_.shipment(),
                                     .link_bytes_per_s = work.is_handed_over ? 0 : work.link_bytes_per_s});
   if (!made) return made.error();
   if (auto checked = check_elements(content); !checked) {
-    const SlabBatch unsent(std::move(made.value().sealed));  // which gives its slab back
+    const SlabBatch unsent(std::move(made.value().sealed));  // gives its slab back
     return checked;
   }
   if (made.value().is_compiled) marks.flags |= wire::kBatchCompiled;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the thread that makes a pool's worker's batches works with, wherever its work comes from: gives out memory for
-// batches, runs prefixes on them, seals them, and hands the results over to the source of its work. It needs no socket.
+// The interface for the thread that makes batches in a pool worker, regardless of the source of its work: it allocates
+// memory for batches, runs prefixes on them, seals them, and passes the results to the work source. It needs no socket.
 
 #include <atomic>
 #include <cstddef>
@@ -22,32 +22,32 @@
 
 namespace penstock::worker {
 
-// Batches that are ready or on their way to the trainer, beside the one that is made. The trainer takes them as they
-// come, so that two hide the time on the way.
+// Batches that are ready or in transit to the trainer, in addition to the one being made. The trainer takes them as
+// they arrive, so two hide the time in transit.
 constexpr uint32_t kBatchesAhead = 4;
 
-// The notes about a batch beside its content.
+// The metadata of a batch.
 struct PoolMarks {
   uint8_t flags = 0;                          // wire::kPoolAnswerFlags
-  std::vector<std::byte> state{};             // the dataset's after the batch
+  std::vector<std::byte> state{};             // of the dataset after the batch
   uint32_t sample_count = 0;                  // in the batch
   uint64_t dataset_size = wire::kSizeUntold;  // as PoolAnswer's
 };
 
-// Confined to the thread that makes batches, but for writer()'s thread-safe calls and drain().
+// Confined to the thread that makes batches, except for writer()'s thread-safe calls and drain().
 class BatchServer {
  public:
   using Deadline = server::WorkSource::Deadline;
 
-  // `is_closing` ends a wait for a slab. Both references outlive this.
+  // `is_closing` ends a wait for a slab. Both references must outlive this object.
   BatchServer(server::WorkSource& source, const shm::SlabPoolOptions& slabs, const std::atomic<bool>& is_closing);
   BatchServer(const BatchServer&) = delete;
   BatchServer& operator=(const BatchServer&) = delete;
 
-  // The next piece of work, which must be answered, given up or declined before there is another. kTimeout at the
-  // deadline. Once this worker has ended: kClosed, or kFailed where somebody has to do something about it. Blocks.
+  // The next unit of work, which must be answered, given up or declined before the next call. kTimeout at the deadline.
+  // After this worker has ended: kClosed, or kFailed if someone has to act on it. Blocks.
   Result<std::shared_ptr<const server::PoolWork>> next(Deadline deadline) { return source_.next(deadline); }
-  // A blob of the work in hand, unchecked. As WorkSource::blob. Blocks.
+  // A blob of the current work, unchecked. As WorkSource::blob. Blocks.
   Result<std::vector<std::byte>> blob(const wire::BlobId& id, Deadline deadline) { return source_.blob(id, deadline); }
   bool is_wanted() const { return source_.is_wanted(); }
   std::vector<std::string> take_notices() { return source_.take_notices(); }
@@ -55,15 +55,15 @@ class BatchServer {
 
   PrefixCache& prefixes() { return prefix_cache_; }
   SlabWriter& writer() { return maker_.writer(); }
-  // Where its batches lie.
+  // The pool that contains its batches.
   shm::SlabPool& pool() { return maker_.pool(); }
 
-  // Runs the prefixes of the work on its batch, and hands it over to be sent. kTooLarge when it, or the state, is more
-  // than a message may carry.
+  // Runs the prefixes of the work on its batch and passes the result on for sending. kTooLarge if the batch or the
+  // state exceeds the size limit of a message.
   Result<void> answer(const server::PoolWork& work, BatchContent content, PoolMarks marks);
-  // Answers the recall of a batch whose leaves are still here. False if they are not.
+  // Answers the recall of a batch whose leaves are still kept here. Returns false if they are not.
   Result<bool> answer_kept(const server::PoolWork& work);
-  // The shard has no more.
+  // The shard is exhausted.
   void answer_end(const server::PoolWork& work);
   struct Failure {
     std::string type_name;
@@ -71,18 +71,18 @@ class BatchServer {
   };
   // kTooLarge as for a batch.
   Result<void> answer_error(const server::PoolWork& work, const Failure& failure, std::vector<std::byte> state);
-  // Nobody wants it any more.
+  // The batch is no longer wanted.
   void give_up();
-  // This worker cannot make the batches that the trainer asks for.
+  // This worker cannot make the batches that the trainer requests.
   void decline(std::string reason);
-  // This process can make nothing any more, and another may: hands the work back, and drains.
+  // This process can make no more batches, but another may: hands the work back, and drains.
   void leave(std::string reason);
 
-  // Takes no more work; next() ends once all that was begun has been taken.
+  // Accepts no more work; next() ends once all started work has been taken.
   void drain() { source_.drain(); }
 
  private:
-  // Takes in what the work has cost so far.
+  // Records the cost of the work so far.
   static void note_cost(const server::PoolWork& work, server::PoolResult& result);
   Result<void> send(const server::PoolWork& work, MadeBatch made, PoolMarks marks,
                     const dataset::FetchClock::Times& times);

@@ -26,7 +26,7 @@ using wire::ToJob;
 
 namespace {
 
-constexpr std::chrono::seconds kChildrenLook{10};  // at children that have ended, between batches
+constexpr std::chrono::seconds kChildrenLook{10};  // interval between checks for ended children, between batches
 
 Fault job_is_over() { return {Errc::kClosed, "the job is over"}; }
 
@@ -48,7 +48,7 @@ PoolWork work_of(const ToJob& message) {
           .blobs = {message.blobs.begin(), message.blobs.end()}};
 }
 
-// The whole of a file that the server has made for this.
+// Reads the whole of a file that the server created for this channel.
 Result<std::vector<std::byte>> read_file(int fd, uint64_t size) {
   std::vector<std::byte> bytes;
   try {
@@ -74,7 +74,7 @@ Result<std::shared_ptr<const PoolWork>> JobChannel::next(Deadline deadline) {
     forget_ended_children();
     children_look_at_ = now + kChildrenLook;
   }
-  // What was handed ahead may be unwanted by now, or the job over.
+  // Work received ahead may be unwanted by now, or the job may be over.
   if (!ahead_.empty()) {
     if (auto taken = take_all(); !taken) return taken.error().code == Errc::kClosed ? job_is_over() : taken.error();
   }
@@ -91,7 +91,7 @@ Result<std::shared_ptr<const PoolWork>> JobChannel::next(Deadline deadline) {
     if (!received) return received.error();
     const auto message = wire::parse_to_job(received.value().bytes);
     if (!message) return message.error();
-    // The rest is about work that is over.
+    // Other messages are about finished work.
     if (message.value().kind == ToJob::Kind::kWork) return begin(work_of(message.value()));
   }
 }
@@ -145,7 +145,7 @@ Result<void> JobChannel::take_all() const {
   }
 }
 
-// A message that comes while work is in hand.
+// Handles a message that arrives during other work.
 Result<void> JobChannel::take(const shm::Channel::Message& message) const {
   const auto parsed = wire::parse_to_job(message.bytes);
   if (!parsed) return parsed.error();
@@ -158,7 +158,7 @@ Result<void> JobChannel::take(const shm::Channel::Message& message) const {
       if (told.key == ahead.work.key) ahead.is_wanted = is_wanted;
     return {};
   }
-  if (told.blobs.size() != 1 || wished_ != told.blobs.front()) return {};  // of work before this
+  if (told.blobs.size() != 1 || wished_ != told.blobs.front()) return {};  // of earlier work
   if (told.kind == ToJob::Kind::kBlob) arrived_ = owned(told.body);
   if (told.kind == ToJob::Kind::kNoBlob) {
     arrived_ = Fault{static_cast<Errc>(told.error),
@@ -177,7 +177,7 @@ void JobChannel::finish(PoolResult result) {
     std::fprintf(stderr, "penstock: the process of a job ends: %s\n", result.text.c_str());
     std::_Exit(EXIT_FAILURE);
   }
-  // Where the server has hung up, next() says so.
+  // If the server has hung up, next() reports it.
   static_cast<void>(send(result));
 }
 
@@ -210,7 +210,7 @@ Result<void> JobChannel::send(PoolResult& result) {
   auto sent =
       send_batch(channel_, *slabs_, message,
                  {.region = batch.region(), .payload = is_placed ? std::span<const std::byte>() : batch.payload()});
-  // It is the server's from now on, which releases it once the trainer has the batch.
+  // From now on the server owns it, and releases it once the trainer has the batch.
   if (sent && is_placed) batch.note_handed_over();
   return sent;
 }

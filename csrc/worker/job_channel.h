@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The end of a job's process in its server's channel (server/job_host.h): requests come in, and batches are named to
+// The job process's end of the channel to its server (server/job_host.h): it receives requests, and names batches to
 // the server as slabs of this process's memory.
 
 #include <cstddef>
@@ -26,23 +26,23 @@ class JobChannel final : public server::WorkSource {
  public:
   explicit JobChannel(FileDescriptor socket) : channel_(std::move(socket)) {}
 
-  // Before the first batch: where the batches lie, which outlives this.
+  // Call before the first batch. `slabs` contains the batches and must outlive this object.
   void set_slabs(shm::SlabPool& slabs) { slabs_ = &slabs; }
 
   int fd() const { return channel_.fd(); }
 
   // kClosed once the server has hung up: the job is over.
   Result<std::shared_ptr<const server::PoolWork>> next(Deadline deadline) override;
-  // Work that is handed back ends this process: it is the process that can make nothing any more.
+  // Handing work back ends this process: it can make no more batches.
   void finish(server::PoolResult result) override;
   Result<std::vector<std::byte>> blob(const wire::BlobId& id, Deadline deadline) override;
   bool is_wanted() const override;
-  void drain() override {}  // the server is told to, and not the process of a job
+  void drain() override {}  // the server is drained, not the process of a job
   std::vector<std::string> take_notices() override { return {}; }
   server::Standing standing() const override { return {.trainer_id = trainer_id_}; }
 
  private:
-  // Work that came while other work was in hand.
+  // Work that arrived during other work.
   struct Ahead {
     server::PoolWork work;
     bool is_wanted = true;
@@ -50,20 +50,20 @@ class JobChannel final : public server::WorkSource {
 
   Result<void> send(server::PoolResult& result);
   std::shared_ptr<const server::PoolWork> begin(server::PoolWork work);
-  // Takes all that has come, without waiting.
+  // Takes all messages received so far, without waiting.
   Result<void> take_all() const;
   Result<void> take(const shm::Channel::Message& message) const;
 
   mutable shm::Channel channel_;
   shm::SlabPool* slabs_ = nullptr;
   uint64_t trainer_id_ = 0;
-  wire::BatchKey key_{};             // of the work in hand
-  mutable std::deque<Ahead> ahead_;  // in the order in which it is to be made
-  Deadline children_look_at_{};      // at those that have ended
+  wire::BatchKey key_{};             // of the current work
+  mutable std::deque<Ahead> ahead_;  // in processing order
+  Deadline children_look_at_{};      // time of the next check for ended children
   bool is_in_hand_ = false;
   mutable bool is_wanted_ = false;
   std::optional<wire::BlobId> wished_;
-  mutable std::optional<Result<std::vector<std::byte>>> arrived_;  // of the blob that is wished for
+  mutable std::optional<Result<std::vector<std::byte>>> arrived_;  // of the requested blob
 };
 
 }  // namespace penstock::worker

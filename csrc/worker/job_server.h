@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the process of a job makes batches with: its work comes from the server that it was forked for, and it has
-// neither keys nor sockets of its pool.
+// The batch server of a job process: its work is sent by the server that it was forked for, and it has neither keys nor
+// sockets of its pool.
 
 #include <atomic>
 #include <cstdint>
@@ -14,18 +14,18 @@
 
 namespace penstock::worker {
 
-// What the base that takes work from it has to be outlived by.
+// The members that must outlive the base that takes work from them.
 struct OwnJobChannel {
   explicit OwnJobChannel(FileDescriptor socket) : channel(std::move(socket)) {}
 
   JobChannel channel;
-  const std::atomic<bool> is_closing{false};  // never: the server ends a process that does not leave by itself
+  const std::atomic<bool> is_closing{false};  // never true: the server ends a process that does not exit by itself
 };
 
-// As its base: confined to the thread that makes batches.
+// Like its base: confined to the thread that makes batches.
 class JobServer : private OwnJobChannel, public BatchServer {
  public:
-  // Takes over this process's end of the channel. `arena_bytes` is the cap of its lasting arena.
+  // Takes ownership of this process's end of the channel. `arena_bytes` is the cap of its lasting arena.
   JobServer(FileDescriptor socket, uint64_t arena_bytes)
       : OwnJobChannel(std::move(socket)),
         BatchServer(

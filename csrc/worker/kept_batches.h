@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The batches of which leaves stayed with this worker, for a trainer that reads such a leaf after all. The newest few
-// are kept, and are the answer to a recall. An older batch is made again, by whichever worker is asked.
+// Batches whose leaves stayed with this worker, for a trainer that reads such a leaf after all. The newest few are kept
+// to answer a recall. An older batch is made again, by any worker that is asked.
 //
-// A kept batch holds back the slab that its leaves lie in, so the number is small: a trainer reads the batch that it
-// was given last, and few have been sent to it since.
+// A kept batch holds the slab that contains its leaves, so the number is small: a trainer reads the batch that it was
+// given last, and few have been sent to it since.
 
 #include <ATen/core/Tensor.h>
 
@@ -36,7 +36,7 @@ class KeptBatches {
     BatchContent content() const { return {.tensors = tensors, .boundary_keys = boundary_keys, .nest = nest}; }
   };
 
-  // Keeps a batch, and lets the oldest go where there are too many. `bytes_max` bounds those of one batch.
+  // Keeps a batch, and drops the oldest if there are too many. `bytes_max` bounds the bytes of one batch.
   void keep(uint64_t trainer_id, wire::BatchKey key, const BatchContent& content, uint8_t flags, uint64_t bytes_max) {
     if (!batches_.empty() && batches_.front().trainer_id != trainer_id) batches_.clear();
     uint64_t bytes = 0;
@@ -52,7 +52,7 @@ class KeptBatches {
                         .flags = flags});
   }
 
-  // Null if it is not kept, or not any more.
+  // Null if the batch is not, or no longer, kept.
   const Kept* find(uint64_t trainer_id, wire::BatchKey key) const {
     const auto found = std::find_if(batches_.begin(), batches_.end(),
                                     [&](const Kept& kept) { return kept.trainer_id == trainer_id && kept.key == key; });
@@ -60,7 +60,7 @@ class KeptBatches {
   }
 
  private:
-  std::deque<Kept> batches_;  // the oldest first
+  std::deque<Kept> batches_;  // oldest first
 };
 
 }  // namespace penstock::worker

@@ -41,7 +41,7 @@ LocalServer::Received received_of(const ToJob& message) {
 }  // namespace
 
 Result<std::unique_ptr<LocalServer>> LocalServer::open(const LocalServerOptions& options, FileDescriptor channel) {
-  // A program that the dataset starts has no part in it.
+  // A program that the dataset starts must not inherit the channel.
   if (::fcntl(channel.get(), F_SETFD, FD_CLOEXEC) != 0)
     return Fault{Errc::kFailed,
                  std::string("the channel to the trainer must be open in this process: ") + std::strerror(errno)};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A local worker's end of its channel to the trainer: takes requests, gives out memory for batches, names finished ones
-// to the trainer. A watchdog thread sees the trainer die while the dataset is busy and ends the process, so that no
-// worker is left behind.
+// A local worker's end of its channel to the trainer: takes requests, allocates memory for batches, and names finished
+// batches to the trainer. A watchdog thread detects the trainer's death while the dataset is busy and ends the process,
+// so that no worker is left behind.
 
 #include <sys/types.h>
 
@@ -27,16 +27,16 @@ struct LocalServerOptions {
   uint32_t prefetch_factor = 2;
   uint64_t arena_bytes = 0;
   bool waits_for_slabs = true;  // as SlabPoolOptions::waits
-  // The trainer's process; 0: the parent when this one begins. Without it, a trainer that died before that would go
-  // unnoticed.
+  // The trainer's process; 0: the parent when this object is created. Without it, the death of a trainer before that
+  // would go unnoticed.
   pid_t trainer_pid = 0;
 };
 
-// Confined to the thread that serves requests, but for writer()'s thread-safe calls.
+// Confined to the thread that serves requests, except for writer()'s thread-safe calls.
 class LocalServer {
  public:
-  // Takes over the worker's end of its channel, and tells the trainer that it can take requests. Requests that were
-  // sent before wait in the channel. kClosed when the trainer is gone.
+  // Takes ownership of the worker's end of its channel, and notifies the trainer that it accepts requests. Requests
+  // sent earlier wait in the channel. kClosed when the trainer is gone.
   static Result<std::unique_ptr<LocalServer>> open(const LocalServerOptions& options, FileDescriptor channel);
 
   LocalServer(const LocalServerOptions& options, shm::Channel channel);
@@ -47,13 +47,13 @@ class LocalServer {
   struct Received {
     wire::ToJob::Kind kind = wire::ToJob::Kind::kWork;
     wire::BatchRequest request{};
-    std::vector<std::byte> indices{};  // as request.index_kind says; of an epoch its seeds
+    std::vector<std::byte> indices{};  // format: request.index_kind; the seeds of an epoch
     std::chrono::steady_clock::time_point arrived_at{};
 
     wire::BatchKey key() const { return {.epoch = request.epoch, .sequence = request.sequence}; }
   };
   // The next request, in the order they were sent. kTimeout at the deadline, kClosed when the trainer hung up. Blocks.
-  // Prefixes are taken in here and not returned.
+  // Prefixes are handled here and not returned.
   Result<Received> next(std::chrono::steady_clock::time_point deadline);
 
   SlabWriter& writer() { return maker_.writer(); }
@@ -61,8 +61,8 @@ class LocalServer {
   // Runs the prefixes on a batch, seals it and names it to the trainer. `flags` are wire::kBatchFlags. Blocks while the
   // trainer does not read.
   Result<void> answer(const Received& request, BatchContent content, uint8_t flags);
-  // Tells the trainer that a shard of an iterable dataset is exhausted, and the state of its dataset then, if it has
-  // one.
+  // Reports to the trainer that a shard of an iterable dataset is exhausted, with the state of its dataset at that
+  // point, if it has one.
   Result<void> answer_end(const Received& request, std::span<const std::byte> state = {});
   // Sends the trainer the states of this worker's shards.
   Result<void> answer_states(const Received& request, std::span<const std::byte> states);

@@ -6,10 +6,10 @@
 namespace penstock::worker {
 namespace {
 
-// A look at the values, writing them and reading them again, by byte of the tensor: measured with integers of 64 bits
-// that become 8 (bench/micro, BM_Narrow*), with room for a busier machine.
+// The time to examine the values, write them and read them again, per byte of the tensor: measured with 64-bit integers
+// that become 8 bits wide (bench/micro, BM_Narrow*), with a margin for a busier machine.
 constexpr double kSecondsPerByte = 2e-9;
-// After so many misses in a row, a tensor is looked at once in kSkippedMax batches.
+// After this many consecutive misses, a tensor is examined only once in kSkippedMax batches.
 constexpr uint32_t kMissesMax = 4;
 constexpr uint32_t kSkippedMax = 64;
 
@@ -22,7 +22,7 @@ bool is_narrow_worthwhile(uint64_t plain_bytes, uint64_t narrow_bytes, double li
 }
 
 std::vector<std::optional<wire::NarrowForm>> Narrowing::forms_of(const BatchContent& content, double link_bytes_per_s) {
-  // Where not even the smallest form of all would pay, no tensor is looked at.
+  // If even the smallest possible form would not pay off, no tensor is examined.
   if (!is_narrow_worthwhile(wire::kWidenFactorMax, 1, link_bytes_per_s)) return {};
   std::vector<std::optional<wire::NarrowForm>> forms(content.tensors.size());
   bool is_any = false;

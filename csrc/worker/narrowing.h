@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which tensors of a batch are written with fewer bytes (wire/narrow.h), by the price: the time that the link saves
-// against the time that writing and reading them so takes. A tensor that did not fit a few times in a row is looked at
-// again only now and then.
+// Decides which tensors of a batch are written with fewer bytes (wire/narrow.h), by price: the time saved on the link
+// against the additional time to write and read them. A tensor that did not fit a few times in a row is then examined
+// only occasionally.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,20 +14,20 @@
 
 namespace penstock::worker {
 
-// Whether a tensor of `plain_bytes` that can be written in `narrow_bytes` is better written so, for a link of so many
-// bytes a second; 0: nothing is known of it.
+// Whether it pays off to write a tensor of `plain_bytes` in `narrow_bytes`, for a link of `link_bytes_per_s` (0:
+// unknown).
 bool is_narrow_worthwhile(uint64_t plain_bytes, uint64_t narrow_bytes, double link_bytes_per_s);
 
 // Confined to the thread that makes batches.
 class Narrowing {
  public:
-  // Chooses the forms of the tensors of `content` but for those that are withheld. Empty where none is worth it.
+  // Chooses the forms of the tensors of `content`, except withheld ones. Empty if none is worthwhile.
   std::vector<std::optional<wire::NarrowForm>> forms_of(const BatchContent& content, double link_bytes_per_s);
 
  private:
   struct Memory {
-    uint32_t misses = 0;   // in a row
-    uint32_t skipped = 0;  // since the last look
+    uint32_t misses = 0;   // consecutive
+    uint32_t skipped = 0;  // since the last examination
   };
 
   std::map<size_t, Memory> by_tensor_;

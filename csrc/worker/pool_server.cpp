@@ -17,7 +17,7 @@ Result<std::unique_ptr<PoolServer>> PoolServer::start(server::PoolServerOptions 
 }
 
 PoolServer::PoolServer(server::PoolServerOptions options, const net::RunId& run)
-    // Slabs that were handed over may all be with batches that come after the one that the trainer waits for.
+    // All handed-over slabs may be with batches that follow the one that the trainer waits for.
     : BatchServer(exchange,
                   {.arena_bytes = options.arena_bytes,
                    .prefetch_factor = kBatchesAhead + kKeptBatchesMax,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A worker of a pool: takes requests of whichever trainer it is given to, gives out memory for batches, and sends
-// finished ones in pieces. A thread of its own talks to trainers and the controller (server/pool_server_io.h); this
-// class is its face for the thread that makes batches.
+// A pool worker: takes requests of the trainer it is assigned to, allocates memory for batches, and sends finished
+// batches in chunks. A separate thread communicates with trainers and the controller (server/pool_server_io.h); this
+// class is its interface for the thread that makes batches.
 
 #include <unistd.h>
 
@@ -18,15 +18,15 @@
 
 namespace penstock::worker {
 
-// What the base that takes work from it has to be outlived by.
+// The members that must outlive the base that takes work from them.
 struct OwnExchange {
   server::WorkExchange exchange;
 };
 
-// As its base: confined to the thread that makes batches.
+// Like its base: confined to the thread that makes batches.
 class PoolServer : private OwnExchange, public BatchServer {
  public:
-  // Listens, and begins to report to the controller, which need not be there yet.
+  // Listens, and starts to report to the controller, which may start later.
   static Result<std::unique_ptr<PoolServer>> start(server::PoolServerOptions options);
 
   // For `start`.
@@ -35,8 +35,8 @@ class PoolServer : private OwnExchange, public BatchServer {
   PoolServer& operator=(const PoolServer&) = delete;
   ~PoolServer();
 
-  // For a unique_ptr that a forked child may inherit, which has neither the thread nor the sockets: it leaves all of it
-  // alone.
+  // For a unique_ptr that a forked child may inherit. The child has neither the thread nor the sockets, so it leaves
+  // the object alone.
   struct Deleter {
     void operator()(PoolServer* server) const {
       if (server->owner_pid_ == ::getpid()) std::default_delete<PoolServer>()(server);
@@ -51,7 +51,7 @@ class PoolServer : private OwnExchange, public BatchServer {
   const std::string& data_advertised() const { return io_.data_advertised(); }
   int signal_fd() const { return io_.signal_fd(); }
 
-  // Ends at once.
+  // Ends immediately.
   void close() { loop_.stop(); }
 
  private:

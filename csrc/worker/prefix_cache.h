@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The prefixes that a worker of a pool has, and what is left out of batches, by their blobs' ids. Each request names
-// those that its batch is made with, so that a batch is made with the same ones wherever and whenever that is.
+// The prefixes and the lazy-fetch lists of a pool worker, by the ids of their blobs. Each request names the ones that
+// its batch is made with, so a batch is made with the same ones regardless of worker and time.
 
 #include <map>
 #include <memory>
@@ -19,13 +19,13 @@ namespace penstock::worker {
 class PrefixCache {
  public:
   bool has(const wire::BlobId& id) const { return entries_.contains(id); }
-  // `message` is the body of a prefix request, or a shipment. One that cannot be used here is remembered as such.
+  // `message` is the body of a prefix request, or a shipment. If it cannot be used here, that is remembered.
   void put(const wire::BlobId& id, std::span<const std::byte> message);
 
-  // Has `stage` run those of `ids` that are here, and no others. Those of the last two different lists are kept: while
-  // a plan takes another's place, requests of both take turns.
+  // Makes `stage` run the available prefixes among `ids`, and no others. The prefixes of the last two different lists
+  // are kept: while a new plan replaces an old one, requests of both alternate.
   void select(std::span<const wire::BlobId> ids, PrefixStage& stage);
-  // The shipment among the selected ones, if there is one. Valid until the next call of select().
+  // The shipment among the selected ids, if any. Valid until the next call of select().
   const wire::Shipment* shipment() const { return shipment_; }
 
  private:

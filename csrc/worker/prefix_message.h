@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A prefix on its way from the trainer to a worker, with its constants as tensors; wire/prefix_body.h has its
+// A prefix in transit from the trainer to a worker, with its constants as tensors; wire/prefix_body.h defines its
 // bytes.
 
 #include <ATen/core/Tensor.h>
@@ -20,12 +20,12 @@ namespace penstock::worker {
 
 struct PrefixMessage {
   std::string text;
-  std::vector<at::Tensor> constants;  // in memory of their own
-  uint64_t seed = 0;                  // of its draws, before the batch is told
-  // The code that was compiled of it, if there is any, and the tensors of the batch that the code takes.
+  std::vector<at::Tensor> constants;  // in separately allocated memory
+  uint64_t seed = 0;                  // of its random draws, before the batch is mixed in
+  // The code compiled from it, if any, and the batch tensors that the code takes.
   std::string library = {};
   std::vector<runtime::LeafLayout> library_leaves = {};
-  // What the trainer's kernels compute, and under which settings.
+  // The results of the trainer's kernels, and their settings.
   Numerics numerics = runtime::numeric_fingerprint();
   runtime::KernelSettings settings = runtime::KernelSettings::now();
 };

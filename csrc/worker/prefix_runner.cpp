@@ -36,7 +36,7 @@ Result<Boundary> PrefixRunner::run(std::span<const at::Tensor> leaves, uint64_t 
 }
 
 Result<Boundary> PrefixRunner::compare(std::span<const at::Tensor> leaves, uint64_t seed) {
-  // The compiled code first, so that it is not it that finds the batch in the caches.
+  // The compiled code runs first, so that it does not benefit from finding the batch in the caches.
   auto begin = steady_clock::now();
   auto compiled = compiled_->run(leaves);
   const double compiled_s = seconds_since(begin);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One prefix in a worker: the executor, and the compiled library once it has come, for as long as it gives the same
-// bits.
+// One prefix in a worker: the executor, and the compiled library once it has arrived, for as long as both give
+// identical bits.
 
 #include <ATen/core/Tensor.h>
 
@@ -20,7 +20,7 @@ namespace penstock::worker {
 
 struct Boundary {
   std::vector<at::Tensor> tensors;
-  bool is_compiled = false;  // made by compiled code alone
+  bool is_compiled = false;  // made entirely by compiled code
 };
 
 // Confined to the thread that serves requests.
@@ -31,7 +31,7 @@ class PrefixRunner {
 
   bool accepts(std::span<const at::Tensor> leaves) const { return static_cast<bool>(executor_.accepts(leaves)); }
 
-  // The boundary tensors of a batch that it accepts; `seed` is that of its random draws.
+  // The boundary tensors of an accepted batch; `seed` seeds its random draws.
   Result<Boundary> run(std::span<const at::Tensor> leaves, uint64_t seed);
 
  private:

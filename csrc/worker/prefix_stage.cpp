@@ -17,7 +17,7 @@ namespace penstock::worker {
 
 namespace {
 
-// What this process may run of a prefix, with its constants in order; nothing where that is no node at all.
+// The part of a prefix that this process may run, with its constants in order; empty if that part has no node.
 struct RunnablePart {
   graph::Graph graph;
   std::vector<at::Tensor> constants;
@@ -59,13 +59,13 @@ std::shared_ptr<LoadedPrefix> load_prefix(std::span<const std::byte> message) {
   if (!part) return nullptr;
   std::vector<std::string> keys;
   for (const auto& output : part->graph.outputs) keys.push_back(output.key);
-  // A trainer ships an operator that draws only when its user has allowed that.
+  // A trainer ships operators that draw random numbers only if its user has allowed it.
   auto executor = runtime::Executor::create(std::move(part->graph), std::move(part->constants), {.allow_random = true});
   if (!executor) return nullptr;
   std::optional<runtime::CompiledPrefix> compiled;
-  // Code that was compiled where the kernels are others may be for another CPU.
+  // Code that was compiled on a machine with different kernels may be for another CPU.
   if (!read.value().library.empty() && differing == 0) {
-    // One that cannot be loaded is no loss: the executor runs everything.
+    // A library that cannot be loaded is no loss: the executor runs everything.
     auto loaded = runtime::CompiledPrefix::load(read.value().library, std::move(read.value().library_leaves));
     if (loaded) compiled.emplace(std::move(loaded).value());
   }
@@ -81,7 +81,7 @@ std::shared_ptr<LoadedPrefix> load_prefix(std::span<const std::byte> message) {
 
 void PrefixStage::install(std::shared_ptr<LoadedPrefix> prefix) {
   std::erase_if(prefixes_, [&](const auto& other) { return other->text == prefix->text; });
-  // Where another prefix makes the same values, the compiled one makes them.
+  // If another prefix makes the same values, the compiled one is preferred.
   const auto place = prefix->is_compiled ? prefixes_.begin() : prefixes_.end();
   prefixes_.insert(place, std::move(prefix));
 }
@@ -91,7 +91,7 @@ bool PrefixStage::run(BatchContent& content, uint64_t epoch_seed, uint64_t seque
   bool is_compiled = false;
   for (const auto& each : prefixes_) {
     LoadedPrefix& prefix = *each;
-    // Plans for a fixed and for any size compute the same values: once is enough.
+    // Plans for a fixed size and for any size compute the same values: computing them once is enough.
     const bool is_done = std::all_of(prefix.keys.begin(), prefix.keys.end(), [&](const std::string& key) {
       return std::find(content.boundary_keys.begin(), content.boundary_keys.end(), key) != content.boundary_keys.end();
     });

@@ -10,7 +10,7 @@
 namespace penstock::worker {
 namespace {
 
-// Reads a hexadecimal address and the character behind it off the front of `text`.
+// Reads a hexadecimal address and the character after it from the front of `text`.
 bool take_address(std::string_view& text, char end, uint64_t& address) {
   const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), address, 16);
   const auto length = static_cast<size_t>(rest - text.data());

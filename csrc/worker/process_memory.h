@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Who can write to which memory of this process, as the system's table of its mappings says.
+// Who can write to which memory of this process, according to the system's table of its mappings.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,22 +13,21 @@
 namespace penstock::worker {
 
 enum class MemoryKind : uint8_t {
-  kOwn,       // only this process sees its writes there
-  kReadOnly,  // cannot be written here; a mapped file, or memory that the trainer has sealed
+  kOwn,       // writes are visible only to this process
+  kReadOnly,  // not writable here; a mapped file, or memory that the trainer has sealed
   kShared,    // another process may write there too
-  kUnknown,   // not mapped, or not all of it
+  kUnknown,   // not, or not entirely, mapped
 };
 
-// The table as it was when it was read. Thread-compatible.
+// A snapshot of the table. Thread-compatible.
 class ProcessMemory {
  public:
   // Reads the table of the calling process.
   static Result<ProcessMemory> read();
-  // `table` is in the form of /proc/self/maps.
+  // `table` has the format of /proc/self/maps.
   static Result<ProcessMemory> parse(std::string_view table);
 
-  // The kind of some memory. Where it lies in several mappings, this is the kind that allows most. Empty memory is
-  // read-only.
+  // The kind of a memory range. If it spans several mappings, the most permissive kind. Empty memory is read-only.
   MemoryKind kind_of(std::span<const std::byte> memory) const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One batch of a TensorDataset: the rows of each tensor, in the list that default_collate makes of tuples. No Python.
+// One batch of a TensorDataset: the rows of each tensor, in the list that default_collate makes from tuples. No Python.
 
 #include <ATen/core/Tensor.h>
 
@@ -21,7 +21,7 @@ struct RowBatch {
   BatchContent content() const { return {.tensors = tensors, .boundary_keys = {}, .nest = nest.view()}; }
 };
 
-// Nothing when the indices are not plain rows, which torch's code then reports.
+// Empty if the indices are not plain rows; torch's code then reports the error.
 std::optional<RowBatch> gather_batch(SlabWriter& writer, std::span<const at::Tensor> sources,
                                      std::span<const int64_t> indices);
 

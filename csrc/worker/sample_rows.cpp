@@ -10,14 +10,14 @@
 namespace penstock::worker {
 namespace {
 
-// Whether dropping `tensor` frees its memory, and nobody can reach it otherwise. Memory of numpy or of another library
+// Whether dropping `tensor` frees its memory, and it is otherwise unreachable. Memory of numpy or of another library
 // may have owners that torch does not count.
 bool is_held_once(const at::Tensor& tensor) {
   if (!is_plain_tensor(tensor) || tensor.use_count() != 1 || tensor.storage().use_count() != 1) return false;
   return tensor.storage().data_ptr().get_deleter() == c10::GetCPUAllocator()->raw_deleter();
 }
 
-// Row `place` of `batch`, without torch's record that one is a view of the other.
+// Row `place` of `batch`, without torch recording that one is a view of the other.
 at::Tensor row_of(const at::Tensor& batch, size_t place) {
   const auto sizes = batch.sizes().slice(1);
   auto row = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(batch.storage()),
@@ -67,7 +67,7 @@ at::Tensor SampleRows::take(const at::Tensor& tensor) {
   if (!column.batch.defined()) return {};
   const bool fits = is_movable && column.moved_count == place && tensor.scalar_type() == column.batch.scalar_type() &&
                     tensor.sizes() == column.batch.sizes().slice(1);
-  if (!fits) {  // the column is stacked as a whole, or refused by torch
+  if (!fits) {  // the column is stacked as a whole, or rejected by torch
     column.batch.reset();
     return {};
   }

@@ -16,7 +16,7 @@ const at::MapAllocator* shared_file_of(const c10::Storage& storage) {
   return (file->flags() & at::ALLOCATOR_MAPPED_SHAREDMEM) != 0 ? file : nullptr;
 }
 
-// The trainer maps the file from end to end.
+// The trainer maps the whole file.
 bool is_whole_file(const c10::Storage& storage, const at::MapAllocator& file) {
   struct stat status {};
   return ::fstat(file.fd(), &status) == 0 && static_cast<uint64_t>(status.st_size) == storage.nbytes();
@@ -26,7 +26,7 @@ bool is_whole_file(const c10::Storage& storage, const at::MapAllocator& file) {
 
 SharedLeaves leaves_to_share(const BatchContent& content) {
   const size_t leaf_count = content.tensors.size() - content.boundary_keys.size();
-  // A storage's place among the shared ones, once the table has come to it.
+  // A storage's index among the shared ones, once it has been added to the table.
   std::unordered_map<const c10::StorageImpl*, std::optional<uint32_t>> places;
   for (size_t leaf = 0; leaf < leaf_count && places.size() < wire::kSharedFileCountMax; ++leaf) {
     const at::Tensor& tensor = content.tensors[leaf];

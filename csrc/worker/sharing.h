@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which leaves of a batch are handed over as the shared memory that they lie in already, in the place of a copy. As
-// with torch's DataLoader, the trainer's tensor is then on the same memory as the dataset's, and each sees what the
-// other writes.
+// Which leaves of a batch are handed over in the shared memory that already contains them, instead of being copied. As
+// with torch's DataLoader, the trainer's tensor then shares memory with the dataset's, and each sees the other's
+// writes.
 
 #include <cstdint>
 
@@ -10,14 +10,14 @@
 
 namespace penstock::worker {
 
-// Passing a descriptor takes about 15 us more than a batch does otherwise, and a copy of so many bytes 2 us: a row of a
-// shared table is copied. Up to 1 MiB a copy is still a little faster (bench/shared_tensors.py), but torch's rules of
-// aliasing are worth more than that.
+// Passing a descriptor adds about 15 us to a batch, and copying this many bytes takes 2 us: a row of a shared table is
+// copied. Up to 1 MiB a copy is still slightly faster (bench/shared_tensors.py), but torch's aliasing rules matter more
+// than that.
 constexpr uint64_t kSharedBytesMin = uint64_t{64} << 10;
 
-// The leaves that lie in shared memory of torch's, of at least kSharedBytesMin each, and with them those that are on
-// the same storage. Memory counts that torch passes by descriptor: share_memory_(), or what came through one of its
-// queues. At most wire::kSharedFileCountMax storages, the first; what lies in others is copied.
+// The leaves of at least kSharedBytesMin each that are in torch's shared memory, and the other leaves on the same
+// storages. This covers memory that torch passes by descriptor: share_memory_(), or memory received through one of its
+// queues. At most wire::kSharedFileCountMax storages, the first ones; leaves in others are copied.
 SharedLeaves leaves_to_share(const BatchContent& content);
 
 }  // namespace penstock::worker

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A batch of this process's own, in the slab that it was sealed in.
+// A batch made by this process, in the slab in which it was sealed.
 
 #include "server/pool_work.h"
 #include "shm/slab_pool.h"
@@ -14,7 +14,7 @@ class SlabBatch final : public server::HeldBatch {
   explicit SlabBatch(SealedBatch batch);
   ~SlabBatch() override;
 
-  // Null where no shared memory could be had.
+  // Null if no shared memory was available.
   const shm::SlabRegion* region() const override { return batch_.region ? &*batch_.region : nullptr; }
   void note_handed_over() override;
   bool is_handed_over() const override { return is_handed_over_; }

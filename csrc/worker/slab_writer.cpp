@@ -18,7 +18,7 @@ using wire::TensorEntry;
 
 namespace {
 
-// The part of a slab that a tensor holds while it lives.
+// The part of a slab that a tensor pins during its lifetime.
 struct SlabPin {
   std::shared_ptr<shm::Arena> arena;  // shared with the pool; the last pin of an old arena unmaps it
   uint32_t slab_index;
@@ -43,7 +43,7 @@ bool is_shared_too_often(const wire::Frame& frame) {
   return bytes / wire::kWholeFactorMax > frame.payload_bytes;
 }
 
-// Named tensors are gone from torch 2.15 on.
+// Named tensors were removed in torch 2.15.
 template <typename Tensor>
 bool has_names(const Tensor& tensor) {
   if constexpr (requires { tensor.has_names(); }) return tensor.has_names();
@@ -77,7 +77,7 @@ void SlabWriter::begin() {
   clock_.begin(clock_now());
   MutexLock lock(mutex_);
   if (region_)
-    region_->arena->cancel(region_->slab_index);  // its tensors, if any still live, hold it back by their pins
+    region_->arena->cancel(region_->slab_index);  // tensors on it that are still alive, if any, keep the slab pinned
   region_.reset();
   used_bytes_ = 0;
   has_no_memory_ = false;
@@ -105,7 +105,7 @@ at::Tensor SlabWriter::empty(at::IntArrayRef sizes, at::ScalarType dtype) {
   const uint64_t bytes = c10::multiply_integers(sizes) * c10::elementSize(dtype);
   MutexLock lock(mutex_);
   if (has_no_memory_) return {};
-  if (used_bytes_ == 0 && region_ && bytes > region_->capacity()) {  // nothing is in it yet: take a larger one
+  if (used_bytes_ == 0 && region_ && bytes > region_->capacity()) {  // nothing in it yet: take a larger one
     region_->arena->cancel(region_->slab_index);
     region_.reset();
   }
@@ -247,7 +247,7 @@ void SlabWriter::write_tensor(const Placement& placement, size_t index, std::byt
   wire::write_narrow(*placement.forms[index], plain, {placement.sources[index], plain.bytes}, {target, entry.bytes});
 }
 
-// The batch does not fit the slab it was begun in: everything is copied to one that is large enough.
+// The batch does not fit its first slab: everything is copied to a slab that is large enough.
 Result<SealedBatch> SlabWriter::seal_elsewhere(Placement placement) {
   uint64_t offset = 0;
   for (TensorEntry& entry : placement.frame.tensors) {

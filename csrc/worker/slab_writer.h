@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Builds one batch in shared memory. While the batch is being made, empty() hands out tensors that lie in the slab, so
-// that a collate function writes its result where the trainer will read it. seal() then copies in the tensors that lie
-// elsewhere, adds boundary tensors and the record, and the batch is ready to be named to the trainer. A tensor
-// that is shared stays where it is. A batch that leaves tensors out, or writes some with fewer bytes, is copied to
-// another slab, so that its bytes lie together.
+// Builds one batch in shared memory. While the batch is being made, empty() returns tensors in the slab, so a collate
+// function writes its result where the trainer will read it. seal() then copies in the tensors that lie elsewhere and
+// adds boundary tensors and the record; after that the batch can be named to the trainer. A shared tensor stays in
+// place. A batch that leaves tensors out, or writes some with fewer bytes, is copied to another slab, so that its bytes
+// are contiguous.
 //
-// A tensor from empty() pins its slab: if the user's code keeps it after the batch was sent, the slab is not used
-// again until it is dropped, and trainer and worker see each other's writes to it, as with torch's shared tensors.
+// A tensor from empty() pins its slab: if the user's code keeps it after the batch was sent, the slab is not reused
+// until the tensor is dropped, and trainer and worker see each other's writes to it, as with torch's shared tensors.
 
 #include <ATen/core/Tensor.h>
 
@@ -28,37 +28,37 @@
 
 namespace penstock::worker {
 
-// The leaves that are handed over as the shared memory that they lie in (sharing.h).
+// The leaves that are handed over in the shared memory that contains them (sharing.h).
 struct SharedLeaves {
-  std::vector<c10::Storage> storages = {};                    // each is a file of its own
-  std::vector<std::optional<uint32_t>> storage_of_leaf = {};  // the storage's place, by leaf; empty: no leaf is shared
+  std::vector<c10::Storage> storages = {};                    // each is a separate file
+  std::vector<std::optional<uint32_t>> storage_of_leaf = {};  // by leaf, index of its storage; empty: none is shared
 };
 
 struct BatchContent {
   std::vector<at::Tensor> tensors;  // boundary tensors last
   std::vector<std::string> boundary_keys;
   std::span<const std::byte> nest;
-  std::vector<uint32_t> withheld = {};  // leaves that are left out, ascending
-  // By tensor, how it is written with fewer bytes, if it is; empty: all are written as they are.
+  std::vector<uint32_t> withheld = {};  // leaves left out, ascending
+  // By tensor, the form with fewer bytes that it is written in, if any; empty: all are written unchanged.
   std::vector<std::optional<wire::NarrowForm>> forms = {};
   SharedLeaves shared = {};
 };
 
-// A batch in its slab, or, when no shared memory could be had, in buffers of its own.
+// A batch in its slab or, if no shared memory was available, in separate buffers.
 struct SealedBatch {
   std::optional<shm::SlabRegion> region;
   uint64_t record_offset = 0;
   uint32_t record_bytes = 0;
-  std::vector<std::byte> record;  // these two only without a region
+  std::vector<std::byte> record;  // record and payload: only without a region
   std::vector<std::byte> payload;
-  std::vector<c10::Storage> shared = {};  // files that the trainer needs beside it, in the order of the record
+  std::vector<c10::Storage> shared = {};  // files that the trainer also needs, in the order of the record
 };
 
-// Whether a tensor can stand in the tensor table: dense or strided CPU memory of a plain dtype, no gradient, no lazy
-// conjugate.
+// Whether a tensor can be an entry of the tensor table: dense or strided CPU memory of a plain dtype, no gradient, no
+// lazy conjugate.
 bool is_plain_tensor(const at::Tensor& tensor);
 
-// The table entry of a plain tensor, its offset still zero.
+// The table entry of a plain tensor, with an offset of zero.
 wire::TensorEntry describe_tensor(const at::Tensor& tensor);
 
 // empty(), empty_if_free() and new_bytes() are thread-safe; the rest is confined to the thread that serves requests.
@@ -66,20 +66,20 @@ class SlabWriter {
  public:
   explicit SlabWriter(shm::SlabPool& pool) : pool_(pool) {}
 
-  // Has tensors that share bytes with each other copied where they would come to more than kWholeFactorMax times the
-  // bytes that they lie in, which a pool's trainer does not take.
+  // Copies tensors that share bytes with each other if their sizes would add up to more than kWholeFactorMax times the
+  // bytes that contain them, which a pool's trainer rejects.
   void bound_sharing() { bounds_sharing_ = true; }
 
-  // A batch begins: forgets the memory that an abandoned one had taken, and its times.
+  // Starts a batch: forgets the memory taken by an abandoned batch, and its times.
   void begin();
 
-  // Of the batch that was begun.
+  // Of the batch that was started last.
   dataset::FetchClock& clock() { return clock_; }
 
-  // A contiguous tensor in the slab of the current batch; undefined when it does not fit there or there is no memory.
+  // A contiguous tensor in the slab of the current batch; undefined if it does not fit there or no memory is available.
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype);
 
-  // As empty(), and undefined too where that would wait for a slab or begin another arena.
+  // As empty(), and also undefined if that would wait for a slab or start another arena.
   at::Tensor empty_if_free(at::IntArrayRef sizes, at::ScalarType dtype);
 
   // Whether a storage lies in the slab of the current batch.

@@ -14,7 +14,7 @@
 namespace penstock::worker {
 namespace {
 
-// A tensor of [count, *sizes] in the slab, or on the heap when the slab has no room for it.
+// A tensor of [count, *sizes] in the slab, or on the heap if the slab has no space for it.
 at::Tensor empty_batch(SlabWriter& writer, size_t count, at::IntArrayRef sizes, at::ScalarType dtype) {
   std::vector<int64_t> shape{static_cast<int64_t>(count)};
   shape.insert(shape.end(), sizes.begin(), sizes.end());

@@ -23,8 +23,8 @@ using wire::WarmMessage;
 
 namespace {
 
-constexpr int kLookIntervalMs = 100;  // at the processes of jobs, where the system gives no handles on processes
-constexpr std::chrono::seconds kStraysMax{1};  // for strays to end in; one may wait for a dead disk
+constexpr int kLookIntervalMs = 100;  // between checks of the job processes, on systems without process handles
+constexpr std::chrono::seconds kStraysMax{1};  // time for strays to end; one may wait for a dead disk
 
 }  // namespace
 
@@ -73,7 +73,7 @@ Result<std::variant<WarmChannel::Order, WarmChannel::End>> WarmChannel::next() {
   }
 }
 
-// Until the server says something, or a process ends.
+// Waits until the server sends a message or a process ends.
 void WarmChannel::wait() {
   std::vector<FileDescriptor> handles;
   std::vector<pollfd> items{{.fd = channel_.fd(), .events = POLLIN, .revents = 0}};
@@ -86,7 +86,7 @@ void WarmChannel::wait() {
   ::poll(items.data(), items.size(), has_all ? -1 : kLookIntervalMs);
 }
 
-// One that has ended is a child that nobody has waited for until its session is ended, so its number is its own.
+// An ended process remains an unreaped child until its session is ended, so its pid cannot be reused before.
 std::optional<WarmChannel::End> WarmChannel::reap() {
   for (auto process = processes_.begin(); process != processes_.end(); ++process) {
     const auto [job, pid] = *process;
@@ -104,14 +104,14 @@ std::optional<WarmChannel::End> WarmChannel::reap() {
   return std::nullopt;
 }
 
-// What processes of jobs have left that have ended. The others adopt what their own children leave.
+// Ends processes left behind by ended job processes. Running job processes adopt what their children leave.
 void WarmChannel::end_strays() {
   std::vector<pid_t> own;
   for (const auto& [job, pid] : processes_) own.push_back(pid);
   are_strays_left_ = !strays_.end_all_but(own, std::chrono::steady_clock::now() + kStraysMax);
 }
 
-// The process has begun a session once it runs; before, it is alone.
+// The process has started a session once it runs; before that, it is alone.
 void WarmChannel::end_session(pid_t pid) {
   ::kill(-pid, SIGKILL);
   ::kill(pid, SIGKILL);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The end of a warm process in its server's channel (server/warm_process.h): it is told for which jobs to fork, and
-// tells how their processes end. It waits for these by itself, and ends what they have left behind, in whatever
-// session: it adopts what a process leaves at its end, and each process of a job adopts what its children leave, so
-// that the strays of one job are never among those of another that goes on.
+// The warm process's end of the channel to its server (server/warm_process.h): it receives the jobs to fork for, and
+// reports how their processes end. It reaps these itself and ends the processes they left behind, in any session: it
+// adopts the orphans of a job process that ends, and each job process adopts the orphans of its children, so the strays
+// of one job are never mixed with the strays of a job that is still running.
 
 #include <sys/types.h>
 
@@ -27,28 +27,28 @@ class WarmChannel {
   // `socket` is closed in a program that this process starts.
   explicit WarmChannel(FileDescriptor socket);
 
-  // Says that this process can fork: with the numerics of its kernels and its torch, the kinds of jobs that its
-  // processes can run (wire::kind_bit), and `about` it for people.
+  // Reports that this process can fork, with the numerics of its kernels and its torch, the kinds of jobs that its
+  // processes can run (wire::kind_bit), and the human-readable `about`.
   Result<void> ready(uint8_t job_kinds, const std::string& about);
 
-  // A process is wanted for a job.
+  // A job needs a process.
   struct Order {
     uint64_t job = 0;
     FileDescriptor channel{};
     FileDescriptor errors{};  // for its standard output and error
     std::string log_name{};
   };
-  // The process of a job has ended, and the server knows.
+  // The process of a job has ended, and the server has been notified.
   struct End {
     uint64_t job = 0;
   };
-  // The next of them. kClosed once the server is gone, and all processes of jobs with it. Blocks.
+  // The next order or end. kClosed once the server is gone and all job processes have ended. Blocks.
   Result<std::variant<Order, End>> next();
 
-  // The process of the job was forked; 0: it could not be.
+  // The process of the job was forked; 0: the fork failed.
   Result<void> started(uint64_t job, pid_t pid);
 
-  // In a forked child: the channel is not for it, and what its own children leave is.
+  // Call in a forked child: it closes the channel there, and the child adopts the orphans of its own children.
   void close_in_child();
 
  private:
@@ -62,7 +62,7 @@ class WarmChannel {
   shm::Channel channel_;
   std::map<uint64_t, pid_t> processes_;  // by job
   StrayProcesses strays_;
-  bool are_strays_left_ = false;  // that have not ended yet
+  bool are_strays_left_ = false;  // strays that have not ended yet
 };
 
 }  // namespace penstock::worker

@@ -34,7 +34,7 @@ Result<void> Watchdog::serve() {
 }
 
 Result<bool> Watchdog::wait(int wake_fd, bool may_sleep) {
-  // Once the peer has hung up its descriptor is readable for ever, and only the parent's life is of interest.
+  // Once the peer has hung up, its descriptor stays readable forever, and only the parent's life matters.
   pollfd items[] = {{.fd = wake_fd, .events = POLLIN, .revents = 0},
                     {.fd = has_hung_up_ ? -1 : connection_fd_, .events = POLLRDHUP, .revents = 0}};
   ::poll(items, std::size(items), may_sleep ? static_cast<int>(kParentCheckInterval.count()) : 0);

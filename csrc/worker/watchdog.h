@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Ends a local worker whose trainer is dead, if the thread that serves requests does not come back to see it: that one
-// may be in the dataset for long.
+// Ends a local worker whose trainer is dead, in case the thread that serves requests does not return to notice it: that
+// thread may stay in the dataset for a long time.
 
 #include <sys/types.h>
 
@@ -17,18 +17,18 @@ namespace penstock::worker {
 // Thread-safe.
 class Watchdog final : private EventLoop::Handler {
  public:
-  // Looks at the connection to the trainer, and at whether the trainer's process is there. Once it is not, or this
-  // fails, the connection is shut down, so that whoever waits for the trainer goes on: another process may hold the
-  // trainer's end. `trainer_pid` is as for server::WatchedProcess.
+  // Watches the connection to the trainer and the trainer's process. When the process is gone or this object fails, it
+  // shuts down the connection, so that threads waiting for the trainer continue: another process may hold the trainer's
+  // end. `trainer_pid` is as for server::WatchedProcess.
   Watchdog(int connection_fd, pid_t trainer_pid);
   ~Watchdog() override { loop_.stop(); }
 
   Result<void> start() { return loop_.start(); }
 
-  // True once the trainer hung up or died. For who waits for memory meanwhile, too.
+  // True once the trainer hung up or died. Also for threads that wait for memory meanwhile.
   const std::atomic<bool>& is_closing() const { return is_closing_; }
   std::atomic<bool>& is_closing() { return is_closing_; }
-  // kClosed once the trainer is gone, or the error that this failed with.
+  // kClosed once the trainer is gone, or the error with which this object failed.
   Result<void> health() const;
 
  private:

@@ -16,7 +16,7 @@ bool has_all(const std::vector<std::string>& keys, const std::vector<std::string
                      [&](const std::string& key) { return std::find(keys.begin(), keys.end(), key) != keys.end(); });
 }
 
-// The leaves that are tensors wherever they stand. None for a nest that cannot be read token by token.
+// The leaves that are tensors at every occurrence. Empty for a nest that cannot be read token by token.
 std::optional<std::set<uint32_t>> plain_leaves(std::span<const std::byte> nest) {
   std::set<uint32_t> tensors, arrays;
   wire::NestReader reader(nest);
