@@ -65,7 +65,7 @@ void AnswerOutbox::pump(net::ServerSocket& socket, net::DataServer& data, SlabHa
     std::optional<wire::SlabPlace> place;
     if (handover != nullptr && outgoing.result && outgoing.result->batch)
       place = handover->hand_over(*outgoing.result->batch);
-    if (place) drop(outgoing.message.key);  // no pieces of it are needed
+    if (place) drop(outgoing.message.key);  // none of its chunks are needed
     auto bytes = write(outgoing, place, meter);
     static_cast<void>(socket.send(outgoing.routing_id, bytes));
     if (outgoing.grant) wipe(bytes);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a pool's worker has to say to its trainer, in order: messages, and beside them the pieces of batches, which
-// cross on a connection of their own. A message never waits for pieces; the trainer takes an answer when its pieces are
-// there.
+// The outgoing queue of a pool worker to its trainer, in order: messages, and separately the chunks of batches, which
+// are sent on another connection. A message never waits for chunks; the trainer accepts an answer when its chunks have
+// arrived.
 
 #include <cstdint>
 #include <deque>
@@ -26,7 +26,7 @@ struct OutgoingMessage {
   uint32_t incarnation = 0;
   // Of an answer; shared with the server, which may have to send it again.
   std::shared_ptr<const PoolResult> result = {};
-  std::string text = {};                      // why a trainer is refused
+  std::string text = {};                      // reason for refusing a trainer
   std::optional<wire::SealGrant> grant = {};  // of a welcome
 };
 
@@ -34,23 +34,23 @@ struct OutgoingMessage {
 class AnswerOutbox {
  public:
   void push(OutgoingMessage message);
-  // Nobody wants the rest of this batch.
+  // The rest of this batch is no longer wanted.
   void drop(wire::BatchKey key);
   // Forgets the answers of a link that has ended.
   void clear();
   bool is_empty() const { return messages_.empty() && batches_.empty(); }
   bool has_messages() const { return !messages_.empty(); }
 
-  // Sends as much as may be on its way. What is for a peer that is gone is dropped: it asks again on its next link.
-  // Batches are handed over by `handover` where there is one, and as far as it can. `meter` is what this worker has
-  // used by now, and is read where has_messages() is true.
+  // Sends as much as may be in transit. Messages for a peer that is gone are dropped: it repeats its requests on its
+  // next link. Batches are handed over by `handover`, if there is one and as far as possible. `meter` is this worker's
+  // usage so far, and is read if has_messages() is true.
   void pump(net::ServerSocket& socket, net::DataServer& data, SlabHandover* handover, const wire::WorkerMeter& meter);
 
  private:
   struct Batch {
     wire::BatchKey key{};
     std::shared_ptr<const PoolResult> result;
-    uint64_t offset = 0;  // what is before it has been sent
+    uint64_t offset = 0;  // the bytes before it have been sent
   };
 
   std::deque<OutgoingMessage> messages_;

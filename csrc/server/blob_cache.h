@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The parts of jobs that a server was sent last, for processes of jobs that begin later: each is a new one, and the
-// loaders of one program, or its next run, often have the same parts. A part is given only to jobs of the key that it
-// came from, as its name alone is no proof that somebody may have it.
+// The job parts that a server received last, for job processes that start later: each of them is a new process, and the
+// loaders of one program, or its next run, often have parts in common. A part is given only to jobs of the key that
+// sent it, because knowing its id is no proof of the right to read it.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,12 +14,12 @@
 
 namespace penstock::server {
 
-constexpr uint64_t kCachedBlobBytesMax = uint64_t{8} << 20;  // of all together
+constexpr uint64_t kCachedBlobBytesMax = uint64_t{8} << 20;  // of all entries together
 
 // Thread-compatible.
 class BlobCache {
  public:
-  // Keeps it, and lets the oldest go where they are too many. A larger one than all may have is not kept.
+  // Keeps a blob, and drops the oldest if they exceed the limit. A blob above the total limit is not kept.
   void put(const net::PublicKey& owner, const wire::BlobId& id, const std::vector<std::byte>& bytes) {
     if (bytes.size() > kCachedBlobBytesMax || find(owner, id) != nullptr) return;
     bytes_ += bytes.size();
@@ -30,7 +30,7 @@ class BlobCache {
     entries_.push_back({.owner = owner, .id = id, .bytes = bytes});
   }
 
-  // Null where it is not kept for this owner.
+  // Null if it is not kept for this owner.
   const std::vector<std::byte>* find(const net::PublicKey& owner, const wire::BlobId& id) const {
     for (const Entry& entry : entries_)
       if (entry.owner == owner && entry.id == id) return &entry.bytes;
@@ -44,7 +44,7 @@ class BlobCache {
     std::vector<std::byte> bytes;
   };
 
-  std::deque<Entry> entries_;  // the oldest first
+  std::deque<Entry> entries_;  // oldest first
   uint64_t bytes_ = 0;
 };
 

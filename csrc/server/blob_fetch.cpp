@@ -12,7 +12,7 @@ std::vector<wire::BlobWish> BlobFetch::take_wishes(Instant now) {
   std::vector<wire::BlobWish> wishes;
   while (wished_offsets_.size() < kBlobWishCountMax) {
     const uint64_t offset = wished_offsets_.empty() ? bytes_.size() : wished_offsets_.back() + wire::kBlobPieceBytesMax;
-    // Before its size is known there may be no second piece.
+    // Until the size is known, there may be no second chunk.
     if (offset > 0 && offset >= total_bytes_) break;
     wished_offsets_.push_back(offset);
     wishes.push_back({.id = id_, .offset = offset});
@@ -34,7 +34,7 @@ Result<void> BlobFetch::receive(const wire::BlobPiece& piece, std::span<const st
                                       "; trainer and workers must run the same version of penstock"};
   }
   std::erase(wished_offsets_, piece.offset);
-  if (piece.offset != bytes_.size()) return {};  // one that comes twice, or behind one that was lost
+  if (piece.offset != bytes_.size()) return {};  // a duplicate, or a chunk after a lost one
   try {
     if (total_bytes_ == 0) bytes_.reserve(piece.total_bytes);
     bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How long this process has been on CPUs, all its threads together, or one of them.
+// The CPU time of this process, over all its threads, or of one thread.
 
 #include <ctime>
 

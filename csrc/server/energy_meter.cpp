@@ -15,8 +15,8 @@ namespace penstock::server {
 Result<Duration> parse_busy_time(std::string_view table, int64_t ticks_per_s) {
   std::istringstream line{std::string(table.substr(0, table.find('\n')))};
   std::string name;
-  // user, nice, system, idle, iowait, irq, softirq. What follows, steal and guests, is another machine's time, or part
-  // of user's.
+  // user, nice, system, idle, iowait, irq, softirq. The following columns, steal and guests, are another machine's time
+  // or part of user's.
   std::array<int64_t, 7> ticks{};
   line >> name;
   for (int64_t& count : ticks) line >> count;

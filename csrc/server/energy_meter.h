@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A worker's part of its machine's energy (cluster/energy_share.h), by the CPU time of its processes; read from the
+// A worker's share of its machine's energy (cluster/energy_share.h), by the CPU time of its processes; read from the
 // system once a second.
 
 #include <chrono>
@@ -19,27 +19,26 @@
 
 namespace penstock::server {
 
-// More often than a counter of the machine wraps around, and seldom enough to cost nothing.
+// Shorter than the wrap-around time of the machine's counters, and long enough to cost almost no time.
 constexpr Duration kEnergyInterval = std::chrono::seconds(1);
 
-// How long the machine's CPUs have been busy, all together, since it was started. kUnsupported where that cannot be
-// read.
+// The total busy time of the machine's CPUs since it was started. kUnsupported if it cannot be read.
 Result<Duration> machine_busy_time();
-// `table` is in the form of /proc/stat, in ticks of `ticks_per_s`.
+// `table` has the format of /proc/stat, in ticks of `ticks_per_s`.
 Result<Duration> parse_busy_time(std::string_view table, int64_t ticks_per_s);
 
 // Confined to one thread.
 class EnergyMeter {
  public:
-  // The time that processes were on CPUs, so far.
+  // The CPU time of a set of processes so far.
   using CpuTime = std::function<std::chrono::nanoseconds()>;
 
-  // `folder` is a powercap tree; `cpu_time` says whose part of the energy it is.
+  // `folder` is a powercap tree; `cpu_time` determines the processes whose share of the energy is measured.
   static Result<EnergyMeter> open(const std::string& folder, CpuTime cpu_time = process_cpu_time);
 
-  // Reads the machine's counters, if they are due.
+  // Reads the machine's counters if a reading is due.
   void tick(Instant now);
-  // Microjoules of these processes since the meter was opened, up to the last reading. An error stays.
+  // Microjoules used by these processes since the meter was opened, up to the last reading. An error is permanent.
   Result<uint64_t> process_uj() const;
 
  private:

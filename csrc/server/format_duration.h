@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A duration as logs show it.
+// Formats a duration for logs.
 
 #include <chrono>
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace penstock::server {
 
-// Rounded down to seconds, and below a second to milliseconds.
+// Rounded down to seconds, or to milliseconds if below a second.
 inline std::string format_duration(Duration time) {
   using std::chrono::duration_cast;
   const auto seconds = duration_cast<std::chrono::seconds>(time).count();

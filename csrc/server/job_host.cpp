@@ -24,7 +24,7 @@ using wire::ToJob;
 
 namespace {
 
-constexpr int kMessagesATurn = 64;  // of a job's process, before other things are looked at
+constexpr int kMessagesATurn = 64;  // of a job's process, before other events are handled
 constexpr auto kUnsentInterval = std::chrono::milliseconds(2);
 constexpr size_t kNoticesMax = 64;  // older ones are dropped
 
@@ -32,8 +32,8 @@ Fault wrong(const std::string& what) {
   return {Errc::kMalformed, "it spoke to its server as no process of a job does: " + what};
 }
 
-// A batch in memory that a job's process has passed. Nothing that the process does to that memory reaches more than
-// the bytes of its own batch.
+// A batch in memory that a job's process has passed. Writes of the process to that memory can affect only its own
+// batch.
 class PassedBatch final : public HeldBatch {
  public:
   PassedBatch(std::shared_ptr<shm::ArenaView> view, const wire::SlabPlace& place, uint64_t payload_bytes,
@@ -44,12 +44,12 @@ class PassedBatch final : public HeldBatch {
   ~PassedBatch() override { view_->release(slab_index_, generation_); }
 
  private:
-  const std::shared_ptr<shm::ArenaView> view_;  // shared with the job, while that uses it
+  const std::shared_ptr<shm::ArenaView> view_;  // shared with the job while the job uses it
   const uint32_t slab_index_;
   const uint32_t generation_;
 };
 
-// A batch that came without a slab.
+// A batch that arrived without a slab.
 class CopiedBatch final : public HeldBatch {
  public:
   CopiedBatch(std::span<const std::byte> payload, uint32_t record_bytes) : bytes_(payload.begin(), payload.end()) {
@@ -60,7 +60,7 @@ class CopiedBatch final : public HeldBatch {
   const std::vector<std::byte> bytes_;
 };
 
-// Of another process; nothing where that cannot be told.
+// Of another process; empty if it cannot be determined.
 std::optional<std::chrono::nanoseconds> cpu_time_of(pid_t pid) {
   clockid_t clock{};
   timespec time{};
@@ -158,7 +158,7 @@ Maker::Asked JobHost::take_asked() {
   const Instant now = clock_now();
   take_outputs();
   if (std::exchange(is_warm_readable_, false) || warm_.has_news()) take_news(asked);
-  if (job_ && job_->end) job_->is_readable = true;  // what it has said before its end counts
+  if (job_ && job_->end) job_->is_readable = true;  // messages sent before its end count
   receive(asked);
   if (job_ && job_->end && !is_held_back()) bury(spoken_end(*job_->end), asked);
   send_blob();
@@ -194,7 +194,7 @@ void JobHost::offer(std::shared_ptr<const PoolWork> work) {
   }
   job_->is_wanted = true;
   job_->work = std::move(work);
-  if (!job_->is_ending) post_work(*job_->work);  // else it could not be started
+  if (!job_->is_ending) post_work(*job_->work);  // otherwise it could not be started
 }
 
 bool JobHost::wants_ahead() const {
@@ -258,7 +258,7 @@ void JobHost::give_blob(const wire::BlobId& id, Result<std::vector<std::byte>> b
   wake();
 }
 
-// A large blob is copied piece by piece, since trainers expect an answer to their pings meanwhile.
+// A large blob is copied in steps, since trainers expect answers to their pings meanwhile.
 void JobHost::send_blob() {
   if (!job_ || !job_->blob || job_->is_ending) return;
   OutgoingBlob& blob = *job_->blob;
@@ -298,12 +298,12 @@ Result<void> JobHost::post(const ToJob& message) {
   const auto bytes = wire::write_to_job(message);
   const std::span<const std::byte> part(bytes);
   auto posted = job_->channel.post({&part, 1});
-  // It may have ended a moment ago, which is told with how it did.
+  // The process may just have ended; its end is reported with the cause.
   if (!posted && posted.error().code == Errc::kClosed) return {};
   return posted;
 }
 
-// ---- What the process of a job says
+// ---- Messages of a job's process
 
 void JobHost::receive(Asked& asked) {
   if (!job_ || job_->is_ending) return;
@@ -323,7 +323,7 @@ void JobHost::receive_messages(Asked& asked) {
     auto next = job_->channel.next();
     if (!next) return kill(next.error().message);
     if (!next.value()) {
-      // Behind an answer there is nothing to wait for: were there anything, its socket would be readable again.
+      // After an answer no more messages are awaited: if there are any, the socket becomes readable again.
       if (std::exchange(has_filled, true) && !job_->work) return;
       const auto filled = job_->channel.fill();
       if (!filled && filled.error().code == Errc::kClosed) return note_hang_up();
@@ -337,7 +337,7 @@ void JobHost::receive_messages(Asked& asked) {
       return kill(taken.error().message);
   }
   if (is_held_back()) {
-    // The rest is read once the work that it is about is offered, or is not to be.
+    // The remaining messages are read once the work that they are about is offered or dropped.
     job_->is_readable = job_->channel.has_taken_in();
     return;
   }
@@ -351,7 +351,7 @@ Result<void> JobHost::take_message(const FromJob& message, std::span<FileDescrip
   if (message.key != work->key) return wrong("it answers what it was not asked for");
   if (!fds.empty() && !message.place) return wrong("descriptors came with a message that is about none");
   if (message.kind == FromJob::Kind::kBlobWish) {
-    if (!job_->work) return {};  // it reads in a moment that nobody wants this
+    if (!job_->work) return {};  // it is about to read that the work is not wanted
     if (job_->blob) return wrong("it asks for a part of its job while another is on its way");
     job_->wish = message.blob;
     return {};
@@ -365,7 +365,7 @@ Result<void> JobHost::take_message(const FromJob& message, std::span<FileDescrip
   if (!job_->work) {
     job_->ahead.reset();
     job_->is_ahead_dropped = false;
-    return {};  // a batch gives its slab back
+    return {};  // the batch gives its slab back
   }
   asked.result = std::move(result).value();
   job_->has_answered = true;
@@ -434,7 +434,7 @@ void JobHost::start(uint64_t trainer_id) {
     job_->number = forked.value();
     return;
   }
-  // The trainer hears of it as of a process that has died, and asks again.
+  // The trainer is notified as if the process had died, and repeats its request.
   failure_ = Fault{Errc::kNoMemory, "no process could be started for a job: " + forked.error().message};
   job_->is_ending = true;
 }
@@ -445,11 +445,11 @@ void JobHost::kill(std::string why) {
   job_->given_up_at = clock_now() + options_.end_grace;
   job_->fault = std::move(why);
   job_->channel.shut_down();
-  static_cast<void>(warm_.end(job_->number));  // whose own end would be told
+  static_cast<void>(warm_.end(job_->number));  // the warm process's end would be reported separately
   note_fds();
 }
 
-// As a process does that ends: what becomes of it is told in a moment.
+// The process has hung up, as it does when it ends: how it ended is reported shortly.
 void JobHost::note_hang_up() {
   job_->is_ending = true;
   job_->killed_at = clock_now() + options_.end_grace;
@@ -490,7 +490,7 @@ void JobHost::let_go(Job job) {
   note_fds();
 }
 
-// What it spends meanwhile is counted once its trainer is back, and not as spent for another.
+// The CPU time that it uses while parked is counted once its trainer is back, not charged to another trainer.
 void JobHost::park() {
   note_cpu_time(*job_);
   if (parked_) let_parked_go();
@@ -508,8 +508,8 @@ void JobHost::note_idle(Instant now) {
   let_go();
 }
 
-// SIGKILL waits for as long as the kernel does, as in a read of a file server that is gone, and a warm process that was
-// stopped sends none.
+// SIGKILL takes effect only once the kernel returns, which may take long in a read from a file server that is gone, and
+// a warm process that was stopped sends no signal.
 void JobHost::end_late(Instant now, Asked& asked) {
   if (job_ && job_->killed_at && now >= *job_->killed_at) {
     job_->killed_at.reset();
@@ -521,7 +521,7 @@ void JobHost::end_late(Instant now, Asked& asked) {
     bury("had not ended " + format_duration(options_.end_grace) + " after its server had it killed (" + job_->fault +
              "), and is left to itself",
          asked);
-  // It has no work, so it is about to end, or wrong.
+  // A parked process has no work: if it sends or hangs up, it is about to end or misbehaves.
   if (parked_ && (parked_->job.is_readable || now >= parked_->until)) let_parked_go();
   for (auto item = leaving_.begin(); item != leaving_.end();) {
     auto& [number, leaving] = *item;
@@ -574,9 +574,9 @@ void JobHost::take_end(uint64_t number, const WarmProcess::News& news, Asked& as
     parked_.reset();
     return note_fds();
   }
-  // One that was given up has ended after all.
+  // A process that was given up has ended after all.
   if (!job_ || job_->number != number) return;
-  // What it has said before its end counts.
+  // Messages sent before its end count.
   job_->is_readable = true;
   receive(asked);
   if (is_held_back() && !job_->is_ending) {
@@ -627,7 +627,7 @@ std::optional<Instant> JobHost::due_at() const {
   if (job_ && job_->given_up_at) due = earlier(due, *job_->given_up_at);
   if (is_forking()) due = earlier(due, job_->forked_at + options_.fork_max);
   if (parked_) due = earlier(due, parked_->until);
-  // Nobody tells when a channel has room again.
+  // There is no event for a channel that has room again.
   if (job_ && !job_->is_ending && job_->channel.has_unsent()) due = earlier(due, clock_now() + kUnsentInterval);
   for (const auto& [number, leaving] : leaving_) due = earlier(due, leaving.due_at);
   return due;
@@ -649,7 +649,7 @@ void JobHost::note_readable(std::span<const int> fds) {
   }
 }
 
-// A channel that has hung up is readable for ever.
+// A channel that has hung up stays readable forever.
 void JobHost::note_fds() {
   fds_.clear();
   if (!failure_) fds_.push_back(warm_.fd());

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Has the batches of a pool's worker made by processes beside the server, one for each job: such a process begins with
-// the first batch that is asked for by a trainer and ends with that trainer. It has none of the server's keys, sockets
-// and memory, and nothing of it meets the next job. What becomes of it is its own trainer's loss alone.
+// Runs the batches of a pool worker in processes separate from the server, one per job: such a process starts with the
+// first batch that a trainer requests and ends with that trainer. It has no access to the server's keys, sockets and
+// memory, and leaves no state behind for the next job. Its failures affect only its own trainer.
 //
 //   none ── work of a trainer ──▶ in use ── another trainer ──▶ parked ── kJobParked, or another is parked ──▶ none
 //                                    ▲                             │
 //                                    └──── work of its trainer ────┘
 //
-// One process is in use, and at most one is parked: trainers that take turns at a worker, as those of two loaders of
-// one program do, keep theirs. A process ends when its trainer has said goodbye for good, or has been away from it for
-// kJobLinger while nobody else is there.
+// One process is in use, and at most one is parked: trainers that alternate at a worker, such as the trainers of two
+// loaders of one program, keep their processes. A process ends when its trainer has sent its final goodbye, or has been
+// away for kJobLinger while no other trainer is there.
 //
-// The process in use has the next work before it has answered the first: it makes batches while the server is busy. It
-// takes both in order, so whatever it says is about the first that it has not answered. An answer to the next work is
-// not read before that is offered, and its death in that work is told after that, too.
+// The process in use receives the next work before it has answered the first, so it makes batches while the server is
+// busy. It handles both in order, so each of its messages is about the first work that it has not answered. An answer
+// to the next work is not read before that work is offered, and a death during that work is also reported only after
+// that.
 //
-// A process that ends by itself, hangs up, or speaks wrongly has died: its work is answered so, and with it go the
-// lanes that it was at. Work that was handed ahead and has not begun is nobody's death. One that is killed and does not
-// end, as in a wait of the kernel's that nothing interrupts, is given up: it counts as dead, and the worker goes on
-// without it.
+// A process that ends by itself, hangs up, or violates the protocol counts as dead: its work is answered accordingly,
+// and the lanes that it was reading are lost. The death is not attributed to work that was handed ahead and not
+// started. A process that is killed and does not end, as in an uninterruptible wait of the kernel, is given up: it
+// counts as dead, and the worker continues without it.
 
 #include <sys/types.h>
 
@@ -49,19 +50,20 @@
 
 namespace penstock::server {
 
-// For how long a job's process is kept for a trainer whose link was lost, or that the worker was taken from.
+// How long a job's process is kept for a trainer whose link was lost, or whose worker was reassigned.
 constexpr Duration kJobLinger = std::chrono::seconds(5);
-// For a job's process to leave by itself, once it has been told that its job is over, and to end once it was killed.
+// How long a job's process may take to exit by itself once it was notified that its job is over, and to end once it was
+// killed.
 constexpr Duration kJobEndGrace = std::chrono::seconds(2);
-// For how long it is kept beside the one in use.
+// How long it is kept parked next to the one in use.
 constexpr Duration kJobParked = std::chrono::seconds(300);
-// For the warm process to answer that it has forked.
+// How long the warm process may take to answer that it has forked.
 constexpr Duration kForkMax = std::chrono::seconds(60);
-// A larger blob crosses as a file.
+// A larger blob is passed as a file.
 constexpr uint64_t kInlineBlobBytesMax = uint64_t{1} << 20;
-// So much of what jobs write waits for the log; what goes beyond is left out.
+// The amount of job output that may wait for the log; further output is left out.
 constexpr size_t kOutputBytesMax = size_t{1} << 20;
-// So much of a blob is copied in one turn.
+// The number of bytes of a blob that are copied in one turn.
 constexpr uint64_t kBlobStepBytes = uint64_t{32} << 20;
 
 struct JobHostOptions {
@@ -71,14 +73,14 @@ struct JobHostOptions {
   Duration fork_max = kForkMax;
 };
 
-// Confined to the I/O thread, but for what is marked.
+// Confined to the I/O thread, except where marked.
 class JobHost final : public Maker {
  public:
-  // `warm` outlives this. `log_name` is that of the lines that processes of jobs write.
+  // `warm` must outlive this object. `log_name` is the prefix of the log lines that job processes write.
   JobHost(WarmSeat& warm, std::string log_name, const JobHostOptions& options = {});
   ~JobHost() override;
 
-  // Before the I/O thread uses it: its waker, which outlives both.
+  // Call before the I/O thread uses this object; its waker must outlive both.
   void set_waker(Waker& waker) {
     waker_ = &waker;
     warm_.set_waker(waker);
@@ -87,10 +89,10 @@ class JobHost final : public Maker {
   // ---- For any thread
 
   std::vector<std::string> take_notices();
-  // What processes of jobs have written since the last call, as far as it is for the log.
+  // The output of job processes since the last call, as far as it may be logged.
   std::string take_output();
   Standing standing() const;
-  // Waits until the server has ended, and says why. Nothing at the deadline. Blocks.
+  // Waits until the server has ended, and returns the reason; empty at the deadline. Blocks.
   std::optional<Fault> wait_closed(std::chrono::steady_clock::time_point deadline);
   void wake() const override;
 
@@ -115,7 +117,7 @@ class JobHost final : public Maker {
   std::chrono::nanoseconds cpu_time() const override;
 
  private:
-  // A blob that is on its way to a job's process.
+  // A blob that is being passed to a job's process.
   struct OutgoingBlob {
     std::vector<std::byte> bytes;
     FileDescriptor file{};
@@ -126,29 +128,29 @@ class JobHost final : public Maker {
     uint64_t trainer_id = 0;
     shm::Channel channel;
     Instant forked_at{};
-    bool is_readable = false;  // its channel was found to be
+    bool is_readable = false;  // its channel was reported readable
     JobOutput output{};
-    pid_t pid = 0;                                                 // 0 until it has begun
-    std::shared_ptr<const PoolWork> work{};                        // in hand; shared with the I/O thread's requests
-    bool is_wanted = true;                                         // as it was told
-    std::shared_ptr<const PoolWork> ahead{};                       // handed ahead, or still at the process once dropped
-    bool is_ahead_dropped = false;                                 // its result is of no use
-    bool has_answered = false;                                     // it has what its job is made with
-    std::optional<wire::BlobId> wish{};                            // of the work, not granted yet
-    std::optional<OutgoingBlob> blob{};                            // that is granted
+    pid_t pid = 0;                            // 0 until it has started
+    std::shared_ptr<const PoolWork> work{};   // current; shared with the I/O thread's requests
+    bool is_wanted = true;                    // as last sent to it
+    std::shared_ptr<const PoolWork> ahead{};  // handed ahead, or still with the process after being dropped
+    bool is_ahead_dropped = false;            // its result will be discarded
+    bool has_answered = false;                // it has received all parts of its job
+    std::optional<wire::BlobId> wish{};       // requested for the work, not granted yet
+    std::optional<OutgoingBlob> blob{};       // granted
     std::map<uint32_t, std::shared_ptr<shm::ArenaView>> arenas{};  // shared with the batches on them
-    std::optional<WarmProcess::News> end{};                        // it has ended, and not all that it said was read
-    bool is_ending = false;                                        // it is dead, or dies: its end is waited for
+    std::optional<WarmProcess::News> end{};                        // it has ended, with messages left to read
+    bool is_ending = false;                                        // dead or dying: its end is awaited
     std::optional<Instant> killed_at{};                            // unless it has ended by then
-    std::optional<Instant> given_up_at{};                          // the same, once it was killed
-    std::string fault{};                                           // for which it was ended, if that is why
-    mutable std::chrono::nanoseconds cpu_time{};                   // as it was seen last
+    std::optional<Instant> given_up_at{};                          // the same, after it was killed
+    std::string fault{};                                           // the reason for ending it, if it was a fault
+    mutable std::chrono::nanoseconds cpu_time{};                   // as last seen
   };
   struct Parked {
     Job job;
     Instant until{};
   };
-  // The process of a job that is over.
+  // The process of a finished job.
   struct Leaving {
     shm::Channel channel;  // shut down
     JobOutput output;
@@ -160,10 +162,10 @@ class JobHost final : public Maker {
   void take_outputs();
   void take_output_of(JobOutput& output);
   void take_end(uint64_t number, const WarmProcess::News& news, Asked& asked);
-  // Whether what the process says next is about work that was handed ahead and may be offered yet.
+  // Whether the next message of the process is about work that was handed ahead and may still be offered.
   bool is_held_back() const { return job_ && !job_->work && job_->ahead && !job_->is_ahead_dropped; }
   std::string spoken_end(const WarmProcess::News& news) const;
-  // The process in use is dead, or as good as that; `how` follows its name.
+  // The process in use is dead, or treated as dead; `how` follows its name.
   void bury(std::string how, Asked& asked);
   void receive(Asked& asked);
   void receive_messages(Asked& asked);
@@ -175,14 +177,14 @@ class JobHost final : public Maker {
   void send_blob();
   Result<void> post(const wire::ToJob& message);
   void post_work(const PoolWork& work);
-  // Ends the process at once; its work is lost.
+  // Ends the process immediately; its work is lost.
   void kill(std::string why);
   void note_hang_up();
-  // Lets the process leave by itself: the one in use, the parked one, or whichever.
+  // Lets a process exit by itself: the process in use, the parked one, or `job`.
   void let_go();
   void let_parked_go();
   void let_go(Job job);
-  // Keeps the process in use, in the place of the one that was kept.
+  // Parks the process in use, replacing the parked one.
   void park();
   void note_idle(Instant now);
   void end_late(Instant now, Asked& asked);
@@ -195,13 +197,13 @@ class JobHost final : public Maker {
   const JobHostOptions options_;
   Waker* waker_ = nullptr;
   std::optional<Job> job_;                    // in use
-  std::optional<Parked> parked_;              // without work, and well
+  std::optional<Parked> parked_;              // without work, and healthy
   std::map<uint64_t, Leaving> leaving_;       // by number
-  std::optional<Instant> idle_since_;         // without its trainer
+  std::optional<Instant> idle_since_;         // since when its trainer has been away
   uint64_t trainer_id_ = 0;                   // of the standing
-  bool is_given_up_ = false;                  // the work of a process that its trainer's end has ended
-  bool is_warm_readable_ = true;              // as far as is known
-  std::chrono::nanoseconds past_cpu_time_{};  // of processes that have ended
+  bool is_given_up_ = false;                  // the work of a process that was ended because its trainer has ended
+  bool is_warm_readable_ = true;              // as far as known
+  std::chrono::nanoseconds past_cpu_time_{};  // of ended processes
   bool is_closed_ = false;
   std::optional<Fault> failure_;
   std::vector<int> fds_;
@@ -211,7 +213,7 @@ class JobHost final : public Maker {
   Condition changed_;
   std::vector<std::string> notices_ PENSTOCK_GUARDED_BY(mutex_);
   std::string output_ PENSTOCK_GUARDED_BY(mutex_);
-  uint64_t left_out_ PENSTOCK_GUARDED_BY(mutex_) = 0;  // bytes behind it
+  uint64_t left_out_ PENSTOCK_GUARDED_BY(mutex_) = 0;  // bytes left out after it
   Standing standing_ PENSTOCK_GUARDED_BY(mutex_);
   std::optional<Fault> reason_ PENSTOCK_GUARDED_BY(mutex_);
 };

@@ -14,7 +14,7 @@
 namespace penstock::server {
 namespace {
 
-// Without empty lines, and without what stands around each.
+// Drops empty lines, and the blanks around each line.
 std::string in_one_line(std::string_view text) {
   constexpr std::string_view kBlanks = " \t\r";
   std::string joined;
@@ -47,7 +47,7 @@ Result<JobOutput::Ends> JobOutput::open() {
     return Fault{Errc::kNoMemory, std::string("opening a pipe for a job failed: ") + std::strerror(errno)};
   FileDescriptor here(fds[0]);
   FileDescriptor there(fds[1]);
-  // Of this end alone: whoever writes at the other one waits, as at any pipe.
+  // Only for this end: writers at the other end block, as at any pipe.
   ::fcntl(here.get(), F_SETFL, O_NONBLOCK);
   return Ends{.here = JobOutput(std::move(here)), .there = std::move(there)};
 }
@@ -82,7 +82,7 @@ std::string JobOutput::last_words(std::string_view log_name) const {
   }
   while (!words.empty() && (words.back() == '\n' || words.back() == ' ')) words.pop_back();
   if (words.size() <= kLastWordsBytesMax) return in_one_line(words);
-  // One byte more, which tells whether its first line is whole.
+  // One more byte, to detect whether the first line is complete.
   words.erase(0, words.size() - kLastWordsBytesMax - 1);
   const size_t end = words.find('\n');
   return in_one_line(std::string_view(words).substr(end == std::string::npos ? 1 : end + 1));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the process of a job, and what it starts, write to their standard output and standard error: for the worker's
-// log, and for whoever asks how the process ended. It may be written to without end, and nothing waits for that.
+// The standard output and standard error of a job's process and its children: for the worker's log, and for reports of
+// how the process ended. The output may be endless; the server never waits for it.
 
 #include <cstddef>
 #include <optional>
@@ -15,18 +15,19 @@
 
 namespace penstock::server {
 
-// So much of it is taken in one turn, and so much of its end is remembered, and told.
+// Limits: the bytes read in one turn, the bytes kept of the end of the output, and the bytes of these that are
+// reported.
 constexpr size_t kOutputStepBytes = 64 << 10;
 constexpr size_t kTailBytesMax = 4096;
 constexpr size_t kLastWordsBytesMax = 400;
-// So much of what jobs write comes into the log of their worker at once, and in each second in the long run.
+// Limits of the job output in a worker's log: in a burst, and per second on average.
 constexpr size_t kOutputBurstBytes = size_t{1} << 20;
 constexpr size_t kOutputBytesPerSecond = 16 << 10;
 
-// How much of what jobs write may come into a log. Pure.
+// Limits how much job output may be logged. Pure.
 class OutputBudget {
  public:
-  // How many of so many bytes may, which are then spent.
+  // Returns how many of `bytes` may be logged, and spends them.
   size_t take(size_t bytes, Instant now);
 
  private:
@@ -37,22 +38,22 @@ class OutputBudget {
 // The reading end of a pipe. Thread-compatible.
 class JobOutput {
  public:
-  JobOutput() = default;  // of a process that has none
+  JobOutput() = default;  // of a process without output
   explicit JobOutput(FileDescriptor pipe) : pipe_(std::move(pipe)) {}
 
   struct Ends;
-  // kNoMemory where the system has no descriptor left.
+  // kNoMemory if the system has no descriptors left.
   static Result<Ends> open();
 
-  // Readable when there is more; -1 once nobody can write any more.
+  // Readable when there is more; -1 once no process can write any more.
   int fd() const { return pipe_.get(); }
-  // Whether it was found to be since the last read().
+  // Whether it was found readable since the last read().
   bool is_readable() const { return is_readable_; }
   void note_readable() { is_readable_ = true; }
-  // What has come, without waiting; at most kOutputStepBytes.
+  // Returns the available output without waiting; at most kOutputStepBytes.
   std::string read();
-  // The last whole lines of what was read, without those of the log of this name, in one line with " | " between them;
-  // empty where it was nothing else.
+  // The last complete lines that were read, except the log lines of `log_name`, joined with " | "; empty if there are
+  // no other lines.
   std::string last_words(std::string_view log_name) const;
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Whoever makes the batches of a pool's worker, as the I/O thread sees it: a thread of this process, or a process
-// beside it. One piece of work is between the two at a time; a process may have the next one already, so that it need
-// not wait for the server between two batches.
+// The maker of a pool worker's batches, as seen by the I/O thread: a thread of this process, or a separate process.
+// Only one unit of work is between the two at a time; a process may already have the next one, so that it need not wait
+// for the server between two batches.
 
 #include <chrono>
 #include <cstddef>
@@ -22,17 +22,17 @@
 
 namespace penstock::server {
 
-// For whom a worker works, and why it leaves: its log says so when it changes.
+// Which trainer a worker serves, and why it leaves; logged when it changes.
 struct Standing {
   enum class DrainCause : uint8_t { kNone, kSigterm, kSigint, kOrder, kShortage };
-  uint64_t trainer_id = 0;  // that it works for; 0 for none
+  uint64_t trainer_id = 0;  // the served trainer; 0: none
   DrainCause drain_cause = DrainCause::kNone;
-  uint32_t left_count = 0;  // batches that it had begun and its trainer had not, when it began to drain
+  uint32_t left_count = 0;  // batches that were started but that its trainer did not have when draining started
 
   friend bool operator==(const Standing&, const Standing&) = default;
 };
 
-// For people; empty for none.
+// Human-readable; empty for none.
 constexpr std::string_view name_of(Standing::DrainCause cause) {
   switch (cause) {
     case Standing::DrainCause::kNone: break;
@@ -44,7 +44,7 @@ constexpr std::string_view name_of(Standing::DrainCause cause) {
   return {};
 }
 
-// wake() is for any thread; the rest is for the I/O thread, which none of it blocks.
+// wake() is for any thread; the rest is for the I/O thread, and does not block.
 class Maker {
  public:
   struct Asked {
@@ -52,10 +52,10 @@ class Maker {
     bool wants_work = false;
     bool is_to_drain = false;
     std::optional<wire::BlobId> blob;
-    // Behind the result: the process that made this trainer's batches has ended while it had no work, and the lanes
-    // that it was at with it. 0: of none.
+    // After the result: the process that made this trainer's batches has ended while it had no work, and the lanes that
+    // it was reading are lost. 0: no process.
     uint64_t lost_process_of = 0;
-    std::optional<Fault> failure = {};  // nothing can be made any more
+    std::optional<Fault> failure = {};  // no more batches can be made
   };
 
   Maker() = default;
@@ -63,42 +63,42 @@ class Maker {
   Maker& operator=(const Maker&) = delete;
   virtual ~Maker() = default;
 
-  // The result is handed out once; the rest is asked for until it is given.
+  // The result is returned once; the other requests are repeated until they are fulfilled.
   virtual Asked take_asked() = 0;
-  // What was handed ahead is begun by offering the same.
+  // Work that was handed ahead is started by offering the same work.
   virtual void offer(std::shared_ptr<const PoolWork> work) = 0;
-  // Whether work for the same trainer may be handed over that will be offered once the work in hand is done.
+  // Whether the maker accepts work for the same trainer that will be offered once the current work is done.
   virtual bool wants_ahead() const { return false; }
   // Only if wants_ahead().
   virtual void hand_ahead(std::shared_ptr<const PoolWork> /*work*/) {}
-  // What was handed ahead will not be offered. Nothing is wanted until whoever makes batches has let go of it.
+  // The work handed ahead will not be offered. No more work is wanted until the maker has let go of it.
   virtual void drop_ahead() {}
-  // Whether somebody wants the batch that is being made.
+  // Whether the batch being made is wanted.
   virtual void set_wanted(bool is_wanted) = 0;
   virtual void give_blob(const wire::BlobId& id, Result<std::vector<std::byte>> bytes) = 0;
-  // News for people.
+  // Human-readable.
   virtual void add_notice(std::string text) = 0;
   virtual void set_standing(const Standing& standing) = 0;
-  // Nothing is offered from now on; the first reason stands.
+  // No work is offered from now on; the first reason is kept.
   virtual void close(Fault reason) = 0;
-  // Has the I/O thread take a turn.
+  // Makes the I/O thread take a turn.
   virtual void wake() const = 0;
 
-  // Descriptors whose readability is a reason for a turn.
+  // Descriptors that need a turn when they are readable.
   virtual std::span<const int> fds() const { return {}; }
-  // Before the next turn, which reads these alone: those of them that were found readable.
+  // Call before the next turn with the descriptors that were found readable; the turn reads only these.
   virtual void note_readable(std::span<const int> /*fds*/) {}
-  // When a turn is due without one.
+  // When a turn is due without a readable descriptor.
   virtual std::optional<Instant> due_at() const { return std::nullopt; }
-  // Ends the batch that is being made, with the process that makes it; `why` is for people. False where only the end of
-  // this process would.
+  // Ends the batch being made, together with its process; `why` is human-readable. Returns false if only ending this
+  // process would do so.
   virtual bool end_work(const std::string& /*why*/) { return false; }
-  // This trainer has ended, so nothing that was made for it is of use. What is being made for it is given up.
+  // This trainer has ended, so batches made for it are useless. Gives up a batch that is being made for it.
   virtual void end_trainer(uint64_t /*trainer_id*/) {}
   // Whether there is a process that end_trainer() would end.
   virtual bool has_process_of(uint64_t /*trainer_id*/) const { return false; }
-  // On CPUs, of all processes of this worker, those that have ended included; of one that several workers share, this
-  // worker's I/O thread.
+  // The CPU time of all processes of this worker, including ended ones; of a process that several workers share, only
+  // this worker's I/O thread counts.
   virtual std::chrono::nanoseconds cpu_time() const { return process_cpu_time(); }
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The time that a worker's main thread has, once the parent is dead, to see that and leave by itself. The dataset may
-// keep it from seeing anything, and then the thread that watches ends the process.
+// The time in which a worker's main thread must notice the parent's death and exit by itself. The dataset may keep it
+// from noticing; the watching thread then ends the process.
 
 #include <unistd.h>
 
@@ -11,10 +11,10 @@
 
 namespace penstock::server {
 
-// Confined to the thread that watches.
+// Confined to the watching thread.
 class OrphanGrace {
  public:
-  // Says whether the parent is dead, every now and then. Does not return once it has been for too long.
+  // Reports at regular intervals whether the parent is dead. Does not return once it has been dead for too long.
   void note(bool is_orphan) {
     const auto now = std::chrono::steady_clock::now();
     if (is_orphan && !orphaned_at_) orphaned_at_ = now;

@@ -29,8 +29,8 @@ using wire::ToWorker;
 
 namespace {
 
-constexpr auto kLookInterval = milliseconds(200);  // at the parent, and at how long the controller has been silent
-constexpr int kReceiveCountMax = 256;              // before other things are looked at
+constexpr auto kLookInterval = milliseconds(200);  // between checks of the parent and of the controller's silence
+constexpr int kReceiveCountMax = 256;              // before other events are handled
 
 }  // namespace
 
@@ -81,7 +81,7 @@ Result<void> PoolServerIo::begin() {
                                          clock_now());
   if (!registration) return registration.error();
   registration_ = std::move(registration).value();
-  session_.assign(0, /*is_to_part=*/false);  // the controller will say to whom this worker is given
+  session_.assign(0, /*is_to_part=*/false);  // the controller will send this worker's assignment
   return {};
 }
 
@@ -124,7 +124,7 @@ Result<void> PoolServerIo::open_data_port() {
 
 void PoolServerIo::end_because(End end) {
   if (std::exchange(has_ended_, true)) return;
-  // Before the main thread knows, which may then end the process.
+  // Before the main thread is notified, since it may then end the process.
   if (end.word && options_.supervisor) options_.supervisor(*end.word, end.text);
   maker_.close(std::move(end.reason));
   outbox_.clear();
@@ -151,7 +151,7 @@ Result<void> PoolServerIo::serve() {
     end_because({.reason = received.error()});
     return {};
   }
-  // A worker that the controller refuses is refused again.
+  // A worker that the controller refuses would be refused again.
   if (auto heard = registration_ ? registration_->receive(session_, now) : Result<void>(); !heard) {
     end_because({.reason = heard.error(), .word = ExitWord::kUseless});
     return {};
@@ -179,7 +179,7 @@ Result<void> PoolServerIo::receive(Instant now) {
     auto received = server_->try_receive(receipt);
     if (!received) return received.error();
     if (!received.value()) break;
-    if (receipt.parts.empty()) continue;  // it broke a rule of the protocol
+    if (receipt.parts.empty()) continue;  // the message violated the protocol
     const auto first = receipt.parts.front().bytes();
     const bool has_piece = receipt.parts.size() == 2;
     const auto piece = has_piece ? receipt.parts[1].bytes() : std::span<const std::byte>();
@@ -192,7 +192,7 @@ Result<void> PoolServerIo::receive(Instant now) {
     if (request && receipt.parts.size() == 1) {
       take_request(request.value(), receipt.peer, now);
     } else if (!request && request.error().code == Errc::kMismatch) {
-      // Its own parser names the fault when it reads this answer.
+      // The trainer's parser reports the fault when it reads this answer.
       outbox_.push({.routing_id = receipt.peer.routing_id,
                     .message = {.kind = ToTrainer::Kind::kDeclined},
                     .worker_id = run_.id,
@@ -202,7 +202,7 @@ Result<void> PoolServerIo::receive(Instant now) {
   return data_->receive();
 }
 
-// An id says nothing of who sent it: a trainer's ids are shown to operators, and to all who read their dashboard.
+// An id does not authenticate its sender: a trainer's ids are shown to operators, and to all who read their dashboard.
 bool PoolServerIo::is_of_its_trainer(const wire::PoolRequest& request, const net::Peer& peer) {
   const ToWorker& message = request.message;
   if (message.kind != ToWorker::Kind::kHello) {
@@ -229,7 +229,7 @@ void PoolServerIo::take_request(const wire::PoolRequest& request, const net::Pee
   const ToWorker& message = request.message;
   if (!is_of_its_trainer(request, peer)) return;
   Route& route = routes_[message.trainer_id];
-  // A message of a link before this one was on its way over the connection before.
+  // A message of an earlier link was in transit on the earlier connection.
   if (message.link >= route.link) {
     route.link = message.link;
     route.routing_id = peer.routing_id;
@@ -257,7 +257,7 @@ void PoolServerIo::take_request(const wire::PoolRequest& request, const net::Pee
   carry_out();
   if (message.kind == ToWorker::Kind::kBye && !message.is_continued && session_.trainer_id() != message.trainer_id)
     maker_.end_trainer(message.trainer_id);
-  // As long as there is anything of a trainer's here, nobody else says goodbye in its name.
+  // As long as this worker has any state of a trainer, no other peer can send a goodbye in the trainer's name.
   std::erase_if(routes_, [&](const auto& item) {
     return item.first != session_.trainer_id() && !maker_.has_process_of(item.first);
   });
@@ -265,7 +265,7 @@ void PoolServerIo::take_request(const wire::PoolRequest& request, const net::Pee
 
 void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, const net::Peer& peer,
                              Instant now) {
-  // Others who know the job's id could spoil its bytes, or say that there are none.
+  // Other peers who know the job's id could corrupt its bytes, or claim that there are none.
   const auto route = running_ ? routes_.find(running_->trainer_id) : routes_.end();
   if (route == routes_.end() || route->second.routing_id != peer.routing_id) return;
   if (const auto* piece = std::get_if<wire::BlobPiece>(&message); piece != nullptr) {
@@ -348,7 +348,7 @@ void PoolServerIo::lose_process(uint64_t trainer_id) {
   is_given_up_ = false;
 }
 
-// A batch that was given up as unwanted may have been asked for again in the same moment.
+// A batch that was given up as unwanted may have been requested again at the same moment.
 void PoolServerIo::finish_given_up() {
   if (!is_given_up_ || session_.may_be_wanted()) return;
   is_given_up_ = false;
@@ -382,8 +382,8 @@ void PoolServerIo::begin_work() {
   maker_.offer(running_);
 }
 
-// A process that is ahead must need nothing of the server for it, and must have lost nothing if it is not begun: a lane
-// cannot go back by a batch, and the parts of another job have to be fetched.
+// Work handed ahead must not need the server, and dropping it before it starts must lose no data: a lane cannot step
+// back by a batch, and the parts of another job have to be fetched.
 void PoolServerIo::hand_ahead() {
   if (ahead_ || !running_ || is_given_up_ || !session_.is_wanted() || !maker_.wants_ahead()) return;
   const auto request = session_.next();
@@ -431,7 +431,7 @@ void PoolServerIo::carry_out() {
     const ToTrainer& message = command.message;
     std::optional<wire::SealGrant> grant;
     if (message.kind == ToTrainer::Kind::kWelcome) {
-      outbox_.clear();  // the messages that wait to be sent are of the link before
+      outbox_.clear();  // the messages in the queue belong to the previous link
       if (message.is_fresh) ++tenancy_;
       if (handover_) handover_->begin(command.trainer_id, message.link);
       auto begun = data_->begin(command.trainer_id, message.link, route->second.offer);
@@ -456,7 +456,7 @@ void PoolServerIo::carry_out() {
     data_->end();
     if (handover_) handover_->end();
   }
-  // It forgets its queue without a command for each request.
+  // The session clears its queue without a command for each request.
   if (session_.queued_count() == 0) queued_.clear();
 }
 
@@ -510,7 +510,7 @@ void PoolServerIo::note_standing() {
 std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) const {
   if (failure_) return End{.reason = *failure_, .word = ExitWord::kFailed, .text = failure_->message};
   if (is_orphan()) return End{.reason = {Errc::kClosed, "the process that started this worker is gone"}};
-  // A trainer that has not read yet that its batch is handed back takes the end for a death by it.
+  // A trainer that has not yet read that its batch is handed back would take the end for a death caused by the batch.
   const bool is_understood = shortage_.empty() || session_.trainer_id() == 0;
   if (session_.is_draining() && session_.is_empty() && outbox_.is_empty() && is_understood) {
     End end{.reason = {Errc::kClosed, "this worker was drained"}};
@@ -577,7 +577,7 @@ Result<bool> PoolServerIo::wait(int wake_fd, bool may_sleep) {
   std::vector<int> fds{wake_fd};
   constexpr size_t kResolverPlace = 2;
   constexpr size_t kMakerPlace = 3;
-  if (!has_ended_) {  // nothing else matters after that
+  if (!has_ended_) {  // afterwards these events are irrelevant
     fds.push_back(signal_read_fd_.get());
     fds.push_back(resolver_->fd());
     const auto of_maker = maker_.fds();
@@ -587,7 +587,7 @@ Result<bool> PoolServerIo::wait(int wake_fd, bool may_sleep) {
   const auto timeout = may_sleep ? wait_time(due, now) : milliseconds(0);
   if (auto waited = net::wait_readable(sockets, fds, std::span(is_readable.get(), fds.size()), timeout); !waited)
     return waited.error();
-  // The controller's client asks for the answer by itself, in each turn.
+  // The controller's client fetches the answer itself, in each turn.
   if (!has_ended_ && is_readable[kResolverPlace]) static_cast<void>(resolver_->take_done());
   std::vector<int> of_maker;
   for (size_t place = kMakerPlace; place < fds.size(); ++place)

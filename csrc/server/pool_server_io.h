@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The I/O thread of a pool's worker: a socket for trainers, one to the controller, and a clock around
-// cluster/worker_session.h. It answers pings while the dataset is busy, whichever thread has the interpreter's lock.
+// The I/O thread of a pool worker: a socket for trainers, a socket to the controller, and a clock around
+// cluster/worker_session.h. It answers pings while the dataset is busy, regardless of which thread holds the
+// interpreter's lock.
 
 #include <sys/types.h>
 
@@ -42,63 +43,66 @@
 
 namespace penstock::server {
 
-// How long a worker that is to leave may take for what it has begun, if its supervisor gives it no other time.
+// How long a draining worker may take for the work that it has started, unless its supervisor sets another time.
 constexpr Duration kDrainGrace = std::chrono::seconds(30);
 
 struct PoolServerOptions {
   net::Endpoint bind;
   net::KeyRing keys;
   std::optional<net::Endpoint> controller = {};
-  // Where trainers reach it, if not at the bound address; port 0 is the port that is bound.
+  // The address for trainers, if not the bound address; port 0: the bound port.
   std::optional<net::Endpoint> advertised = {};
-  // Where it listens for the connections that pieces of batches cross on, if not at any free port of the bound address;
-  // and where trainers reach that, if not at the same port of the host at which they reach the worker.
+  // The address to listen on for the connections that carry chunks of batches, if not any free port of the bound
+  // address; and their address for trainers, if not the same port of the host at which trainers reach the worker.
   std::optional<net::Endpoint> data_bind = {};
   std::optional<net::Endpoint> data_advertised = {};
-  uint8_t ciphers = net::fast_ciphers();                       // for the pieces of batches
-  std::string about = {};                                      // this process, for people
-  Numerics numerics = {};                                      // of its kernels, which trainers compare with theirs
-  std::string name = {};                                       // that its engine knows it by; empty without one
+  uint8_t ciphers = net::fast_ciphers();  // for the chunks of batches
+  std::string about = {};                 // describes this process to the user
+  Numerics numerics = {};                 // of its kernels; trainers compare them with theirs
+  std::string name = {};                  // by which its engine identifies it; empty without an engine
   uint8_t job_kinds = wire::kind_bit(wire::JobKind::kPython);  // that its process can run
   uint16_t torch = 0;                                          // as wire::torch_number()
   uint64_t arena_bytes = 0;
   uint64_t blob_bytes_max = wire::kBlobBytesMax;
-  // Without a trainer, and with a controller that has been silent for so long, the worker ends. One that has a name
-  // counts from its start.
+  // Without a trainer, and with a controller that has been silent for this long, the worker ends. For a worker with a
+  // name the time counts from its start.
   Duration patience = std::chrono::seconds(60);
-  // The process that this one ends with, as for WatchedProcess.
+  // The process whose end also ends this one, as for WatchedProcess.
   pid_t parent_pid = 0;
-  // Whether it ends with that process. False for a server in a process of somebody else's.
+  // Whether it ends together with that process. False for a server in a process that it does not own.
   bool watches_parent = true;
-  // The name at which it listens for a trainer of this machine, to hand batches over as slabs; empty: it does not.
+  // The name at which it listens for a trainer on this machine, to hand batches over as slabs; empty: it does not
+  // listen.
   std::string handover = {};
-  // The powercap tree of this machine, which must tell its energy. Empty: where Linux has it, if it can be read.
+  // The powercap tree of this machine, which must be readable. Empty: Linux's default location, if it can be read.
   std::string powercap = {};
-  // Hears the words of this worker, that for its end just before the maker hears of it. Empty where no supervisor looks
-  // after it. With one, a worker that makes nothing any more ends, since another takes its place.
+  // Receives the exit words of this worker, the word for its end just before the maker is closed. Empty without a
+  // supervisor. With a supervisor, a worker that makes no more batches ends, since another replaces it.
   ExitListener supervisor = {};
-  // Whether it then ends this process, in which the dataset runs. Otherwise batches are made by processes beside this
-  // one, which may have other workers in it: the worker closes, and nothing that jobs have left open is here.
+  // Whether it then ends this process, which runs the dataset. Otherwise batches are made by separate processes, and
+  // other workers may be in this one: only the worker closes, as jobs have left no resources open in this process.
   bool ends_process = true;
-  size_t sharer_count = 1;              // of this process's ports, as net::ServerSocketOptions
-  AbandonedGrace abandoned_grace = {};  // of MakerWatch::is_lost()
+  size_t sharer_count = 1;              // number of sharers of this process's ports, as net::ServerSocketOptions
+  AbandonedGrace abandoned_grace = {};  // for MakerWatch::is_lost()
   Duration drain_grace = kDrainGrace;
 };
 
-// Confined to its loop's thread, except where a comment says otherwise. Once the loop has ended it only looks after its
+// Confined to its loop's thread, except where a comment states otherwise. After the loop has ended it only watches its
 // parent.
 class PoolServerIo final : public EventLoop::Handler {
  public:
-  // The maker, and the slabs that its batches lie in, outlive this. `slabs` may be null where none are handed over.
+  // The maker, and the slabs that contain its batches, must outlive this object. `slabs` may be null if batches are not
+  // handed over.
   PoolServerIo(const PoolServerOptions& options, const net::RunId& run, Maker& maker, shm::SlabPool* slabs);
 
-  // Where it listens, and where trainers are told to connect. For any thread, once it is open; also after it has ended.
+  // The addresses that it listens on, and the addresses advertised to trainers. For any thread, once it is open; also
+  // after it has ended.
   const net::Endpoint& endpoint() const { return endpoint_; }
   const net::Endpoint& data_endpoint() const { return data_endpoint_; }
   const std::string& advertised() const { return advertised_; }
   const std::string& data_advertised() const { return data_advertised_; }
-  // Takes a byte with the number of each signal, as Python's wakeup descriptor does: the first SIGTERM or SIGINT
-  // drains, the second ends the process. For any thread.
+  // Takes a byte with the number of each signal, like Python's wakeup descriptor: the first SIGTERM or SIGINT drains,
+  // the second ends the process. For any thread.
   int signal_fd() const { return signal_write_fd_.get(); }
 
   Result<void> begin() override;
@@ -108,12 +112,12 @@ class PoolServerIo final : public EventLoop::Handler {
   void failed(Fault error) override { maker_.close(std::move(error)); }
 
  private:
-  // The connection of a trainer's last hello. What else it says counts over this one alone.
+  // The connection of a trainer's last hello. Other messages of the trainer count only on this connection.
   struct Route {
     uint32_t link = 0;
     std::string routing_id;
     net::PublicKey key{};
-    wire::SealOffer offer;  // of the hello that began it
+    wire::SealOffer offer;  // of the hello that started it
   };
 
   Result<void> open_data_port();
@@ -121,7 +125,7 @@ class PoolServerIo final : public EventLoop::Handler {
   wire::WorkerMeter meter() const;
   Result<void> receive(Instant now);
   void take_request(const wire::PoolRequest& request, const net::Peer& peer, Instant now);
-  // Whether the message is its trainer's. A hello that is not is refused, and the operator is told.
+  // Whether the trainer named in the message sent it. A hello from another sender is refused and reported.
   bool is_of_its_trainer(const wire::PoolRequest& request, const net::Peer& peer);
   void refuse_impostor(const wire::ToWorker& hello, const net::Peer& peer);
   void take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, const net::Peer& peer,
@@ -129,11 +133,11 @@ class PoolServerIo final : public EventLoop::Handler {
   void serve_maker(Instant now);
   void take_result(PoolResult result, Instant now);
   void finish_given_up();
-  // The process that made this trainer's batches has ended, and with it all that it had begun.
+  // The process that made this trainer's batches has ended, and all its started work is lost.
   void lose_process(uint64_t trainer_id);
   void begin_work();
   void hand_ahead();
-  // Whether this is what begin_work() would begin if the work in hand were done.
+  // Whether begin_work() would start this work if the current work were done.
   bool is_next(const PoolWork& work) const;
   void fetch_blob(const std::optional<wire::BlobId>& id, Instant now);
   void carry_out();
@@ -141,19 +145,18 @@ class PoolServerIo final : public EventLoop::Handler {
   void take_signals(Instant now);
   void drain(Instant now);
   bool is_idle() const { return session_.trainer_id() == 0 && session_.is_empty(); }
-  // Has a worker leave that jobs have left short of descriptors: looks once it is idle, and every now and then after.
-  // Has the log know when it changes.
+  // Passes a standing that has changed to the maker, for the log.
   void note_standing();
-  // Why this worker ends now, if it does, and the word for its supervisor, if there is one.
+  // The reason for ending now, if any, and the word for its supervisor, if there is one.
   struct End {
     Fault reason;
     std::optional<ExitWord> word{};
-    std::string text{};  // behind the word
+    std::string text{};  // sent after the word
   };
   std::optional<End> end_of(Instant now) const;
-  // Lets everything go; next() says why.
+  // Releases all resources; next() returns the reason.
   void end_because(End end);
-  // Ends the process, the one beside it that makes batches, or the worker alone, where waiting for these is of no use.
+  // Ends the process, the separate process that makes batches, or only the worker, if waiting for them is useless.
   void end_lost_process(Instant now);
   bool is_orphan() const;
 
@@ -172,39 +175,39 @@ class PoolServerIo final : public EventLoop::Handler {
 
   cluster::WorkerSession session_;
   uint64_t tenancy_ = 0;
-  std::map<uint64_t, Route> routes_;    // by trainer
-  std::set<net::PublicKey> impostors_;  // of whom the operator was told; no more than there are keys of trainers
+  std::map<uint64_t, Route> routes_;                // by trainer
+  std::set<net::PublicKey> impostors_;              // reported to the operator; at most one per trainer key
   std::multimap<wire::BatchKey, PoolWork> queued_;  // the requests in the session's queue
   std::shared_ptr<const PoolWork> running_;         // shared with the thread that makes it
   std::chrono::steady_clock::time_point running_since_{};
   std::shared_ptr<const PoolWork> ahead_;                             // a queued request; shared with its process
   bool is_given_up_ = false;                                          // by that thread
-  std::map<wire::BatchKey, std::shared_ptr<const PoolResult>> held_;  // shared with messages on their way
-  std::map<uint64_t, std::string> declined_;                          // why, by trainer
+  std::map<wire::BatchKey, std::shared_ptr<const PoolResult>> held_;  // shared with messages in transit
+  std::map<uint64_t, std::string> declined_;                          // reasons, by trainer
   std::optional<BlobFetch> fetch_;
   BlobCache blobs_;
   MakerWatch maker_watch_;
-  std::string how_it_died_;    // the process that made a batch last
-  bool has_maker_ = false;     // it has asked for work
-  uint64_t work_tenancy_ = 0;  // of the work that was begun last
+  std::string how_it_died_;    // how the last process that made a batch died
+  bool has_maker_ = false;     // it has requested work
+  uint64_t work_tenancy_ = 0;  // of the work started last
   uint32_t signal_count_ = 0;
   int first_signal_ = 0;
-  std::optional<Instant> drained_at_;  // since when it is to leave
-  std::string shortage_;               // for which it leaves, if that is why
+  std::optional<Instant> drained_at_;  // when draining started
+  std::string shortage_;               // the reason for leaving, if it is a shortage
   Standing standing_;
-  std::optional<Fault> failure_;  // of the system: no key could be made
+  std::optional<Fault> failure_;  // of the system: a key could not be made
   bool has_ended_ = false;
   OrphanGrace grace_;
-  std::optional<EnergyMeter> energy_;  // where this machine tells its energy
+  std::optional<EnergyMeter> energy_;  // if this machine reports its energy
 
-  // In the order in which they are made; they die the other way round.
+  // In order of construction; they are destroyed in reverse order.
   AnswerOutbox outbox_;
   std::unique_ptr<net::Resolver> resolver_;
   std::unique_ptr<net::SocketContext> context_;
   std::unique_ptr<net::Authenticator> authenticator_;
   std::unique_ptr<net::ServerSocket> server_;
   std::unique_ptr<net::DataServer> data_;
-  std::unique_ptr<SlabHandover> handover_;  // null where batches are not handed over
+  std::unique_ptr<SlabHandover> handover_;  // null if batches are not handed over
   std::unique_ptr<Registration> registration_;
 };
 

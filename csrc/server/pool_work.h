@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The requests to a worker of a pool, and its results.
+// The requests to a pool worker, and their results.
 
 #include <chrono>
 #include <cstddef>
@@ -23,8 +23,8 @@ namespace penstock::server {
 // A value type.
 struct PoolWork {
   uint64_t trainer_id = 0;
-  // Counts how often this worker began to serve a trainer of which it knew nothing. A lane that began here in another
-  // tenancy has gone on elsewhere.
+  // Counts how often this worker started to serve a trainer without any earlier state of it. A lane that started here
+  // in another tenancy has continued on another worker.
   uint64_t tenancy = 0;
   wire::BatchKey key{};
   wire::Lane lane = wire::kNoLane;
@@ -32,43 +32,43 @@ struct PoolWork {
   wire::IndexKind index_kind = wire::IndexKind::kNone;
   uint64_t epoch_seed = 0;
   uint64_t first_place = 0;     // of the first sample in the order of the epoch
-  double link_bytes_per_s = 0;  // as the trainer has measured it; 0: not yet
+  double link_bytes_per_s = 0;  // measured by the trainer; 0: not yet
   std::vector<std::byte> indices{};
   std::vector<std::byte> seeds{};
   std::vector<std::byte> state{};
-  std::vector<wire::BlobId> blobs{};  // the job, then its prefixes
-  bool is_handed_over = false;        // the batch is, as a slab of shared memory
+  std::vector<wire::BlobId> blobs{};  // the job, followed by its prefixes
+  bool is_handed_over = false;        // as a slab of shared memory
   std::chrono::steady_clock::time_point begun_at{};
-  std::chrono::nanoseconds cpu_begun_at{};  // of the process, by its own clock
+  std::chrono::nanoseconds cpu_begun_at{};  // by the process's CPU clock
 
   // The number of the batch in its epoch.
   uint64_t number() const { return wire::number_of(key); }
-  // Whether the trainer has the batch already, but for the leaves that stayed with a worker.
+  // Whether the trainer already has the batch, except for the leaves that stayed with a worker.
   bool is_recall() const { return wire::is_recall(key); }
   std::span<const wire::BlobId> prefixes() const { return std::span(blobs).subspan(blobs.empty() ? 0 : 1); }
 };
 
-// A batch that is kept until the trainer has it. What it lies in is given back when the server lets go of it, or, where
-// it was handed over, when the trainer has released it as well.
+// A batch that is kept until the trainer has it. Its memory is released when the server lets go of it or, if it was
+// handed over, when the trainer has released it as well.
 class HeldBatch {
  public:
   HeldBatch(const HeldBatch&) = delete;
   HeldBatch& operator=(const HeldBatch&) = delete;
   virtual ~HeldBatch() = default;
 
-  // The tensors' bytes and then the batch record.
+  // The tensors' bytes, followed by the batch record.
   std::span<const std::byte> payload() const { return payload_; }
   uint32_t record_bytes() const { return record_bytes_; }
 
-  // Null where the batch lies in no slab of this process's own.
+  // Null if the batch is not in a slab of this process.
   virtual const shm::SlabRegion* region() const { return nullptr; }
-  // The trainer was told of the slab, and will release it.
+  // The slab was named to the trainer, which will release it.
   virtual void note_handed_over() {}
   virtual bool is_handed_over() const { return false; }
 
  protected:
   HeldBatch() = default;
-  // Says where the batch lies, once that is known; it stays there.
+  // Sets the location of the batch once it is known; the batch does not move.
   void hold(std::span<const std::byte> payload, uint32_t record_bytes) {
     payload_ = payload;
     record_bytes_ = record_bytes;
@@ -79,25 +79,25 @@ class HeldBatch {
   uint32_t record_bytes_ = 0;
 };
 
-// The outcome of a piece of work.
+// The outcome of a unit of work.
 struct PoolResult {
   enum class Kind : uint8_t {
     kAnswer,
-    kGivenUp,     // nobody wanted it any more
-    kDeclined,    // nothing that this trainer asks for can be made here; `text` says why
-    kHandedBack,  // nothing can be made in this process any more; `text` says why
-    kDied,        // the process that made it has ended; `text` says how
+    kGivenUp,     // no longer wanted
+    kDeclined,    // this trainer's batches cannot be made here; reason: `text`
+    kHandedBack,  // this process can make no more batches; reason: `text`
+    kDied,        // the process that made it has ended; how: `text`
   };
   Kind kind = Kind::kAnswer;
   wire::AnswerKind answer = wire::AnswerKind::kNone;
   uint8_t flags = 0;
   std::unique_ptr<HeldBatch> batch = {};
-  std::string text = {};  // of an error: its type's name, a zero, and the rest
+  std::string text = {};  // of an error: the name of its type, a zero byte, and the rest
   std::vector<std::byte> state = {};
   uint32_t fetch_time = 0;
   uint32_t prefix_time = 0;
   wire::SampleTimes samples{};
-  uint8_t cpu_share = 0;  // as PoolAnswer's
+  uint8_t cpu_share = 0;  // as in PoolAnswer
   uint32_t sample_count = 0;
   uint64_t dataset_size = wire::kSizeUntold;
 };

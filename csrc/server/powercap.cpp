@@ -42,13 +42,13 @@ Result<uint64_t> read_number(const std::string& path) {
   return number;
 }
 
-// Whether the counter of a zone of this name belongs to the sum.
+// Whether the sum includes the counter of a zone of this name.
 bool is_summed(std::string_view name) { return name.starts_with("package") || name == "dram"; }
 
 }  // namespace
 
 Result<Powercap> Powercap::open(const std::string& folder) {
-  // Not std::filesystem: libtorch exports symbols of it that fail when they are called from outside.
+  // Not std::filesystem: libtorch exports symbols of it that fail when called from outside.
   DIR* const entries = ::opendir(folder.c_str());
   if (entries == nullptr)
     return Fault{Errc::kUnsupported, "this machine does not tell its energy: " + folder + ": " + std::strerror(errno)};

@@ -16,7 +16,7 @@ using net::ConnectionEvent;
 
 namespace {
 
-// A controller that is started together with its workers takes less.
+// A controller that is started together with its workers answers sooner.
 constexpr Duration kUnansweredTime = std::chrono::seconds(3);
 
 }  // namespace
@@ -42,7 +42,7 @@ Result<void> Registration::receive(cluster::WorkerSession& session, Instant now)
     auto received = socket_->try_receive(receipt);
     if (!received) return received.error();
     if (!received.value()) break;
-    if (receipt.parts.size() != 1) continue;  // no controller of ours sends that
+    if (receipt.parts.size() != 1) continue;  // our controllers never send that
     if (auto taken = take(receipt.parts.front().bytes(), session, now); !taken) return taken;
   }
   while (const auto event = socket_->try_event()) {
@@ -102,7 +102,7 @@ void Registration::report(const cluster::WorkerSession& session, Duration stuck,
   report.decline_reason = decline_reason_;
   const auto stuck_ms = std::chrono::duration_cast<std::chrono::milliseconds>(stuck).count();
   report.stuck_ms = static_cast<uint32_t>(std::min<int64_t>(stuck_ms, std::numeric_limits<uint32_t>::max()));
-  // One that does not get through is made good by the next.
+  // A lost report is made up for by the next one.
   static_cast<void>(socket_->send(wire::write_control(report)));
 }
 

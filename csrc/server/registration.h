@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A worker's connection to the controller of its pool: reports go out when they are due, orders come in and are carried
-// out. News for people is printed once, when it changes.
+// A worker's connection to the controller of its pool: sends reports when they are due, and carries out the orders that
+// arrive. A notice for the user is printed once, when it changes.
 
 #include <memory>
 #include <optional>
@@ -25,12 +25,12 @@ namespace penstock::server {
 // Confined to the I/O thread.
 class Registration {
  public:
-  // All but `run` describe this worker in its reports.
+  // All fields except `run` describe this worker in its reports.
   struct Description {
     net::RunId run{};
     std::string endpoint;
     std::string about;
-    std::string name;  // that its engine knows it by; empty without one
+    std::string name;  // by which its engine identifies it; empty without an engine
     uint8_t job_kinds = wire::kind_bit(wire::JobKind::kPython);
     uint16_t torch = 0;  // as wire::torch_number()
   };
@@ -40,24 +40,24 @@ class Registration {
   // For `open`.
   Registration(std::unique_ptr<net::ClientSocket> socket, Description description, Instant now);
 
-  // Takes the messages that have come, and has `session` carry them out. kFailed with the reason if the controller
+  // Takes the messages that have arrived and makes `session` carry them out. kFailed with the reason if the controller
   // refuses this worker.
   Result<void> receive(cluster::WorkerSession& session, Instant now);
-  // Sends a report if one is due. `stuck` is for how long the worker has been stuck, as MakerWatch has it; 0: it is
-  // not.
+  // Sends a report if one is due. `stuck` is how long the worker has been stuck, as measured by MakerWatch; 0: not
+  // stuck.
   void report(const cluster::WorkerSession& session, Duration stuck, Instant now);
-  // Why the latest trainer was declined; reports say it.
+  // The reason for declining the latest trainer, included in reports.
   void set_decline_reason(std::string_view reason);
-  // Has one go out now.
+  // Makes a report due now.
   void hurry(Instant now) { enrolment_.clock.hurry(now); }
-  // Says that this worker ends. Messages that were sent may still take a moment to leave.
+  // Reports that this worker ends. Earlier messages may still take a moment to leave.
   void say_farewell();
 
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
   uint32_t incarnation() const { return enrolment_.incarnation(); }
   Instant due_at() const { return enrolment_.clock.due_at(); }
-  // For how long a controller that had answered has said nothing. One that never has may be started later, but for a
-  // worker that an engine has started: the controller that had it do so is gone then.
+  // How long a controller that had answered has been silent. A controller that never answered may be started later,
+  // except for a worker started by an engine: the controller that ordered it is gone then.
   std::optional<Duration> silence(Instant now) const;
   net::ClientSocket& socket() { return *socket_; }
 
@@ -73,7 +73,7 @@ class Registration {
   Instant opened_at_;
   bool has_answered_ = false;
   std::string decline_reason_;
-  std::string told_;  // last
+  std::string told_;  // the last notice
   std::vector<std::string> notices_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where a worker of a pool listens, for whom and with which keys, as text: what a command line or Python gives.
+// The listening addresses, controller and keys of a pool worker, as text from a command line or from Python.
 
 #include <optional>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace penstock::server {
 
-// The addresses of PoolServerOptions. Without a folder of keys, those that this user's processes share.
+// The addresses of PoolServerOptions. Without a folder of keys, the keys shared by this user's processes.
 struct ServerAddresses {
   std::string bind;
   std::optional<std::string> controller = {};
@@ -20,8 +20,8 @@ struct ServerAddresses {
   std::optional<std::string> key_folder = {};
 };
 
-// The options of a server there; all others are at their defaults. Errors are those of net::Endpoint::parse() and
-// net::load_keys().
+// The options of a server at these addresses; all others have their defaults. Errors as for
+// net::Endpoint::parse() and net::load_keys().
 Result<PoolServerOptions> options_at(const ServerAddresses& addresses);
 
 }  // namespace penstock::server

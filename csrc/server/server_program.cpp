@@ -46,10 +46,10 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr int kUsageExitCode = 2;
-constexpr milliseconds kLook{200};  // at notices, and at whether the parent is there
-// To import what every job needs, from a disk that is slow and on a machine that is busy.
+constexpr milliseconds kLook{200};  // interval between checks of the notices and of the parent
+// To import the modules that every job needs, from a slow disk and on a busy machine.
 constexpr auto kWarmMax = std::chrono::minutes(10);
-constexpr std::chrono::seconds kStraysMax{1};  // for the end of what processes of jobs have left behind
+constexpr std::chrono::seconds kStraysMax{1};  // for processes left behind by job processes to end
 
 template <typename Number>
 bool read_number(std::string_view text, Number& number) {
@@ -72,7 +72,7 @@ std::optional<int> next_signal(milliseconds time) {
   return number > 0 ? std::optional(number) : std::nullopt;
 }
 
-// As the job has written it.
+// Unchanged, as written by the job.
 void write_output(std::string_view text) {
   while (!text.empty()) {
     const ssize_t count = ::write(STDERR_FILENO, text.data(), text.size());
@@ -82,8 +82,8 @@ void write_output(std::string_view text) {
   }
 }
 
-// What the warm process says of the server, for one of its workers: behind the process is the worker's number, by which
-// people tell it from the others there.
+// The warm process's description of the server, for one of its workers: the worker's number follows the process, to
+// distinguish it from the other workers there.
 std::string about_worker(std::string about, size_t place) {
   const std::string process = "process " + std::to_string(::getpid());
   const size_t found = about.find(process);
@@ -96,7 +96,7 @@ std::string log_name_of(const ServerOrders& orders, const net::RunId& run) {
   return orders.log_name + " " + spoken_id(run.id).substr(0, 8);
 }
 
-// Where the I/O threads of workers tell the main thread that they end. Thread-safe.
+// Where the I/O threads of workers report to the main thread that they end. Thread-safe.
 class WorkerEnds {
  public:
   struct End {
@@ -104,14 +104,14 @@ class WorkerEnds {
     std::string text;
   };
 
-  // Of the worker of that place; the last word stands.
+  // For the worker at `place`; the last word counts.
   void tell(size_t place, ExitWord word, std::string_view text) {
     MutexLock lock(mutex_);
     ends_[place] = {.word = word, .text = std::string(text)};
     has_news_ = true;
     changed_.notify_all();
   }
-  // Waits for another to end. Blocks.
+  // Waits for another worker to end. Blocks.
   void wait(steady_clock::time_point deadline) {
     MutexLock lock(mutex_);
     while (!has_news_) {
@@ -119,7 +119,7 @@ class WorkerEnds {
     }
     has_news_ = false;
   }
-  // Nothing of one that has not told of its end.
+  // Empty for a worker that has not reported its end.
   std::optional<End> of(size_t place) const {
     MutexLock lock(mutex_);
     const auto end = ends_.find(place);
@@ -133,7 +133,7 @@ class WorkerEnds {
   bool has_news_ PENSTOCK_GUARDED_BY(mutex_) = false;
 };
 
-// One of the workers, and how people hear of it. Confined to the main thread, but for signal_fd().
+// One of the workers, and its log. Confined to the main thread, except for signal_fd().
 class ServedWorker {
  public:
   ServedWorker(WarmHub& hub, const ServerOrders& orders, PoolServerOptions options, const net::RunId& run)
@@ -149,7 +149,7 @@ class ServedWorker {
   }
   ServedWorker(const ServedWorker&) = delete;
   ServedWorker& operator=(const ServedWorker&) = delete;
-  // Others that have news for its seat must not wake a loop that is gone.
+  // Other threads that have news for its seat must not wake a loop that is gone.
   ~ServedWorker() { seat_.close(); }
 
   Result<void> start() { return loop_.start(); }
@@ -162,7 +162,7 @@ class ServedWorker {
         ", process " + std::to_string(::getpid()));
   }
 
-  // Logs what is new. Returns why it has ended, if it has; waits for that until the deadline.
+  // Logs new notices. Returns why the worker has ended, if it has; waits for its end until the deadline.
   std::optional<Fault> look(steady_clock::time_point deadline) {
     auto reason = jobs_.wait_closed(deadline);
     write_output(jobs_.take_output());
@@ -170,7 +170,7 @@ class ServedWorker {
     note_standing(jobs_.standing());
     return reason;
   }
-  // It has ended, and its thread is of no use any more.
+  // The worker has ended, and its thread is no longer needed.
   void close(const Fault& reason) {
     loop_.stop();
     if (reason.code == Errc::kClosed) {
@@ -244,7 +244,7 @@ class ServerProcess {
  private:
   using Workers = std::vector<std::unique_ptr<ServedWorker>>;
 
-  // A fault of what it was told is the same for the next process; a shortage may be over by then.
+  // Invalid orders would fail in the next process, too; a shortage may be over by then.
   int refuse(const Fault& why) {
     log_.tell(why.message);
     const bool may_pass = why.code == Errc::kNoMemory || why.code == Errc::kClosed || why.code == Errc::kTimeout;
@@ -284,7 +284,7 @@ class ServerProcess {
   }
 
   int serve(const Workers& workers) {
-    // They drain whatever the main thread waits for.
+    // Signals drain the workers regardless of what the main thread waits for.
     const std::jthread signals([&](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
         const auto number = next_signal(kLook);
@@ -300,13 +300,13 @@ class ServerProcess {
       ends_.wait(steady_clock::now() + kLook);
       for (size_t place = 0; place < workers.size(); ++place) {
         if (ends[place]) continue;
-        // One that has told of its end closes in a moment, and one that has closed has told, if it has a word.
+        // A worker that has reported its end closes shortly, and a closed worker has reported its word, if it has one.
         const auto now = steady_clock::now();
         const auto reason = workers[place]->look(ends_.of(place) ? now + kLook : now);
         if (!reason) continue;
         ends[place] = ends_.of(place).value_or(WorkerEnds::End{.word = ExitWord::kFailed, .text = reason->message});
         const bool has_failed = ends[place]->word == ExitWord::kFailed;
-        // Before its log says that it has left.
+        // Before the worker's log shows that it has left.
         if (--open_count > 0 && !has_failed) write_exit_line(orders_.exit_fd, ExitWord::kLeft, std::to_string(place));
         workers[place]->close(*reason);
         if (reason->code != Errc::kClosed) exit_code = EXIT_FAILURE;
@@ -316,7 +316,7 @@ class ServerProcess {
     return end(ends, exit_code);
   }
 
-  // Tells the supervisor the worst of the words.
+  // Reports the worst of the words to the supervisor.
   int end(std::span<const std::optional<WorkerEnds::End>> ends, int exit_code) const {
     for (const ExitWord word : {ExitWord::kFailed, ExitWord::kUseless, ExitWord::kDrained}) {
       for (const auto& end : ends) {
@@ -414,16 +414,16 @@ int server_program(int argument_count, const char* const* arguments) {
     std::cerr << orders.error().message << "\n";
     return kUsageExitCode;
   }
-  // Each of many threads would have an arena of 64 MiB of addresses.
+  // Otherwise each of many threads would have an arena of 64 MiB of address space.
   ::mallopt(M_ARENA_MAX, 2);
-  close_memory();  // which has the keys
+  close_memory();  // it contains the keys
   if (orders.value().exit_fd >= 0) ::fcntl(orders.value().exit_fd, F_SETFD, FD_CLOEXEC);
-  // For this thread and all that it starts: who waits for them takes them.
+  // For this thread and all threads that it starts: the thread that waits for the signals receives them.
   const sigset_t set = signals_to_drain();
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   ::signal(SIGPIPE, SIG_IGN);  // NOLINT(concurrency-mt-unsafe): there is no other thread yet
-  ::signal(SIGCHLD, SIG_DFL);  // NOLINT(concurrency-mt-unsafe): whoever started it may have ignored it
-  // What a warm process leaves that was killed.
+  ::signal(SIGCHLD, SIG_DFL);  // NOLINT(concurrency-mt-unsafe): the parent process may have ignored it
+  // Ends processes left behind by a killed warm process.
   StrayProcesses strays;
   const int code = ServerProcess(orders.value()).run();
   static_cast<void>(strays.end_all_but({}, steady_clock::now() + kStraysMax));

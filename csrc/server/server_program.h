@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The program `penstock-server`: the process that holds the keys and sockets of a pool's workers on one machine, each
-// of which has an I/O thread in it. It starts one warm process for all, waits until that can fork, and serves until
-// each worker is drained or its parent is gone.
+// The program `penstock-server`: the process that holds the keys and sockets of the pool workers on one machine, and
+// has an I/O thread for each. It starts one warm process for all of them, waits until that process can fork, and serves
+// until each worker is drained or its parent is gone.
 //
-// A worker that was told to leave, or that the controller refuses, closes alone, and the process ends with the last.
-// The failure of one is that of the process: the others may fare no better, and its supervisor starts all again. That
-// is so from the start: a port that is taken keeps all from serving.
+// A worker that is ordered to leave, or that the controller refuses, closes alone, and the process ends with the last
+// worker. If one worker fails, the whole process fails: the other workers are likely to be affected too, and its
+// supervisor restarts all of them. The same holds at the start: if one port is taken, none of the workers serves.
 
 #include <sys/types.h>
 
@@ -20,9 +20,9 @@
 
 namespace penstock::server {
 
-// What `penstock worker` or `penstock-worker` tells it on its command line.
+// The command-line orders of `penstock worker` or `penstock-worker`.
 struct ServerOrders {
-  std::vector<ServerAddresses> workers{};  // whose controller and keys are the same
+  std::vector<ServerAddresses> workers{};  // they share their controller and keys
   std::string name{};                      // as PoolServerOptions
   std::string powercap{};                  // as PoolServerOptions
   uint64_t arena_bytes = 0;
@@ -31,18 +31,18 @@ struct ServerOrders {
   double grace_s = 30;
   pid_t parent_pid = 0;
   int exit_fd = -1;
-  bool is_quiet = false;  // its log has trouble only
-  // Of its lines and those of its jobs, in front of the worker's id.
+  bool is_quiet = false;  // its log shows only problems
+  // The prefix of its log lines and its jobs' log lines, before the worker's id.
   std::string log_name = "penstock worker";
   std::vector<std::string> warm_command{};
 };
 
-// "--bind=tcp://...", and so on for each field but the last, whose words follow "--". Each "--bind" begins a worker, to
-// which the other addresses behind it belong; all else is for all workers, wherever it stands. kMalformed for another
-// option, and for a value that is not of its kind.
+// "--bind=tcp://...", and so on for each field except the last, whose words follow "--". Each "--bind" introduces a
+// worker, and the other addresses after it belong to that worker; all other options apply to all workers, in any
+// position. kMalformed for an unknown option, and for a value of the wrong kind.
 Result<ServerOrders> parse_server_orders(std::span<const char* const> arguments);
 
-// Returns the exit code, which means nothing to the supervisor: an ExitPipe tells it why this process ends.
+// Returns the exit code. The supervisor ignores it: an ExitPipe reports to it why this process ends.
 int server_program(int argument_count, const char* const* arguments);
 
 }  // namespace penstock::server

@@ -11,7 +11,7 @@ namespace penstock::server {
 namespace {
 
 constexpr size_t kNewcomerCountMax = 8;  // the newest
-constexpr uint32_t kCopyIds = 1u << 31;  // arenas of copies are numbered from here; those of the pool from 0
+constexpr uint32_t kCopyIds = 1u << 31;  // ids of copies' arenas start here; those of the pool at 0
 
 }  // namespace
 
@@ -24,14 +24,14 @@ Result<std::unique_ptr<SlabHandover>> SlabHandover::listen(const std::string& na
 void SlabHandover::begin(uint64_t trainer_id, uint32_t link) {
   end();
   while (auto accepted = listener_.accept()) {
-    // Its first message was sent before the greeting that this follows.
+    // Its first message was sent before the greeting that led to this call.
     const auto message = accepted.value().receive(std::chrono::steady_clock::now());
     const auto hello = message ? message.value().as<wire::HandoverHello>() : std::nullopt;
     if (!hello) continue;
     if (newcomers_.size() >= kNewcomerCountMax) newcomers_.pop_front();
     newcomers_.push_back({.hello = *hello, .channel = std::move(accepted).value()});
   }
-  // Those for later links stay: a trainer may have greeted again before this worker came to its first greeting.
+  // Channels for later links stay: a trainer may have greeted again before this worker handled its first greeting.
   const wire::HandoverHello expected{.trainer_id = trainer_id, .link = link};
   const auto found = std::find_if(newcomers_.begin(), newcomers_.end(),
                                   [&](const Newcomer& newcomer) { return newcomer.hello == expected; });

@@ -22,7 +22,7 @@ void WarmHub::read_news(const Seat& reader) {
     if (!news.value()) return;
     const WarmProcess::News& told = *news.value();
     const auto owner = owners_.find(told.job);
-    if (owner == owners_.end()) continue;  // of a seat that is closed
+    if (owner == owners_.end()) continue;  // of a closed seat
     Seat& seat = *owner->second;
     seat.news.push_back(told);
     if (told.kind == wire::WarmMessage::Kind::kEnded) {
@@ -77,7 +77,7 @@ void WarmSeat::close() {
   MutexLock lock(hub_.mutex_);
   if (hub_.seats_.erase(&seat_) == 0) return;
   for (const uint64_t job : seat_.jobs) {
-    static_cast<void>(hub_.warm_->end(job));  // whose own end has ended them
+    static_cast<void>(hub_.warm_->end(job));  // if the warm process has ended, so have its jobs
     hub_.owners_.erase(job);
   }
   seat_.waker = nullptr;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The warm process of a server, shared by its workers: the I/O thread of each has a seat there, through which it has
-// processes of jobs forked and hears what becomes of its own. Jobs have numbers that are unique among all seats.
+// The warm process of a server, shared by its workers: the I/O thread of each has a seat, through which it forks job
+// processes and receives news of them. Jobs have numbers that are unique among all seats.
 //
-// Whichever thread finds that the warm process has said something reads all of it, and wakes the threads that it
-// concerns. The end of the warm process concerns all.
+// The thread that finds messages from the warm process reads all of them, and wakes the threads that they concern. The
+// end of the warm process concerns all threads.
 
 #include <atomic>
 #include <cstdint>
@@ -26,7 +26,7 @@ namespace penstock::server {
 // Thread-safe.
 class WarmHub {
  public:
-  // `warm` is ready.
+  // `warm` must be ready.
   explicit WarmHub(std::unique_ptr<WarmProcess> warm) : fd_(warm->fd()), warm_(std::move(warm)) {}
   WarmHub(const WarmHub&) = delete;
   WarmHub& operator=(const WarmHub&) = delete;
@@ -36,12 +36,12 @@ class WarmHub {
   struct Seat {
     std::atomic<bool>& has_news;  // the WarmSeat's
     Waker* waker = nullptr;
-    std::deque<WarmProcess::News> news{};  // two for each of its jobs at most
-    std::set<uint64_t> jobs{};             // whose end was not told yet
+    std::deque<WarmProcess::News> news{};  // at most two for each of its jobs
+    std::set<uint64_t> jobs{};             // their ends have not been reported yet
   };
 
   static void note_news(Seat& seat);
-  // Reads all that the warm process has said. `reader` needs no wake for its own.
+  // Reads all messages of the warm process. `reader` needs no wake for its own messages.
   void read_news(const Seat& reader) PENSTOCK_REQUIRES(mutex_);
 
   const int fd_;
@@ -53,7 +53,7 @@ class WarmHub {
   std::optional<Fault> failure_ PENSTOCK_GUARDED_BY(mutex_);
 };
 
-// What one worker has of the hub, which outlives it. Thread-safe.
+// One worker's access to the hub, which must outlive the seat. Thread-safe.
 class WarmSeat {
  public:
   explicit WarmSeat(WarmHub& hub);
@@ -61,21 +61,21 @@ class WarmSeat {
   WarmSeat& operator=(const WarmSeat&) = delete;
   ~WarmSeat();
 
-  // Of the thread that asks for news. Outlives the seat, or what comes before close().
+  // The waker of the thread that reads the news. It must outlive the seat, or stay valid until close().
   void set_waker(Waker& waker);
-  // Readable when the warm process has said something, or has ended.
+  // Readable when the warm process has sent a message, or has ended.
   int fd() const { return hub_.fd_; }
 
-  // Has a process forked for a job, whose number it returns; the rest as WarmProcess::fork(). kClosed after close().
+  // Forks a process for a job and returns the job's number; otherwise as WarmProcess::fork(). kClosed after close().
   Result<uint64_t> fork(int channel, int errors, const std::string& log_name);
   // As WarmProcess::end().
   Result<void> end(uint64_t job);
-  // Whether another thread has found news of it, where fd() is no longer readable.
+  // Whether another thread has found news for this seat; fd() is no longer readable then.
   bool has_news() const { return has_news_; }
-  // The next news of this seat's jobs. kFailed with how the warm process ended once it has, or with what it has said
-  // wrongly, behind all news.
+  // The next news of this seat's jobs. After all news: kFailed once the warm process has ended or violated the
+  // protocol, with how it ended or with the violation.
   Result<std::optional<WarmProcess::News>> next_news();
-  // Ends the processes of its jobs at once. It hears nothing more, and wakes nobody.
+  // Ends the processes of its jobs immediately. Afterwards the seat receives no news and wakes no thread.
   void close();
 
  private:

@@ -13,7 +13,7 @@ using wire::WarmMessage;
 
 namespace {
 
-// For the jobs' processes and then the warm one to end in, before it is killed; theirs die with it.
+// For the job processes and then the warm process to end, before it is killed; the job processes die with it.
 constexpr auto kEndMax = std::chrono::seconds(3);
 constexpr auto kReapMax = std::chrono::seconds(1);  // for the end of a process that has closed its channel
 
@@ -68,7 +68,7 @@ Result<void> WarmProcess::end(uint64_t job) { return send({.kind = WarmMessage::
 Result<void> WarmProcess::send(const WarmMessage& message, std::span<const int> fds) {
   const auto bytes = wire::write_warm_message(message);
   const std::span<const std::byte> part(bytes);
-  // It does nothing but read these, and they are few: the socket has room for a thousand.
+  // The warm process only reads these messages, and they are few: the socket has room for a thousand.
   return channel_.send({&part, 1}, fds);
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The process from which a server forks those of jobs: it has imported what every job needs, and runs nobody's code.
-// It is the parent of the jobs' processes, so it alone can tell how one ended, whatever the dataset in it did.
+// The process from which a server forks job processes: it has imported the modules that every job needs, and runs no
+// user code. It is the parent of the job processes, so only it can report how one ended, regardless of the actions of
+// the dataset.
 
 #include <chrono>
 #include <cstdint>
@@ -18,40 +19,40 @@
 
 namespace penstock::server {
 
-// What a warm process says of itself once it can fork.
+// The facts that a warm process reports once it can fork.
 struct WarmFacts {
   Numerics numerics{};  // of its kernels
   uint16_t torch = 0;   // as wire::torch_number()
   uint8_t job_kinds{};  // that its processes can run
-  std::string about{};  // for people
+  std::string about{};  // human-readable
 };
 
 // Confined to one thread at a time.
 class WarmProcess {
  public:
-  // Starts it. `command` gets one more argument: the number of the channel's descriptor.
+  // Starts the process. `command` gets one more argument: the number of the channel's descriptor.
   static Result<std::unique_ptr<WarmProcess>> start(std::vector<std::string> command);
 
   WarmProcess(ChildProcess process, shm::Channel channel);
   WarmProcess(const WarmProcess&) = delete;
   WarmProcess& operator=(const WarmProcess&) = delete;
-  // Has it end the processes of its jobs and then itself, and kills it where it does not.
+  // Makes it end the processes of its jobs and then itself, and kills it if it does not.
   ~WarmProcess();
 
   pid_t pid() const { return process_.pid(); }
-  // Readable when it has said something, or has ended.
+  // Readable when it has sent a message, or has ended.
   int fd() const { return channel_.fd(); }
 
-  // Waits for it to be ready. kTimeout at the deadline, kClosed with how it ended. Blocks.
+  // Waits until it is ready. kTimeout at the deadline, kClosed with how it ended. Blocks.
   Result<WarmFacts> wait_until_ready(std::chrono::steady_clock::time_point deadline);
 
-  // Has it fork a process for the job, which gets `channel`, and `errors` to write its output to. Its news says
-  // what became of it.
+  // Makes it fork a process for the job, which gets `channel`, and `errors` to write its output to. The outcome is
+  // reported as news.
   Result<void> fork(uint64_t job, int channel, int errors, const std::string& log_name);
-  // Has it end the process of the job at once, with all that this has started in its session.
+  // Makes it end the process of the job immediately, with all processes in its session.
   Result<void> end(uint64_t job);
 
-  // The next news, kStarted or kEnded; nothing where there is none. kClosed with how it ended once it has.
+  // The next news, kStarted or kEnded; empty if there is none. kClosed with how it ended once it has.
   struct News {
     wire::WarmMessage::Kind kind{};
     uint64_t job = 0;

@@ -17,8 +17,8 @@ WatchedProcess::WatchedProcess(pid_t pid) : pid_(pid != 0 ? pid : ::getppid()), 
 
 bool WatchedProcess::is_gone() const {
   if (is_parent_) return ::getppid() != pid_;
-  // Without a handle the process is gone, or the system lets nobody have one; then a process that nobody has waited for
-  // counts as alive.
+  // Without a handle, either the process is gone, or the system does not provide one; then an unreaped process counts
+  // as alive.
   if (!handle_) return ::kill(pid_, 0) != 0 && errno == ESRCH;
   pollfd item{.fd = handle_.get(), .events = POLLIN, .revents = 0};
   return ::poll(&item, 1, 0) == 1;

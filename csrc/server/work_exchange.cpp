@@ -15,7 +15,7 @@ Result<std::shared_ptr<const PoolWork>> WorkExchange::next(Deadline deadline) {
     return Fault{Errc::kTimeout, "no request came before the deadline"};
   }
   wants_work_ = false;
-  // Work that was begun is finished, whatever ended meanwhile.
+  // Work that was started is finished, even if the server has ended meanwhile.
   if (!offered_) return *reason_;
   is_in_hand_ = true;
   return std::exchange(offered_, nullptr);

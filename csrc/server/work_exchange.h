@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where the two threads of a pool's worker meet: the one that makes batches, which is Python's, and the one that talks
-// to trainers and the controller, which goes on while the other is busy. One piece of work is between them at a time.
+// The meeting point of the two threads of a pool worker: the thread that makes batches, which belongs to Python, and
+// the thread that communicates with trainers and the controller, which keeps running while the other is busy. Only one
+// unit of work is between them at a time.
 
 #include <atomic>
 #include <cstddef>
@@ -25,7 +26,7 @@ constexpr size_t kNoticeCountMax = 64;  // older ones are dropped
 // Thread-safe.
 class WorkExchange final : public Maker, public WorkSource {
  public:
-  // Before either thread uses it: the waker of the I/O thread, which outlives both.
+  // Call before either thread uses this object: the waker of the I/O thread, which must outlive both.
   void set_waker(Waker& waker) { waker_ = &waker; }
 
   // ---- For the thread that makes batches

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where the thread that makes a pool's worker's batches gets its work, and hands over what it made of it: the other
-// side of maker.h.
+// Where the thread that makes a pool worker's batches gets its work, and delivers the results: the other side of
+// maker.h.
 
 #include <chrono>
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace penstock::server {
 
-// For the thread that makes batches, but for drain(), which is for any.
+// For the thread that makes batches, except for drain(), which is for any thread.
 class WorkSource {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -26,18 +26,18 @@ class WorkSource {
   WorkSource& operator=(const WorkSource&) = delete;
   virtual ~WorkSource() = default;
 
-  // The next piece of work. kTimeout at the deadline; why the server ended once it has. Blocks.
+  // The next unit of work. kTimeout at the deadline; the reason why the server ended, once it has. Blocks.
   virtual Result<std::shared_ptr<const PoolWork>> next(Deadline deadline) = 0;
-  // Hands over the result of the work in hand. A second one is dropped: a dataset's signal handler may raise just
-  // behind the first.
+  // Delivers the result of the current work. A second result is dropped: a signal handler of the dataset may raise just
+  // after the first.
   virtual void finish(PoolResult result) = 0;
-  // A blob that the work in hand is made with. kTimeout at the deadline, after which the same is asked for again;
-  // kClosed when the work is not wanted any more. Blocks.
+  // A blob needed for the current work. kTimeout at the deadline, after which the caller requests the same blob again;
+  // kClosed when the work is no longer wanted. Blocks.
   virtual Result<std::vector<std::byte>> blob(const wire::BlobId& id, Deadline deadline) = 0;
   virtual bool is_wanted() const = 0;
-  // No more work is wanted; next() ends once all that was begun has been taken.
+  // No more work is wanted; next() ends once all started work has been taken.
   virtual void drain() = 0;
-  // News for people, in the order in which it happened.
+  // Human-readable notices, in chronological order.
   virtual std::vector<std::string> take_notices() = 0;
   virtual Standing standing() const = 0;
 };
