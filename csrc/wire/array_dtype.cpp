@@ -7,22 +7,21 @@
 namespace penstock::wire {
 namespace {
 
-constexpr uint64_t kItemBytesMax = 0x7fffffff;  // numpy's own limit
+constexpr uint64_t kItemBytesMax = 0x7fffffff;  // numpy's limit
 
 bool is_letter_or_digit(char character) {
   return (character >= 'a' && character <= 'z') || (character >= 'A' && character <= 'Z') ||
          (character >= '0' && character <= '9');
 }
 
-// "[ns]", "[25s]", or nothing, of a date that has no unit yet.
+// "[ns]", "[25s]", or empty for a date that has no unit yet.
 bool is_date_unit(std::string_view text) {
   if (text.empty()) return true;
   if (text.size() < 3 || text.front() != '[' || text.back() != ']') return false;
   return std::ranges::all_of(text.substr(1, text.size() - 2), is_letter_or_digit);
 }
 
-// Whether elements of a kind may have that many bytes. numpy itself refuses numbers that it does not have on this
-// machine.
+// Whether elements of a kind may have this size. numpy itself rejects number types that this machine does not support.
 bool has_size(char kind, uint64_t bytes) {
   switch (kind) {
     case 'b': return bytes == 1;
@@ -50,7 +49,7 @@ std::optional<uint64_t> array_item_bytes(std::string_view dtype) {
   const bool is_date = kind == 'm' || kind == 'M';
   const std::string_view unit(rest, static_cast<size_t>(end - rest));
   if (!has_size(kind, bytes) || !(is_date ? is_date_unit(unit) : unit.empty())) return std::nullopt;
-  if (kind == 'U') bytes *= 4;  // a number of characters
+  if (kind == 'U') bytes *= 4;  // the size is in characters
   return bytes <= kItemBytesMax ? std::optional(bytes) : std::nullopt;
 }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Facts about a batch, and about the request for one, that cross whoever makes it: a local worker, or a worker of a
-// pool and the process of a job in it. PROTOCOL.md is the specification.
+// Facts about a batch, and about the request for one, that are the same for all makers: a local worker, or a pool
+// worker and the job's process in it. PROTOCOL.md is the specification.
 
 #include <chrono>
 #include <cstdint>
 
 namespace penstock::wire {
 
-// How the indices of a request are written.
+// The format of a request's indices.
 enum class IndexKind : uint8_t {
   kNone = 0,
   kInteger = 1,   // one int64: a single sample, batch_size=None
@@ -16,27 +16,27 @@ enum class IndexKind : uint8_t {
   kPickle = 3,    // anything else, pickled by the trainer
 };
 
-// A request for a batch, but for its indices.
+// A request for a batch, without its indices.
 struct BatchRequest {
   IndexKind index_kind = IndexKind::kNone;
   uint64_t sequence = 0;  // the number of the batch in its epoch
   uint32_t epoch = 0;
   uint32_t shard_id = 0;
-  uint64_t epoch_seed = 0;   // the draws of prefixes for the batch follow from it and the sequence
+  uint64_t epoch_seed = 0;   // together with the sequence, it seeds the random draws of prefixes for the batch
   uint64_t first_place = 0;  // the place of its first sample in the order of the epoch, from 0
 };
 
 // Flags of a batch.
-constexpr uint8_t kBatchRaises = 1;       // it is an ExceptionWrapper to be raised in its place
-constexpr uint8_t kBatchThreadsDrew = 4;  // samples drew random numbers that nothing can reproduce
-constexpr uint8_t kBatchHasState = 8;     // the nest is a pair of the batch and of its dataset's state
-constexpr uint8_t kBatchCompiled = 16;    // compiled code made boundary tensors of it
-// As far as a look can tell, the batches that the worker made so far have left its dataset as it was. Another worker
-// may make the same batch once more, and nobody will see it.
+constexpr uint8_t kBatchRaises = 1;       // it is an ExceptionWrapper; raise its exception instead
+constexpr uint8_t kBatchThreadsDrew = 4;  // samples drew random numbers that cannot be reproduced
+constexpr uint8_t kBatchHasState = 8;     // the nest is a pair of the batch and its dataset's state
+constexpr uint8_t kBatchCompiled = 16;    // compiled code produced some of its boundary tensors
+// As far as is detectable, the batches that the worker made so far have left its dataset unchanged. Another worker may
+// make the same batch again without observable effects.
 constexpr uint8_t kBatchDatasetStays = 32;
 constexpr uint8_t kBatchFlags = kBatchRaises | kBatchThreadsDrew | kBatchHasState | kBatchCompiled | kBatchDatasetStays;
 
-// The unit of times. Their 32 bits end at 429 s.
+// The unit of times. Times saturate at 32 bits, or 429 s.
 constexpr std::chrono::nanoseconds kTimeUnit{100};
 uint32_t time_units(std::chrono::nanoseconds time);
 
@@ -44,25 +44,25 @@ uint32_t time_units(std::chrono::nanoseconds time);
 constexpr uint32_t kShareUnit = 65535;
 uint16_t share_units(std::chrono::nanoseconds part, std::chrono::nanoseconds whole);
 
-// The time that the samples of a batch took, before a batch was made of them.
+// The time spent on the samples of a batch, before they were collated.
 struct SampleTimes {
-  uint32_t dataset_time = 0;   // of all, in units of kTimeUnit
-  uint16_t slowest_place = 0;  // in the batch, of the sample that took longest
-  uint16_t slowest_share = 0;  // of dataset_time, for that sample, in parts of kShareUnit; 0: not known
+  uint32_t dataset_time = 0;   // for all samples, in units of kTimeUnit
+  uint16_t slowest_place = 0;  // position in the batch of the sample that took longest
+  uint16_t slowest_share = 0;  // that sample's part of dataset_time, in units of 1 / kShareUnit; 0: unknown
 };
 
-// What a trainer knows of a batch beside its content. A value type.
+// A trainer's facts about a batch, apart from its content. A value type.
 struct BatchFacts {
   uint8_t flags = 0;
-  bool is_transient = false;  // its arena was made for it alone and is not used again
+  bool is_transient = false;  // its arena was made only for it and is not reused
   uint64_t sequence = 0;
   uint32_t epoch = 0;
   uint32_t worker_id = 0;
-  uint32_t record_bytes = 0;   // the batch record
-  uint64_t record_offset = 0;  // where it begins in the slab
+  uint32_t record_bytes = 0;   // of the batch record
+  uint64_t record_offset = 0;  // its start in the slab
   uint64_t slab_bytes = 0;     // bytes of the slab that are backed by memory
   uint32_t fetch_time = 0;     // from the request's arrival at the worker to its answer, in units of kTimeUnit
-  uint32_t prefix_time = 0;    // of it, on boundary tensors: computing them and writing the batch they travel in
+  uint32_t prefix_time = 0;    // the part for boundary tensors: computing them and writing the batch that contains them
   SampleTimes samples{};       // within fetch_time
 };
 

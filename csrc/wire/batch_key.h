@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which batch of a job: its epoch and its number there. Everything that is asked for, answered, acknowledged or dropped
-// between a trainer and a pool is named by this, whoever makes it and however often.
+// Identifies a batch of a job by its epoch and its number in the epoch. All requests, answers, acknowledgements and
+// cancellations between a trainer and a pool use this key, regardless of who makes the batch and how often.
 
 #include <cstdint>
 #include <string>
@@ -19,12 +19,12 @@ struct BatchKey {
   }
 };
 
-// A request for the whole of a batch that has come without some of its leaves: a recall. It has a key of its own, that
-// of the batch with the highest bit of the sequence set.
+// A request for the whole of a batch that arrived without some of its leaves: a recall. It has a separate key: the
+// batch's key with the highest bit of the sequence set.
 constexpr uint64_t kRecallBit = uint64_t{1} << 63;
 constexpr bool is_recall(const BatchKey& key) { return (key.sequence & kRecallBit) != 0; }
 constexpr BatchKey recall_of(const BatchKey& key) { return {key.epoch, key.sequence | kRecallBit}; }
-// The number of the batch in its epoch, whether it is asked for or recalled.
+// The number of the batch in its epoch, for a request and for a recall.
 constexpr uint64_t number_of(const BatchKey& key) { return key.sequence & ~kRecallBit; }
 
 inline std::string to_text(const BatchKey& key) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How a worker gets the parts of requests that are sent once: jobs, prefixes, folders of modules. Each is a blob, named
-// by the SHA-256 of its bytes, so that it crosses once however links and trainers come and go. The worker asks for it
-// piece by piece, at its own pace, and asks again for pieces that did not come; neither side keeps an account of the
-// other. These messages belong to no link. PROTOCOL.md is the specification.
+// How a worker receives the parts of requests that are sent only once: jobs, prefixes, folders of modules. Each is a
+// blob, identified by the SHA-256 of its bytes, so it is transferred only once, even if links and trainers change. The
+// worker requests it chunk by chunk, at its own pace, and repeats the request for missing chunks; neither side keeps
+// state about the other. These messages do not belong to a link. PROTOCOL.md is the specification.
 
 #include <array>
 #include <cstddef>
@@ -20,16 +20,16 @@ constexpr uint32_t kBlobMagic = 0x31424e50;  // "PNB1"
 constexpr uint16_t kBlobVersion = 1;
 constexpr size_t kBlobRecordBytes = 64;
 constexpr uint64_t kBlobBytesMax = uint64_t{1} << 38;
-// Small enough that a slow link carries two of them in a fraction of a lease: pings wait behind them.
+// Small enough that a slow link transfers two chunks in a fraction of a lease: pings queue behind them.
 constexpr uint64_t kBlobPieceBytesMax = uint64_t{256} << 10;
 
 using BlobId = std::array<std::byte, 32>;
 static_assert(alignof(BlobId) == 1);
 
-// The ids that lie one after the other in `bytes`, which are a whole number of them.
+// The consecutive ids in `bytes`, whose size must be a multiple of an id's.
 std::span<const BlobId> blob_ids(std::span<const std::byte> bytes);
 
-// To a trainer: send me the piece that begins at `offset`.
+// To a trainer: requests the chunk that starts at `offset`.
 struct BlobWish {
   BlobId id{};
   uint64_t offset = 0;
@@ -37,7 +37,7 @@ struct BlobWish {
   friend bool operator==(const BlobWish&, const BlobWish&) = default;
 };
 
-// To a worker, before a second part of at most kBlobPieceBytesMax: the piece that begins at `offset`, of `total_bytes`.
+// To a worker, before a second part of at most kBlobPieceBytesMax: the chunk that starts at `offset`, of `total_bytes`.
 struct BlobPiece {
   BlobId id{};
   uint64_t offset = 0;
@@ -46,7 +46,7 @@ struct BlobPiece {
   friend bool operator==(const BlobPiece&, const BlobPiece&) = default;
 };
 
-// To a worker: the trainer does not have it, or has it no more.
+// To a worker: the trainer does not have the blob, or no longer has it.
 struct BlobUnknown {
   BlobId id{};
 
@@ -55,12 +55,12 @@ struct BlobUnknown {
 
 using BlobMessage = std::variant<BlobWish, BlobPiece, BlobUnknown>;
 
-// Whether a message's first part begins as these do, and not as one of pool_record.h.
+// Whether a message's first part starts like these messages, and not like a message of pool_record.h.
 bool is_blob_message(std::span<const std::byte> part);
 
 std::vector<std::byte> write_blob_message(const BlobMessage& message);
 
-// kMalformed, or kMismatch for another version. `piece_bytes` is the size of the message's second part, 0 where it has
+// kMalformed, or kMismatch for another version. `piece_bytes` is the size of the message's second part, 0 if there is
 // none. A blob has at least one byte.
 Result<BlobMessage> parse_blob_message(std::span<const std::byte> part, uint64_t piece_bytes);
 

@@ -11,12 +11,12 @@
 namespace penstock::wire {
 namespace {
 
-// Of the order of the alternatives of ControlMessage, from 1.
+// In the order of the alternatives of ControlMessage, from 1.
 constexpr uint8_t kKindMax = std::variant_size_v<ControlMessage>;
 
 Fault malformed_control(std::string_view reason) { return malformed("a control message", reason); }
 
-// One description of each message serves both ways. A visitor sees the fields in the order of the wire.
+// One description of each message serves for reading and writing. A visitor sees the fields in wire order.
 template <typename Visitor>
 void fields(Visitor& visit, uint64_t& entry) {
   visit(entry);
@@ -241,8 +241,7 @@ void fields(Visitor& visit, PlanAnswer& m) {
   visit(m.json, kPlanBytesMax);
 }
 
-// Totals above the limit have been counted by nobody, and would overflow where they
-// are added up.
+// Totals above the limit cannot be real, and would overflow when they are added up.
 constexpr uint64_t kTotalMax = uint64_t{1} << 62;
 
 class LargestNumber {
@@ -260,7 +259,7 @@ bool has_larger_total(Part&... parts) {
   return number.largest > kTotalMax;
 }
 
-// What no process reports; nullptr where it may.
+// Detects values that a valid process never reports; nullptr if there are none.
 template <typename Message>
 const char* fault_of(Message&) {
   return nullptr;
@@ -280,7 +279,8 @@ const char* fault_of(TrainerReport& m) {
 
 class Writer {
  public:
-  // Inlined into write_control, where the vector is known to be empty, g++ 12 sees an overflow that there is not.
+  // If this is inlined into write_control, where the vector is known to be empty, g++ 12 reports an overflow that
+  // cannot happen.
   template <PlainNumber T>
   [[gnu::noinline]] void operator()(const T& value) {
     if constexpr (std::is_same_v<T, bool>) {
@@ -309,7 +309,7 @@ class Writer {
   ByteWriter bytes;
 };
 
-// The first fault stays; fields that are read after it mean nothing.
+// The first fault is kept; fields read after it are meaningless.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}

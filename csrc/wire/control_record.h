@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The messages between a controller and workers, trainers, operators and engine adapters, as bytes: one part each,
-// below kControlBytesMax. The connection's key says who sent a message, and not its content; a message that names the
-// sender's own run shows the run's secret. PROTOCOL.md is the specification.
+// below kControlBytesMax. The connection's key identifies the sender of a message, not the message's content; a message
+// that names the sender's run contains the run's secret. PROTOCOL.md is the specification.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,10 +19,10 @@ namespace penstock::wire {
 constexpr uint32_t kControlMagic = 0x31434e50;  // "PNC1"
 constexpr uint16_t kControlVersion = 7;
 
-// Caps, checked before anything is allocated.
-constexpr size_t kControlNameBytesMax = 256;  // of an endpoint, or of a job's name
+// Caps, checked before any allocation.
+constexpr size_t kControlNameBytesMax = 256;  // of an endpoint or a job name
 constexpr size_t kControlAboutBytesMax = 4096;
-constexpr size_t kControlReasonBytesMax = 1024;   // of why a worker declined a trainer, or an engine a request
+constexpr size_t kControlReasonBytesMax = 1024;   // of a reason to decline a trainer (worker) or a request (engine)
 constexpr size_t kWorkerNameBytesMax = 128;       // of an engine's name for a worker
 constexpr size_t kControlTextBytesMax = 4 << 20;  // of a status
 constexpr size_t kPlanBytesMax = 64 << 10;        // of the text of a trainer's plan
@@ -32,7 +32,7 @@ static_assert(kRosterCountMax * (kControlNameBytesMax + 64) + kRosterDeclineCoun
               kControlBytesMax);
 static_assert(kEngineWorkerCountMax * (kWorkerNameBytesMax + 8) + 4 * kControlReasonBytesMax < kControlBytesMax);
 
-// A worker or a trainer ends by its own will.
+// A worker or a trainer ends voluntarily.
 struct Farewell {
   uint64_t id = 0;
   bool is_worker = false;
@@ -59,8 +59,8 @@ struct DrainAnswer {
 
   friend bool operator==(const DrainAnswer&, const DrainAnswer&) = default;
 };
-// The controller will have nothing to do with the sender, and why: another version, a name that is taken. Where the
-// refusal is for now alone, the sender reports again.
+// The controller rejects the sender, with the reason: another version, a name that is taken. If the refusal is only
+// temporary, the sender reports again.
 struct Refusal {
   std::string reason;
   bool is_for_now = false;
@@ -68,23 +68,24 @@ struct Refusal {
   friend bool operator==(const Refusal&, const Refusal&) = default;
 };
 
-// What the jobs have cost; csrc/controller/pool_costs.h has the fields.
+// The costs of the jobs; csrc/controller/pool_costs.h defines the fields.
 struct Costs {
   std::string json;
 
   friend bool operator==(const Costs&, const Costs&) = default;
 };
 
-// The plan of a trainer's cut, for people: JSON. Empty where it has none. Sent when it changes, and now and then again.
+// The plan of a trainer's cut, human-readable: JSON. Empty if it has none. Sent when it changes, and repeated
+// occasionally.
 struct PlanReport {
   uint64_t trainer_id = 0;
-  uint64_t change_count = 0;  // how often other calls moved than before
+  uint64_t change_count = 0;  // how often the set of moved calls has changed
   std::string json;
   RunSecret secret{};
 
   friend bool operator==(const PlanReport&, const PlanReport&) = default;
 };
-// Asked by an operator. The answer is empty where the trainer has none, or is not known.
+// From an operator. The answer is empty if the trainer has no plan, or is unknown.
 struct PlanRequest {
   uint64_t trainer_id = 0;
 
@@ -97,12 +98,12 @@ struct PlanAnswer {
   friend bool operator==(const PlanAnswer&, const PlanAnswer&) = default;
 };
 
-// The pool is to end: its engine stops all workers, and the adapter ends. Answered like a drain request.
+// Ends the pool: its engine stops all workers, and the adapter ends. Answered like a drain request.
 struct EndRequest {
   friend bool operator==(const EndRequest&, const EndRequest&) = default;
 };
 struct EndAnswer {
-  bool has_engine = false;  // one reports, and is told to end
+  bool has_engine = false;  // an engine reports to the controller, and receives the order to end
 
   friend bool operator==(const EndAnswer&, const EndAnswer&) = default;
 };
@@ -111,7 +112,7 @@ using ControlMessage = std::variant<WorkerReport, WorkerOrders, TrainerReport, T
                                     Status, DrainRequest, DrainAnswer, Refusal, ScaleReport, ScaleOrders, EndRequest,
                                     EndAnswer, CostsRequest, Costs, PlanReport, PlanRequest, PlanAnswer>;
 
-// Texts above their caps are cut off, rosters above theirs too.
+// Texts and rosters above their caps are truncated.
 std::vector<std::byte> write_control(const ControlMessage& message);
 
 // kMalformed, kTooLarge, or kMismatch for another version.

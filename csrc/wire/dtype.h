@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The element types that cross a process boundary. The codes are those of c10::ScalarType, so the rooms with torch cast
-// without a table; this room has no torch, so the sizes are listed here. Loader and worker assert that both agree.
+// The element types that cross a process boundary. The codes are identical to c10::ScalarType's, so the rooms with
+// torch cast without a table; this room has no torch, so the sizes are listed here. Loader and worker assert that both
+// agree.
 
 #include <cstdint>
 
@@ -13,8 +14,8 @@ constexpr DTypeCode kDTypeUInt8 = 0;
 constexpr DTypeCode kDTypeFloat32 = 6;
 constexpr DTypeCode kDTypeBool = 11;
 
-// Bytes of one element, or 0 for a code that does not travel in the tensor table (quantised and packed types are
-// pickled by Python instead).
+// Bytes of one element, or 0 for a code that cannot be in the tensor table (Python pickles quantised and packed types
+// instead).
 constexpr uint32_t dtype_bytes(DTypeCode code) {
   switch (code) {
     case 0:   // uint8

@@ -112,7 +112,7 @@ Result<uint64_t> span_bytes(DTypeCode dtype, std::span<const int64_t> shape, std
   for (size_t dim = 0; dim < shape.size(); ++dim) {
     if (shape[dim] < 0 || strides[dim] < 0) return malformed_frame("a size or a stride is negative");
     if (shape[dim] == 0) is_empty = true;
-    // Strides of zero make room for any number of elements; torch throws where it does not fit 64 bits.
+    // Strides of zero allow any number of elements; torch throws if the number does not fit 64 bits.
     if (__builtin_mul_overflow(element_count, shape[dim], &element_count)) {
       return malformed_frame("a tensor's number of elements overflows");
     }
@@ -148,7 +148,7 @@ uint64_t element_bytes(const TensorEntry& entry) {
 }
 
 uint64_t whole_bytes(const Frame& frame) {
-  // 2^16 tensors of at most 2^40 bytes, so that nothing overflows.
+  // 2^16 tensors of at most 2^40 bytes, so the sum cannot overflow.
   uint64_t bytes = frame.tensors.size() * kTensorObjectBytes;
   for (const TensorEntry& entry : frame.tensors)
     if (entry.encoding != Encoding::kWithheld) bytes += plain_bytes(entry);
@@ -229,7 +229,7 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
       return malformed_frame("a boundary tensor is withheld");
     if (entry.value().encoding == Encoding::kShared) {
       if (is_boundary) return malformed_frame("a boundary tensor is shared");
-      // Files are numbered as the table comes to them, so that none is passed that no tensor lies in.
+      // Files are numbered by first use in the table, so that each passed file contains a tensor.
       if (entry.value().file_index > file_count) return malformed_frame("a file in shared memory is left out");
       file_count = std::max(file_count, entry.value().file_index + 1);
       if (file_count > kSharedFileCountMax)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The record that describes one batch: a header, a table of its tensors, the nest they sit in, and the keys of the
-// boundary tensors. The bytes of the tensors lie elsewhere (in the slab, or in payload frames); PROTOCOL.md has the
-// grammar. Everything read is checked against the caps below before anything is allocated for it.
+// The record that describes one batch: a header, a table of its tensors, the nest that contains them, and the keys of
+// the boundary tensors. The bytes of the tensors are stored elsewhere (in the slab, or in payload frames); PROTOCOL.md
+// has the grammar. All values are checked against the caps below before any memory is allocated for them.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,38 +23,40 @@ constexpr uint32_t kTensorCountMax = 65'536;
 constexpr uint32_t kDimCountMax = 64;
 constexpr uint64_t kPayloadBytesMax = uint64_t{1} << 40;
 constexpr uint32_t kNestBytesMax = 1u << 30;
-// Files in shared memory that one record refers to. They wait as open descriptors until the batch is delivered.
+// The limit of shared-memory files that one record refers to. They stay open as descriptors until the batch is
+// delivered.
 constexpr uint32_t kSharedFileCountMax = 32;
 constexpr uint32_t kBoundaryKeyBytes = 32;  // a boundary key is 128 bits in hexadecimal
 
 enum class Encoding : uint8_t {
-  kPlain = 0,     // the bytes are those of the tensor
-  kWithheld = 1,  // a leaf that the trainer does not need: it stays with the worker, and the payload has nothing of it
-  kOffset8 = 2,   // from here on as narrow.h says
+  kPlain = 0,     // the tensor's bytes, unchanged
+  kWithheld = 1,  // a leaf that the trainer does not need: it stays with the worker, and the payload has no bytes of it
+  kOffset8 = 2,   // from here to kPadded: see narrow.h
   kOffset16 = 3,
   kOffset32 = 4,
   kBits = 5,
   kRows = 6,
   kPadded = 7,
   kShared =
-      8,  // the tensor lies in a file in shared memory that its worker has passed, and the payload has nothing of it
+      8,  // the tensor is in a shared-memory file whose descriptor its worker passed; the payload has no bytes of it
 };
 constexpr bool is_narrow(Encoding encoding) { return encoding >= Encoding::kOffset8 && encoding <= Encoding::kPadded; }
-// A tensor has at most so many times the bytes that it is written in, so that few bytes cannot fill a trainer's memory.
+// A tensor has at most this many times its encoded bytes, so that a short message cannot fill a trainer's memory.
 constexpr uint64_t kWidenFactorMax = 64;
-// So does a batch of a pool as a whole: all of its tensors, each with bytes of its own however they share them, and the
-// objects that stand for them and for the values of its nest.
+// The same limit for a pool batch as a whole: all its tensors, each counted separately even if they share bytes, plus
+// the objects that represent them and the values of its nest.
 constexpr uint64_t kWholeFactorMax = 64;
 static_assert(kWholeFactorMax >= kWidenFactorMax, "a batch of one tensor may be as narrow as the tensor");
-// The elements of a batch of a pool, each counted where strides of 0 repeat some. They take no memory before a program
-// asks for it, so they may be many times the bytes that came, and as many as a batch may have that repeats none.
+// The limit of all elements' bytes in a pool batch, counting elements repeated by strides of 0. They take no memory
+// until a program requests it, so they may be many times the received bytes, up to the limit of a batch without
+// repetition.
 constexpr uint64_t kElementBytesMax = uint64_t{1} << 34;
-// The object that stands for a tensor is taken for so many bytes, more than torch and Python have for one.
+// The assumed size of the object that represents a tensor, more than torch and Python use for one.
 constexpr uint64_t kTensorObjectBytes = 1024;
 
-// One tensor: its shape and strides in elements, and where its bytes lie in the payload. `bytes` spans from the first
-// to the last element, holes of the strides included; where it is withheld or written narrow, it is the bytes there. Of
-// a shared tensor, `offset` is the place in its file.
+// One tensor: its shape and strides in elements, and the location of its bytes in the payload. `bytes` spans from the
+// first to the last element, including holes of the strides; for a withheld or narrow tensor, it is the size of its
+// bytes in the payload. For a shared tensor, `offset` is the offset in its file.
 struct TensorEntry {
   DTypeCode dtype = 0;
   Encoding encoding = Encoding::kPlain;
@@ -62,7 +64,7 @@ struct TensorEntry {
   uint64_t bytes = 0;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
-  uint32_t file_index = 0;  // of a shared tensor: which of the record's files
+  uint32_t file_index = 0;  // of a shared tensor: index of its file in the record
 
   friend bool operator==(const TensorEntry&, const TensorEntry&) = default;
 };
@@ -75,23 +77,23 @@ struct Frame {
   uint64_t payload_bytes = 0;
 
   size_t leaf_count() const { return tensors.size() - boundary_keys.size(); }
-  // Files in shared memory that the tensors lie in.
+  // The number of shared-memory files that contain the tensors.
   uint32_t shared_file_count() const;
 };
 
-// Bytes from the first to the last element of a strided tensor; nothing when a stride is negative, a size is negative,
-// or the extent or the number of elements overflows.
+// Bytes from the first to the last element of a strided tensor; an error if a stride or a size is negative, or if the
+// extent or the number of elements overflows.
 Result<uint64_t> span_bytes(DTypeCode dtype, std::span<const int64_t> shape, std::span<const int64_t> strides);
 
-// The bytes of the tensor itself, however it is written. The entry is one that was checked.
+// The bytes of the decoded tensor. The entry must have been checked.
 uint64_t plain_bytes(const TensorEntry& entry);
 
-// The bytes of all its elements, each counted, as strides of 0 repeat some; 2^64 - 1 for more than that. The entry is
-// one that was checked.
+// The bytes of all its elements, counting elements repeated by strides of 0; 2^64 - 1 if the number overflows. The
+// entry must have been checked.
 uint64_t element_bytes(const TensorEntry& entry);
 
-// The bytes of all tensors that came, where each has its own, and of the objects that stand for the tensors. The
-// entries are ones that were checked.
+// The bytes of all received tensors, counted without sharing, and of the objects that represent the tensors. The
+// entries must have been checked.
 uint64_t whole_bytes(const Frame& frame);
 
 // The record of `frame`. Its entries must already carry their offsets.

@@ -95,7 +95,7 @@ Result<Head> read_job_head(std::span<const std::byte> part, uint32_t magic, uint
                                 .remedy = "both processes must be of the same installation of penstock"});
 }
 
-// Takes `bytes` from the front of `body`. Nothing where it has fewer.
+// Takes `bytes` from the front of `body`. Empty if it has fewer.
 std::optional<std::span<const std::byte>> take_front(std::span<const std::byte>& body, uint64_t bytes) {
   if (bytes > body.size()) return std::nullopt;
   const auto taken = body.first(bytes);
@@ -164,7 +164,7 @@ FromJobHead head_of(const FromJob& message) {
   return head;
 }
 
-// Whether the indices, and the seeds of an epoch, are as long as their kind has them.
+// Whether the indices, and the seeds of an epoch, have the lengths that their kind requires.
 bool have_lengths_of_kind(const ToJobHead& head) {
   const auto kind = static_cast<ToJob::Kind>(head.kind);
   const auto index_kind = static_cast<IndexKind>(head.index_kind);

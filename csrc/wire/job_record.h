@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The messages to and from a process that makes batches for another process of its machine: a local worker, for its
-// trainer, or the process of a job, for the server of a pool's worker. Beside them, those between that server and its
-// warm process, which forks one process for each job. Each is one message of a channel (shm/channel.h). PROTOCOL.md is
-// the specification.
+// trainer, or the process of a job, for the server of a pool worker. Also the messages between that server and its warm
+// process, which forks one process for each job. Each is one message of a channel (shm/channel.h). PROTOCOL.md is the
+// specification.
 //
-// A process that makes batches runs people's code and may send anything. What is read of it is checked here, and says
-// something about its own batches alone.
+// A process that makes batches runs user code and may send arbitrary bytes. They are checked here when they are read,
+// and can affect only its own batches.
 
 #include <array>
 #include <cstddef>
@@ -36,12 +36,12 @@ constexpr size_t kToJobHeadBytes = 104;
 constexpr size_t kFromJobHeadBytes = 96;
 constexpr size_t kWarmHeadBytes = 40;
 
-// The most that a job's process may put behind a head, beside the bytes of a batch for which there is no slab.
+// The most that a job's process may put after a head, apart from the bytes of a batch for which there is no slab.
 constexpr uint64_t kJobBodyBytesMax = kPoolBodyBytesMax;
-// The largest batch that crosses without a slab, which the server takes into its own memory.
+// The largest batch that is sent without a slab; the server copies it into its own memory.
 constexpr uint64_t kJobBatchBytesMax = uint64_t{1} << 30;
 constexpr uint64_t kFromJobMessageBytesMax = kFromJobHeadBytes + kJobBodyBytesMax + kJobBatchBytesMax;
-// The most that a local worker may put there, whose states are as large as its dataset makes them.
+// The most that a local worker may put there; the sizes of its states depend on its dataset.
 constexpr uint64_t kLocalBodyBytesMax = kPoolPayloadBytesMax;
 constexpr size_t kAboutBytesMax = 4096;   // of a warm process
 constexpr size_t kLogNameBytesMax = 256;  // of a job's process
@@ -52,17 +52,17 @@ struct ToJob {
   enum class Kind : uint8_t {
     kWork = 1,  // make this batch; all fields below count
     // To the process of a job.
-    kUnwanted,    // nobody wants the batch that is being made any more
-    kWanted,      // somebody does again
-    kBlob,        // `body` is the first of `blobs`, which was wished for
-    kBlobInFile,  // the descriptor that comes along has it
-    kNoBlob,      // it cannot be had: `error`, with the text of `body`
+    kUnwanted,    // the batch being made is no longer wanted
+    kWanted,      // it is wanted again
+    kBlob,        // `body` is the first of `blobs`, the requested blob
+    kBlobInFile,  // the attached descriptor contains it
+    kNoBlob,      // it is unavailable: `error`, with the text of `body`
     // To a local worker.
-    kEpoch,           // an epoch begins: make the fetcher again, with its `seeds`
-    kEarlyEpoch,      // work of the next epoch follows although it may never begin
+    kEpoch,           // an epoch starts: recreate the fetcher, with the epoch's `seeds`
+    kEarlyEpoch,      // work of the next epoch follows although that epoch may never start
     kPrefix,          // run this prefix on every later batch; `body` is an encoded batch record and payload
     kRemovePrefixes,  // forget all prefixes
-    kStates,          // send the dataset's state with batches from now on; `indices` are how often, and a question or 0
+    kStates,          // send the dataset's state with batches from now on; `indices`: the interval, and a question or 0
   };
   Kind kind = Kind::kWork;
   uint8_t error = 0;  // an Errc
@@ -84,9 +84,9 @@ struct ToJob {
 };
 
 std::vector<std::byte> write_to_job(const ToJob& message);
-// The head alone, where what is behind it is sent from where it lies: blobs, indices, seeds, state, body.
+// Only the head, if the spans are sent from their location: blobs, indices, seeds, state, body.
 std::array<std::byte, kToJobHeadBytes> to_job_head(const ToJob& message);
-// The spans of the result lie in `part`. kMalformed, or kMismatch for another version.
+// The spans of the result point into `part`. kMalformed, or kMismatch for another version.
 Result<ToJob> parse_to_job(std::span<const std::byte> part);
 
 // ---- From a process that makes batches
@@ -94,16 +94,16 @@ Result<ToJob> parse_to_job(std::span<const std::byte> part);
 struct FromJob {
   enum class Kind : uint8_t {
     kResult = 1,  // the outcome of the work, by `answer`; a batch lies in the slab of `place`, or in `payload`
-    kGivenUp,     // nobody wanted it any more
-    kDeclined,    // nothing that this trainer asks for can be made here; `text` says why
+    kGivenUp,     // no longer wanted
+    kDeclined,    // this trainer's batches cannot be made here; reason: `text`
     kBlobWish,    // `blob` is needed
     // From a local worker.
-    kReady,   // its first message: it can take work
-    kStates,  // `state` has those of its shards, for which it was asked
+    kReady,   // its first message: it accepts work
+    kStates,  // `state` has the requested states of its shards
   };
   Kind kind = Kind::kResult;
   AnswerKind answer = AnswerKind::kNone;
-  BatchKey key{};     // of the work; of kReady none
+  BatchKey key{};     // of the work; unused by kReady
   uint8_t flags = 0;  // kBatchFlags; of a job kPoolAnswerFlags
   uint8_t cpu_share = 0;
   uint32_t record_bytes = 0;
@@ -113,21 +113,21 @@ struct FromJob {
   SampleTimes samples{};
   uint32_t sample_count = 0;
   uint64_t dataset_size = kSizeUntold;
-  // Where the batch lies from the slab's beginning.
+  // The location of the batch, from the start of the slab.
   std::optional<SlabPlace> place = {};
-  bool is_new_arena = false;  // its descriptor comes along, before those of files
+  bool is_new_arena = false;  // its descriptor is attached, before the descriptors of files
   BlobId blob{};              // of kBlobWish
   std::span<const std::byte> text = {};
   std::span<const std::byte> state = {};
-  std::span<const std::byte> payload = {};  // of a batch that lies in no slab
+  std::span<const std::byte> payload = {};  // of a batch without a slab
 };
 
-// The head with what is behind it but for the payload, which follows in the same message.
+// The head and all that follows it except the payload, which follows in the same message.
 std::vector<std::byte> write_from_job(const FromJob& message);
-// The head alone, where what is behind it is sent from where it lies: text, state, payload.
+// Only the head, if the spans are sent from their location: text, state, payload.
 std::array<std::byte, kFromJobHeadBytes> from_job_head(const FromJob& message);
-// The spans of the result lie in `part`. `body_bytes_max` is the cap of text and state together. kMalformed, kTooLarge,
-// or kMismatch for another version.
+// The spans of the result point into `part`. `body_bytes_max` is the cap of text and state together. kMalformed,
+// kTooLarge, or kMismatch for another version.
 Result<FromJob> parse_from_job(std::span<const std::byte> part, uint64_t body_bytes_max = kJobBodyBytesMax);
 
 // ---- Between a server and its warm process
@@ -135,15 +135,15 @@ Result<FromJob> parse_from_job(std::span<const std::byte> part, uint64_t body_by
 struct WarmMessage {
   enum class Kind : uint8_t {
     kReady = 1,  // from the process: it can fork; `numerics`, `torch`, `job_kinds`, and `text` about it for people
-    kFork,       // to it: `job` wants a process, which logs under the name `text`; its channel and where its standard
-                 // error goes come along
+    kFork,       // to it: fork a process for `job` that logs as `text`; its channel and the descriptor for its
+                 // standard error are attached
     kStarted,    // from it: `pid` is the process of `job`
-    kEnded,      // from it: that process has ended, `status` as waitpid() has it, or could not be forked: pid 0
-    kEnd,        // to it: end the process of `job` at once, and all of its session
+    kEnded,      // from it: that process has ended, `status` as from waitpid(), or could not be forked: pid 0
+    kEnd,        // to it: end the process of `job` immediately, with its whole session
   };
   Kind kind = Kind::kReady;
   uint16_t torch = 0;
-  uint8_t job_kinds = 0;  // of kReady: those that its processes can run, as in a worker's report
+  uint8_t job_kinds = 0;  // of kReady: the kinds that its processes can run, as in a worker's report
   uint64_t job = 0;
   int32_t pid = 0;
   int32_t status = 0;
@@ -152,7 +152,7 @@ struct WarmMessage {
 };
 
 std::vector<std::byte> write_warm_message(const WarmMessage& message);
-// The text of the result lies in `part`. kMalformed, or kMismatch for another version.
+// The text of the result points into `part`. kMalformed, or kMismatch for another version.
 Result<WarmMessage> parse_warm_message(std::span<const std::byte> part);
 
 }  // namespace penstock::wire

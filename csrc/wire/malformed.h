@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The fault of bytes that do not follow their grammar.
+// The fault of bytes that violate their grammar.
 
 #include <string>
 #include <string_view>
@@ -10,7 +10,7 @@
 
 namespace penstock::wire {
 
-// `subject` names the bytes, such as "a request"; `reason` says what is wrong with them.
+// `subject` names the bytes, such as "a request"; `reason` describes the violation.
 inline Fault malformed(std::string_view subject, std::string_view reason) {
   std::string message(subject);
   message += " is malformed: ";

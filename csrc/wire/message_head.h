@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The head of fixed length that a message begins with: a struct whose first fields are `magic`, `version` and `kind`.
+// The fixed-length head at the start of a message: a struct whose first fields are `magic`, `version` and `kind`.
 
 #include <algorithm>
 #include <cstddef>
@@ -25,11 +25,11 @@ struct HeadRules {
   std::string_view remedy = "run the same version of penstock on both sides";
 };
 
-// The head of `part`, whose magic, version, length and kind are as `rules` have them. kMismatch for another version.
+// The head of `part`, with its magic, version, length and kind checked against `rules`. kMismatch for another version.
 template <typename Head>
 Result<Head> read_head(std::span<const std::byte> part, const HeadRules& rules) {
   Head head;
-  // Another version's head may be shorter: which one it is comes first.
+  // The head of another version may be shorter, so the version is checked first.
   if (!part.empty()) std::memcpy(&head, part.data(), std::min(part.size(), sizeof head));
   const bool is_ours = head.magic == rules.magic;
   if (is_ours && head.version != rules.version) {
@@ -44,7 +44,7 @@ Result<Head> read_head(std::span<const std::byte> part, const HeadRules& rules) 
   return head;
 }
 
-// The head with its bodies behind it.
+// The head followed by its bodies.
 template <typename Head>
 std::vector<std::byte> message_of(const Head& head, std::initializer_list<std::span<const std::byte>> bodies) {
   size_t size = sizeof head;

@@ -13,7 +13,8 @@
 #include "base/bytes.h"
 #include "wire/narrow_shape.h"
 
-// The loops over elements are compiled for the wider registers of newer CPUs as well; the loader of the system picks.
+// The loops over elements are also compiled for the wider registers of newer CPUs; the system's loader selects the
+// version.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
     !defined(__SANITIZE_ADDRESS__)
 #define PENSTOCK_WIDE_LOOP __attribute__((target_clones("avx2", "default")))
@@ -26,7 +27,7 @@ namespace {
 
 constexpr uint64_t kRowBytesMin = 64;
 
-// Calls on_type with a value of the integer type; false where the code is of none that may have an offset.
+// Calls on_type with a value of the integer type; returns false if the code is not a type that may have an offset.
 template <typename OnType>
 bool with_integer(DTypeCode dtype, const OnType& on_type) {
   switch (dtype) {
@@ -163,7 +164,7 @@ void write_bits(std::span<const std::byte> bytes, std::span<std::byte> target) {
   for (size_t place = 0; place < target.size(); ++place) {
     uint64_t eight = 0;
     std::memcpy(&eight, bytes.data() + place * 8, std::min<size_t>(8, bytes.size() - place * 8));
-    // The lowest bit of each byte, side by side.
+    // Packs the lowest bit of each byte.
     target[place] = static_cast<std::byte>((eight * 0x0102040810204080ull) >> 56);
   }
 }
@@ -173,7 +174,7 @@ Result<void> widen_bits(const TensorEntry& entry, std::span<const std::byte> nar
   if (narrow.size() != bit_bytes(target.size())) return malformed_narrow("it does not have the length of its elements");
   for (size_t place = 0; place < narrow.size(); ++place) {
     const auto eight = static_cast<uint64_t>(narrow[place]);
-    // Bit k goes to byte k.
+    // Moves bit k to byte k.
     const uint64_t spread = ((eight * 0x8040201008040201ull) >> 7) & 0x0101010101010101ull;
     const uint64_t in_order = __builtin_bswap64(spread);
     std::memcpy(target.data() + place * 8, &in_order, std::min<size_t>(8, target.size() - place * 8));
@@ -187,10 +188,10 @@ std::string_view row_of(std::span<const std::byte> bytes, uint64_t row_bytes, si
   return {reinterpret_cast<const char*>(bytes.data()) + row * row_bytes, row_bytes};
 }
 
-// By row, the first row with the same bytes; none where all differ.
+// By row, the first row with the same bytes; empty if all rows differ.
 std::optional<std::vector<uint32_t>> equal_rows(std::span<const std::byte> bytes, size_t row_count) {
   const uint64_t row_bytes = bytes.size() / row_count;
-  std::unordered_map<std::string_view, uint32_t> heads;  // a look at their beginnings is enough as a rule
+  std::unordered_map<std::string_view, uint32_t> heads;  // comparing the first bytes of rows usually suffices
   for (uint32_t row = 0; row < row_count; ++row)
     heads.try_emplace(row_of(bytes, row_bytes, row).substr(0, kRowBytesMin), row);
   if (heads.size() == row_count) return std::nullopt;
@@ -256,7 +257,7 @@ Result<void> widen_rows(const TensorEntry& entry, std::span<const std::byte> nar
 
 // ---- Padded
 
-// How many elements of a row stand before its end is nothing but the padding.
+// The number of elements in a row before its trailing padding.
 size_t length_before(const std::byte* row, const PaddedShape& shape, const std::byte* pad) {
   size_t length = shape.length;
   while (length > 0 && std::memcmp(row + (length - 1) * shape.item_bytes, pad, shape.item_bytes) == 0) --length;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The shape of a tensor that is written with fewer bytes, as the code that widens it at once (narrow.cpp) and the code
-// that checks it for a device (widening.cpp) read it.
+// The shape of a tensor that is written with fewer bytes, as read by the code that widens it immediately (narrow.cpp)
+// and the code that checks it for a device (widening.cpp).
 
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@ inline Fault malformed_narrow(std::string_view reason) {
   return malformed("a tensor that is written with fewer bytes", reason);
 }
 
-// Whether its elements lie side by side in the order of its dimensions.
+// Whether its elements are contiguous in the order of its dimensions.
 inline bool is_contiguous(const TensorEntry& entry) {
   int64_t expected = 1;
   for (size_t dim = entry.shape.size(); dim-- > 0;) {
@@ -29,7 +29,7 @@ inline bool is_contiguous(const TensorEntry& entry) {
   return true;
 }
 
-// Bytes of the base that stands in front of offsets.
+// Bytes of the base in front of the offsets.
 constexpr uint64_t kBaseBytes = 8;
 
 // Bytes of an offset.
@@ -44,7 +44,7 @@ inline size_t row_count_of(const TensorEntry& entry) {
   return entry.shape.empty() ? 0 : static_cast<size_t>(entry.shape.front());
 }
 
-// Whether the bytes are those of so many rows. The product of the two may overflow.
+// Whether the bytes are exactly `distinct_count` rows. The product of the two factors may overflow.
 constexpr bool are_rows_there(uint64_t bytes, uint32_t distinct_count, uint64_t row_bytes) {
   return bytes % row_bytes == 0 && bytes / row_bytes == distinct_count;
 }

@@ -16,7 +16,7 @@ Fault malformed_nest(std::string_view reason) { return malformed("the nest of a 
 
 std::string_view take_short_text(ByteReader& reader) { return reader.take_text(reader.read<uint8_t>()); }
 
-// As Python decodes it with "surrogatepass".
+// As decoded by Python with "surrogatepass".
 bool is_utf8(std::string_view text) {
   constexpr uint64_t kHighBits = 0x8080808080808080;
   const auto* at = reinterpret_cast<const unsigned char*>(text.data());
@@ -37,7 +37,7 @@ bool is_utf8(std::string_view text) {
     if (first < 0xc2 || first > 0xf4 || end - at < length) return false;
     for (ptrdiff_t place = 1; place < length; ++place)
       if ((at[place] & 0xc0) != 0x80) return false;
-    // More bytes than the character needs, or one beyond the last.
+    // More bytes than the character needs, or a code point above the maximum.
     if ((first == 0xe0 && at[1] < 0xa0) || (first == 0xf0 && at[1] < 0x90) || (first == 0xf4 && at[1] > 0x8f))
       return false;
     at += length;
@@ -51,15 +51,15 @@ bool may_be_key(const NestToken& token) {
     case NestTag::kDict:
     case NestTag::kTensor:
     case NestTag::kArray:
-    // Its class would be asked for its hash, and the sender chooses the class.
+    // Hashing it would call its class, and the sender chooses the class.
     case NestTag::kNamedTuple:
     case NestTag::kPickle: return false;
-    case NestTag::kScalar: return token.dtype[1] != 'V';  // numpy makes one that can be written to
+    case NestTag::kScalar: return token.dtype[1] != 'V';  // numpy makes a writable one
     default: return true;
   }
 }
 
-// With a dtype of its own, an array's elements are the last dimension of a tensor of bytes.
+// If an array has a separate dtype, its elements are the last dimension of a tensor of bytes.
 bool is_array_of(const TensorEntry& entry, std::string_view dtype) {
   if (dtype.empty()) return is_numpy_dtype(entry.dtype);
   return entry.dtype == kDTypeUInt8 && !entry.shape.empty() && entry.strides.back() == 1 &&
@@ -103,14 +103,14 @@ Result<NestToken> NestReader::next() {
   return token;
 }
 
-// The faults of a token that is all there.
+// The faults of a complete token.
 Result<void> NestReader::check(const NestToken& token) const {
   switch (token.tag) {
     case NestTag::kList:
     case NestTag::kTuple:
     case NestTag::kNamedTuple:
     case NestTag::kDict: {
-      const size_t least = token.tag == NestTag::kDict ? 2 : 1;  // every value takes a byte at least
+      const size_t least = token.tag == NestTag::kDict ? 2 : 1;  // every value takes at least one byte
       if (token.count > reader_.remaining() / least) {
         return malformed_nest("a container claims " + std::to_string(token.count) +
                               " elements, more than bytes are left");
@@ -124,7 +124,7 @@ Result<void> NestReader::check(const NestToken& token) const {
       }
       return {};
     case NestTag::kArray:
-      // Elements without bytes would make room for any number of them.
+      // Elements without bytes would allow any number of them.
       if (!token.dtype.empty() && array_item_bytes(token.dtype).value_or(0) == 0) {
         return malformed_nest("an array's dtype is none that travels");
       }
@@ -195,7 +195,7 @@ Result<void> check_python_values(std::span<const std::byte> bytes, std::span<con
   struct Open {
     uint64_t left = 1;  // values still expected
     bool is_dict = false;
-    bool is_key = false;  // a part of a key
+    bool is_key = false;  // inside a key
   };
   NestReader reader(bytes);
   std::vector<Open> open(1);  // innermost last
@@ -207,7 +207,7 @@ Result<void> check_python_values(std::span<const std::byte> bytes, std::span<con
     }
     const bool is_key = innermost.is_key || (innermost.is_dict && innermost.left % 2 == 0);
     --innermost.left;
-    const NestToken token = reader.next().value();  // which was checked
+    const NestToken token = reader.next().value();  // already checked
     if (is_key && !may_be_key(token)) return malformed_nest("a key of a dictionary has no hash");
     switch (token.tag) {
       case NestTag::kText:

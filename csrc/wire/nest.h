@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The shape of a batch without its tensors: dicts, lists and tuples around text, numbers, None and references to the
-// tensor table, as a stream of tokens in depth-first order. Any other object travels as one pickle, which only a local
+// tensor table, as a stream of tokens in depth-first order. Any other object is sent as one pickle, which only a local
 // worker may send; a reader that does not trust its peer refuses kPickle. The tokens above kPickle are for batches of
-// such peers: objects that a local worker would pickle, and that a reader can make without following any instruction.
+// such peers: objects that a local worker would pickle, but that a reader can create without executing instructions.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +22,7 @@ enum class NestTag : uint8_t {
   kTrue = 2,
   kInteger = 3,  // 64-bit signed
   kFloat = 4,    // 64-bit
-  kText = 5,     // UTF-8, surrogates passed through
+  kText = 5,     // UTF-8, possibly with surrogates
   kBytes = 6,
   kList = 7,         // followed by `count` values
   kTuple = 8,        // followed by `count` values
@@ -30,7 +30,7 @@ enum class NestTag : uint8_t {
   kTensor = 10,      // an index into the tensor table
   kPickle = 11,      // pickle protocol 5 whose persistent ids are indices into the tensor table
   kBigInteger = 12,  // an integer of any size: two's complement, least significant byte first
-  kArray = 13,   // an index into the tensor table, and a dtype (array_dtype.h) if the tensor's own is not the array's
+  kArray = 13,   // an index into the tensor table, and a dtype (array_dtype.h) if the array's differs from the tensor's
   kScalar = 14,  // a numpy scalar: a dtype, and the bytes of one element of it
   kNamedTuple = 15,  // "module:qualified name" of its class, followed by `count` values
 };
@@ -84,28 +84,27 @@ class NestWriter {
   ByteWriter writer_;
 };
 
-// One token. Only the members that the tag names have a meaning; the views are of the input.
+// One token. Only the members named by the tag are meaningful; the views point into the input.
 struct NestToken {
   NestTag tag;
   uint32_t count = 0;  // elements, pairs, or the tensor's index
   int64_t integer = 0;
   double floating = 0;
   std::string_view text;   // or bytes, a pickle, a big integer, a scalar's element, the name of a named tuple
-  std::string_view dtype;  // of a scalar, and of an array that has one of its own
+  std::string_view dtype;  // of a scalar, and of an array whose dtype differs from its tensor's
 };
 
-// What a value of a nest is taken for in the memory of its reader, at least as much as Python or C++ have for one. None
-// of these is more than kWholeFactorMax times the bytes of the token, so that no nest is too large by itself.
+// The assumed size of a nest value in its reader's memory, at least the size in Python or C++. Each is at most
+// kWholeFactorMax times the bytes of the token, so that no nest is too large by itself.
 constexpr uint64_t kPlaceBytes = 64;         // the value's place in its container
-constexpr uint64_t kObjectBytes = 64;        // an object of its own, which None, False and True have not
-constexpr uint64_t kArrayObjectBytes = 320;  // the same, of a numpy array
-constexpr uint64_t kCharacterBytes = 4;      // of each byte of a text, bytes or a number: one character may widen all
+constexpr uint64_t kObjectBytes = 64;        // a separate object, which None, False and True do not have
+constexpr uint64_t kArrayObjectBytes = 320;  // the same, for a numpy array
+constexpr uint64_t kCharacterBytes = 4;      // per byte of a text, bytes or a number: one character may widen all
 
 uint64_t value_bytes(const NestToken& token);
 
-// Reads token by token. Counts are checked against what is left, so that a reader may reserve room for them; a dtype is
-// one that array_dtype.h knows, and a scalar has the bytes of one element.
-// Thread-compatible.
+// Reads token by token. Counts are checked against the remaining bytes, so that a reader may reserve memory for them; a
+// dtype is supported by array_dtype.h, and a scalar has the bytes of one element. Thread-compatible.
 class NestReader {
  public:
   explicit NestReader(std::span<const std::byte> bytes) : reader_(bytes) {}
@@ -119,13 +118,13 @@ class NestReader {
   ByteReader reader_;
 };
 
-// Checks a whole nest: grammar, depth, that every tensor index is below `tensor_count` and that nothing follows it.
-// `allow_pickle` says whether the peer is one of our own children. Returns the sum of its values' value_bytes().
+// Checks a whole nest: the grammar, the depth, that every tensor index is below `tensor_count`, and that no bytes
+// follow. `allow_pickle`: whether the peer is one of our child processes. Returns the sum of its values' value_bytes().
 Result<uint64_t> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count, bool allow_pickle);
 
-// Checks that Python can make the values of a nest that check_nest() has passed with the number of `leaves`: texts are
-// UTF-8, keys of dictionaries have a hash, and arrays are tensors of their elements. Named tuples and dates are known
-// to Python alone.
+// Checks that Python can create the values of a nest that check_nest() has accepted with this number of `leaves`: texts
+// are UTF-8, dictionary keys are hashable, and arrays match their tensors. Named tuples and dates can be checked only
+// by Python.
 Result<void> check_python_values(std::span<const std::byte> bytes, std::span<const TensorEntry> leaves);
 
 }  // namespace penstock::wire

@@ -95,7 +95,7 @@ std::vector<std::byte> joined(const Head& head, std::initializer_list<std::span<
   return part;
 }
 
-// The cipher, or the set of them, and the nonce.
+// The cipher, or the set of ciphers, and the nonce.
 constexpr size_t kSealHalfBytes = 1 + kSealNonceBytes;
 
 WipedArray<kSealHalfBytes> write_seal_half(uint8_t cipher, const SealNonce& nonce) {
@@ -153,7 +153,7 @@ Result<SlabPlace> parse_place(std::span<const std::byte> body) {
                    .slab_bytes = record.slab_bytes};
 }
 
-// Whether the body of such a message is the reason of a refusal, or of a death.
+// Whether the body of such a message is the reason for a refusal or a death.
 bool is_reason(ToTrainer::Kind kind) {
   return kind == ToTrainer::Kind::kRefused || kind == ToTrainer::Kind::kDeclined || kind == ToTrainer::Kind::kDied;
 }

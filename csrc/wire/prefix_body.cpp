@@ -12,7 +12,7 @@
 namespace penstock::wire {
 namespace {
 
-// Reads the expected tokens, or fails for good.
+// Reads the expected tokens; fails permanently at the first error.
 class PrefixReader {
  public:
   explicit PrefixReader(std::span<const std::byte> nest) : nest_(nest) {}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The body of a prefix request: a batch record whose nest is the IR text, a seed, the compiled library, and what the
-// trainer's kernels compute under which settings, and whose tensors are the constants, so that a prefix travels in the
+// The body of a prefix request: a batch record whose nest contains the IR text, a seed, the compiled library, and the
+// numerics and settings of the trainer's kernels, and whose tensors are the constants, so that a prefix is sent in the
 // same checked form as a batch. PROTOCOL.md has the bytes.
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace penstock::wire {
 
-// A tensor of the batch as the compiled library expects it.
+// A tensor of the batch as expected by the compiled library.
 struct PrefixLeaf {
   uint32_t leaf_index = 0;
   DTypeCode dtype = 0;
@@ -27,7 +27,7 @@ struct PrefixLeaf {
   friend bool operator==(const PrefixLeaf&, const PrefixLeaf&) = default;
 };
 
-// The settings of the trainer that its results follow from. Precisions are those of torch's enumeration.
+// The trainer's settings that determine its results. Precisions are values of torch's enumeration.
 struct PrefixSettings {
   bool flushes_denormals = false;
   bool is_deterministic = false;
@@ -40,12 +40,11 @@ struct PrefixSettings {
 };
 
 struct PrefixConstant {
-  TensorEntry entry;  // its offset counts from the first constant's byte; the writer sets it
+  TensorEntry entry;  // its offset counts from the first byte of the constants; the writer sets it
   std::span<const std::byte> bytes;
 };
 
-// Text, library and the constants' bytes are views: of the message that was read, or of the memory that is to be
-// written.
+// Text, library and the constants' bytes are views of the message that was read, or of the memory to be written.
 struct PrefixBody {
   std::string_view text;
   uint64_t seed = 0;
@@ -56,7 +55,7 @@ struct PrefixBody {
   PrefixSettings settings{};
 };
 
-// The constants' entries must be right for their bytes, offsets aside.
+// The constants' entries must match their bytes, except for the offsets.
 std::vector<std::byte> write_prefix_body(const PrefixBody& body);
 
 Result<PrefixBody> parse_prefix_body(std::span<const std::byte> bytes);

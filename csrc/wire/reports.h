@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The reports of workers and trainers to a controller every kPingInterval, and its answers. All of it is state and not
-// news: a report that is lost is made good by the next, and a controller that starts again knows all within one
-// interval.
+// The reports of workers and trainers to a controller every kPingInterval, and its answers. All of it is state, not
+// events: a lost report is made up for by the next, and a restarted controller knows everything within one interval.
 
 #include <algorithm>
 #include <array>
@@ -15,25 +14,25 @@
 
 namespace penstock::wire {
 
-// Drawn by each run of a trainer or a worker. The run's id follows from it and from the key of its connections
-// (net/keys.h), so that nobody who knows the id alone can speak in its name. No status shows it.
+// Drawn by each run of a trainer or a worker. The run's id is derived from it and from the key of its connections
+// (net/keys.h), so that knowing the id alone does not allow anyone to impersonate the run. No status shows it.
 constexpr size_t kRunSecretBytes = 16;
 using RunSecret = WipedArray<kRunSecretBytes>;
 
-// The public half of a CURVE key. All zeros are nobody's.
+// The public half of a CURVE key. All zeros: no key.
 constexpr size_t kPublicKeyBytes = 32;
 using PublicKeyBytes = std::array<std::byte, kPublicKeyBytes>;
 
-constexpr size_t kDeclinedCountMax = 64;  // trainers that a worker remembers to have declined; older ones may ask again
-constexpr size_t kRosterDeclineCountMax = 16;   // workers of which a roster says why they declined
-constexpr size_t kEngineWorkerCountMax = 4096;  // workers of which an engine tells
+constexpr size_t kDeclinedCountMax = 64;  // trainers that a worker remembers having declined; older ones may ask again
+constexpr size_t kRosterDeclineCountMax = 16;   // workers whose reasons for declining a roster contains
+constexpr size_t kEngineWorkerCountMax = 4096;  // workers in an engine's report
 
 constexpr uint64_t kUnknownEnergy = ~uint64_t{0};
 
-// What a worker's process has spent since it began, as the worker tells its trainer with each message.
+// The resources that a worker's process has used since it started, as reported to its trainer with each message.
 struct WorkerMeter {
-  uint64_t cpu_ns = 0;                  // on CPUs, all its threads together
-  uint64_t energy_uj = kUnknownEnergy;  // its part of its machine's energy, where the machine tells that
+  uint64_t cpu_ns = 0;                  // CPU time of all its threads together
+  uint64_t energy_uj = kUnknownEnergy;  // its share of its machine's energy, if the machine reports it
 
   bool has_energy() const { return energy_uj != kUnknownEnergy; }
 
@@ -45,23 +44,23 @@ enum class JobKind : uint8_t { kPython = 1, kPlugin = 2 };
 constexpr uint8_t kJobKinds = 0b11;
 constexpr uint8_t kind_bit(JobKind kind) { return static_cast<uint8_t>(kind); }
 
-// A version of torch, 256 times its major number plus its minor one; 0: not told.
+// A version of torch, 256 times its major number plus its minor number; 0: unknown.
 constexpr uint16_t torch_number(int major, int minor) { return static_cast<uint16_t>(major << 8 | minor); }
 
 struct WorkerReport {
   uint64_t worker_id = 0;
   uint32_t incarnation = 0;
-  std::string endpoint{};  // where trainers reach it
+  std::string endpoint{};  // address for trainers
   bool is_draining = false;
-  uint64_t trainer_id = 0;           // that it works for; 0 for none
-  std::string about{};               // its host, process and versions, for people
-  std::vector<uint64_t> declined{};  // trainers whose job it cannot run, the latest last
-  std::string decline_reason{};      // why it cannot run that of the latest, for people
-  std::string name{};                // that the engine which started it knows it by; empty without an engine
+  uint64_t trainer_id = 0;           // the trainer that it serves; 0: none
+  std::string about{};               // its host, process and versions, human-readable
+  std::vector<uint64_t> declined{};  // trainers whose job it cannot run, oldest first
+  std::string decline_reason{};      // why it cannot run the latest trainer's job, human-readable
+  std::string name{};                // by which the engine that started it identifies it; empty without an engine
   uint8_t job_kinds = kind_bit(JobKind::kPython);  // that it can run
   uint16_t torch = 0;                              // as torch_number()
-  // For how long it has been at a batch that nobody wants any more, once that is longer than its batches take; else 0.
-  // It makes nothing for anybody meanwhile.
+  // How long it has been making a batch that is no longer wanted, once that is longer than its batches take; else 0. It
+  // makes no other batches meanwhile.
   uint32_t stuck_ms = 0;
   RunSecret secret{};  // of this run
 
@@ -74,44 +73,44 @@ struct WorkerReport {
 };
 
 struct WorkerOrders {
-  uint32_t incarnation = 0;  // the one that they are for
-  bool is_fenced = false;    // its lease ran out: its answers from then on are refused
+  uint32_t incarnation = 0;  // to which the orders apply
+  bool is_fenced = false;    // its lease expired: its answers from then on are rejected
   bool is_to_drain = false;
-  // Whom it may serve. Without `is_settled` the controller has just started and knows too little to say.
+  // The trainer that it may serve. Without `is_settled` the controller has just started and cannot decide yet.
   uint64_t controller_id = 0;  // of this run of the controller
-  uint64_t view = 0;           // counts up as it changes
+  uint64_t view = 0;           // increases with each change
   bool is_settled = false;
   uint64_t trainer_id = 0;  // 0: none
-  bool is_to_part = false;  // from a trainer that it serves, if that is another
+  bool is_to_part = false;  // leave the trainer that it serves, if that is another one
 
   friend bool operator==(const WorkerOrders&, const WorkerOrders&) = default;
 };
 
-// How a trainer fares: the one signal that scaling follows. Totals count from the trainer's beginning.
+// How well a trainer is supplied: the only signal for scaling. Totals count from the start of the trainer.
 struct QueueSignal {
   uint32_t ready_batches = 0;
-  uint32_t wanted_batches = 0;   // that it would have ready or asked for
-  uint32_t asked_batches = 0;    // and not here yet
-  uint64_t bytes_in_flight = 0;  // of batches here and not delivered, and of those asked for as far as they are known
+  uint32_t wanted_batches = 0;   // target for ready and requested batches
+  uint32_t asked_batches = 0;    // requested, not yet received
+  uint64_t bytes_in_flight = 0;  // of received but undelivered batches, and of requested ones as far as known
   uint64_t waited_ns = 0;
   uint64_t delivered_batches = 0;
-  bool is_paused = false;   // it has not asked for a batch for much longer than its steps take, or no epoch is going on
-  uint64_t step_count = 0;  // steps of training; pauses are none
-  uint64_t stepping_ns = 0;       // in them, waiting apart
-  uint64_t starved_ns = 0;        // waiting for a batch in the middle of an epoch
-  uint64_t paused_ns = 0;         // evaluations, checkpoints, first steps, between epochs
-  uint64_t made_batches = 0;      // that came from workers
-  uint64_t made_ns = 0;           // of one worker's time, for them
-  uint64_t made_cpu_ns = 0;       // of it, on CPUs; more than it with several threads
-  uint64_t made_bytes = 0;        // of them, on the link
-  uint64_t link_bytes_per_s = 0;  // that the link was measured to carry; 0: not known
-  uint64_t hedged_batches = 0;    // asked of a second worker, since they were late
+  bool is_paused = false;     // no batch was requested for much longer than its steps take, or no epoch is in progress
+  uint64_t step_count = 0;    // training steps; pauses do not count
+  uint64_t stepping_ns = 0;   // in steps, excluding waits
+  uint64_t starved_ns = 0;    // waiting for a batch in the middle of an epoch
+  uint64_t paused_ns = 0;     // evaluations, checkpoints, first steps, between epochs
+  uint64_t made_batches = 0;  // received from workers
+  uint64_t made_ns = 0;       // of one worker's time, for them
+  uint64_t made_cpu_ns = 0;   // the part on CPUs; larger than made_ns with several threads
+  uint64_t made_bytes = 0;    // their size on the link
+  uint64_t link_bytes_per_s = 0;  // measured throughput of the link; 0: unknown
+  uint64_t hedged_batches = 0;    // requested from a second worker because they were late
 
   friend bool operator==(const QueueSignal&, const QueueSignal&) = default;
 };
 
-// Where the time of a trainer's steps has gone since it began. Every moment of a step is in exactly one place: the
-// program computes, it waits for a batch (in the places from `dataset_ns` to `order_ns`), it waits for other ranks, or
+// The time breakdown of a trainer's steps since it started. Every moment of a step has exactly one category: the
+// program computes, it waits for a batch (the categories from `dataset_ns` to `order_ns`), it waits for other ranks, or
 // the loader works in the trainer's thread.
 struct StepTotals {
   uint64_t step_count = 0;
@@ -119,34 +118,35 @@ struct StepTotals {
   uint64_t dataset_ns = 0;
   uint64_t collate_ns = 0;
   uint64_t prefix_ns = 0;
-  uint64_t worker_ns = 0;  // for a free worker, or for one to start
+  uint64_t worker_ns = 0;  // for a free worker, or for a worker to start
   uint64_t wire_ns = 0;
   uint64_t device_ns = 0;
-  uint64_t order_ns = 0;  // later batches were here
+  uint64_t order_ns = 0;  // later batches had already arrived
   uint64_t ranks_ns = 0;
   uint64_t loader_ns = 0;
 
   friend bool operator==(const StepTotals&, const StepTotals&) = default;
 };
 
-// What the pool's workers have spent on a trainer, and given for it. Totals count from the trainer's beginning. A
-// *tenancy* is the time for which one worker serves the trainer. Workers of the trainer's own are not in it.
+// The resources that the pool's workers have used for a trainer, and their output. Totals count from the start of the
+// trainer. A *tenancy* is the time during which one worker serves the trainer. Workers that the trainer started itself
+// are excluded.
 struct JobCosts {
   uint64_t served_ns = 0;              // of all tenancies together
   uint64_t cpu_ns = 0;                 // of the workers' processes, within their tenancies
   uint64_t energy_uj = 0;              // of the metered tenancies
-  uint64_t tenancy_count = 0;          // that began
-  uint64_t metered_tenancy_count = 0;  // of them, those in which the worker has known its energy all the time
-  uint64_t batch_count = 0;            // that came
+  uint64_t tenancy_count = 0;          // started tenancies
+  uint64_t metered_tenancy_count = 0;  // tenancies in which the worker knew its energy all the time
+  uint64_t batch_count = 0;            // received
   uint64_t sample_count = 0;           // in them
-  uint64_t batch_bytes = 0;            // of them, as they crossed
+  uint64_t batch_bytes = 0;            // their size as transferred
 
   friend bool operator==(const JobCosts&, const JobCosts&) = default;
 };
 
-// What a trainer's GPU has used, by the GPU's own counter, which begins when its driver is loaded.
+// The energy used by a trainer's GPU, by the GPU's counter, which starts when its driver is loaded.
 struct GpuMeter {
-  uint64_t begin_uj = kUnknownEnergy;  // when the trainer began
+  uint64_t begin_uj = kUnknownEnergy;  // when the trainer started
   uint64_t now_uj = kUnknownEnergy;
 
   bool has_energy() const { return now_uj != kUnknownEnergy && begin_uj <= now_uj; }
@@ -154,7 +154,7 @@ struct GpuMeter {
   friend bool operator==(const GpuMeter&, const GpuMeter&) = default;
 };
 
-// Which rank of its job a trainer is. The trainers of one job have one `group`, not 0; 0: it is alone.
+// A trainer's rank in its job. The trainers of one job share one `group`, not 0; 0: a single trainer.
 struct JobRank {
   uint64_t group = 0;
   uint32_t rank = 0;
@@ -165,7 +165,7 @@ struct JobRank {
 
 struct TrainerReport {
   uint64_t trainer_id = 0;
-  std::string job;  // its name, for people
+  std::string job;  // its name, human-readable
   uint32_t worker_count_max = 0;
   QueueSignal queue{};
   StepTotals steps{};
@@ -173,33 +173,33 @@ struct TrainerReport {
   GpuMeter gpu{};
   std::string about{};                  // as for a worker
   JobKind job_kind = JobKind::kPython;  // of its job
-  uint16_t torch = 0;                   // that its job is made with
+  uint16_t torch = 0;                   // the version that its job is made with
   JobRank job_rank{};
   RunSecret secret{};  // of this run
 
   friend bool operator==(const TrainerReport&, const TrainerReport&) = default;
 };
 
-// A worker as the controller tells trainers of it.
+// A worker in the controller's messages to trainers.
 struct RosterEntry {
   uint64_t worker_id = 0;
   uint32_t incarnation = 0;
-  bool is_withdrawn = false;  // the trainer is to do without it
+  bool is_withdrawn = false;  // the trainer must stop using it
 
   friend bool operator==(const RosterEntry&, const RosterEntry&) = default;
 };
 
-// The workers of a trainer. Without `is_settled` the controller has just started and knows too little to say.
+// The workers of a trainer. Without `is_settled` the controller has just started and cannot decide yet.
 struct TrainerRoster {
   struct Entry {
     RosterEntry worker{};
     std::string endpoint{};
-    PublicKeyBytes key{};  // that the worker shows to the controller, and by which the trainer knows it
+    PublicKeyBytes key{};  // the worker's key at the controller, by which the trainer identifies it
 
     friend bool operator==(const Entry&, const Entry&) = default;
   };
-  // Why a worker has declined this trainer. The worker says so itself, too; but its link ends with the roster that does
-  // without it, and that roster can be here first.
+  // Why a worker has declined this trainer. The worker also reports it itself; but its link ends with the roster
+  // without it, and that roster may arrive first.
   struct Decline {
     uint64_t worker_id = 0;
     std::string reason{};
@@ -207,17 +207,17 @@ struct TrainerRoster {
     friend bool operator==(const Decline&, const Decline&) = default;
   };
   uint64_t controller_id = 0;  // of this run of the controller
-  uint64_t view = 0;           // counts up as it changes
+  uint64_t view = 0;           // increases with each change
   bool is_settled = false;
-  uint32_t pool_count = 0;      // workers that are not leaving, whosever they are
-  uint32_t declined_count = 0;  // of them, those that have declined this trainer
+  uint32_t pool_count = 0;      // workers that are not leaving, including other trainers' workers
+  uint32_t declined_count = 0;  // the part of them that has declined this trainer
   std::vector<Entry> entries{};
-  std::vector<Decline> declines{};  // as far as the reasons are known, kRosterDeclineCountMax at most
+  std::vector<Decline> declines{};  // with known reasons, at most kRosterDeclineCountMax
 
   friend bool operator==(const TrainerRoster&, const TrainerRoster&) = default;
 };
 
-// A worker as the engine that starts it sees it.
+// A worker from the viewpoint of the engine that starts it.
 struct EngineWorker {
   enum class State : uint8_t {
     kStarting = 0,
@@ -230,27 +230,28 @@ struct EngineWorker {
   friend bool operator==(const EngineWorker&, const EngineWorker&) = default;
 };
 
-// How an engine adapter stands: the limits that it was started with, and what its engine runs. Money is in millionths.
+// The state of an engine adapter: the limits that it was started with, and the workers that its engine runs. Money is
+// in millionths.
 struct ScaleReport {
   uint64_t adapter_id = 0;  // of this run of the adapter, not 0
   std::string engine{};     // its name, such as "local"
   uint32_t worker_count_min = 0;
   uint32_t worker_count_max = 0;
-  uint64_t idle_ms = 0;                // for which workers must have been too many before they are given back
+  uint64_t idle_ms = 0;                // how long workers must have been superfluous before they are released
   uint64_t start_allowance_ms = 0;     // a start that takes longer is reported
-  uint64_t price_micros_per_hour = 0;  // of one worker; 0 if there is none
+  uint64_t price_micros_per_hour = 0;  // of one worker; 0: no price
   bool has_budget = false;
   uint64_t budget_micros = 0;
-  uint64_t spent_worker_ms = 0;  // time of all workers, since the pool began
-  uint64_t refusal_count = 0;    // of requests that the engine did not grant in full, since the adapter began
-  std::string refusal{};         // why not the last of them; empty once all were granted
+  uint64_t spent_worker_ms = 0;  // time of all workers, since the start of the pool
+  uint64_t refusal_count = 0;    // requests that the engine did not grant in full, since the start of the adapter
+  std::string refusal{};         // the reason for the last refusal; empty once all were granted
   std::string trouble{};         // why the adapter cannot reach or trust its engine; empty if it can
   std::vector<EngineWorker> workers{};
 
   friend bool operator==(const ScaleReport&, const ScaleReport&) = default;
 };
 
-// A factor that an operator gives or does not give, in millionths.
+// An optional factor given by an operator, in millionths.
 struct CostFactor {
   bool is_given = false;
   uint64_t micros = 0;
@@ -258,7 +259,7 @@ struct CostFactor {
   friend bool operator==(const CostFactor&, const CostFactor&) = default;
 };
 
-// The operator asks what the jobs have cost. Without a price the controller takes the one that its engine has.
+// An operator requests the costs of the jobs. Without a price the controller uses the engine's price.
 struct CostsRequest {
   CostFactor price_per_hour{};        // of a worker
   CostFactor energy_price_per_kwh{};  // in the same unit
@@ -267,13 +268,13 @@ struct CostsRequest {
   friend bool operator==(const CostsRequest&, const CostsRequest&) = default;
 };
 
-// What an engine is to run.
+// The orders to an engine.
 struct ScaleOrders {
-  uint64_t adapter_id = 0;  // that they are for
+  uint64_t adapter_id = 0;  // to which the orders apply
   uint32_t wanted_count = 0;
   std::string reason{};              // a sentence for people
   bool is_to_end = false;            // the pool ends: the adapter stops all workers, and then itself
-  std::vector<std::string> stops{};  // names of workers to stop; they have been told to drain
+  std::vector<std::string> stops{};  // names of workers to stop; they have been ordered to drain
 
   friend bool operator==(const ScaleOrders&, const ScaleOrders&) = default;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a trainer has the workers of a pool leave out of its batches: leaves that it does not read once the boundary
-// tensors are there. A shipment travels as a blob, like a prefix, and requests name it, so that a batch is sent alike
-// whoever makes it. PROTOCOL.md has the bytes.
+// The leaves that pool workers leave out of a trainer's batches: leaves that the trainer does not read once it has the
+// boundary tensors. A shipment is sent as a blob, like a prefix, and requests name it, so that a batch is sent in the
+// same way by every worker. PROTOCOL.md has the bytes.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,20 +15,21 @@
 namespace penstock::wire {
 
 constexpr uint32_t kShipmentMagic = 0x31534e50;  // "PNS1"
-constexpr size_t kShipmentListMax = 256;         // of lists of keys
+constexpr size_t kShipmentListMax = 256;         // number of key lists
 constexpr size_t kShipmentBytesMax = size_t{16} << 20;
 
 struct Shipment {
-  // Leaves stay behind in a batch that has all boundary keys of one of these lists. There is one for each plan in use.
+  // Leaves are left out of a batch that has all boundary keys of one of these lists. There is one list for each plan in
+  // use.
   std::vector<std::vector<std::string>> boundary_keys;
-  std::vector<uint32_t> withheld;  // leaves, by their place in the batch's table
+  std::vector<uint32_t> withheld;  // leaves, by their index in the batch's table
   // Batches whose number in their epoch is a multiple of this are sent whole: the trainer compares them. 0: none.
   uint64_t whole_every = 0;
 
   friend bool operator==(const Shipment&, const Shipment&) = default;
 };
 
-// Whether bytes are meant as a shipment, and not as a prefix.
+// Whether bytes are a shipment, not a prefix.
 bool is_shipment(std::span<const std::byte> bytes);
 
 std::vector<std::byte> write_shipment(const Shipment& shipment);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where the bytes of a batch lie in memory that its worker has passed to the trainer, and the two messages that cross
-// on the channel over which a pool's worker passes such memory (server/slab_handover.h).
+// The location of a batch's bytes in memory that its worker has passed to the trainer, and the two messages on the
+// channel over which a pool worker passes such memory (server/slab_handover.h).
 
 #include <cstdint>
 
@@ -12,7 +12,7 @@ struct SlabPlace {
   uint32_t slab_index = 0;
   uint32_t generation = 0;
   bool is_transient = false;  // the arena is used once
-  uint64_t slab_bytes = 0;    // of the slab that have memory
+  uint64_t slab_bytes = 0;    // of the slab, backed by memory
 
   friend bool operator==(const SlabPlace&, const SlabPlace&) = default;
 };
@@ -27,7 +27,7 @@ struct HandoverHello {
 };
 static_assert(sizeof(HandoverHello) == 16);
 
-// The worker's message about an arena, whose file descriptor comes along.
+// The worker's message about an arena, whose file descriptor is attached.
 struct HandoverArena {
   uint32_t arena_id = 0;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What one thread of a grid does to widen a tensor: the whole of the kernels in loader/widen_kernels.cu but their
-// launch. It is ordinary C++, so the tests run it over whole grids on a CPU and compare every byte with wire::widen().
-// Which threads there are changes nothing of the result: each element is written once.
+// The work of one thread of a grid that widens a tensor: the kernels in loader/widen_kernels.cu without their launch.
+// It is ordinary C++, so the tests run it over whole grids on a CPU and compare every byte with wire::widen(). The
+// result does not depend on the number of threads: each element is written once.
 
 #include <algorithm>
 #include <bit>
@@ -20,7 +20,7 @@
 
 namespace penstock::wire {
 
-// Where a thread begins, and how far it goes each time.
+// The start position of a thread, and its steps.
 struct GridPlace {
   uint64_t column = 0;
   uint64_t row = 0;
@@ -28,10 +28,10 @@ struct GridPlace {
   uint64_t row_step = 1;
 };
 
-// Narrow bytes at a multiple of 8, and the tensor's own at a multiple of its elements' size (of 8 for bools).
+// Narrow bytes, aligned to 8, and the tensor's bytes, aligned to the size of its elements (8 for bools).
 struct WidenBuffers {
   const std::byte* narrow = nullptr;
-  const uint64_t* starts = nullptr;  // of padded: for each row, how many values stand before its own
+  const uint64_t* starts = nullptr;  // of padded: for each row, the number of values before its own
   std::byte* target = nullptr;
 };
 
@@ -63,7 +63,7 @@ struct BitsThread {
   }
 
  private:
-  // Bit k goes to byte k.
+  // Moves bit k to byte k.
   PENSTOCK_HOST_DEVICE static uint64_t spread(std::byte bits) {
     uint64_t bytes = 0;
     for (uint32_t place = 0; place < 8; ++place) bytes |= (static_cast<uint64_t>(bits) >> place & 1) << (8 * place);
@@ -108,7 +108,7 @@ struct PaddedThread {
   }
 
  private:
-  // Values of 8 bytes may lie at an odd multiple of 4.
+  // 8-byte values may be at an odd multiple of 4.
   PENSTOCK_HOST_DEVICE static T load(const std::byte* place) {
     if constexpr (sizeof(T) == 8) {
       const auto* halves = reinterpret_cast<const uint32_t*>(place);
@@ -129,7 +129,7 @@ void with_word(uint32_t bytes, const OnWord& on_word) {
   }
 }
 
-// Calls on_thread with the thread that widens such a tensor.
+// Calls on_thread with the thread type that widens such a tensor.
 template <typename OnThread>
 void with_thread(const Widening& widening, const WidenBuffers& buffers, const OnThread& on_thread) {
   if (widening.encoding == Encoding::kBits) return on_thread(BitsThread{widening, buffers});
@@ -154,7 +154,7 @@ struct GridSize {
 };
 
 constexpr uint32_t kThreadsInBlock = 256;
-constexpr uint32_t kBlocksMax = 8192;  // more than run at once on any device; threads take several elements beyond it
+constexpr uint32_t kBlocksMax = 8192;  // more than run at once on any device; beyond it, threads take several elements
 
 inline GridSize grid_for(const Widening& widening) {
   const bool has_rows = widening.row_count > 0;

@@ -10,7 +10,7 @@
 namespace penstock::wire {
 namespace {
 
-// The integers that may have an offset.
+// The integer types that may have an offset.
 constexpr bool may_have_offset(DTypeCode dtype) { return (dtype >= 2 && dtype <= 4) || dtype == 27 || dtype == 28; }
 
 Result<Widening> check_offset(const TensorEntry& entry, uint64_t plain, std::span<const std::byte> narrow) {
@@ -29,7 +29,7 @@ Result<Widening> check_bits(const TensorEntry& entry, uint64_t plain, std::span<
   return Widening{.encoding = entry.encoding, .item_bytes = 1, .item_count = plain};
 }
 
-// Rows begin at a multiple of 4 in the narrow bytes.
+// Rows start at a multiple of 4 in the narrow bytes.
 constexpr uint32_t unit_bytes(uint64_t row_bytes) { return row_bytes % 4 == 0 ? 4 : row_bytes % 2 == 0 ? 2 : 1; }
 
 Result<Widening> check_rows(const TensorEntry& entry, uint64_t plain, std::span<const std::byte> narrow) {

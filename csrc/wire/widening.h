@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How a tensor that is written with fewer bytes (narrow.h) is widened by code that works element by element, as the
-// kernels of a device do (widen_thread.h). The narrow bytes are checked here, before any of that code runs: it trusts
-// every number that it reads.
+// Describes a tensor that is written with fewer bytes (narrow.h) for code that widens it element by element, such as
+// the kernels of a device (widen_thread.h). The narrow bytes are checked here, before that code runs: it trusts every
+// number that it reads.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace penstock::wire {
 
-// What a thread of a kernel knows of a tensor. The narrow bytes have the rest.
+// A kernel thread's description of a tensor. The narrow bytes contain the rest.
 struct Widening {
   Encoding encoding = Encoding::kPlain;
   uint32_t item_bytes = 0;  // of an element; of rows: of the units in which they are copied, 1, 2 or 4
@@ -29,11 +29,11 @@ struct Widening {
 };
 static_assert(std::is_trivially_copyable_v<Widening>, "kernels are given it by value");
 
-// Checks the narrow bytes of a tensor, which nobody may write to from now on. kMalformed exactly where wire::widen()
-// refuses them. Looks at one number for each row, and at no element.
+// Checks the narrow bytes of a tensor, which must not be modified from now on. kMalformed exactly if wire::widen()
+// rejects them. Reads one number for each row, and no elements.
 Result<Widening> check_narrow(const TensorEntry& entry, std::span<const std::byte> narrow);
 
-// Whether a tensor of bools is widened to 0 and 1 alone. `widening` is its check's.
+// Whether a tensor of bools is widened only to 0 and 1. `widening` is the result of its check.
 bool widens_to_bools(const Widening& widening, std::span<const std::byte> narrow);
 
 }  // namespace penstock::wire
