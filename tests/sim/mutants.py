@@ -36,16 +36,12 @@ void Dispatch::forgive""",
     "the second copy of a hedged request is not taken back": (
         Mutation(
             "dispatch.cpp",
-            """    take_from(slot, key);
+            """.has_come = answerer.has_value()});
+    take_from(slot, key);
     tell_if_idle(slot);
-  }
-}
-
-// No worker""",
-            """  }
-}
-
-// No worker""",
+""",
+            """.has_come = answerer.has_value()});
+""",
         ),
     ),
     "credit is not looked at": (
