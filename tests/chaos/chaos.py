@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does to live pools what production will: kills, stops, cuts and starves their processes while
-streams run, and compares every batch with what one process alone makes.
+"""Subjects live pools to the faults of production: kills, stops, cuts and starves their processes
+while streams run, and compares every batch with the batch of a single process.
 
     python tests/chaos/chaos.py
     python tests/chaos/chaos.py --only kill-workers --seed 4711

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that can be done to a process from outside, by its id."""
+"""Faults that can be injected into a process from outside, by its id."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 
 
 def kill(pids: Iterable[int]) -> None:
-    """With SIGKILL. One that has ended already is as good."""
+    """With SIGKILL. A process that has ended already counts as killed."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def crash(pid: int) -> None:
-    """With SIGSEGV, as the process's own fault would, but for the core that it would leave."""
+    """With SIGSEGV, as the process's fault would, but without a core dump."""
     with contextlib.suppress(ProcessLookupError):
         hard = resource.prlimit(pid, resource.RLIMIT_CORE)[1]
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, hard))
@@ -27,7 +27,7 @@ def crash(pid: int) -> None:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process stands still, and then goes on without knowing that it did."""
+    """The process is stopped, and then continues without noticing it."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -39,9 +39,9 @@ def stopped(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_more_descriptors(pid: int) -> Iterator[int]:
-    """The process keeps what it has open and opens nothing more; gives how many it may have."""
+    """The process keeps its open descriptors and opens no more; returns its limit."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    # The limit is on the number of a descriptor: below it none may be free.
+    # The limit applies to descriptor numbers: below it none may be free.
     numbers = set(map(int, os.listdir(f"/proc/{pid}/fd")))
     limit = next(number for number in range(before[0]) if number not in numbers)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, before[1]))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scenario left behind: processes, and files in shared memory, in its runtime folder and
+"""The leftovers of a scenario: processes, and files in shared memory, in its runtime folder and
 among the temporary ones.
 
-Its processes are known by their environment, which names a folder that is the scenario's own, or,
-where they show it to nobody but root, by such a folder among their arguments.
+Its processes are recognised by their environment, which names the scenario's folder, or, where only
+root can read it, by such a folder among their arguments.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 import process_traces
 
 CODE_FOLDER = re.compile(r"penstock-code-\d+-(\d+)-")
-ENDING_SECONDS_MAX = 10.0  # that processes on their way out may take on a busy machine
+ENDING_SECONDS_MAX = 10.0  # that exiting processes may take on a busy machine
 
 
 def processes_of(runtime_folder: Path, temporary_folder: Path) -> list[int]:
-    """Every process that has the first in its environment, or the second among the arguments that
-    it shows instead, but this one."""
+    """Every process that has the first in its environment, or the second among its visible
+    arguments, except this one."""
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
     return [
         pid
@@ -46,9 +46,9 @@ def _names_one_of(pid: int, runtime_folder: Path, temporary_folder: Path) -> boo
 def left_behind(
     runtime_folder: Path, temporary_folder: Path, killed: set[int], shared_before: set[str]
 ) -> list[str]:
-    """Waits until processes on their way out are gone; names those that are still there.
+    """Waits until exiting processes are gone; names the ones that are still there.
 
-    Files that a killed process has left are removed by the next one of its kind.
+    The files of a killed process are removed by the next one of its kind.
     """
     running = processes_of(runtime_folder, temporary_folder)
     process_traces.wait_gone(running, ENDING_SECONDS_MAX)

@@ -21,8 +21,8 @@ class Outcome:
     stalls: list[float] = field(default_factory=list)
     is_stall_bounded: bool = False
     errors: list[str] = field(default_factory=list)  # clear ones, with which a stream may end
-    complaints: list[str] = field(default_factory=list)  # all that must not be
-    skipped: str = ""  # why nothing was done
+    complaints: list[str] = field(default_factory=list)  # all unexpected events
+    skipped: str = ""  # why the fault was skipped
     seconds: float = 0.0
 
     @property
@@ -66,7 +66,7 @@ def row(outcome: Outcome) -> tuple[str, ...]:
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """In Markdown, with its columns in line for those who read it as it is."""
+    """In Markdown, with aligned columns for readers of the source."""
     rows = [COLUMNS, *map(row, outcomes)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in rows]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The datasets of the chaos suite: those of the tests of a pool, each sample taking a while.
+"""The datasets of the chaos suite: the pool tests' datasets, with slow samples.
 
-A process whose environment names ``LEAK_VARIABLE`` loses memory with every sample, for good.
+A process whose environment names ``LEAK_VARIABLE`` leaks memory with every sample.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PacedSamples(Augmented):
 
 
 class PacedShards(Shards):
-    """Has no state: whoever goes on with a shard reads it from its beginning."""
+    """Has no state: a worker that takes over a shard reads it from the start."""
 
     def __init__(self, count: int, pause_s: float) -> None:
         super().__init__(count)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scenarios. Each makes its pool, has streams run through it, and does its faults to them."""
+"""The scenarios. Each makes its pool, runs streams through it, and injects its faults into them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEAK_BYTES = 1 << 20  # with every sample
 SHORT = {"sample_count": 800, "epoch_count": 2}  # where every stream has one fault
 
 
-# A worker process is the server of one worker or several, unless something else is said.
+# A worker process is the server of one or more workers, unless stated otherwise.
 
 
 def one_of_several(trial: Trial) -> int | None:
@@ -47,8 +47,8 @@ def kill_worker(trial: Trial, trainer: Trainer) -> None:
 
 
 def kill_warm_process(trial: Trial, trainer: Trainer) -> None:
-    """The processes of its jobs end with it, and so does its server, in whose place another worker
-    process is started."""
+    """Its job processes end with it, and so does its server, which another worker process
+    replaces."""
     server = one_of_several(trial)
     found = [] if server is None else warm_processes(server)
     if server is not None and found:
@@ -58,7 +58,7 @@ def kill_warm_process(trial: Trial, trainer: Trainer) -> None:
 
 
 def one_job(trial: Trial) -> tuple[int, int] | None:
-    """A worker process that makes batches, and the process of a job of its."""
+    """A worker process that makes batches, and one of its job processes."""
     found = [
         (server, job)
         for server, count in trial.settled().items()
@@ -68,8 +68,8 @@ def one_job(trial: Trial) -> tuple[int, int] | None:
 
 
 def kill_job(trial: Trial, trainer: Trainer) -> None:
-    """Its server lives, and has another one forked at once. A batch over which three processes die
-    fails, and is to, so that this waits until all workers have had time for those before."""
+    """Its server lives, and has another one forked immediately. A batch over which three processes
+    die fails, as intended, so this waits until all workers have had time for the earlier ones."""
     found = one_job(trial) if trial.are_all_settled else None
     if found is not None:
         server, job = found
@@ -79,7 +79,7 @@ def kill_job(trial: Trial, trainer: Trainer) -> None:
 
 
 def stop_job(trial: Trial, trainer: Trainer) -> None:
-    """Its server goes on saying that it lives, so that a batch of a shard has to wait."""
+    """Its server keeps sending heartbeats, so that a batch of a shard has to wait."""
     found = one_job(trial)
     if found is not None:
         server, job = found
@@ -99,9 +99,9 @@ def kill_all_workers(trial: Trial, trainer: Trainer) -> None:
 
 
 def kill_controller(trial: Trial, trainer: Trainer) -> None:
-    """In one case of three a worker is lost as well, which has to find the next controller. A
-    trainer whose workers do not persist asks a controller for some when an epoch begins, so that
-    the stream is to have gone on before the next fault."""
+    """In one case of three a worker is lost as well, and has to find the next controller. A trainer
+    whose workers do not persist asks a controller for some at the start of each epoch, so the
+    stream has to continue before the next fault."""
     settled = list(trial.settled())
     victims = settled[:1] if len(settled) > 1 and trial.rng.random() < 1 / 3 else []
     trial.fault(f"SIGKILL of the controller, and of worker processes {victims}")
@@ -112,7 +112,8 @@ def kill_controller(trial: Trial, trainer: Trainer) -> None:
 
 
 def stop_worker(trial: Trial, trainer: Trainer) -> None:
-    """For longer than its lease: others have made the batches that it owed when it goes on."""
+    """For longer than its lease: by the time it resumes, others have made its outstanding
+    batches."""
     settled = list(trial.settled())
     if len(settled) > 1:
         victim = trial.rng.choice(settled)
@@ -126,9 +127,9 @@ POOL_FAULTS = (*JOB_FAULTS, kill_worker, stop_worker, kill_controller, kill_all_
 
 
 def keep_doing(*faults: Callable[[Trial, Trainer], None]) -> Callable[[Trial], None]:
-    """One fault after the other, in turn, at any instant of a stream that has gone on since the
-    last one. The workers of every other stream persist. Unless it is said how many workers each
-    supervisor has, that is drawn: where a server is lost, there is more than one supervisor."""
+    """One fault after the other, in turn, at any instant of a stream that has continued since the
+    last one. The workers of every other stream persist. The number of workers per supervisor is
+    drawn unless it is given: where a server is lost, there is more than one supervisor."""
     layouts: tuple[tuple[int, ...], ...] = (ONE_EACH, ONE_AND_SEVERAL)
     if set(faults) <= {kill_job, stop_job}:
         layouts = (*layouts, ALL_OF_ONE)
@@ -148,8 +149,8 @@ def keep_doing(*faults: Callable[[Trial, Trainer], None]) -> Callable[[Trial], N
 
 
 def kill_trainers(trial: Trial) -> None:
-    """Another process goes on, with other workers: the pool's, its own beside them, only its own,
-    or none."""
+    """Another process resumes, with other workers: the pool's, local ones in addition, only local
+    ones, or none."""
     extra: Worker | None = None
     trial.pool.start_worker(processes=2)
     for stream in trial.streams():
@@ -191,7 +192,7 @@ def kill_trainers(trial: Trial) -> None:
 
 def cut_links(trial: Trial) -> None:
     """The workers are on another host than the trainer, with the keys of `penstock keys`. In every
-    other stream the trainer has a worker of its own beside them."""
+    other stream the trainer has a local worker in addition to them."""
     keys = str(trial.folder / "keys")
     made = subprocess.run(
         [sys.executable, "-m", "penstock", "keys", keys],
@@ -231,8 +232,8 @@ def fill_disks(trial: Trial) -> None:
 
 
 def _fill(trial: Trial, tiny: TinyFolder) -> None:
-    """Of a worker that is alone, of one of two, or of a trainer with a worker of its own: before
-    the worker knows the job, or while it serves."""
+    """Of a single worker, of one of two, or of a trainer with a local worker: before the worker
+    knows the job, or while it serves."""
     for number, stream in enumerate(trial.streams(**SHORT)):
         who = ("the only worker", "one of two workers", "the trainer")[number % 3]
         squeezed = trial.pool.start_worker(within=() if who == "the trainer" else tiny.within)
@@ -264,9 +265,9 @@ STARVED = (
 
 
 def exhaust_descriptors(trial: Trial) -> None:
-    """Nothing more can be opened: by a trainer whose workers change, by a process of a worker whose
-    trainers change; for a while, or from the start on."""
-    # What a server has open is shown to nobody but root.
+    """No more descriptors can be opened: by a trainer whose workers change, by a worker process
+    whose trainers change; for a while, or from the start."""
+    # Only root can see the open descriptors of a server.
     starved = [who for who in STARVED if who != "a server" or os.geteuid() == 0]
     for number, stream in enumerate(trial.streams(**SHORT)):
         who = starved[number % len(starved)]
@@ -276,7 +277,7 @@ def exhaust_descriptors(trial: Trial) -> None:
             within = ("prlimit", f"--nofile={limit}", "--")
             arguments = ["worker", "--controller", trial.pool.endpoint]
             trial.pool.processes.append(Worker(arguments, trial.pool.environment, within))
-        trial.start_workers((1, 1))  # of which the one goes on where the other's server cannot
+        trial.start_workers((1, 1))  # one continues where the other's server cannot
         server = next(iter(trial.listening()))
         if who == "a trainer from its start on":
             limit = trial.rng.choice((16, 24, 32, 48))
@@ -311,7 +312,7 @@ def exhaust_descriptors(trial: Trial) -> None:
 
 
 def exhaust_memory(trial: Trial) -> None:
-    """The process of a job that loses memory is killed by the kernel, over and over; another worker
+    """The process of a job that leaks memory is killed by the kernel, over and over; another worker
     is healthy."""
     with memory_group(GROUP_BYTES) as group:
         try:
@@ -322,7 +323,7 @@ def exhaust_memory(trial: Trial) -> None:
             for stream in trial.streams():
                 with trial.training(stream) as trainer:
                     while trainer.runs_for(0.05) and trial.wants_more:
-                        # Processes of jobs that are forked from now on are in the warm one's group.
+                        # Job processes that are forked from now on are in the warm process's group.
                         for pid in set(all_processes(worker.process.pid)) - added:
                             added.add(pid)
                             group.add(pid)
@@ -338,7 +339,7 @@ class Scenario:
     run: Callable[[Trial], None]
     fault_count: int  # of the full form
     has_own_controller: bool = False
-    is_stall_bounded: bool = False  # one worker is lost of several that can make its batches
+    is_stall_bounded: bool = False  # one of several workers that can make its batches is lost
 
 
 SCENARIOS: Mapping[str, Scenario] = {

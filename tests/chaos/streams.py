@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams, what they should be, and how what was delivered differs from that.
+"""Streams, their expected batches, and how the delivered ones differ.
 
 The oracle is the same loader in one process: ``num_workers=0, seeding="batch"``. Every batch holds
 random numbers, so that no two have one digest.
@@ -24,7 +24,7 @@ Kind = Literal["map", "shards", "stateful shards"]
 KINDS: tuple[Kind, ...] = ("map", "shards", "stateful shards")
 
 CODE_PATHS = [str(Path(__file__).with_name("paced_datasets.py")), pool_datasets.__file__]
-# How long after a fault a pause of the stream is put down to it.
+# How long after a fault a pause of the stream is attributed to it.
 BLAME_S = 8.0
 
 
@@ -47,8 +47,8 @@ class Stream:
         return self.batch_size * self.pause_s
 
     def handover_s(self, place: int) -> float:
-        """What a worker needs for the batch at ``place`` of a shard that it takes over: with a
-        shard that has no state it reads again what came before."""
+        """The input that a worker needs for the batch at ``place`` of a shard that it takes over:
+        with a shard without a state it reads the earlier batches again."""
         if self.kind != "shards":
             return self.batch_s
         shard_samples = -(-self.sample_count // self.shard_count)
@@ -84,7 +84,7 @@ def _expected(stream: Stream) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """How many of the delivered batches are not as they should be."""
+    """How many of the delivered batches are not as expected."""
 
     missing: int = 0
     doubled: int = 0
@@ -101,8 +101,8 @@ class Differences:
 
 
 def compare(expected: Sequence[str], found: Sequence[str]) -> Differences:
-    """A batch that is delivered with other bytes is different, and the one in whose place it came
-    is missing."""
+    """A batch that is delivered with other bytes is different, and the one that it replaced is
+    missing."""
     places = {digest: place for place, digest in enumerate(expected)}
     seen: set[int] = set()
     furthest = -1
@@ -130,8 +130,8 @@ class Delivery:
 def stalls(
     deliveries: Sequence[Delivery], faults: Sequence[float], handover_s: Callable[[int], float]
 ) -> list[float]:
-    """For each fault the longest pause between two deliveries that it may be to blame for, beyond
-    the time that another worker needs for the batch at the place of the later one."""
+    """For each fault the longest pause between two deliveries that it may have caused, beyond the
+    time that another worker needs for the batch at the place of the later one."""
     found = []
     for number, fault in enumerate(faults):
         end = min([fault + BLAME_S, *faults[number + 1 : number + 2]])
@@ -145,7 +145,7 @@ def stalls(
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """By nearest rank, so that of fewer than a hundred the 99th is the largest."""
+    """By nearest rank, so with fewer than a hundred values the 99th is the largest."""
     if not values:
         return 0.0
     if len(values) == 1:

@@ -22,9 +22,9 @@ from worker_processes import (
     warm_processes,
 )
 
-# "mixed" does all that the scenarios do which are left out: a pool for each takes long. It begins
-# and ends with what is done to processes of jobs, so that its first stream, which is map-style, and
-# one of shards meet that.
+# "mixed" covers all of the omitted scenarios: a pool for each takes long. It starts and ends with
+# faults in job processes, so that its first stream, which is map-style, and one of shards meet
+# them.
 MIXED_COUNT = len(POOL_FAULTS) + len(JOB_FAULTS)
 FAULT_COUNTS = dict.fromkeys(SCENARIOS, 1) | {"mixed": MIXED_COUNT, "kill-trainers": 2}
 LEFT_OUT = {
@@ -38,8 +38,8 @@ LEFT_OUT = {
 }
 STREAM_OPTIONS = {"sample_count": 320, "epoch_count": 2}
 MIXED_OPTIONS = {"sample_count": 640, "epoch_count": 2}
-# Those of `make test`: how many faults, and how many workers each `penstock worker` has. The first
-# faults of "mixed" are a process of a job that is killed, one that is stopped, and a warm process
+# The values of `make test`: how many faults, and how many workers each `penstock worker` has. The
+# first faults of "mixed" are a job process that is killed, one that is stopped, and a warm process
 # that is killed, with which its server ends.
 SHORTEST = {"kill-jobs": (2, (2,)), "mixed": (3, (1, 1))}
 
@@ -77,7 +77,7 @@ def expect_all_batches(
     )
     if outcome.skipped:
         pytest.skip(outcome.skipped)
-    outcome.is_stall_bounded = False  # nothing follows from a few, and beside other tests
+    outcome.is_stall_bounded = False  # a few prove little when other tests run
     assert not findings([outcome]), "\n".join([table([outcome]), *findings([outcome])])
     assert outcome.fault_count >= fault_count
     assert outcome.batch_count > 0 or outcome.errors

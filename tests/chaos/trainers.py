@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers as processes of their own, which can be killed, and the batches that they delivered."""
+"""Trainers as separate processes, which can be killed, and the batches that they delivered."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training import TIMEOUT_S, Plan
 
 PROGRAM = Path(__file__).with_name("training.py")
 MODULES = Path(pool_datasets.__file__).parent
-# Without a batch for so long a trainer hangs: its loader should have raised before.
+# A trainer without a batch for this long hangs: its loader should have raised before.
 HANG_S = TIMEOUT_S + 20.0
 
 
@@ -36,7 +36,7 @@ class Trainer:
         within: Sequence[str] = (),
         is_resumed: bool = False,
     ) -> None:
-        """``folder`` has the saved state; whoever is to go on from it is given the same one."""
+        """``folder`` has the saved state; a process that resumes is given the same one."""
         folder.mkdir(exist_ok=True)
         plan_path = folder / "plan"
         Plan(asdict(stream), dict(options), str(folder / "state"), is_resumed=is_resumed).write(
@@ -92,12 +92,12 @@ class Trainer:
         return self.is_complete or self.ended_at is not None
 
     def runs_for(self, seconds: float) -> bool:
-        """Waits so long; returns False at once when the stream is over."""
+        """Waits this long; returns False as soon as the stream is over."""
         with self._news:
             return not self._news.wait_for(lambda: self.is_over, seconds)
 
     def wait_for_batches(self, count: int) -> bool:
-        """Waits for so many more; returns False when there will be no such number."""
+        """Waits for this many more; returns False when that number will not be reached."""
         with self._news:
             wanted = len(self.deliveries) + count
             has_come = self._news.wait_for(
@@ -106,7 +106,7 @@ class Trainer:
             return has_come and not self.is_over
 
     def finish(self) -> int | None:
-        """Waits for its end; returns its exit code, None when it was killed since it hung."""
+        """Waits for its end; returns its exit code, None if it hung and was killed."""
         with self._news:
             while self.ended_at is None:
                 count = len(self.deliveries)

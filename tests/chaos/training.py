@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer as a program: ``training.py PLAN`` delivers a stream and says so on its output, a line
-for each batch, and saves the loader's state every few batches. It can be killed at any instant, and
-another process goes on from the state that it saved last.
+"""A trainer as a program: ``training.py PLAN`` delivers a stream, prints a line for each batch, and
+saves the loader's state every few batches. It can be killed at any instant, and another process
+resumes from the last saved state.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def say(line: str) -> None:
-    """At once, and in one piece."""
+    """Immediately, and in one write."""
     os.write(1, f"{line}\n".encode())
 
 

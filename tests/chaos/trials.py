@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scenario under way: a pool of its own, streams one after the other, faults, and the tally."""
+"""A scenario in progress: a separate pool, streams one after the other, faults, and the tally."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from worker_processes import servers
 CLEAR_ERROR_S = 10.0  # from the fault, or from the last batch after it
 SETTLED_S = 2.0  # after which a worker that has started makes batches
 LINES_SHOWN = 25
-# How a worker's death by its own fault is told by the process that started it.
+# How the process that started a worker reports the worker's death by its own fault.
 TOLD_CRASH = re.compile("SIG(BUS|SEGV|ABRT|ILL|FPE)")
-# The same of a job's process, told by its server, which may be what the trial has done to it.
+# The same for a job's process, reported by its server, which may be the trial's doing.
 TOLD_JOB_CRASH = re.compile(r"the process of a job of trainer \w+ was ended by SIGSEGV")
 CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 # A scenario gives up when streams end and no fault was possible.
@@ -37,8 +37,8 @@ STREAMS_WITHOUT_FAULT_MAX = 4
 
 
 def told_crashes(lines: Sequence[str]) -> tuple[int, int]:
-    """How many lines tell of a process that its own fault has ended: of processes of jobs by
-    SIGSEGV, and of all others."""
+    """The number of lines that report a process ended by its own fault: job processes by SIGSEGV,
+    and all others."""
     jobs = sum(TOLD_JOB_CRASH.search(line) is not None for line in lines)
     return jobs, sum(TOLD_CRASH.search(line) is not None for line in lines) - jobs
 
@@ -54,7 +54,8 @@ class Trial:
         stream_options: Mapping[str, Any] | None = None,
         worker_counts: Sequence[int] = (),
     ) -> None:
-        """``worker_counts`` is of the workers of each supervisor, where a scenario asks."""
+        """``worker_counts`` are the numbers of workers of each supervisor, if a scenario sets
+        them."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.outcome = Outcome(scenario, seed)
@@ -83,19 +84,19 @@ class Trial:
         return self.outcome.fault_count < self.fault_count
 
     def fault(self, what: str) -> None:
-        """To be said right before it is done."""
+        """To be called right before the fault."""
         self.outcome.fault_count += 1
         self._fault_times.append(time.monotonic())
         print(f"  {self.outcome.scenario}: {self.outcome.fault_count}. {what}", flush=True)
 
     def kill(self, *pids: int) -> None:
-        """With SIGKILL, which nobody sees coming."""
+        """With SIGKILL, which cannot be caught."""
         self._killed.update(pids)
         kill(pids)
 
     def end_job(self, server: int, job: int, number: signal.Signals) -> None:
-        """With SIGKILL or SIGSEGV. Its server, which has to make batches with another one, is as
-        good as one that has just started."""
+        """With SIGKILL or SIGSEGV. Its server, which has to make batches with another one, counts
+        as newly started."""
         self._listening_since[server] = time.monotonic()
         if number == signal.SIGSEGV:
             self._crash_count += 1
@@ -110,13 +111,13 @@ class Trial:
         self.expect_end(server)
 
     def expect_end(self, pid: int) -> None:
-        """Of a process for which the fault was meant, or that depends on such a one."""
+        """Of a process that was the target of the fault, or that depends on such a process."""
         self._killed.add(pid)
         if wait_gone([pid], ENDING_SECONDS_MAX):
             self.complain(f"process {pid} was to end and has not")
 
     def expect_servers(self) -> None:
-        """Each server is there, as far as its worker is, but for those that a fault has ended."""
+        """Each server is there, as far as its worker is, except those ended by a fault."""
         for worker in self.pool.processes:
             if not isinstance(worker, Worker) or worker.process.poll() is not None:
                 continue
@@ -127,7 +128,7 @@ class Trial:
     # ---- Workers
 
     def start_workers(self, counts: Sequence[int]) -> None:
-        """In the place of those before: a supervisor with so many workers, for each count."""
+        """In place of the earlier ones: a supervisor with this many workers, for each count."""
         self.workers = [self.pool.start_worker(processes=count) for count in counts]
         self.settled()  # the time counts from here on
 
@@ -138,7 +139,7 @@ class Trial:
         return Counter(pid for pid in told if pid in running)
 
     def settled(self) -> dict[int, int]:
-        """Those of them that can be relied on to make batches now."""
+        """The workers among them that can be relied on to make batches now."""
         now = time.monotonic()
         found = self.listening()
         for pid in found:
@@ -156,7 +157,7 @@ class Trial:
     # ---- Streams
 
     def streams(self, **options: Any) -> Iterator[Stream]:
-        """Another one until there were faults enough."""
+        """Another one until there were enough faults."""
         idle_count = 0
         for number in range(10**6):
             if not self.wants_more:
@@ -179,7 +180,7 @@ class Trial:
         waits_for_a_batch: bool = True,
         **options: Any,
     ) -> Iterator[Trainer]:
-        """A trainer that has delivered a batch, and from there to its end, when it is judged."""
+        """A trainer that has delivered a batch, followed to its end, when it is judged."""
         trainer = self.start_trainer(stream, within=within, **options)
         first_fault = len(self._fault_times)
         try:
@@ -203,7 +204,7 @@ class Trial:
         resumes: Trainer | None = None,
         **options: Any,
     ) -> Trainer:
-        """``resumes`` has been killed; the new one goes on from the state that it saved."""
+        """``resumes`` has been killed; the new one resumes from the state that it saved."""
         self._trainer_count += resumes is None
         options = {"pool": self.pool.endpoint, **options}
         return Trainer(
@@ -223,8 +224,8 @@ class Trial:
         *,
         may_fail: bool = False,
     ) -> None:
-        """The batches that the trainers delivered, each of which went on where the one before it
-        had saved."""
+        """The batches that the trainers delivered; each resumed from the state saved by the one
+        before it."""
         expected = stream.expected()
         last = trainers[-1]
         found: list[str] = []
@@ -273,7 +274,7 @@ class Trial:
             print(f"  --- {process.process.args}", *process.lines[-LINES_SHOWN:], sep="\n    ")
 
     def end_processes(self, first: int) -> None:
-        """Of the pool, from the one with that number on: as users do, with SIGTERM."""
+        """Workers of the pool, from the one with that number on: as users do, with SIGTERM."""
         ended = self.pool.processes[first:]
         for process in reversed(ended):
             try:

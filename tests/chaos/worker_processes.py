@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of `penstock worker`, by what they are: the supervisor, which is the command; the
-servers, which are what others know as workers; the warm processes; and those of jobs, which are
-forked from a warm one. Found as children of each other, however many workers a server has.
+"""The processes of `penstock worker`, by kind: the supervisor, which is the command; the servers,
+which other processes know as workers; the warm processes; and the job processes, which are forked
+from a warm one. Found as children of each other, for any number of workers per server.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def warm_processes(server: int) -> list[int]:
 
 
 def job_processes(server: int, count: int = 1) -> list[int]:
-    """Those that were forked last, one for each of so many workers: those before them are on their
-    way out."""
+    """The processes that were forked last, one for each of so many workers: earlier ones are
+    exiting."""
     jobs = (job for warm in warm_processes(server) for job in children(warm))
     return [*filter(is_running, jobs)][-count:]
 
 
 def all_processes(supervisor: int) -> list[int]:
-    """Below the supervisor, with what a dataset has started."""
+    """Below the supervisor, including processes that a dataset has started."""
     found = [*children(supervisor)]
     for pid in found:  # which grows meanwhile
         found += children(pid)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many small cases through one loader: each is a batch of its own; all that differ are named."""
+"""Many small cases through one loader: each is a separate batch; all that differ are named."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def outcomes(loader_class: type, cases: Cases, arguments: dict[str, Any]) -> dic
             try:
                 seen[name] = describe(next(iterator))
             except StopIteration:
-                # What comes after is lost too, and says nothing more.
+                # The rest is lost too, and is not reported again.
                 return {**dict.fromkeys(cases, "not reached"), **seen, name: "the stream ended"}
             except Exception as error:
                 without_frames(error)
@@ -67,7 +67,7 @@ def outcomes(loader_class: type, cases: Cases, arguments: dict[str, Any]) -> dic
 def assert_same_outcomes(
     loader_class: type, cases: Cases, arrange: Callable[[Cases], dict[str, Any]], **options: Any
 ) -> None:
-    """Fails with every case that differs from what torch's own loader makes of it."""
+    """Fails with every case whose result differs from torch's loader."""
     if options.get("num_workers"):
         options["timeout"] = 20  # a batch that cannot be sent makes torch's loader wait for ever
     want = outcomes(torch.utils.data.DataLoader, cases, {**arrange(cases), **options})

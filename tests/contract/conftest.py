@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs every contract test on torch's DataLoader and on ours, and checks that nothing is left.
+"""Runs every contract test on torch's DataLoader and on ours, and checks for leftovers.
 
-A test that torch's own loader fails is a wrong test. When penstock cannot be imported its half
-fails: there is no skipping.
+A test that torch's loader fails is a wrong test. If penstock cannot be imported, its half fails:
+there is no skipping.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def loader_class(loader_name: str) -> type:
 
 @pytest.fixture(scope="session", autouse=True)
 def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Temporary files of loaders go to a folder of this run alone, so that left ones are seen."""
+    """Temporary files of loaders are placed in a folder of this run alone, so that leftovers are
+    detected."""
     folder = tmp_path_factory.mktemp("t")
     os.environ["TMPDIR"] = str(folder)
     os.environ["XDG_RUNTIME_DIR"] = str(folder)
@@ -68,7 +69,7 @@ def _deadline() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Torch's own threads would add mappings and threads that are not a loader's."""
+    """Torch's threads would add mappings and threads that are not a loader's."""
     with one_thread():
         yield
 

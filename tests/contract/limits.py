@@ -17,7 +17,7 @@ def deadline(seconds: float) -> Iterator[None]:
     """A test that hangs fails instead of holding up the suite."""
 
     def give_up(signum: int, frame: FrameType | None) -> None:
-        # Not an Exception, which torch's loader would take for a queue that is empty.
+        # Not an Exception, which torch's loader would mistake for an empty queue.
         pytest.fail(f"the test took more than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, give_up)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process holds that outlives an object: children, descriptors, shared memory, files.
+"""Resources of a process that outlive an object: children, descriptors, shared memory, files.
 
 Read from /proc, so that it also sees the resources of native code.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MAPPINGS = ("memfd:", "/dev/shm/", "/SYSV")
-# Python objects that a look for garbage may go through; each look takes some milliseconds for them.
+# Python objects that a garbage collection may visit; each look spends some milliseconds on them.
 WATCHED_OBJECTS_MAX = 20_000
 
 
@@ -33,7 +33,7 @@ class Traces:
     temporary_files: frozenset[str]
 
     def since(self, before: Traces) -> dict[str, list[str]]:
-        """The traces that were not there before, by kind; empty kinds are left out."""
+        """The new traces, by kind; empty kinds are left out."""
         new = {
             field.name: sorted(getattr(self, field.name) - getattr(before, field.name))
             for field in fields(self)
@@ -61,8 +61,8 @@ def left_since(
     seconds: float = 10.0,
     kinds: Collection[str] = KINDS,
 ) -> dict[str, list[str]]:
-    """The traces of these kinds that are there after `seconds`; threads of closed queues need some
-    to end."""
+    """The traces of these kinds that remain after `seconds`; threads of closed queues need some
+    time to end."""
     deadline = time.monotonic() + seconds
     while True:
         collect_garbage()
@@ -75,15 +75,17 @@ def left_since(
 
 
 def collect_garbage() -> None:
-    """Frees what nothing holds. What is held by then, modules that a test imported above all, is
-    left out of every later look: looks through all of torch take 0.1 s, and each test has one."""
+    """Frees unreferenced objects. The objects still held then, mostly modules that a test imported,
+    are left out of every later look: looks through all of torch take 0.1 s, and each test has
+    one."""
     gc.collect()
     if len(gc.get_objects()) > WATCHED_OBJECTS_MAX:
         gc.freeze()
 
 
 def start_cuda() -> None:
-    """Where there is a GPU, opens what its driver keeps open from a process's first use of it on.
+    """On a machine with a GPU, opens the files that its driver keeps open from a process's first
+    use of it.
 
     Torch's compiler and profiler use a GPU that the program does not use.
     """
@@ -128,10 +130,11 @@ def descriptors(pid: int | str = "self") -> list[str]:
 
 
 def unused_files(names: Iterable[str]) -> list[str]:
-    """Named shared memory, less what a living process that is not our child is using just now.
+    """Named shared memory, except the segments in use by a living process that is not our child.
 
-    /dev/shm is the whole machine's. Torch's names hold the pid of their maker: torch_<pid>_...
-    Semaphores do not tell whose they are; multiprocessing's resource tracker watches over them.
+    /dev/shm is shared by the whole machine. Torch's names contain the pid of their maker:
+    torch_<pid>_... Semaphores do not show who owns them; multiprocessing's resource tracker watches
+    over them.
     """
     own = {os.getpid(), *children()}
     found = []
@@ -144,7 +147,7 @@ def unused_files(names: Iterable[str]) -> list[str]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process has not ended; one that nobody has waited for yet has."""
+    """Whether the process has not ended; a process that has not been waited for yet has."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -153,10 +156,10 @@ def is_running(pid: int) -> bool:
 
 
 def files_below(folder: Path) -> list[str]:
-    """All but what is not a loader's to remove.
+    """All except the files that a loader does not have to remove.
 
-    That is the cache folder of torch's compiler, made when it is first imported, and the sockets of
-    multiprocessing children that were killed, which go with their folder when this process ends.
+    These are the cache folder of torch's compiler, made when it is first imported, and the sockets
+    of killed multiprocessing children, which are removed with their folder when this process ends.
     """
     names = [str(path.relative_to(folder)) for path in folder.rglob("*")]
     return [name for name in names if not re.match(r"torchinductor_|pymp-.*/listener-", name)]
@@ -168,7 +171,8 @@ def shared_mappings(pid: int | str = "self") -> list[str]:
 
 
 def arena_mappings(pid: int | str = "self") -> list[str]:
-    """Those of penstock's arenas: a stuck queue of torch's keeps its semaphores mapped for ever."""
+    """The mappings of penstock's arenas: a stuck torch queue keeps its semaphores mapped for
+    ever."""
     return [line for line in shared_mappings(pid) if "memfd:penstock" in line]
 
 
@@ -182,7 +186,7 @@ def page_faults(pid: int | str = "self") -> int:
     return int(after_name[7])
 
 
-# Feeder threads that did not end in time: those of torch's queues whose reader or lock went down
+# Feeder threads that did not end in time: the feeders of torch's queues whose reader or lock died
 # with a worker never do, and every later test would wait for them again.
 _stuck: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -197,7 +201,8 @@ def join_feeder_threads() -> None:
 
 
 def wait_gone(pids: Iterable[int], seconds: float) -> list[int]:
-    """Waits until the processes have ended, whosever children they are; gives back those left."""
+    """Waits until the processes have ended, whosever children they are; returns the remaining
+    ones."""
     deadline = time.monotonic() + seconds
     left = []
     for pid in pids:

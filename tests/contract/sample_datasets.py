@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets whose batches show the course of events in a worker. All can be pickled."""
+"""Datasets whose batches record the events in a worker. All can be pickled."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Streamed(IterableDataset[Any]):
 
 
 class Batched(Dataset[Any]):
-    """Fetches a batch in one call, and says so in each sample."""
+    """Fetches a batch in one call, and marks each sample accordingly."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -83,7 +83,7 @@ def worker_count() -> int:
 
 
 def where(index: Any) -> tuple[Any, int, int, int]:
-    """The index and who fetched it."""
+    """The index and the process that fetched it."""
     info = get_worker_info()
     return (index, worker_id(), worker_count(), -1 if info is None else info.seed)
 

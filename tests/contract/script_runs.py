@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole programs as a user would write them, run in an interpreter of their own.
+"""Whole programs as a user would write them, each run in a separate interpreter.
 
 Each is written for torch; for penstock only the import line changes. A run has a folder for its
 temporary files, a deadline, and ends with all of its processes gone.
@@ -22,14 +22,14 @@ import process_traces
 
 TORCH_IMPORT = "from torch.utils.data import DataLoader"
 IMPORTS = {"torch": TORCH_IMPORT, "penstock": "from penstock import DataLoader"}
-# That a program has from its start to its end. One whose workers are fresh interpreters has taken
-# 26 s beside other tests.
+# The time limit of a program from its start to its end. One whose workers are fresh interpreters
+# has taken 26 s when other tests ran.
 SCRIPT_SECONDS_MAX = 150.0
-# The programs have no main guard, which every way to start a worker but fork needs; "force", for a
+# The programs have no main guard, which every start method except fork needs; "force", since a
 # spawned worker imports its program too.
 BY_FORK = "import multiprocessing; multiprocessing.set_start_method('fork', force=True)\n"
-# Torch's workers look for their trainer every 5 s. Ours are told by the kernel, and are gone in 2 s
-# where their processors are not busy with something else.
+# Torch's workers look for their trainer every 5 s. Penstock's are notified by the kernel, and are
+# gone in 2 s if their processors are not busy with other work.
 ORPHAN_SECONDS_MAX = 15.0
 
 
@@ -42,7 +42,7 @@ class ScriptRun:
         self.deadline = time.monotonic() + SCRIPT_SECONDS_MAX
 
     def read_line(self) -> str:
-        """The next line it prints. Fails when none comes in time."""
+        """The next line it prints. Fails if none arrives in time."""
         assert self.process.stdout is not None
         line = ""
         while not line.endswith("\n"):
@@ -55,16 +55,16 @@ class ScriptRun:
         return line.strip()
 
     def _where_it_is(self) -> str:
-        """The stacks of a program that has taken too long, which this ends with its workers."""
+        """The stacks of a program that has taken too long; ends it with its workers."""
         self.signal_group(signal.SIGABRT)
         return self.process.communicate(timeout=10)[1]
 
     def read_pids(self) -> list[int]:
-        """A line of process ids, as the programs print those of their workers."""
+        """A line of process ids, as the programs print the ids of their workers."""
         return [int(word) for word in self.read_line().split()]
 
     def write_line(self, line: str) -> None:
-        """Lets a program go on that reads its standard input."""
+        """Lets a program continue that reads its standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
@@ -73,7 +73,7 @@ class ScriptRun:
         self.process.send_signal(number)
 
     def signal_group(self, number: signal.Signals) -> None:
-        """As the terminal does for Ctrl-C: to the trainer and its workers at once."""
+        """As the terminal does for Ctrl-C: to the trainer and its workers together."""
         os.killpg(self.process.pid, number)
 
     def finish(self) -> tuple[int, str, str]:

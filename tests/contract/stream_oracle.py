@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader's user can see of a stream, written down so that two loaders can be compared.
+"""The user-visible parts of a loader's stream, recorded so that two loaders can be compared.
 
 `describe` turns a batch into plain tuples that hold everything that must be equal: types, values
-to the bit, dtypes, strides, and which objects are the same one. A `Scenario` says how
-a loader is built and driven; `record` plays it with one class and writes down every batch, error,
-warning and the state of torch's, random's and numpy's generators after each step. Torch's own
-recording is the oracle.
+bit for bit, dtypes, strides, and which objects are the same one. A `Scenario` says how a loader is
+built and driven; `record` plays it with one class and writes down every batch, error, warning and
+the state of torch's, random's and numpy's generators after each step. Torch's recording is the
+oracle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
-# An iterable dataset whose worker cannot start gives errors without end.
+# An iterable dataset whose worker cannot start raises errors without end.
 STEPS_MAX = 40
 NAMED = (type, torch.dtype, torch.layout, torch.device)
 ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range)
@@ -35,13 +35,14 @@ def type_name(value: object) -> str:
 
 
 def describe(value: Any) -> Any:
-    """The value as nested tuples of atoms, equal when no user could tell two values apart."""
+    """The value as nested tuples of atoms, equal when a user could not distinguish the two
+    values."""
     return _Describer().describe(value)
 
 
 class _Describer:
-    """Remembers the objects that one `describe` has met, to tell the same object from an equal
-    one."""
+    """Remembers the objects that one `describe` has met, to distinguish the same object from an
+    equal one."""
 
     def __init__(self) -> None:
         self.met: dict[int, int] = {}
@@ -56,7 +57,7 @@ class _Describer:
         if isinstance(value, np.generic):
             return (type_name(value), str(value.dtype), value.tobytes().hex())
         if isinstance(value, tuple):
-            # Tuples of atoms may or may not be one object: no user relies on that.
+            # Tuples of atoms may or may not be one object: users do not rely on that.
             return (type_name(value), tuple(self.describe(part) for part in value))
         if id(value) in self.met:
             return ("the same object as", self.met[id(value)])
@@ -138,7 +139,7 @@ class _Describer:
 
 
 def digest(value: torch.Tensor) -> str:
-    """The bytes of a tensor in order of its elements; long ones as their hash."""
+    """The bytes of a tensor in order of its elements; long ones as a hash."""
     if value.numel() == 0:
         return ""
     if not value.is_contiguous():
@@ -154,7 +155,7 @@ def brief(content: bytes) -> str:
 
 
 def error_text(error: BaseException) -> tuple[str, str, str]:
-    """Type, first line and last line: a traceback between them names the loader's own files."""
+    """Type, first line and last line: a traceback between them names files of the loader."""
     text = re.sub(r"\bpid(\(s\))? [\d, ]+", "pid N", str(error))
     # A KeyError shows its text as a repr.
     lines = text.replace("\\n", "\n").strip().splitlines() or [""]
@@ -187,7 +188,7 @@ class Recorder:
         self.notes.append((event, *details, generator_states(), own))
 
     def draw(self, iterator: Iterator[Any]) -> bool:
-        """Takes one batch and notes it, or the error in its place. False at the epoch's end."""
+        """Takes one batch and notes it, or the error instead. Returns False at the epoch's end."""
         try:
             batch = next(iterator)
         except StopIteration as error:
@@ -209,7 +210,7 @@ class Recorder:
 
 
 def without_frames(error: BaseException) -> Any:
-    """The error, no longer referring to the frames that it and its causes went through.
+    """The error, no longer referring to its frames and the frames of its causes.
 
     Those frames refer to the error and to the iterator: a cycle that keeps workers alive.
     """
@@ -270,7 +271,7 @@ class Scenario:
         return dict(self.options(dataset) if callable(self.options) else self.options)
 
 
-# Warnings that come as often as something is done, which a loader may do less often than torch's.
+# Warnings that are repeated with each action, which a loader may take less often than torch's.
 PASSED_OVER = (
     "ComplexHalf support is experimental",  # each operation on such a dtype
     "use of fork() may lead to deadlocks",  # each process that is forked; from Python 3.12 on
@@ -278,7 +279,7 @@ PASSED_OVER = (
 
 
 def record(loader_class: type, scenario: Scenario) -> list[tuple[Any, ...]]:
-    """Plays a scenario with one class and gives back everything that a user could have seen."""
+    """Plays a scenario with one class and returns everything that a user could have seen."""
     torch.manual_seed(scenario.seed)
     random.seed(scenario.seed)
     np.random.seed(scenario.seed)
@@ -308,9 +309,9 @@ _oracle: dict[Scenario, list[tuple[Any, ...]]] = {}
 
 
 def assert_same_stream(loader_class: type, scenario: Scenario) -> None:
-    """Fails with the first note in which the class differs from torch's own loader.
+    """Fails with the first note in which the class differs from torch's loader.
 
-    Torch's class itself is compared with an earlier run of it: that shows a scenario repeats.
+    Torch's class itself is compared with an earlier run of it: that shows that a scenario repeats.
     """
     if scenario not in _oracle:
         _oracle[scenario] = record(torch.utils.data.DataLoader, scenario)

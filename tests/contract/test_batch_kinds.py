@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of object as a batch: it arrives in the trainer as torch's workers bring it."""
+"""Every kind of object as a batch: it arrives in the trainer as from torch's workers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FrozenRecord:
 
 
 class Parsed:
-    """An object of the user's own, with a tensor inside."""
+    """An object of a user's class, with a tensor inside."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch belongs to whoever holds it: kept, changed, saved, grown or inherited by a child."""
+"""A batch belongs to its holder: kept, changed, saved, grown or inherited by a child."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_kept_batch_outlives_its_killed_worker(loader_class: type) -> None:
 
 
 class Keeper:
-    """A collate_fn that keeps what it made before, as caching datasets do."""
+    """A collate_fn that keeps its earlier results, as caching datasets do."""
 
     def __init__(self) -> None:
         self.made: list[Any] = []
@@ -259,7 +259,7 @@ def test_a_sample_that_the_dataset_keeps_is_not_changed_by_its_batch(loader_clas
 def test_a_batch_inherited_by_a_forked_child_is_right_in_both(
     loader_class: type, who_lets_go: str
 ) -> None:
-    """What the parent held when it forked is right in both, whoever lets go of it first."""
+    """The parent's objects at the fork are right in both, regardless of who releases them first."""
     loader = loader_class(
         Computed(80, partial(row, 2000)), batch_size=2, num_workers=2, persistent_workers=True
     )

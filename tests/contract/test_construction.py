@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The constructor, attributes and lengths: what frameworks read, change and make loaders from."""
+"""The constructor, attributes and lengths, which frameworks read, change and use to make
+loaders."""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ def test_torchs_parameters_come_first_in_torchs_order_with_torchs_defaults(
 
 
 def test_every_public_attribute_is_a_constructor_argument(loader_class: type) -> None:
-    """Ignite makes loaders again from every attribute without a leading underscore."""
+    """Ignite rebuilds loaders from every attribute without a leading underscore."""
     loader = loader_class(ROWS, batch_size=2, num_workers=1)
     public = {name for name in vars(loader) if not name.startswith("_")}
     assert public <= set(inspect.signature(loader_class.__init__).parameters)

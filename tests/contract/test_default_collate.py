@@ -49,7 +49,7 @@ class Count(int):
 
 
 class Labelled(dict[str, Any]):
-    """A dict with something besides its items."""
+    """A dict with an attribute in addition to its items."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -73,14 +73,14 @@ class Frozen(Mapping[str, Any]):
 
 
 class Unmakeable(Frozen):
-    """A mapping whose constructor takes something else: collate gives a dict."""
+    """A mapping whose constructor takes other arguments: collate returns a dict."""
 
     def __init__(self, first: str, second: Any) -> None:
         super().__init__({first: second})
 
 
 class TaggedList(list[Any]):
-    """A list with something besides its items."""
+    """A list with an attribute in addition to its items."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -88,11 +88,11 @@ class TaggedList(list[Any]):
 
 
 class TaggedTuple(tuple[Any, ...]):
-    """A child of tuple that is no namedtuple: collate gives a list."""
+    """A child of tuple that is no namedtuple: collate returns a list."""
 
 
 class Tagged(torch.Tensor):
-    """A tensor subclass without behaviour of its own."""
+    """A tensor subclass without additional behaviour."""
 
 
 @dataclasses.dataclass
@@ -102,7 +102,7 @@ class Pair:
 
 
 class Plain:
-    """Nothing that collate knows."""
+    """A type unknown to collate."""
 
 
 def floats(*shape: int) -> torch.Tensor:
@@ -401,7 +401,7 @@ def test_every_kind_of_sample_collates_as_with_torch(loader_class: type, workers
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_every_kind_of_sample_converts_as_with_torch(loader_class: type, workers: int) -> None:
-    """Without batches a sample goes through default_convert alone."""
+    """Without batches a sample is passed to default_convert alone."""
     # Torch's workers drop a conjugation silently and break quantised tensors: no contract.
     broken = {"conjugates", "negatives", "quantised tensors"}
     unfit = {*UNPICKLABLE, *broken, "a memoryview", "no longer leaves"}
@@ -439,7 +439,7 @@ def make_tensors_on_meta(worker_id: int) -> None:
 
 
 def test_the_default_device_of_a_worker_counts_as_with_torch(loader_class: type) -> None:
-    """Numbers came as tensors of the CPU all the same."""
+    """Numbers arrived as CPU tensors all the same."""
     names = ("ints", "floats", "arrays", "float32 scalars", "dicts of numbers of all kinds")
     assert_same_outcomes(
         loader_class,

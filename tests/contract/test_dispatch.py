@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which worker makes which batch, how far ahead, and in what order they come."""
+"""Which worker makes which batch, how far ahead, and in which order they arrive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sample_datasets import Computed, Streamed, as_is, number, worker_id
 from stream_oracle import next_error
 from torch.utils.data import get_worker_info
 
-# More workers than cores is how these run on a small machine.
+# On a small machine these run with more workers than cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
@@ -39,7 +39,7 @@ def test_batch_k_is_made_by_worker_k_modulo_the_workers(
 
 
 class Gate:
-    """A pipe that a worker waits at. The trainer, or another worker, opens it."""
+    """A pipe at which a worker waits. The trainer, or another worker, opens it."""
 
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
@@ -63,7 +63,7 @@ def gate() -> Iterator[Gate]:
 
 
 def test_in_order_a_slow_first_batch_still_comes_first(loader_class: type, gate: Gate) -> None:
-    """The second worker's batch exists before the first worker's is begun."""
+    """The second worker's batch exists before the first worker's is started."""
 
     def sample(index: int) -> int:
         if index == 0:
@@ -77,7 +77,7 @@ def test_in_order_a_slow_first_batch_still_comes_first(loader_class: type, gate:
 
 
 def test_out_of_order_a_ready_batch_does_not_wait(loader_class: type, gate: Gate) -> None:
-    """The first worker is held until the trainer has got all that the second one makes."""
+    """The first worker is held until the trainer has received all of the second one's batches."""
 
     def sample(index: int) -> int:
         if index == 0:
@@ -125,7 +125,7 @@ def test_out_of_order_an_iterable_dataset_comes_whole(loader_class: type) -> Non
 
 
 def test_batches_are_made_ahead_of_their_use(loader_class: type, gate: Gate) -> None:
-    """Each sample opens the gate: with the first batch in hand, four samples have been begun."""
+    """Each sample opens the gate: with the first batch in hand, four samples have been started."""
 
     def sample(index: int) -> int:
         gate.open()

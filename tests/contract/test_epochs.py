@@ -19,7 +19,7 @@ PLACES = partial(Computed, 12, where)
 
 
 def restarted(*counts: int) -> Callable[[Any, Recorder], None]:
-    """Reads that many batches of each epoch, then begins anew; 0 means that nothing is read."""
+    """Reads that many batches of each epoch, then starts again; 0 means that none is read."""
 
     def drive(loader: Any, recorder: Recorder) -> None:
         for count in counts:
@@ -43,7 +43,7 @@ def two_at_once(loader: Any, recorder: Recorder) -> None:
 
 
 def old_after_new(loader: Any, recorder: Recorder) -> None:
-    """The older iterator is dropped in the middle, while the newer one goes on."""
+    """The older iterator is dropped in the middle, while the newer one continues."""
     first = iter(loader)
     recorder.draw(first)
     second = iter(loader)
@@ -151,7 +151,7 @@ def changed_between_epochs(change: Callable[[Any], None], loader: Any, recorder:
     recorder.draw_all(iter(loader))
 
 
-# Torch itself goes wrong when a persistent loader's number of workers is changed: no contract.
+# Torch itself fails when a persistent loader's number of workers is changed: no contract.
 CHANGED = [
     Scenario(
         f"{name}, persistent {persistent}",
@@ -258,7 +258,7 @@ def test_without_workers_a_sample_is_read_only_when_its_batch_is_asked_for(
 def test_the_profiler_sees_next_under_torchs_name(
     loader_class: type, workers: int, name: str
 ) -> None:
-    """Tools that judge data loading look for this text in traces."""
+    """Tools that analyse data loading look for this text in traces."""
     iterator = iter(loader_class([1, 2], num_workers=workers))
     with torch.autograd.profiler.profile() as profile:
         next(iterator)

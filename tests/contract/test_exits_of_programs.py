@@ -36,7 +36,7 @@ def say_pids(iterator):
 """
 
 
-# What torch's loader is known to leave: folders of multiprocessing in killed or hurried workers.
+# Known leftovers of torch's loader: multiprocessing folders of killed or hurried workers.
 LEFT_BY = {"torch": "pymp-", "penstock": "nothing"}
 
 
@@ -95,7 +95,7 @@ train()
 def test_ctrl_c_while_waiting_for_a_batch_is_a_keyboard_interrupt(
     loader_name: str, to: str, tmp_path: Path
 ) -> None:
-    """The next batch never comes. The interrupt reaches the loop, and a new loader works."""
+    """The next batch never arrives. The interrupt reaches the loop, and a new loader works."""
     source = f"""{HEAD}
 iterator = iter(DataLoader(Gated(4), batch_size=2, num_workers=2, prefetch_factor=1))
 try:
@@ -149,7 +149,7 @@ def test_a_notebook_that_interrupts_and_begins_again_fifty_times_gathers_nothing
 ) -> None:
     """A cell is interrupted while it waits for a batch, or anywhere else, and run again.
 
-    Torch's loader is held to going on alone: an interrupt that hits its threads leaves their
+    Torch's loader only has to continue: an interrupt that hits its threads leaves their
     descriptors, on a busy machine in most runs, and one that hits its iterator while that is made
     leaves a worker, now and then. It ends its workers, too, and where Python drops the trainer's,
     as in a `__del__`, the cell ends by their death.
@@ -208,9 +208,9 @@ os.read(reader, 1)
 
 
 def test_a_killed_program_leaves_no_shared_memory(loader_name: str, tmp_path: Path) -> None:
-    """The trainer and its workers die at the same moment: nobody is left to clean up.
+    """The trainer and its workers die at the same moment: no process is left to clean up.
 
-    Torch's workers name their memory for the moment in which they make it, so each may die in it.
+    Torch's workers name their shared memory for a moment while they make it, so each may die in it.
     """
     source = f"""{HEAD}
 iterator = iter(DataLoader(Gated(1000), batch_size=100, num_workers=2, prefetch_factor=4))

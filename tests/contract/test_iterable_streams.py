@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iterable datasets: the same batches in the same order, whichever worker ends first."""
+"""Iterable datasets: the same batches in the same order, regardless of which worker ends first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.data import ChainDataset, IterableDataset
 
 
 class Counting(IterableDataset[Any]):
-    """Says how often this copy of it was iterated: persistent workers keep their copy."""
+    """Reports how often this copy of it was iterated: persistent workers keep their copy."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -29,7 +29,7 @@ class Counting(IterableDataset[Any]):
 
 
 def uneven_shares() -> list[tuple[int, int]]:
-    """The first worker has nothing, the second two samples, the third seven."""
+    """The first worker has no sample, the second two samples, the third seven."""
     return [(worker_id(), index) for index in range({-1: 5, 0: 0, 1: 2, 2: 7}[worker_id()])]
 
 
@@ -126,7 +126,7 @@ KINDS = (
 
 
 def measured_epochs(loader: Any, recorder: Recorder) -> None:
-    """len() first: only then does the loader compare what it gives with what was promised."""
+    """len() first: only then does the loader compare its batches with the promised length."""
     recorder.note("length", len(loader))
     whole_epochs(2)(loader, recorder)
 

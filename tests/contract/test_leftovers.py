@@ -123,7 +123,7 @@ def test_a_worker_has_no_descriptors_of_other_loaders_workers_that_ended(
     counts = []
     for _ in range(loaders):
         counts.extend(int(batch) for batch in loader_class(Computed(1, count), num_workers=1))
-    # One left by each loader would add up; one that is just being closed by a thread does not.
+    # One left by each loader would add up; one that a thread is just closing does not.
     assert counts[-1] - counts[0] < loaders // 2
 
 

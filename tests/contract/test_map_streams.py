@@ -30,7 +30,7 @@ class LazyBatched(Batched):
 
 
 class ShortBatched(Batched):
-    """Gives one sample less than it was asked for; the loader takes what it is given."""
+    """Gives one sample less than it was asked for; the loader accepts the rest."""
 
     def __getitems__(self, indices: list[int]) -> list[tuple[str, int]]:
         return super().__getitems__(indices[1:])

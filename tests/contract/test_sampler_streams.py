@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samplers of every kind: asked at the same moments, and their indices handed on as they are."""
+"""Samplers of every kind: called at the same moments, with their indices passed on unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUMBERS = partial(Computed, 10, number)
 
 
 class Yielding(Sampler[Any]):
-    """A sampler over what `function` gives, with a length of its own choice."""
+    """A sampler over the result of `function`, with an arbitrary length."""
 
     def __init__(self, function: Callable[[], Any], length: int = 0) -> None:
         self.function = function
@@ -52,7 +52,7 @@ class DrawsAtOnce(Yielding):
 
 
 class Label:
-    """An index that is nothing but an object."""
+    """An index that is a plain object."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -150,7 +150,7 @@ OWN_SAMPLERS = [
         },
     )
     for workers in (0, 1)
-    for name, sampler in (  # made anew for each run: a loader may share an index's memory
+    for name, sampler in (  # made again for each run: a loader may share an index's memory
         ("a list of ints", lambda: [3, 1, 2, 8, 5]),
         ("a tuple", lambda: (3, 1)),
         ("a range", lambda: range(7)),
@@ -232,7 +232,7 @@ def test_a_sampled_stream_equals_torchs(loader_class: type, scenario: Scenario) 
 
 
 class Watched(Sampler[int]):
-    """Writes down each index that is pulled from it."""
+    """Records each index that is pulled from it."""
 
     def __init__(self, length: int) -> None:
         self.length = length

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tensor that the dataset keeps in shared memory is not copied: both sides are on one memory."""
+"""A tensor that the dataset keeps in shared memory is not copied: both sides share its memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 100_000
 
 
 class Kept(Dataset[Any]):
-    """Gives tensors that lie in shared memory, or parts of them, as they are."""
+    """Returns tensors in shared memory, or parts of them, as they are."""
 
     def __init__(self, count: int = 3, length: int = 12) -> None:
         self.tensors = [torch.full((SIZE,), float(index)).share_memory_() for index in range(count)]
@@ -43,15 +43,15 @@ class Parts(Kept):
 
 
 class Echo(Kept):
-    """Says what it sees in its memory after it has given it."""
+    """Returns the contents of its memory after it has given it."""
 
     def __getitem__(self, index: int) -> Any:
         return self.tensors[0], self.tensors[0][0].item()
 
 
 class Mortal(Kept):
-    """Kills its worker, once the trainer has taken what came before: torch's loader has descriptors
-    of that from the worker itself, and has another error where the worker is gone by then."""
+    """Kills its worker, once the trainer has taken the earlier batches: torch's loader gets their
+    descriptors from the worker itself, and has another error if the worker is gone by then."""
 
     def __init__(self, gate: int) -> None:
         super().__init__(length=20)
@@ -65,7 +65,7 @@ class Mortal(Kept):
 
 
 class Fresh(IterableDataset[Any]):
-    """Shares each tensor anew and keeps none."""
+    """Shares each tensor again and keeps none."""
 
     def __iter__(self) -> Any:
         return (torch.full((SIZE,), float(index)).share_memory_() for index in range(200))

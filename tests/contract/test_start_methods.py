@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fork, spawn and forkserver: the same stream, and torch's errors for what cannot be pickled."""
+"""fork, spawn and forkserver: the same stream, and torch's errors for objects that cannot be
+pickled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that advance or replace an iterator's ``_sampler_iter``, as SpeechBrain's recovery does
-by its own ``__init__`` and ``_reset`` of torch's iterators."""
+in its versions of ``__init__`` and ``_reset`` of torch's iterators."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.utils.data import BatchSampler, RandomSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter as BaseIterator
 
 WORKERS = [0, pytest.param(2, marks=pytest.mark.slow)]
-FIRST = 2  # the batch that a recovered epoch begins with
+FIRST = 2  # the first batch of a recovered epoch
 
 
 @pytest.fixture
 def recovery(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loaders whose ``skip_to`` is a number begin their next epoch at that batch."""
+    """Loaders whose ``skip_to`` is a number start their next epoch at that batch."""
     torchs_init, torchs_reset = BaseIterator.__init__, BaseIterator._reset
 
     def skip(iterator: Any, loader: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorDataset, which a loader may gather a batch at a time: every detail is as if it did not."""
+"""TensorDataset, which a loader may gather a batch at a time: no observable detail differs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Doubling(TensorDataset):
 
 
 class Renamed(TensorDataset):
-    """Adds nothing: only its class is another one."""
+    """Without changes: only its class is another one."""
 
 
 class WholeBatches(TensorDataset):
@@ -71,7 +71,7 @@ def patched_instance() -> TensorDataset:
 
 
 def with_parts(*parts: Any) -> TensorDataset:
-    """Someone has put other things in the place of the tensors."""
+    """The tensors were replaced by other objects."""
     dataset = two()
     dataset.tensors = parts
     return dataset

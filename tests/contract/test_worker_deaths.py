@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that exit, are killed, crash or hang: torch's RuntimeError, soon, and nothing is left."""
+"""Workers that exit, are killed, crash or hang: torch's RuntimeError, soon, without leftovers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def crash() -> None:
 
 
 def first_failure(iterator: Iterator[Any]) -> tuple[int, Exception]:
-    """How many batches came, and what came then."""
+    """The number of batches that arrived, and the event that followed."""
     for count in range(100):
         try:
             next(iterator)
@@ -57,7 +57,8 @@ def first_failure(iterator: Iterator[Any]) -> tuple[int, Exception]:
 
 
 def chain_of(error: BaseException | None) -> str:
-    """The texts of an error and its causes: the system's word on a death may be the first cause."""
+    """The texts of an error and its causes: the system's message on a death may be the first
+    cause."""
     texts = []
     while error is not None:
         texts.append(str(error))
@@ -233,7 +234,7 @@ def test_a_worker_that_hangs_is_a_timeout_error(loader_class: type) -> None:
 
 
 def test_a_slow_but_living_worker_is_waited_for(loader_class: type) -> None:
-    """It is opened by the process that the trainer's own next() has let run."""
+    """It is opened by the process that the trainer's next() has let run."""
     reader, writer = os.pipe()
 
     def wait(index: int) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the user's code: torch's type and text, in the place of their batch."""
+"""Errors of the user's code: torch's type and text, in place of their batch."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class WithMessage(Exception):
 
 
 class TwoArguments(Exception):
-    """Cannot be made from one text: torch gives a RuntimeError with its text."""
+    """Cannot be made from one text: torch raises a RuntimeError with its text."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
 
 
 class Strict(Exception):
-    """Refuses the text that torch would make it from."""
+    """Rejects the text that torch would make it from."""
 
     def __init__(self, code: int) -> None:
         super().__init__(int(code))

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures for which operators a CPU gives the bits that a device gives, and writes the table.
+"""Measures for which operators a CPU gives the same bits as a device, and writes the table.
 
 usage: python tests/device/measure_bits.py [--device cuda] [--out FILE]
 
-Every operator below autograd that a sample of torch's own OpInfo runs, or one of the calls here, is
-run on the device and, on copies of what it was given, on the CPU. A form (csrc/graph/device_bits.h)
-is equal if all of its calls gave the same bits; payloads of NaN are not compared. Random operators
-and those that give no tensor are left out. A division by a number is tried as a product with the
-reciprocal, too.
+Every operator below autograd that a sample of torch's OpInfo runs, or one of the calls here, is run
+on the device and, on copies of its inputs, on the CPU. A form (csrc/graph/device_bits.h) is equal
+if all of its calls gave the same bits; payloads of NaN are not compared. Random operators and
+operators without a tensor result are left out. A division by a number is tried as a product with
+the reciprocal, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.graph.sizes import Unlowerable
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 OF_DEVICES = ("device", "non_blocking", "pin_memory")
-# So many elements of a call of our own: kernels take other paths for few.
+# The number of elements in the calls listed here: kernels take other paths for few.
 ELEMENTS = 1 << 20
 
 
@@ -159,11 +159,11 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b)
 
 
-# ---- What is run
+# ---- Calls to run
 
 
 def own_calls(device: str, elements: int = ELEMENTS) -> Iterator[Any]:
-    """Calls that programs prepare batches with, on many numbers with every kind among them."""
+    """Calls with which programs prepare batches, on many numbers with every kind among them."""
     generator = torch.Generator().manual_seed(1)
     for dtype in FLOATS:
         x = torch.randn(elements, generator=generator).mul(30).to(dtype)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measurement of a device's bits finds what differs, on a device whose last bits are known."""
+"""The measurement of a device's bits finds the differences, on a device whose last bits are
+known."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-# The programs give lambdas to workers, which Python 3.14's fork server does not take.
+# The programs give lambdas to workers, which Python 3.14's fork server does not accept.
 multiprocessing.set_start_method("fork", force=True)
 
 
 def compute(seconds: float) -> None:
-    """Is on a CPU for so long, whatever else the machine does."""
+    """Is on a CPU for so long, under any other load of the machine."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         sum(range(200))

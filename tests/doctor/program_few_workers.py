@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker computes 2 ms for a sample, while the other CPU is idle."""
+"""One worker computes for 2 ms per sample, while the other CPU is idle."""
 
 from planted_work import Samples, compute, train
 from torch.utils.data import DataLoader

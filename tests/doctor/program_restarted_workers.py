@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers are started for each epoch of 8 steps, and each opens what it reads for 0.3 s."""
+"""Workers are started for each epoch of 8 steps, and each takes 0.3 s to open its input."""
 
 import time
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A collate_fn of the program's own computes 45 ms for a batch."""
+"""A collate_fn of the program computes for 45 ms per batch."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dataset computes 3 ms for a sample, and its workers have all the CPUs."""
+"""The dataset computes for 3 ms per sample, and its workers use all the CPUs."""
 
 from planted_work import Samples, compute, train
 from torch.utils.data import DataLoader

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's workers make batches of 4 MB at once, and the link to them is slow. The environment
+"""A pool's workers make batches of 4 MB quickly, and the link to them is slow. The environment
 names the pool."""
 
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program computes 25 ms for a step, and its loader is idle."""
+"""The program computes for 25 ms per step, and its loader is idle."""
 
 from planted_work import Samples, compute, train
 from torch.utils.data import DataLoader

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dataset's transform computes 3 ms for a sample."""
+"""The dataset's transform computes for 3 ms per sample."""
 
 from typing import Any
 

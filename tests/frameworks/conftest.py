@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs every test of a framework with torch's DataLoader, and with ours under torch's name.
+"""Runs every framework test with torch's DataLoader, and with ours under torch's name.
 
-The frameworks are the real ones, untouched. What a run yields is compared with an earlier run on
-torch's class to the bit; for torch's half that shows that the run repeats.
+The frameworks are the real ones, unmodified. The output of a run is compared bit for bit with an
+earlier run on torch's class; for torch's half that shows that the run repeats.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# Read by the frameworks when they are imported: nothing here reaches for a network.
+# Read by the frameworks when they are imported: the tests here use no network.
 os.environ.update(
     HF_HUB_OFFLINE="1",
     HF_DATASETS_OFFLINE="1",
@@ -36,7 +36,7 @@ _seen_with_torch: dict[Run, Any] = {}
 
 @pytest.fixture(params=["torch", "penstock"])
 def loader_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """While the test runs, torch's name stands for this one's DataLoader."""
+    """While the test runs, torch's name refers to this test's DataLoader."""
     monkeypatch.setenv("PENSTOCK_FALLBACK", "error")
     if request.param == "penstock":
         penstock.install()
@@ -46,8 +46,8 @@ def loader_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def same_as_torch(loader_name: str) -> Callable[[Run], Any]:
-    """Plays a run with a fixed seed, checks what it recorded against torch's, and returns the
-    loader that it used. A run is a function that returns what it recorded and that loader.
+    """Plays a run with a fixed seed, compares its records with torch's, and returns the loader that
+    it used. A run is a function that returns its records and that loader.
     """
 
     def play(run: Run) -> Any:
@@ -70,7 +70,7 @@ def same_as_torch(loader_name: str) -> Callable[[Run], Any]:
 
 @pytest.fixture
 def assert_used(loader_name: str) -> Callable[[Any], None]:
-    """Checks that a loader which was iterated is of the class that this half of the test is for."""
+    """Checks that the iterated loader has the class that this half of the test is for."""
 
     def check(loader: Any) -> None:
         assert isinstance(loader, DataLoader)
@@ -83,14 +83,14 @@ def assert_used(loader_name: str) -> Callable[[Any], None]:
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frameworks keep caches and logs where they are started and at home."""
+    """Frameworks keep caches and logs in their working folder and at home."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Sums in the same order, whatever the machine has."""
+    """Sums in the same order on every machine."""
     with one_thread():
         yield
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs in processes of their own: alone, or as the ranks of one training on this machine."""
+"""Programs in separate processes: alone, or as the ranks of one training on this machine."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _start(command: list[str], folder: Path, variables: dict[str, str]) -> subpr
 
 
 def _run(processes: list[subprocess.Popen[str]]) -> list[str]:
-    """Waits for all, and kills the rest of each with its workers when one fails or hangs."""
+    """Waits for all; when one fails or hangs, kills the others with their workers."""
     deadline = time.monotonic() + SECONDS_MAX
     try:
         ends = [process.communicate(timeout=deadline - time.monotonic()) for process in processes]

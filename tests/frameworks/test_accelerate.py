@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""accelerate: it builds a loader anew with the class that it imported from torch."""
+"""accelerate: it rebuilds a loader with the class that it imported from torch."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_two_ranks_share_the_data_and_get_torchs_losses(tmp_path: Path) -> None:
 
 
 def test_a_prepared_loader_resumes_from_its_state() -> None:
-    """It wraps the loader's own state, which it asks for before every batch."""
+    """It wraps the loader's state, which it requests before every batch."""
     penstock.install()
     try:
         accelerator = Accelerator(cpu=True)

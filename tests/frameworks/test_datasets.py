@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""datasets: batches read by __getitems__, and epochs that persistent workers hear of."""
+"""datasets: batches read by __getitems__, and epochs that persistent workers are notified of."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_a_dataset_gives_torchs_batches(
 
 
 def sizes_of_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each call of `__getitems__` asked for, in the workers; told by the batch."""
+    """How many rows each call of `__getitems__` asked for, in the workers; reported in the
+    batch."""
     whole = Dataset.__getitems__
 
     def __getitems__(self: Dataset, keys: list[int]) -> list[dict[str, Any]]:

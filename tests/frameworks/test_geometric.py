@@ -42,7 +42,7 @@ def read_graphs() -> tuple[Any, Any]:
 def test_a_library_imported_before_goes_on_with_torchs_iterator(
     same_as_torch: Callable[..., Any],
 ) -> None:
-    """Its classes were made from torch's. They stay torch loaders to whoever asks."""
+    """Its classes were made from torch's. They remain torch loaders for any check."""
     loader = same_as_torch(read_graphs)
     assert isinstance(loader, DataLoader)
     assert not isinstance(loader, penstock.DataLoader)

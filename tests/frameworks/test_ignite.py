@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ignite: its deterministic engine builds a loader anew from its attributes, and resumes by it."""
+"""ignite: its deterministic engine rebuilds a loader from its attributes, and resumes by it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_loader(**options: Any) -> DataLoader[Any]:
 
 
 def make_engine(step: Callable[[Any], Any]) -> tuple[DeterministicEngine, list[Any]]:
-    """An engine, and where it records every batch and what `step` makes of it."""
+    """An engine, and where it records every batch and the result of `step`."""
     records: list[Any] = []
 
     def process(engine: Any, batch: Any) -> None:
@@ -73,7 +73,7 @@ def test_an_engine_gives_torchs_batches_and_losses(
 @pytest.mark.slow
 @pytest.mark.usefixtures("loader_name")
 def test_a_resumed_run_yields_the_samples_of_one_that_was_not_stopped() -> None:
-    """Not the noise in them: ignite seeds workers by where a run starts."""
+    """Not the noise in them: ignite seeds workers by the place where a run starts."""
     through, resumed = (run()[0] for run in (run_through, run_and_resume))
     assert [labels for _, labels, _ in resumed] == [labels for _, labels, _ in through]
 

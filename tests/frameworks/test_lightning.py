@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning and Fabric: they build a loader anew from its attributes to put their sampler in."""
+"""Lightning and Fabric: they rebuild a loader from its attributes to insert their sampler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import penstock
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-TORCHS = (DataLoader,)  # in a place that no rebinding reaches
+TORCHS = (DataLoader,)  # in a place that rebinding does not reach
 
 
 class Tiny(LightningModule):
@@ -94,7 +94,7 @@ def test_training_gives_torchs_losses(
 
 
 class LabelledBefore(DataLoader[Any]):
-    """A loader that Lightning builds anew only because it saw the call that made it."""
+    """A loader that Lightning can rebuild only because it saw the call that made it."""
 
     def __init__(self, label: str, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -232,7 +232,7 @@ class Seen(Tiny):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_checkpoint_in_the_middle_of_an_epoch_resumes_there(workers: int, tmp_path: Path) -> None:
-    """Torch's loader begins the epoch again, and the batches at its end are left out."""
+    """Torch's loader restarts the epoch, and the batches at its end are left out."""
 
     def fit(steps: int, checkpoint: Path | None) -> list[Any]:
         torch.manual_seed(9)

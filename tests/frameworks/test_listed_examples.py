@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of examples has all of them, and the commands that it gives run: those of the examples
-that have no test of their own elsewhere."""
+"""The list of examples is complete, and its commands run, for the examples that are not tested
+elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LISTED: dict[str, str] = dict(
         re.MULTILINE,
     )
 )
-# What each prints, of which the losses are this machine's.
+# The output of each; the losses depend on the machine.
 _PLAN = r"[1-9] of \d+ calls run in the workers"
 _ACCURACY = r"accuracy (?:1\.00|0\.9\d)\n"
 OUTPUTS = {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of examples/ranks, each on 2 ranks: all give the same losses, to the bit, also when
-they are stopped in mid-epoch and go on from what they saved."""
+"""The programs of examples/ranks, each on 2 ranks: all give bit-for-bit the same losses, even when
+they are stopped in mid-epoch and resume from their checkpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ADDRESS = ["--main_process_ip=127.0.0.1", "--main_process_port=0"]
 PYTHON = [sys.executable]
 TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", *_LOOPBACK, "--nproc-per-node=2"]
 ACCELERATE = [*PYTHON, "-m", "accelerate.commands.launch", *_ACCELERATE, *_ADDRESS]
-# The launcher, and the option that names what is saved.
+# The launcher, and the option that names the saved file.
 WAYS: dict[str, tuple[list[str], str]] = {
     "ddp": (TORCHRUN, "--state"),
     "fsdp2": (TORCHRUN, "--checkpoint"),
@@ -69,7 +69,7 @@ def run(name: str, *arguments: str) -> dict[int, list[float]]:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[int, list[float]]:
-    """The losses of the example of DDP that nothing interrupts."""
+    """The losses of the uninterrupted DDP example."""
     losses = run("ddp")
     assert {rank: len(of_rank) for rank, of_rank in losses.items()} == {0: STEPS, 1: STEPS}
     assert losses[0] != losses[1]

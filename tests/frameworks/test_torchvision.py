@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A script in the manner of torchvision's references, unmodified, under penstock run."""
+"""A script in the style of torchvision's references, unmodified, under penstock run."""
 
 from __future__ import annotations
 

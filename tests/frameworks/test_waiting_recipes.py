@@ -39,7 +39,7 @@ class Rows(Sleeping):
 
 
 class LabelledModel(nn.Module):
-    """As Hugging Face's Trainer wants one."""
+    """As required by Hugging Face's Trainer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class LabelledModel(nn.Module):
 
 
 def scalars_in(folder: Path) -> dict[str, list[float]]:
-    """What TensorBoard reads in the newest file below a folder."""
+    """The values that TensorBoard reads in the newest file below a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     files = sorted(folder.rglob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime)
@@ -61,7 +61,7 @@ def scalars_in(folder: Path) -> dict[str, list[float]]:
 
 
 def wandb_scalars(folder: Path) -> dict[str, list[float]]:
-    """What W&B wrote offline below a folder."""
+    """The records that W&B wrote offline below a folder."""
     found: dict[str, list[float]] = {}
     for record in wandb_records(folder):
         for item in record.history.item:
@@ -72,7 +72,7 @@ def wandb_scalars(folder: Path) -> dict[str, list[float]]:
 
 
 def wandb_records(folder: Path) -> list[Any]:
-    """All records to the last: W&B's own process may still write some after finish()."""
+    """All records to the last: W&B's process may still write some after finish()."""
     from wandb.proto import wandb_internal_pb2
 
     (file,) = folder.rglob("*.wandb")
@@ -87,7 +87,7 @@ def wandb_records(folder: Path) -> list[Any]:
 
 
 def leveldb_records(data: bytes, at: int) -> Iterator[bytes]:
-    """Of a log in LevelDB's format, whose first byte is at this place of the file."""
+    """Records of a log in LevelDB's format, whose first byte is at this place of the file."""
     block_bytes, header = 32768, struct.Struct("<IHB")
     parts: list[bytes] = []
     place = 0

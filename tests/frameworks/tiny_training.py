@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training of the frameworks' tests: a dataset with noise, and a linear model."""
+"""The training of the framework tests: a dataset with noise, and a linear model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 
 class Noisy(Dataset[tuple[torch.Tensor, int]]):
-    """Samples with random numbers of the worker's in them: a wrong seed is a wrong loss."""
+    """Samples that contain random numbers of the worker: a wrong seed is a wrong loss."""
 
     def __len__(self) -> int:
         return 22

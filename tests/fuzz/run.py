@@ -3,7 +3,7 @@
 
 A canary is a target whose parser lacks one check. It counts as found when the fuzzer stops at an
 input that stops it again, and at which the healthy target does not stop. Needs clang with
-libFuzzer, CMake and ninja, and nothing of penstock's own Python; the target that reads states of
+libFuzzer, CMake and ninja, and no part of penstock's Python; the target that reads states of
 loaders needs torch, too, and is left out where neither this Python nor the project's has one. Exits
 with 1 when a canary was not found or a target stopped, and with 77 where the machine lacks the
 tools.
@@ -27,19 +27,19 @@ ROOT = SOURCE.parent.parent
 COMPILERS = ("clang++-14", "clang++")
 # The longest input. Every cap of the fuzz build is reached by a shorter one.
 INPUT_BYTES_MAX = 2048
-# No input takes 5 s or allocates 16 MB at once, unless something is wrong.
+# No input takes 5 s or allocates 16 MB in one piece, unless something is wrong.
 INPUT_LIMITS = ("-timeout=5", "-malloc_limit_mb=16")
 MEMORY_MB_MAX = 1024
 # Beyond the time that libFuzzer was given: starting, and replaying the corpus.
 GRACE_SECONDS = 60
-# For a number of inputs, which takes as long as it takes: an end of what hangs.
+# For a number of inputs, without a time limit: this ends a run that hangs.
 RUNS_SECONDS_MAX = 1800
 NO_TOOLS = 77
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How long, in seconds or in inputs (then always the same ones), and where."""
+    """How long to run, in seconds or in inputs (then always the same ones), and where."""
 
     build: Path
     seconds: int
@@ -57,7 +57,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The outcome of libFuzzer: it went on to its end, or stopped, at an input unless it failed
+    """The outcome of libFuzzer: it ran to its end, or stopped, at an input unless it failed
     itself."""
 
     went_on: bool
@@ -220,7 +220,7 @@ def fuzz(target: str, options: Options) -> Outcome:
 def run_libfuzzer(program: str, target: str, folder: Path, seconds: int, options: Options) -> Run:
     corpus = folder / "corpus"
     if options.runs is None and program == target:
-        corpus = options.build / "corpus" / target  # a later run goes on from what this one finds
+        corpus = options.build / "corpus" / target  # a later run continues from these findings
     corpus.mkdir(parents=True, exist_ok=True)
     limits = [*INPUT_LIMITS, f"-max_len={INPUT_BYTES_MAX}", f"-rss_limit_mb={MEMORY_MB_MAX}"]
     limits += [f"-artifact_prefix={folder}/", "-print_final_stats=1"]
@@ -256,7 +256,7 @@ def inputs_tried(log: Path) -> str:
 
 
 def reason(found: Path) -> str:
-    """What libFuzzer names the file for: crash, timeout, oom or leak."""
+    """The reason in libFuzzer's name of the file: crash, timeout, oom or leak."""
     return found.name.partition("-")[0]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spin searches every run of the model of delivery, and finds what is wrong with its mutants."""
+"""Spin searches every run of the delivery model, and finds the faults of its mutants."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ pytestmark = [
 @dataclass(frozen=True, slots=True)
 class Search:
     state_count: int
-    error: str  # pan's words about the first one, or nothing
+    error: str  # pan's message about the first one, or an empty string
 
 
 def search(
     folder: Path, definitions: list[str], *, to_the_end: bool = True, liveness: bool = False
 ) -> Search:
-    """Makes the searching program of the model with these definitions, and runs it to its end."""
+    """Builds the model's search program with these definitions, and runs it to its end."""
     switches = [f"-D{definition}" for definition in definitions]
     run(["spin", *switches, "-a", str(MODEL)], folder)
     # A mutant is found soon; a search to the end is worth the compiler's time.
@@ -58,9 +58,9 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-# So that one process more may die over a batch than its trainer is to ask for.
+# So that one process more may die over a batch than its trainer would request.
 DEADLY = ["DEATHS=3", "DEATHS_MAX=2", "CRASHES=0", "SILENCES=0", "HEDGES=0"]
-# The property of each search; README.md says why these bounds.
+# The property of each search; README.md gives the reasons for these bounds.
 BOUNDS = {
     "one crash and one silence": [],
     "a worker is fenced": ["CRASHES=0", "FORGETS=1"],
@@ -105,7 +105,7 @@ STUCK = "invalid end state"
     [
         ("NO_DEDUPLICATION", [], "entered"),
         ("HEDGE_IS_ACCEPTED_TWICE", [], "entered"),
-        ("TRAINER_TAKES_ANY_LINK", ["LINKS=99"], "link"),  # it begins links without end
+        ("TRAINER_TAKES_ANY_LINK", ["LINKS=99"], "link"),  # it opens connections without end
         ("WORKER_TAKES_ANY_LINK", ["LINKS=99"], STUCK),
         ("NO_GAP_CHECK", ["LOSSES=1", "CRASHES=0"], "queued"),
         ("CREDIT_LEAK", ["BATCHES=3"], "queued"),

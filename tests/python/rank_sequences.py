@@ -4,7 +4,7 @@ last state that was written. Every sample has to be given once, in one order, wi
 
     rank_sequences.py FOLDER --seed 1 --count 50 --markdown
 
-Prints a line of JSON for each sequence, or a table. The exit status is 1 when one went wrong.
+Prints a line of JSON for each sequence, or a table. The exit status is 1 if one failed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What limits a program, and what to do about it, from numbers alone."""
+"""The bottleneck of a program, and the advice on it, from numbers alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MB = 1e6
 
 
 def seen(limit: Limit) -> Observation:
-    """What is seen of a program that this limits."""
+    """The measurements of a program with this bottleneck."""
     return replace(EVEN, **CASES[limit])
 
 

@@ -33,7 +33,7 @@ def test_words_are_the_same_after_their_way_through_the_store() -> None:
 
 
 def test_ranks_that_read_the_agreement_at_any_time_take_the_same_steps() -> None:
-    """However old the words are that an agreement was made of, none contradicts another."""
+    """Agreements made of words of any age never contradict one another."""
     chooser = random.Random(5)
     for _ in range(300):
         totals = [chooser.randrange(6) for _ in range(chooser.randrange(1, 6))]

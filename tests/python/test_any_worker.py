@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """With seeding="batch" any worker may make any batch of a map-style dataset.
 
-A worker with a slow batch made the others wait, and the death of one ended the training, though
-another would have made the very same batches.
+A worker with a slow batch made the others wait, and the death of one ended the training, although
+another could have made exactly the same batches.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ pytestmark = pytest.mark.slow
 
 
 class Drawing(Dataset[torch.Tensor]):
-    """A sample's draws follow from its batch. Some samples kill the worker that makes them.
+    """A sample's random draws depend on its batch. Some samples kill the worker that makes them.
 
-    A batch that is late is asked of a second worker too, which waits here until the first is dead:
-    a death that comes after the epoch's last batch is not told of.
+    A late batch is requested from a second worker too, which waits here until the first is dead: a
+    death after the epoch's last batch is not reported.
     """
 
     def __init__(self, count: int, deadly: dict[int, str] | None = None) -> None:
@@ -51,7 +51,7 @@ class Drawing(Dataset[torch.Tensor]):
         return index + torch.rand(3)
 
     def victim_of(self, path: Path) -> int:
-        """The process that the sample kills: the first that asks."""
+        """The process that the sample kills: the first one to make it."""
         mine = path.with_name(f"{path.name}.{os.getpid()}")
         mine.write_text(str(os.getpid()))
         with contextlib.suppress(FileExistsError):
@@ -60,7 +60,8 @@ class Drawing(Dataset[torch.Tensor]):
 
 
 def is_running(pid: int) -> bool:
-    """Whether any thread of the process runs: the first can be dead while others still end."""
+    """Whether any thread of the process is running: the first can be dead while others are still
+    ending."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except FileNotFoundError:  # the process was waited for since it was asked about
@@ -113,7 +114,7 @@ class LeavingAChild(Drawing):
         self.fetched_count = 0
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        self.fetched_count += 1  # which nobody may do twice, so no other worker is asked ahead
+        self.fetched_count += 1  # which must not be made twice, so no other worker is asked ahead
         name = self.victims.get(index)
         is_victim = name is not None and self.victim_of(Path(name)) == os.getpid()
         if is_victim and get_worker_info() is not None:
@@ -150,7 +151,7 @@ def test_a_death_that_no_batch_waits_for_is_told_at_the_end_of_the_epoch() -> No
     assert len(caught) == 1
     assert_same(batches, 40)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", PoolWarning)  # it is told once
+        warnings.simplefilter("error", PoolWarning)  # it is reported once
         assert len(list(loader)) == 10
 
 
@@ -210,7 +211,7 @@ def test_slow_batches_change_neither_order_nor_content(in_order: bool) -> None:
 
 
 class FirstBlocks(Drawing):
-    """Sample 0 is made once somebody has made the last one."""
+    """Sample 0 is made once the last one has been made."""
 
     def __init__(self, count: int, folder: Path) -> None:
         super().__init__(count)
@@ -227,7 +228,7 @@ class FirstBlocks(Drawing):
 def test_while_one_batch_is_late_the_others_are_made_beyond_what_is_usually_asked_for(
     tmp_path: Path,
 ) -> None:
-    # Two workers are asked for four batches ahead; the sixteenth lets the first one go on.
+    # Two workers are asked for four batches ahead; the sixteenth lets the first one continue.
     dataset = FirstBlocks(64, tmp_path)
     loader = DataLoader(dataset, batch_size=4, num_workers=2, seeding="batch")
     batches = [batch[:, 0].floor().tolist() for batch in loader]
@@ -277,7 +278,7 @@ def test_where_a_dataset_has_a_state_each_worker_makes_its_own_batches(tmp_path:
 
 
 class SlowOnce(Dataset[torch.Tensor]):
-    """One sample takes long for whoever fetches it first."""
+    """One sample takes long for the worker that fetches it first."""
 
     def __init__(self, slow: int, folder: Path, slow_s: float, *, counts: bool = False) -> None:
         self.slow = slow
@@ -301,7 +302,7 @@ class SlowOnce(Dataset[torch.Tensor]):
 
 @pytest.mark.long
 def test_a_batch_that_is_late_is_asked_of_another_worker(tmp_path: Path) -> None:
-    dataset = SlowOnce(100, tmp_path, 3600)  # which nobody waits for
+    dataset = SlowOnce(100, tmp_path, 3600)  # which is not awaited
     batches = list(loader_of(dataset))
     assert len(list(tmp_path.iterdir())) == 2
     expected = list(loader_of(dataset, 0))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that are true, or count, without being a bool or an int: what torch takes of them, and
-what it says of the others.
+"""Arguments that are truthy, or count, without being a bool or an int: which ones torch accepts,
+and its errors for the others.
 
 `persistent_workers="yes"` ended in a TypeError of the native client, and `prefetch_factor=2.0` was
-taken.
+accepted.
 """
 
 from __future__ import annotations

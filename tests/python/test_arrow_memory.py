@@ -76,7 +76,7 @@ def test_a_pool_of_arrows_that_the_program_has_chosen_stays(
 def test_rows_of_parquet_cost_less_than_one_page_fault_per_megabyte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the workers, which had 3.3 because Arrow's own allocator gives its memory back."""
+    """Of the workers, which had 3.3 because Arrow's allocator returns its memory."""
     monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
     draw = torch.Generator().manual_seed(0)
     columns = {f"i{k}": torch.rand(32 * 4096, generator=draw).numpy() for k in range(13)}
@@ -84,7 +84,7 @@ def test_rows_of_parquet_cost_less_than_one_page_fault_per_megabyte(
         columns[f"c{k}"] = torch.randint(100_000, (32 * 4096,), generator=draw).numpy()
     path = tmp_path / "rows.parquet"
     parquet.write_table(pyarrow.table(columns), path, row_group_size=4 * 4096)
-    # Not forked: such a worker also pays for the pages that it shares with this process.
+    # Not forked: a forked worker also pays for the pages that it shares with this process.
     loader = DataLoader(
         ParquetRows(path), batch_size=None, num_workers=1, multiprocessing_context="spawn"
     )
@@ -100,5 +100,6 @@ def test_rows_of_parquet_cost_less_than_one_page_fault_per_megabyte(
             batch_bytes += sum(column.nbytes for column in next(iterator).values())
         return (sum(process_traces.page_faults(pid) for pid in pids) - faults) / (batch_bytes / 1e6)
 
-    # The system takes pages from processes where memory is short, which costs faults at any time.
+    # The system reclaims pages from processes when memory is short, which causes faults at any
+    # time.
     assert min(faults_per_mb() for _ in range(4)) < 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""num_workers="auto": the number is chosen from what was measured, and the log says why."""
+"""num_workers="auto": the number is chosen from measurements, and the log gives the reason."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_dataset_that_waits_gets_more_workers_and_the_log_says_why(
 def test_a_dataset_that_computes_gets_no_more_workers_than_cpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # On a busy machine workers that compute are on a CPU for a part of their time only.
+    # On a busy machine, computing workers are on a CPU for only a part of their time.
     monkeypatch.setattr(worker_tuner, "cpu_seconds", lambda pids: 2 * len(pids) * time.monotonic())
     loader: Any = DataLoader(Computing(), batch_size=2, num_workers="auto", seeding="batch")
     loader._tuner = WorkerTuner(window_s=0.1)

@@ -49,7 +49,7 @@ def test_a_number_assigned_later_ends_the_choosing() -> None:
 
 
 def public_attributes(loader: Any) -> dict[str, Any]:
-    """The arguments that Lightning and ignite build a loader anew from."""
+    """The arguments from which Lightning and ignite rebuild a loader."""
     names = inspect.signature(type(loader).__init__).parameters
     attributes = {name: value for name, value in vars(loader).items() if not name.startswith("_")}
     assert set(attributes) <= set(names)
@@ -73,7 +73,7 @@ def test_a_loader_made_anew_from_the_attributes_chooses_too() -> None:
 
 
 def test_without_batch_seeding_the_number_of_such_a_loader_is_a_plain_one() -> None:
-    """Accelerate copies torch's options and leaves penstock's own out."""
+    """Accelerate copies torch's options and leaves out penstock's."""
     loader = DataLoader(Augmented(), num_workers="auto", seeding="batch")
     again = DataLoader(Augmented(), num_workers=loader.num_workers, prefetch_factor=2)
     assert type(again.num_workers) is int
@@ -139,8 +139,8 @@ def test_what_cannot_be_chosen_for_is_refused(
 
 @pytest.mark.parametrize("number", ["many", "AUTO", "", "2"])
 def test_another_word_is_told_what_it_can_be(number: Any) -> None:
-    """The error was that '<' is not supported between instances of 'str' and 'int'. Its type is
-    torch's."""
+    """The error was that '<' is not supported between instances of 'str' and 'int'. Its type is the
+    same as torch's."""
     error = error_of(lambda: DataLoader(Augmented(), num_workers=number, seeding="batch"))
     torchs = error_of(lambda: torch.utils.data.DataLoader(Augmented(), num_workers=number))
     assert type(error) is type(torchs)

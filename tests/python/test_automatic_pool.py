@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""num_workers="auto": however often the pool is replaced, the stream knows nothing of it."""
+"""num_workers="auto": the stream does not depend on how often the pool is replaced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EagerSampler:
 
 
 class OneWay:
-    """A sampler that another iteration would not repeat: its numbers are nobody's to put back."""
+    """A sampler that another iteration would not repeat: its numbers cannot be restored."""
 
     def __init__(self) -> None:
         self.generator_of_its_own = random.Random(4)
@@ -223,7 +223,7 @@ def test_stats_add_up_over_the_changes() -> None:
 
 
 class FewWorkers(multiprocessing.context.ForkContext):
-    """Has no more than two processes at once, beside those that are there already."""
+    """Has no more than two processes at a time, in addition to the existing ones."""
 
     def __init__(self) -> None:
         super().__init__()

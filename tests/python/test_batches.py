@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How batches come through our memory: without a copy, each tensor by itself, and whole."""
+"""How batches are passed through our memory: without a copy, each tensor by itself, and whole."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_tensors_of_a_batch_are_aligned_to_cache_lines() -> None:
 
 
 def test_one_arena_is_mapped_for_each_worker() -> None:
-    mapped_before = arena_ranges()  # of a test that failed, say
+    mapped_before = arena_ranges()  # of a test that failed, for example
     loader = DataLoader(Computed(60, number), batch_size=2, num_workers=2)
     iterator = iter(loader)
     for _ in range(20):
@@ -222,7 +222,7 @@ def random_tensor(choose: random.Random) -> torch.Tensor:
 
 
 def random_value(choose: random.Random, depth: int) -> Any:
-    """A nest of the kinds that samples have. The same seed gives the same nest."""
+    """A nest of the kinds of values in samples. The same seed gives the same nest."""
     kind = choose.randrange(12 if depth else 7)
     if kind < 2:
         return random_tensor(choose)
@@ -262,7 +262,7 @@ def seen_by(loader_class: type, arguments: dict[str, Any]) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("arrange", [in_batches, one_by_one])
 def test_random_nests_arrive_as_with_torch(arrange: Any, seed: int) -> None:
-    """Samples of one batch share a nest, or almost: one in eight has another one."""
+    """Samples of one batch share the same nest, with one exception in eight."""
 
     def samples(case: int) -> Any:
         changed = random.Random(seed + case).random() < 0.125

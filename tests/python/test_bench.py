@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Smoke runs of bench/loader.py: every case runs, and its figures can be trusted."""
+"""Smoke runs of bench/loader.py: every case runs, and its figures are plausible."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/calibrate.py: what it predicts for jobs, and a smoke run on a live pool."""
+"""bench/calibrate.py: its predictions for jobs, and a smoke run on a live pool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def record(figure: str, median: float, **job: float) -> dict[str, Any]:
     }
 
 
-# With 2 workers of use a job goes at the pace of its trainer; with use for 8, at half of it.
+# With 2 useful workers a job runs at the pace of its trainer; with 8, at half of it.
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("worker_s", "predicted"), [(0.2, 101.0), (0.8, 201.0)])
 def test_a_job_takes_its_steps_or_its_workers_seconds(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/worker_curves.py: the profiles that it makes of what it measured, and a smoke run."""
+"""bench/worker_curves.py: the profiles that it makes from its measurements, and a smoke run."""
 
 from __future__ import annotations
 

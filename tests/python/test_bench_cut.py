@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Smoke runs of bench/cut.py: it runs, its lines are whole, and what it trains has a part to
+"""Smoke runs of bench/cut.py: it runs, its lines are complete, and its models have a part to
 move."""
 
 from __future__ import annotations

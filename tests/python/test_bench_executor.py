@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Smoke runs of bench/executor.py: it runs, its lines are whole, and what it compares is equal."""
+"""Smoke runs of bench/executor.py: it runs, its lines are complete, and the compared results are
+equal."""
 
 from __future__ import annotations
 

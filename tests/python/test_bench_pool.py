@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Smoke runs of the benches of a pool: they run, their lines are whole."""
+"""Smoke runs of the pool benches: they run, and their lines are complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ MICRO = build_folder() / "bench" / "micro"
 
 
 def why_no_link(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Why this machine and user cannot have a link of a given rate; empty where they can."""
+    """The reason why this machine and user cannot have a link of a given rate; empty if they
+    can."""
     monkeypatch.syspath_prepend(BENCH)
     shaped_link = importlib.import_module("shaped_link")
     try:

@@ -10,7 +10,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def test_restarts_are_counted_with_each_store() -> None:
-    """What torch's rendezvous makes of the shared store is counted, and no fault of ours."""
+    """Failures of torch's rendezvous with the shared store are counted, and are not penstock's
+    fault."""
     out = output_of_bench("rank_restarts.py", "--quick", "--markdown", seconds_max=280)
     rows = [line.split("|")[1:-1] for line in out.splitlines() if "| ddp" in line]
     cells = [[cell.strip() for cell in row] for row in rows]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program may change anything between two steps. Training goes on as without a cut, to the bit,
-also where Dynamo has no guard on what was changed."""
+"""A program may change anything between two steps. Training continues bit-for-bit as without a cut,
+even where Dynamo has no guard on the changed value."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Shift(nn.Module):
 
 
 class Deep(nn.Module):
-    """A module three deep whose configuration is a list inside of a tuple."""
+    """A module nested three deep whose configuration is a list inside a tuple."""
 
     def __init__(self, depth: int = 3) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def add_global_hook(model: Model, patch: pytest.MonkeyPatch) -> None:
 @dataclass(frozen=True)
 class Change:
     make: Callable[[Model, pytest.MonkeyPatch], None]
-    name: str  # that the warning has; none where Dynamo guards it, in some versions of torch
+    name: str  # from the warning; none where Dynamo guards it, in some versions of torch
     is_seen_at_once: bool = True  # also in the middle of an epoch
 
 
@@ -183,7 +183,7 @@ def compared(
 def test_change_between_epochs_reaches_an_offloaded_model(
     change: Change, cut: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """From the change on the losses were those of the graph that was captured before."""
+    """From the change on the losses were the losses of the graph that was captured before."""
     pool = compared(change, cut, step=0)
     if cut == "maximal":
         assert pool.shipped_count
@@ -220,7 +220,7 @@ class Batches(torch.utils.data.Dataset[torch.Tensor]):
 
 
 class LargeTable(Model):
-    """Adds the far end of a buffer of 4 MB."""
+    """Adds the last element of a buffer of 4 MB."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ def prefetched(loader: Any) -> Iterator[torch.Tensor]:
 
 
 def resumed(loader: Any) -> Iterator[torch.Tensor]:
-    """Each epoch begins by a state, which counts for nothing: it is of the same place."""
+    """Each epoch starts from a state, which makes no difference: it is of the same place."""
     if isinstance(loader, DataLoader):
         loader.load_state_dict(loader.state_dict())
     return iter(loader)
@@ -261,7 +261,7 @@ def resumed(loader: Any) -> Iterator[torch.Tensor]:
 def test_first_batch_of_each_epoch_of_a_loader_is_compared(
     kind: Any, change: Any, begin: Any, persistent_workers: bool
 ) -> None:
-    """Without seeds of the batch, epochs had all the same number."""
+    """Without per-batch seeds, all epochs had the same number."""
     options: dict[str, Any] = {
         "batch_size": None,
         "num_workers": 1,
@@ -315,7 +315,7 @@ class Counted(Model):
 
 
 def test_iterators_that_run_side_by_side_are_compared_once_each() -> None:
-    """Not at each turn, although each call is of another epoch than the one before."""
+    """Not in each step, although each call belongs to another epoch than the previous one."""
     loader: Any = DataLoader(Batches(), batch_size=None, num_workers=1)
     model = offload(fresh(Counted), loader, cut="maximal")
     runs = []
@@ -341,7 +341,7 @@ class Trunk(nn.Module):
 
 
 def test_method_that_cuts_off_gradients_alone_reaches_an_offloaded_model() -> None:
-    """The results are the same, and the trunk was trained on."""
+    """The results are the same, and the trunk was trained."""
     features, traces = Trunk.features, []
     for is_ours in (False, True):
         with pytest.MonkeyPatch.context() as patch:
@@ -370,7 +370,7 @@ def test_change_that_makes_no_difference_leaves_the_cut(caplog: pytest.LogCaptur
 
 
 class SideEffects(Model):
-    """Counts and prints, writes to a buffer and draws: each of it once a call."""
+    """Counts, prints, writes to a buffer and draws, each once per call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -435,7 +435,7 @@ def test_change_reaches_a_model_that_is_captured_as_several_graphs() -> None:
 
 @pytest.mark.parametrize("is_compiled_first", [True, False])
 def test_forward_that_dynamo_leaves_to_python_runs_once_a_call(is_compiled_first: bool) -> None:
-    """Dynamo takes no frame with a break in a loop, but frames that it calls."""
+    """Dynamo does not capture a frame with a break in a loop, but captures frames that it calls."""
 
     class Loops(Model):
         def __init__(self) -> None:
@@ -505,7 +505,7 @@ def test_loops_own_transforms_are_compared_with_the_batches_they_follow_from() -
 
 
 class Returns(Model):
-    """Gives back what it was given and has, beside what it computes."""
+    """Returns its input and its attribute in addition to its results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -578,8 +578,8 @@ def test_comparison_shows_nothing_to_hooks_on_saved_tensors() -> None:
 
 
 class SingularValues(Model):
-    """Takes the singular values by another routine, with other last bits, where a dispatch mode
-    watches."""
+    """Computes the singular values by another routine, with other last bits, when a dispatch mode
+    is active."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + torch.linalg.svdvals(x).sum()
@@ -602,7 +602,7 @@ _noise = itertools.count(1)
 @stateless
 @torch.library.custom_op("penstock_test::unsteady", mutates_args=())
 def unsteady(x: torch.Tensor) -> torch.Tensor:
-    """Stands for a kernel that adds in another order each time."""
+    """Stands for a kernel that adds in a different order each time."""
     return x * (1.0 + 1e-6 * next(_noise))
 
 
@@ -672,7 +672,7 @@ class Twofold(Scaled):
 def test_change_reaches_models_that_are_not_compared(
     kind: type[Scaled], allow_random: bool, is_new: bool
 ) -> None:
-    """Nor does another model of the class run what was captured before the change."""
+    """Nor does another model of the class run the graph that was captured before the change."""
     generator = torch.Generator().manual_seed(3)
     rows = [torch.randn(4, 6, generator=generator) for _ in range(4)]
     results: list[list[bytes]] = []
@@ -692,8 +692,8 @@ def test_change_reaches_models_that_are_not_compared(
 
 
 def test_first_capture_of_a_process_is_no_change_of_the_program() -> None:
-    """Dynamo replaces two methods of `torch.nn.Module` then. The first model of each program was
-    captured twice for it, and moved again what a worker had got wrong."""
+    """Dynamo then replaces two methods of `torch.nn.Module`. Because of it, the first model of each
+    program was captured twice, and again moved operations that a worker had computed wrongly."""
     program = (
         "import torch; from penstock.cut.eager_comparison import ProgramStamp, ProgramState; "
         "model = torch.nn.Linear(2, 2); parts = list(model.modules()); "

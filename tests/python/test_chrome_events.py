@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps as events of Chrome's trace format: what overlaps, what crosses, whose clock is off."""
+"""Steps as events of Chrome's trace format: overlapping and crossing events, and clocks that
+differ."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ REF = weakref.ref(LOADER)
 
 
 def made(sequence: int, *, begun: float, worker: int | None = 0, **times: float) -> MadeBatch:
-    """A batch whose stages take a second each, where nothing else is said."""
+    """A batch whose stages take a second each, unless given otherwise."""
     collated = times.get("collated", begun + 2)
     arrived = times.get("arrived", collated + 1)
     return MadeBatch(
@@ -84,7 +85,7 @@ def test_a_wait_is_for_the_order_from_when_a_later_batch_is_here() -> None:
         ("collate_s", 11, 11.5),
         ("order_s", 11.5, 14),
     ]
-    # One of the epoch before, or an earlier one, ends no wait.
+    # A batch of the epoch before, or any earlier batch, ends no wait.
     assert parts(one, made(-1, begun=1)) == parts(one)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workflow of continuous integration: a file by its schema, whose commands the Makefile has and
-whose torches and Pythons are those that penstock is for. No runner is asked."""
+"""The continuous-integration workflow: a file by its schema, whose commands the Makefile has and
+whose torches and Pythons are the supported ones. No runner is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Workflow = dict[str, Any]
 
 
 def faults(workflow: Workflow) -> Iterator[str]:
-    """By the schema that schemastore.org publishes, as check-jsonschema carries it."""
+    """By the schema that schemastore.org publishes, as packaged with check-jsonschema."""
     folder = files("check_jsonschema") / "builtin_schemas" / "vendor"
     schema = json.loads((folder / "github-workflows.json").read_text("utf-8"))
     validator = jsonschema.validators.validator_for(schema)(schema)
@@ -34,7 +34,7 @@ def faults(workflow: Workflow) -> Iterator[str]:
 
 @pytest.fixture
 def workflow() -> Workflow:
-    # `on` is a truth value in the YAML of PyYAML, and a name in that of the runners.
+    # `on` is a truth value in PyYAML's YAML, and a name in the runners'.
     loaded = yaml.safe_load(WORKFLOW.read_text("utf-8"))
     assert isinstance(loaded, dict)
     loaded["on"] = loaded.pop(True)
@@ -42,8 +42,8 @@ def workflow() -> Workflow:
 
 
 def combinations(matrix: dict[str, Any]) -> list[dict[str, str]]:
-    """Those of a matrix, as the runners make them: an entry of ``include`` that changes no value of
-    the lists is added to the combinations that have it, any other is one more."""
+    """The combinations of a matrix, as the runners make them: an entry of ``include`` that changes
+    no value of the lists is added to the combinations that have it, any other is one more."""
     lists = {name: values for name, values in matrix.items() if name not in ("include", "exclude")}
     found = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
     gone = matrix.get("exclude", [])

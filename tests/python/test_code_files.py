@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of a folder travel to a pool's workers as code."""
+"""Which files of a folder are sent to a pool's workers as code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def found(root: str, limits: CodeLimits = NAMED_LIMITS) -> set[str]:
 
 
 def test_a_file_that_a_program_writes_beside_its_code_makes_no_other_job(tmp_path: Path) -> None:
-    """The user saw workers asked for again at every epoch: a checkpoint lay beside the code."""
+    """Workers were requested again at every epoch: there was a checkpoint in the folder of the
+    code."""
     root = write_tree(tmp_path, "dataset.py", "package/__init__.py", "package/words.txt")
     (packed,) = pack_code([root])
     write_tree(
@@ -52,7 +53,7 @@ def test_a_file_that_a_program_writes_beside_its_code_makes_no_other_job(tmp_pat
 
 
 def test_code_is_packed_once_for_a_loader(tmp_path: Path) -> None:
-    """The user edited a module while training ran, which goes on with what it has imported."""
+    """The user edited a module while training ran, which continues with the imported version."""
     root = write_tree(tmp_path / "one", "a.py")
     other = write_tree(tmp_path / "two", "b.py")
     code = TravellingCode()
@@ -100,7 +101,7 @@ def test_modules_and_what_packages_read_travel(tmp_path: Path) -> None:
 
 
 def test_links_lead_to_code_and_not_to_data(tmp_path: Path) -> None:
-    """The user was refused for a link to a folder of images beside the code."""
+    """The program was rejected for a link to a folder of images in the folder of the code."""
     root = write_tree(tmp_path / "root", "a.py")
     write_tree(tmp_path / "data", "images/1.jpg", "inner/module.py")
     write_tree(tmp_path / "shared", "tools.py")

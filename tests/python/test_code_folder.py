@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of modules lives as long as the process that made it, whoever else shares /tmp."""
+"""A folder of modules lives as long as the process that made it, regardless of other users of
+/tmp."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ print(folder.path, flush=True)
 sys.stdin.read()
 folder.remove()
 """
-# The process that made the folder is gone, and its child has it.
+# The process that made the folder has ended, and its child has it.
 HANDED_ON = """\
 import os, sys
 from penstock.pool.code_folder import CodeFolder
@@ -49,7 +50,7 @@ NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)  # looked up anew
+    monkeypatch.setattr(tempfile, "tempdir", None)  # looked up again
     return tmp_path
 
 
@@ -61,7 +62,7 @@ def can_enter_a_namespace() -> bool:
 
 @contextlib.contextmanager
 def holder(program: str) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """A process that has a folder, and which folder."""
+    """A process that has a folder, and the folder's path."""
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
@@ -88,7 +89,7 @@ def holder(program: str) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     ids=["same pids", "other pids"],
 )
 def test_a_live_folder_is_left_alone(within: Sequence[str]) -> None:
-    """Two containers with one /tmp and other pids took each other's modules away."""
+    """Two containers with a shared /tmp and different pids removed each other's modules."""
     folder = CodeFolder()
     module = Path(folder.path) / "module.py"
     module.write_text("")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command penstock, called rightly and wrongly. A typo printed the usage of all commands, and
-nothing of what was probably meant; `run --help` and `explain --help` printed it too.
+"""The command penstock, called rightly and wrongly. A typo printed the usage of all commands,
+without a suggestion; `run --help` and `explain --help` printed it too.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ POOL = ["--controller", "tcp://127.0.0.1:9"]
 def call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Call]:
-    """Calls the command in this process, in a folder that has a program."""
+    """Calls the command in this process, in a folder that contains a program."""
     (tmp_path / "train.py").write_text("raise AssertionError('it is not to run')")
     (tmp_path / "notes.txt").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path.copy())  # where a program's folder goes
+    monkeypatch.setattr(sys, "path", sys.path.copy())  # the folder of a program
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     for name in ("PENSTOCK_POOL", "PENSTOCK_KEYS"):
         monkeypatch.delenv(name, raising=False)
@@ -115,7 +115,7 @@ def call(
         (["keys"], "keys", "DIR is missing"),
         (["keys", "a", "b"], "keys", "'b' is one argument too many"),
         (["controller"], "controller", "--bind tcp://HOST:PORT is missing"),
-        # What is mistyped comes before what is missing for it.
+        # A mistyped argument is reported before a missing one.
         (
             ["controller", "--bnd", "tcp://*:0"],
             "controller",
@@ -188,7 +188,7 @@ def test_a_rank_starts_no_pool_for_itself(call: Call, monkeypatch: pytest.Monkey
 
 
 def test_more_workers_than_cpus_are_warned_of(call: Call) -> None:
-    """Before the program is looked for, which is not there."""
+    """Before the missing program is looked for."""
     code, _, error = call("run", "--pool-local", "1024", "missing.py")
     assert code == 2
     warning, missing = error.splitlines()
@@ -234,7 +234,7 @@ def test_a_command_has_a_help_of_its_own(call: Call, command: str, option: str) 
 
 
 def test_a_help_says_what_an_option_is_and_its_default(call: Call) -> None:
-    """It said "--processes N of them on this host (1)"."""
+    """It printed "--processes N of them on this host (1)"."""
     _, out, _ = call("worker", "--help")
     said = "number of workers to start on this host (default: 1)"
     assert f"  --processes N             {said}\n" in out
@@ -242,7 +242,7 @@ def test_a_help_says_what_an_option_is_and_its_default(call: Call) -> None:
 
 
 def test_help_after_a_program_is_the_programs_own(call: Call, tmp_path: Path) -> None:
-    """The program is what runs: it is not there."""
+    """The missing file is the program to run."""
     assert call("run", "missing.py", "--help")[0] == 2
     assert call("explain", "-m", "missing", "--help")[0] == 2
 

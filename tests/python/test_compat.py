@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch that lacks a private name: the error names it, and what does without it works."""
+"""A torch that lacks a private name: the error names it, and features that do not need it work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.errors import MissingTorchNameError, UnsupportedError
 
 MODULES = ("dynamo", "fake_tensors", "iterators", "modules", "operators", "storages")
 
-# What a torch of the future may be: this one, without the name {0}.
+# A possible future torch: this one, without the name {0}.
 _WITHOUT = """
 import torch, {home}
 del {name}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefixes that AOTInductor compiles beside the training, which stays the same."""
+"""Prefixes that AOTInductor compiles during the training, which stays the same."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Images(torch.utils.data.Dataset[Any]):
 
 
 class Normalising(nn.Module):
-    """Element by element, which a compiler does at once."""
+    """Element by element, which a compiler handles quickly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Normalising(nn.Module):
 
 
 class Summing(Normalising):
-    """Sums are another matter."""
+    """Sums may differ."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.float() / 255
@@ -76,7 +76,7 @@ def loaders() -> tuple[Any, DataLoader[Any]]:
 def run_until_compiled(
     make_model: Any, caplog: pytest.LogCaptureFixture, more_epochs: int
 ) -> DataLoader[Any]:
-    """Trains beside torch's loader until what was compiled is there, and some epochs more."""
+    """Trains next to torch's loader until the compiled prefix is there, and some epochs more."""
     caplog.set_level(logging.INFO, "penstock")
     theirs, ours = loaders()
     reference, plain = fresh(make_model), fresh(make_model)

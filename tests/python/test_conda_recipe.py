@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe for conda has the version, the Python and the packages that pyproject.toml has.
-Nothing builds it here."""
+"""The conda recipe has the version, the Python and the packages of pyproject.toml. It is not built
+here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from supported_versions import PYTHONS
 import penstock
 
 ROOT = Path(__file__).resolve().parents[2]
-# What conda calls otherwise.
+# Names that differ in conda.
 NAMES = {"torch": "pytorch"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constants that workers have copies of, and whether they still are what they were."""
+"""Constants that workers have copies of, and whether they are still unchanged."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def by_numpy(mean: torch.Tensor, value: float) -> None:
 def test_training_follows_a_large_buffer_that_is_written_past_its_version(
     write: Callable[[torch.Tensor, float], None], step: int
 ) -> None:
-    """From the write on to the end the losses were those of the buffer before."""
+    """From the write on to the end the losses were the losses of the buffer before."""
     batches = [torch.randn(4, 6912, generator=torch.Generator().manual_seed(k)) for k in range(6)]
 
     def losses(model: nn.Module, pool: InProcessPool) -> list[bytes]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches by cost: budgets, ranks alike, states at any number of ranks, and loaders."""
+"""Batches by cost: budgets, equal ranks, states at any number of ranks, and loaders."""
 
 from __future__ import annotations
 

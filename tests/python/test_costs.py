@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock costs`: what the jobs of a pool have cost, from what their workers measure. What is not
-known is unknown, and never zero."""
+"""`penstock costs`: the costs of a pool's jobs, from the measurements of their workers. Unknown
+values are reported as unknown, and never as zero."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_loaders_energy_is_known_if_that_of_each_worker_is() -> None:
 
 
 class Busy(Dataset[torch.Tensor]):
-    """A sample takes its worker so long, at work."""
+    """Samples that keep their worker busy for this long."""
 
     def __init__(self, count: int, seconds: float = 0.01) -> None:
         self.count = count
@@ -182,7 +182,7 @@ def costs(pool: PoolProcesses, **factors: float) -> dict[str, Any]:
 
 
 def ended_job(pool: PoolProcesses, name: str, **factors: float) -> dict[str, Any]:
-    """The job of a loader that is gone: its farewell is on its way."""
+    """The job of a loader that has ended: its farewell is in flight."""
     deadline = time.monotonic() + SECONDS_MAX
     while True:
         found = [one for one in costs(pool, **factors)["jobs"] if one["job"].endswith(name)]
@@ -203,11 +203,11 @@ def test_what_a_job_has_cost_is_known_after_its_end(pool: PoolProcesses) -> None
     stats = loader.stats()
     assert stats.pool_samples == 250
     assert stats.pool_bytes > 250 * 1000
-    # What the samples have spent, as they noted it, is a part of what their workers did.
+    # The samples' noted time is a part of their workers' time.
     assert stats.pool_cpu_s >= spent_s
     assert stats.pool_worker_s > 0
     assert stats.pool_tenancies >= 1
-    assert stats.pool_energy_j is None  # no machine of this test's tells it
+    assert stats.pool_energy_j is None  # no machine of this test reports it
     del loader
     seen = ended_job(pool, "Busy", price_per_hour=3.6)
     total = seen["total"]
@@ -247,7 +247,7 @@ def test_workers_of_the_trainers_own_are_not_the_pools_costs(pool: PoolProcesses
 
 
 class Counter:
-    """A machine's powercap tree, whose processor uses ten watts."""
+    """A machine's powercap tree, whose processor draws ten watts."""
 
     def __init__(self, folder: Path) -> None:
         self.zone = folder / "powercap" / "intel-rapl:0"
@@ -268,7 +268,7 @@ class Counter:
     def _set(self, value: int) -> None:
         new = self._file.with_suffix(".new")
         new.write_text(f"{value}\n")
-        new.replace(self._file)  # as the kernel, which never shows half a number
+        new.replace(self._file)  # like the kernel, which never shows half a number
 
     def _run(self) -> None:
         while not self._stop.wait(0.05):

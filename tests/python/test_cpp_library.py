@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A C++ loop and a Python loop see one stream, and each goes on from the other's state."""
+"""A C++ loop and a Python loop see one stream, and each resumes from the other's state."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library for programs in C++ as it is installed: found, linked, and refused where it does not
-fit; and its first examples."""
+"""The library for C++ programs as installed: found, linked, and rejected where it does not fit; and
+its first examples."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def exported_symbols(library: Path) -> list[str]:
 
 
 def test_the_library_exports_what_the_list_says() -> None:
-    """After a change on purpose: PENSTOCK_WRITE_SYMBOLS=1 writes the list anew."""
+    """After a change on purpose: PENSTOCK_WRITE_SYMBOLS=1 rewrites the list."""
     symbols = exported_symbols(native_folder() / "libpenstock.so.0.1")
     if os.environ.get("PENSTOCK_WRITE_SYMBOLS"):
         LIST.write_text("\n".join(symbols) + "\n")
@@ -205,7 +205,8 @@ def test_what_cmake_installs_is_found_with_a_torch_of_ones_own(tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_tree_is_part_of_another_project_without_cuda(tmp_path: Path) -> None:
-    # The whole library is compiled, which takes longer than a test may. Its bound is that of run().
+    # The whole library is compiled, which takes longer than a test may. Its bound is the bound in
+    # run().
     faulthandler.cancel_dump_traceback_later()
     source = tmp_path / "program"
     source.mkdir()

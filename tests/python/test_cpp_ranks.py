@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a job in C++ and in Python read one order, and each goes on from the other's state."""
+"""Ranks of a job in C++ and in Python read one order, and each resumes from the other's state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REMAINDERS = ["pad", "drop", "uneven"]
 
 
 class Backwards(Sampler[int]):
-    """As that of loader_main.cpp, whose name the state has."""
+    """As the dataset of loader_main.cpp, whose name the state has."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(reversed(range(SIZE)))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches that worker processes make for a C++ program: of this machine, of a pool, of both; from
-plug-ins and from Python. The stream is always that of the program's own threads."""
+"""Batches that worker processes make for a C++ program: local, from a pool, or both; from plug-ins
+and from Python. The stream always equals the stream of the program's threads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STREAM_OF_PYTHON: dict[str, Any] = {"python": "cpp_loader:DrawStream", "argument
 
 @pytest.fixture(autouse=True)
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys that this user's processes share are the test's own."""
+    """The keys that this user's processes share belong to the test."""
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
@@ -69,7 +69,7 @@ def test_processes_of_this_machine_make_the_stream_of_threads() -> None:
     "of", [OF_PLUGIN, pytest.param(OF_PYTHON, marks=pytest.mark.long)], ids=["plugin", "python"]
 )
 def test_loader_is_constructed_however_many_signals_come(of: dict[str, Any]) -> None:
-    """The first signal while its workers started ended the program."""
+    """The first signal during the start of its workers ended the program."""
     assert with_workers(of, SHUFFLED, 2, alarms=True) == with_threads(SHUFFLED)
 
 
@@ -155,7 +155,7 @@ def test_tensors_that_nobody_reads_stay_with_a_pools_workers(
         assert (withheld, recalled) == (0, 0)
     else:
         assert withheld > 60 * PICTURE_BATCH_BYTES
-        # Once for the smaller batch at the end, to compare what it gives.
+        # Once for the smaller batch at the end, to compare its results.
         assert recalled == (2 if reads["read_every"] == 90 else 1)
 
 
@@ -254,7 +254,7 @@ def test_workers_go_to_the_programs_whose_jobs_they_run(pool: PoolProcesses) -> 
 
 @pytest.mark.slow
 def test_a_plugin_is_opened_anew_for_each_run_of_a_program(pool: PoolProcesses) -> None:
-    """Its dataset went on from where the run before had left it."""
+    """Its dataset continued from the place where the run before had stopped."""
     pool.start_native_worker()
     of = {**OF_PLUGIN, "dataset": "counting", "pool": pool.endpoint}
     for _ in range(2):

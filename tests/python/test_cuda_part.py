@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part for CUDA is a file of its own: without it, and beside a torch that it does not fit, the
-loader works, and a device is refused with the reason. No GPU is used."""
+"""The CUDA part is a separate file: without it, and with a torch that it does not fit, the loader
+works, and a device is rejected with the reason. No GPU is used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CUDA_PART = native_folder() / "libpenstock_cuda.so"
 
 pytestmark = pytest.mark.slow
 
-# Torch is made to promise a device, so that the native part is asked for it.
+# Torch is made to report a device, so that the native part is asked for it.
 PROGRAM = """
 import torch
 from penstock import DataLoader
@@ -39,13 +39,13 @@ except Exception as error:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The native folder of a copy of the package, which comes first on the path."""
+    """The native folder of a copy of the package, which is first on the path."""
     shutil.copytree(PACKAGE, tmp_path / "penstock", ignore=shutil.ignore_patterns("*.pyc"))
     return tmp_path / "penstock" / native_folder().relative_to(PACKAGE)
 
 
 def told(copy: Path) -> str:
-    """What the program prints about the device; its batches come from a worker first."""
+    """The program's output about the device; a worker sends its first batches."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
@@ -59,7 +59,7 @@ def told(copy: Path) -> str:
 
 
 def compile_library(source: str, target: Path, *options: str) -> None:
-    """A library of some lines of C."""
+    """A library of a few lines of C."""
     file = target.with_suffix(".c")
     file.write_text(source)
     target.unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def test_a_build_without_the_part_says_what_to_install(copy: Path) -> None:
 
 @pytest.mark.long
 def test_a_part_whose_libraries_torch_has_not_got_names_them(copy: Path, tmp_path: Path) -> None:
-    """As beside a torch for the CPU, or for another CUDA."""
+    """As with a torch for the CPU, or for another CUDA."""
     compile_library("int of_cuda(void) { return 0; }", tmp_path / "libcudart_of_another.so")
     compile_library(
         "int of_cuda(void); int ask(void) { return of_cuda(); }",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may read a dashboard: tokens, names of hosts, addresses; and what the others are told."""
+"""Who may read a dashboard: tokens, host names, addresses; and the answers to the others."""
 
 from __future__ import annotations
 

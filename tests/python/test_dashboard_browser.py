@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboard in a real browser: every view, by mouse and by keys, light and dark, on a phone,
+"""The dashboard in a real browser: every view, with mouse and keyboard, light and dark, on a phone,
 and while a pool loses a worker."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.live.pool_watch import PoolWatch
 pytestmark = [pytest.mark.slow, pytest.mark.long, needs_browser]
 
 VIEWS = ("overview", "workers", "steps", "plan", "bytes", "events")
-# A folder that a person looks at afterwards.
+# A folder for inspection afterwards.
 SHOTS = os.environ.get("PENSTOCK_SCREENSHOTS", "")
 
 
@@ -46,7 +46,8 @@ EVIL = "</script><img src=x onerror=alert(1)>"
 
 
 class MadeWatch(PoolWatch):
-    """Of a pool that is made up: it has a ledger, a plan and ranks, without their programs."""
+    """The dashboard of a made-up pool: it has a ledger, a plan and ranks, without their
+    programs."""
 
     def __init__(self) -> None:
         super().__init__(PoolAddress("tcp://127.0.0.1:1", None, 1.0))
@@ -211,13 +212,13 @@ def test_all_is_reached_by_keys_and_has_a_name(page: Browser, made: str) -> None
 
 
 def channels(colour: str) -> list[float]:
-    """Of rgb(), as light."""
+    """Return the linear-light channels of an rgb() colour."""
     parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
     return [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
 
 
 def contrast(one: str, other: str) -> float:
-    """By the rules of WCAG."""
+    """Return the contrast ratio as defined by WCAG."""
     light = sorted(
         (sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), channels(x), strict=True)) + 0.05)
         for x in (one, other)
@@ -375,7 +376,7 @@ class _Elsewhere(http.server.BaseHTTPRequestHandler):
         self.wfile.write(page.encode())
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing."""
+        """Write no log."""
 
 
 def test_another_site_can_link_to_a_dashboard_and_cannot_read_it(page: Browser) -> None:
@@ -399,7 +400,7 @@ def test_another_site_can_link_to_a_dashboard_and_cannot_read_it(page: Browser) 
 
 
 def test_a_site_that_leads_its_name_here_is_not_served(page: Browser, made: str) -> None:
-    """DNS rebinding: to the browser the dashboard is then of the site's own origin."""
+    """DNS rebinding: to the browser the dashboard then belongs to the site's origin."""
     page.open(made.replace("127.0.0.1", ELSEWHERE))
     page.wait_for("this dashboard is not known under the name")
     page.open(made.replace("127.0.0.1", "localhost"))

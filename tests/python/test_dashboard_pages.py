@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of the dashboard's pages, without a browser: they lie in the package, name each other
-rightly, and load nothing from elsewhere."""
+"""The files of the dashboard's pages, without a browser: they are in the package, name each other
+correctly, and load no resources from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboard of a controller, over HTTP, beside a real pool: what it answers, to whom, and what
-it does with requests that are none."""
+"""The dashboard of a controller, over HTTP, with a real pool: its answers, who gets them, and how
+it handles malformed requests."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Site:
             time.sleep(0.1)
 
     def say(self, text: bytes, *, until_end: bool = True) -> bytes:
-        """Sends bytes and returns all that comes back."""
+        """Sends bytes and returns the whole response."""
         with socket.create_connection(("127.0.0.1", self.port), SECONDS_MAX) as connection:
             with contextlib.suppress(OSError):
                 connection.sendall(text)
@@ -98,7 +98,8 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 @pytest.fixture
 def site(pool: PoolProcesses) -> Site:
-    """Of a second controller, which is the pool's from now on. It asks for no token."""
+    """The dashboard of a second controller, which owns the pool from now on. It requires no
+    token."""
     return Site(port_of(pool.start_controller("--dashboard", "0", "--dashboard-open")))
 
 
@@ -129,7 +130,7 @@ def test_a_pool_is_told_as_json_and_a_killed_worker_as_an_event(
     plan = site.wait_for(f"/api/plan?trainer={trainer_id}", lambda told: told["plan"])["plan"]
     assert {call["where"] for call in plan["calls"]} == {"worker", "trainer"}
     assert any(edge["source"] is None for edge in plan["edges"]) and "calls run" in plan["verdict"]
-    # A trainer that had left when the page asked for its plan was an error in the console.
+    # A trainer that had left when the page requested its plan caused an error in the console.
     status, _, content = site.ask("/api/plan?trainer=0123456789abcdef")
     gone = {"trainer": "0123456789abcdef", "plan": None, "has_left": True}
     assert (status, json.loads(content)) == (200, gone)
@@ -257,7 +258,7 @@ def test_version_is_told_to_holders_of_the_token_alone(guarded: Site) -> None:
 
 @contextlib.contextmanager
 def slow_strangers(port: int, count: int) -> Iterator[None]:
-    """Connections that send a byte now and then, and that are made again when they are ended."""
+    """Connections that send a byte now and then, and that reconnect after they were closed."""
     is_over = threading.Event()
 
     def connected() -> socket.socket:
@@ -287,14 +288,14 @@ def slow_strangers(port: int, count: int) -> Iterator[None]:
 
 
 def test_strangers_keep_nobody_with_the_token_out(guarded: Site) -> None:
-    """Each of 40 scrapes beside 40 slow connections got status 503."""
+    """With 40 slow connections open, each of 40 scrapes got status 503."""
     guarded.wait_for("/api/status", lambda status: True, **BEARER)
     with slow_strangers(guarded.port, 40):
         assert [guarded.ask("/metrics", **BEARER)[0] for _ in range(40)] == [200] * 40
 
 
 class StillWatch(PoolWatch):
-    """Of a made-up pool that does not change, and whose trainers report ``plan``."""
+    """The dashboard of a made-up pool that does not change, and whose trainers report ``plan``."""
 
     def __init__(self, *, shows_ids: bool = True, plan: str = "") -> None:
         super().__init__(PoolAddress("tcp://127.0.0.1:1", None, 1.0), shows_ids=shows_ids)
@@ -303,7 +304,7 @@ class StillWatch(PoolWatch):
         self._taken_at = float("inf")  # never too old
 
     def start(self) -> None:
-        """Asks nobody."""
+        """Sends no request."""
 
     def close(self) -> None:
         """There is no thread."""
@@ -324,7 +325,7 @@ def served(watch: PoolWatch, token: str | None = None) -> Iterator[Site]:
 
 
 def stranger(site: Site, host: str = "127.0.0.1") -> socket.socket:
-    """Says nothing. By a request of the same address the server has taken it in."""
+    """Sends no bytes. By the next request of the same address the server has accepted it."""
     return socket.create_connection(("127.0.0.1", site.port), SECONDS_MAX, source_address=(host, 0))
 
 
@@ -416,7 +417,7 @@ def test_addresses_of_one_source_are_counted_together(one: str, other: str, is_s
 
 @pytest.mark.parametrize("plan", ["[" * 100_000, "nonsense", "{}", "[1]", '{"calls": 3}'])
 def test_what_is_no_plan_is_answered_with_a_sentence(plan: str) -> None:
-    """The connection was closed without an answer, or the trainer was said not to be there."""
+    """The connection was closed without an answer, or the trainer was reported as missing."""
     with served(StillWatch(plan=plan)) as site:
         status, _, content = site.ask(f"/api/plan?trainer={FIRST}")
         assert status == 400
@@ -468,7 +469,7 @@ def test_terminal_shows_the_address_with_the_token_that_is_drawn(pool: PoolProce
 
 
 def test_a_scrape_ends_when_its_controller_is_killed(pool: PoolProcesses, site: Site) -> None:
-    """Each scrape is whole, or fails; none hangs."""
+    """Each scrape is complete, or fails; none hangs."""
     site.wait_for("/api/status", lambda status: True)
     outcomes: list[str] = []
     is_over = threading.Event()
@@ -512,14 +513,15 @@ def test_a_pool_that_is_dead_is_told_with_status_503(
             status, headers, content = site.ask(path)
             assert status == 503 and "nothing is known of the pool now" in content.decode()
             assert ("json" in headers["Content-Type"]) == path.startswith("/api/")
-        assert site.ask("/")[0] == 200  # the page, which says the same
+        assert site.ask("/")[0] == 200  # the page, which shows the same
 
 
 @pytest.mark.parametrize("jump_s", [365 * 86_400, -365 * 86_400])
 def test_a_status_is_as_old_as_it_is_whatever_the_clock_is_set_to(
     monkeypatch: pytest.MonkeyPatch, jump_s: float
 ) -> None:
-    """The status of a dead pool was shown for a year once the clock was set back by one."""
+    """The status of a dead pool was shown for a year after the clock had been set back by a
+    year."""
     watch = PoolWatch(PoolAddress("tcp://127.0.0.1:1", None, 0.3))
     now = time.time()
     watch.take(pool_view(status([], []), now))

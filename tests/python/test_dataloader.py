@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What penstock's DataLoader has beyond torch's: options, stats, fallbacks."""
+"""Features of penstock's DataLoader beyond torch's: options, stats, fallbacks."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_no_option_of_torchs_makes_it_fall_back(options: dict[str, Any]) -> None
 def test_an_option_that_torchs_iterator_would_ignore_is_refused_with_a_datapipe(
     name: str, value: Any
 ) -> None:
-    """The user saw batches on the CPU, without a word."""
+    """The batches were on the CPU, without any message."""
     text = f"{name} is {value!r} but the dataset is a datapipe"
     loader = DataLoader(numbers_pipe(), num_workers=1)
     setattr(loader, name, value)
@@ -222,7 +222,7 @@ def test_a_device_of_another_kind_is_refused_by_iter(workers: int) -> None:
 
 
 def test_an_iter_that_fails_leaves_no_second_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's iterator prints an AttributeError of its __del__ besides."""
+    """Torch's iterator also prints an AttributeError of its __del__."""
     ignored: list[Any] = []
     monkeypatch.setattr(
         sys, "unraisablehook", lambda unraisable: ignored.append(unraisable.exc_value)
@@ -290,7 +290,7 @@ if __name__ == "__main__":
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_registry_changed_before_the_import_is_heeded(tmp_path: Path) -> None:
-    """penstock's own collate stood in for torch's when the change came before its import."""
+    """penstock's collate replaced torch's when the change was made before its import."""
     with running("penstock", changing_registry(), tmp_path) as run:
         changed = "('changed', 2)"
         lines = f"[{changed}, {changed}]\n" * 2 + f"[[{changed}]]\n"
@@ -323,7 +323,7 @@ def test_ten_loaders_in_use_at_once_do_not_mix_their_batches() -> None:
 
 
 def test_default_collate_inside_the_dataset_works_too() -> None:
-    """A dataset that batches by itself calls torch's collate in the worker."""
+    """A dataset that batches itself calls torch's collate in the worker."""
 
     def groups() -> Iterator[Any]:
         for start in range(0, 60, 6):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets of one class and length that ranks tell apart, and those that they take for equal."""
+"""Datasets of one class and length that ranks distinguish, and datasets that they take for
+equal."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from penstock.loader.rank_agreement import dataset_fingerprint
 
 
 class Folder(Dataset[Any]):
-    """As torchvision's folders of images are."""
+    """Like torchvision's image folders."""
 
     def __init__(self, root: str, names: list[str]) -> None:
         self.samples = [(f"{root}/cats/{name}", 0) for name in names]

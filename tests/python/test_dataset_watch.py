@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a dataset is looked at, how long that may take, and what follows. Time is an argument."""
+"""When a dataset is checked for changes, how long that may take, and the consequences. Time is an
+argument."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from penstock.worker.dataset_watch import DatasetWatch
 
 
 class Looks:
-    """A dataset that says what it is, and notes for how long each look may take."""
+    """A dataset that describes itself, and notes for how long each look may take."""
 
     def __init__(self, takes_s: float = 0.0) -> None:
         self.takes_s = takes_s

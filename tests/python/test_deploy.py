@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of `deploy`, as far as this machine can tell: units by systemd's check, scripts by
-shellcheck and on Slurm's own daemons, and each command by penstock's parser."""
+"""The recipes of `deploy`, as far as this machine can check them: units by systemd's check, scripts
+by shellcheck and on real Slurm daemons, and each command by penstock's parser."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PENSTOCK = "/opt/penstock/bin/penstock"
 
 
 def variables() -> dict[str, str]:
-    """Those of the units' environment file, and what Slurm sets."""
+    """The variables of the units' environment file, and the variables that Slurm sets."""
     lines = (DEPLOY / "systemd" / "pool.env").read_text(encoding="utf-8").splitlines()
     pairs = [line.split("=", 1) for line in lines if not line.startswith("#")]
     return {**dict(pairs), "SLURM_CPUS_PER_TASK": "4", "PENSTOCK_KEYS": "keys"}
@@ -99,7 +99,7 @@ def test_systemd_finds_no_fault_in_a_unit(unit: Path, tmp_path: Path) -> None:
 
 
 def test_the_workers_of_a_unit_are_told_to_end_once() -> None:
-    """systemd's usual way tells every process, and the parent would tell the workers again: a
+    """By default systemd signals every process, and the parent would signal the workers again: a
     second SIGTERM ends a worker in the middle of a batch."""
     text = (DEPLOY / "systemd" / "penstock-workers.service").read_text(encoding="utf-8")
     assert "\nKillMode=mixed\n" in text
@@ -133,8 +133,8 @@ def test_the_services_of_compose_are_there_and_share_one_image() -> None:
 
 
 def test_compose_finds_no_fault() -> None:
-    """Compose itself. Debian 12 has no package of it; the file was held against the published
-    schema by hand, and found right."""
+    """Compose itself. Debian 12 has no package of it; the file was checked against the published
+    schema by hand, without errors."""
     docker = shutil.which("docker")
     command = [str(docker), "compose", "--file", str(COMPOSE), "config", "--quiet"]
     if (

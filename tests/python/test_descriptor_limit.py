@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer without a descriptor left waited for workers until its timeout, and never said why.
-Processes that serve a pool kept the usual soft limit, whatever the system allowed."""
+"""A trainer without a descriptor left waited for workers until its timeout, and never reported why.
+Processes that serve a pool kept the usual soft limit, even where the system allowed more."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_no_room_for_a_connection_is_said() -> None:
 
 
 def lines_under(soft: int, hard: int) -> list[str]:
-    """Of a process that serves a pool under these limits."""
+    """The output of a process that serves a pool under these limits."""
     done = subprocess.run(
         [
             sys.executable,
@@ -72,7 +72,7 @@ def test_limit_of_a_process_that_serves_is_raised_and_reported() -> None:
     assert lines_under(256, 256) == [low]
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= least:
         assert lines_under(200, least) == [f"may have {least} files open; its limit was 200"]
-        assert lines_under(least, least) == [""]  # print() of nothing ends a line
+        assert lines_under(least, least) == [""]  # print() without arguments ends a line
 
 
 @pytest.mark.slow

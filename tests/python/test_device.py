@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""device=: batches on a device are those that ``batch.to(device)`` would be, whatever happens.
+"""device=: batches on a device equal the results of ``batch.to(device)`` in every case.
 
-Each test runs on a GPU where there is one, and has a twin on the CPU, where batches stay. Who owns
-which memory while copies are under way is tested without a GPU in tests/cpp/loader.
+Each test runs on a GPU if there is one, and has a CPU counterpart, where batches stay on the CPU.
+Memory ownership while copies are in flight is tested without a GPU in tests/cpp/loader.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ on_each_device = pytest.mark.parametrize("device", DEVICES)
 
 
 class Nested(Dataset[Any]):
-    """Samples of every kind that a loop with images and labels has."""
+    """Samples of every kind in a loop with images and labels."""
 
     def __init__(self, length: int = 60, failing: int = -1) -> None:
         self.length, self.failing = length, failing
@@ -141,7 +141,7 @@ def test_batches_looked_at_ahead_are_right(device: str) -> None:
 
 
 class Normalized(nn.Module):
-    """Pre-processing inside the model, on images as they are stored."""
+    """Preprocessing inside the model, on images as they are stored."""
 
     mean: torch.Tensor
 
@@ -177,9 +177,9 @@ def losses_of(model: nn.Module, loader: Any, device: str, has_autocast: bool) ->
 def test_training_with_the_cut_is_that_without_penstock(
     device: str, has_autocast: bool, backend: str | None
 ) -> None:
-    """Scales are powers of two, so that CPU and GPU kernels of the pre-processing agree to the bit.
+    """Scales are powers of two, so that CPU and GPU kernels of the preprocessing agree bit for bit.
 
-    Others may differ in the last bit: workers compute on the CPU what the GPU did.
+    Others may differ in the last bit: workers compute on the CPU where the GPU did.
     """
     losses = []
     for is_ours in (False, True):
@@ -199,7 +199,7 @@ def test_training_with_the_cut_is_that_without_penstock(
 def test_cuda_graphs_are_captured_while_batches_come() -> None:
     """In torch's default mode a capture forbids other threads' queries; batches were wrong.
 
-    Its twins on the CPU are those of tests/cpp/loader/copy_stage_test.cpp.
+    Its CPU counterparts are the tests of tests/cpp/loader/copy_stage_test.cpp.
     """
     loader = DataLoader(Nested(400), batch_size=4, num_workers=2, prefetch_factor=4, device="cuda")
     expected = torch.utils.data.DataLoader(Nested(400), batch_size=4)
@@ -217,7 +217,7 @@ def test_cuda_graphs_are_captured_while_batches_come() -> None:
 
 @contextlib.contextmanager
 def memory_full() -> Iterator[None]:
-    """This process gets no more memory of the device than it has. Other processes do not notice."""
+    """This process gets no more memory of the device. Other processes do not notice."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
@@ -230,7 +230,7 @@ def memory_full() -> Iterator[None]:
 
 @pytest.mark.cuda
 def test_memory_that_is_full_in_mid_epoch_is_named_and_the_epoch_goes_on() -> None:
-    """Its twin on the CPU is MemoryThatNeverComesIsAnErrorInPlaceOfTheBatchAlone."""
+    """Its CPU counterpart is MemoryThatNeverComesIsAnErrorInPlaceOfTheBatchAlone."""
     rows = torch.zeros(40, 1 << 22)
     loader = DataLoader(rows, batch_size=4, num_workers=1, device="cuda")  # 64 MiB each
     iterator = iter(loader)
@@ -255,7 +255,7 @@ print([batch.is_pinned() for batch in loader])
 @pytest.mark.cuda
 @pytest.mark.parametrize("loader_class", ["DataLoader", "torch.utils.data.DataLoader"])
 def test_batches_are_pinned_in_a_program_that_did_not_use_the_device(loader_class: str) -> None:
-    """Torch calls no memory pinned before it has started the device."""
+    """Torch reports no memory as pinned before it has initialised the device."""
     program = PINNED.format(loader_class=loader_class)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
@@ -280,14 +280,14 @@ class Frozen(Mapping[str, Any]):
 
 
 class OfKeywords(Frozen):
-    """A Mapping that cannot be made of a dict."""
+    """A Mapping that cannot be constructed from a dict."""
 
     def __init__(self, *, items: dict[str, Any]) -> None:
         super().__init__(items)
 
 
 class Row(Sequence[Any]):
-    """A Sequence that takes no assignment."""
+    """A Sequence without item assignment."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
@@ -300,7 +300,8 @@ class Row(Sequence[Any]):
 
 
 class Encoding(UserDict[str, Any]):
-    """As transformers' BatchEncoding: a mapping with more to it, moved by its own to()."""
+    """Like transformers' BatchEncoding: a mapping with further attributes, moved by its to()
+    method."""
 
     is_moved = False
 
@@ -327,7 +328,7 @@ ODD = [
 
 @pytest.mark.parametrize("batch", ODD, ids=lambda batch: type(batch).__name__)
 def test_a_container_of_any_kind_is_what_torchs_pin_memory_makes_of_it(batch: Any) -> None:
-    """The user saw an AttributeError or a TypeError from within the loader."""
+    """The user saw an AttributeError or a TypeError from inside the loader."""
     from torch.utils.data._utils.pin_memory import pin_memory
 
     class Pinned:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock doctor: it names what limits a program, tries changes, and leaves nothing behind."""
+"""penstock doctor: it names the bottleneck of a program, tries changes, and leaves no traces."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_slow_link_to_a_pool_is_named(
 
 
 def waiting_program(sample_count: int, said: str) -> str:
-    """A program that says something and reads samples which each sleep 2 ms."""
+    """A program that prints a line and reads samples which each sleep 2 ms."""
     return f"""
         import time
         import torch
@@ -364,7 +364,7 @@ def test_patch_of_another_tool_outlives_the_doctors(
     monkeypatch: pytest.MonkeyPatch,
     make_watch: Callable[[Path], AbstractContextManager[Any]],
 ) -> None:
-    """It was lost when a watch took off its own."""
+    """The patch was lost when a watch removed its hook."""
     calls: Counter[str] = Counter()
     methods: list[tuple[Any, str]] = [
         (torch.nn.Module, "__call__"),
@@ -388,7 +388,7 @@ def test_patch_of_another_tool_outlives_the_doctors(
         monkeypatch.setattr(owner, name, counted)
         return counted
 
-    for owner, name in methods:  # which are put back at the end, whatever is there then
+    for owner, name in methods:  # which are put back at the end, over any change
         monkeypatch.setattr(owner, name, getattr(owner, name))
     with make_watch(tmp_path):
         patches = [put_on(*method) for method in methods]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages that people read first: short, in lines that fit, with links that lead somewhere and
-code that is code."""
+"""The pages that people read first: short, with lines that fit, working links and code that
+parses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# Pages for users. Those beside the code have tests of their own.
+# Pages for users. The READMEs in the code folders have separate tests.
 PAGES = sorted(
     [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
@@ -27,7 +27,7 @@ PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
-    """Lines outside of tables and code, with their numbers."""
+    """Lines outside tables and code, with their numbers."""
     is_code = False
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
         if line.startswith("```"):

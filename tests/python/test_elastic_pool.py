@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock up` and `penstock down`: what they find again, and what they refuse."""
+"""`penstock up` and `penstock down`: which state they recover, and which requests they reject."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_workers_outlive_a_killed_controller_and_are_found_again(elastic: Elasti
 def test_pool_whose_up_was_killed_is_ended_by_down_once_it_is_started_again(
     elastic: Elastic,
 ) -> None:
-    """Nothing is left of it but what an operator may want to read."""
+    """All of it is gone, except the files that an operator may want to read."""
     elastic.up("--min", "2", "--max", "2").end(signal.SIGKILL)
     down = elastic.down("--timeout", "1")
     assert down.wait() == 1
@@ -86,7 +86,7 @@ def test_two_adapters_on_one_folder_are_refused(elastic: Elastic) -> None:
 
 
 def test_state_and_logs_are_read_by_their_user_alone(elastic: Elastic) -> None:
-    """Every user of the machine could read what datasets print."""
+    """Every user of the machine could read the output of datasets."""
     elastic.up("--min", "1", "--max", "1")
     (name,) = elastic.runs_processes(lambda names: len(names) == 1)
     modes = {
@@ -97,7 +97,8 @@ def test_state_and_logs_are_read_by_their_user_alone(elastic: Elastic) -> None:
 
 
 def test_workers_have_a_folder_of_keys_with_their_own_secret_alone(elastic: Elastic) -> None:
-    """Workers, and so all datasets, had the operator's folder, with all secrets of the pool."""
+    """Workers, and so all datasets, could read the operator's folder, with all secrets of the
+    pool."""
     keys = elastic.state.parent / "keys"
     assert Process(["keys", str(keys)], elastic.pool.environment).wait() == 0
     elastic.pool.environment["PENSTOCK_KEYS"] = str(keys)  # is the default of --keys
@@ -153,7 +154,7 @@ def kill_the_worker(elastic: Elastic) -> None:
 
 
 def waits_for_the_journal(elastic: Elastic, up: Process, why: str) -> None:
-    """`penstock up` says why it starts nobody, in its log and in the status."""
+    """`penstock up` reports in its log and in the status why it starts no workers."""
     (line,) = up.wait_for_lines(lambda line: "no worker is started, and those that run" in line)
     assert f"since the journal cannot be written ({why})" in line
 
@@ -169,7 +170,7 @@ def waits_for_the_journal(elastic: Elastic, up: Process, why: str) -> None:
 def test_pool_on_a_full_disk_starts_no_worker_and_ends_when_asked(
     elastic: Elastic, how: str
 ) -> None:
-    """It lived on without its adapter, heard no signal, and its workers were left."""
+    """It survived without its adapter, ignored signals, and its workers were left behind."""
     up = elastic.up("--min", "1", "--max", "1")
     elastic.has_workers(1)
     with full_disk(up):
@@ -262,7 +263,7 @@ def test_controller_whose_port_of_before_is_taken_takes_another(elastic: Elastic
 
 
 def stop_pipe(pid: int) -> Path:
-    """Through which the controller of `penstock up` is told to end."""
+    """Through which the controller of `penstock up` is ordered to end."""
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             if int(fd.name) > 2 and os.readlink(fd).startswith("pipe:"):
@@ -272,7 +273,7 @@ def stop_pipe(pid: int) -> Path:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="what a controller has open is shown to root alone")
 def test_end_of_the_controller_ends_its_process(elastic: Elastic) -> None:
-    """It went on, and nobody could give it orders."""
+    """It kept running, and could not be given orders."""
     up = elastic.up()
     with open(stop_pipe(up.process.pid), "wb", buffering=0) as pipe:
         pipe.write(b"x")

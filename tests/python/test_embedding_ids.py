@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ids that an offloaded model will look up are told before it does."""
+"""The ids that an offloaded model will look up are announced before it does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _fresh(on_one_thread: None) -> None:
 
 
 def looked_up(batch: Any) -> list[int]:
-    """The ids that WideAndDeep looks up, by its own words."""
+    """The ids that WideAndDeep looks up, as it records them."""
     _, category, user = batch["dense"], batch["category"], batch["user"]
     return [*((category * 7 + user * 13) % 64).tolist(), *(user % 64).tolist()]
 
@@ -75,7 +75,7 @@ def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def told_and_delivered(loader: Any, model: nn.Module, select: Any) -> Iterator[tuple[Any, Any]]:
-    """By step, what was told of the next batches, and what these were."""
+    """By step, the announced ids of the next batches, and their actual ids."""
     told, came = [], []
     for batch in loader:
         loss_of(model, batch).backward()
@@ -116,7 +116,7 @@ def test_ids_that_are_the_batchs_own_are_told() -> None:
     model = offload(fresh(Crossing), loader, cut="none")
     for ahead, batches in told_and_delivered(loader, model, embedding_ids(model, "users.weight")):
         assert [ids.tolist() for ids in ahead] == [batch.ravel().tolist() for batch in batches]
-    # What makes the others stays in the trainer.
+    # The operations that make the others stay in the trainer.
     for ahead, batches in told_and_delivered(loader, model, embedding_ids(model, "pairs")):
         assert ahead == [None] * len(batches)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Literals and texts survive the way through the native parser."""
+"""Literals and texts survive a round trip through the native parser."""
 
 from __future__ import annotations
 

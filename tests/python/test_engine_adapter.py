@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An adapter goes on with an engine that refuses, fails, hangs or lies, and the pool serves."""
+"""An adapter keeps working with an engine that refuses, fails, hangs or lies, and the pool
+serves."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from penstock.errors import PenstockError
 
 
 class Scripted:
-    """An engine whose workers are names alone."""
+    """An engine whose workers are mere names."""
 
     title = "scripted"
 
@@ -85,13 +86,13 @@ def test_what_an_engine_does_not_grant_is_told_and_asked_for_later(pool: PoolPro
 
 @pytest.mark.parametrize(("grace_s", "told"), [(120.0, "120"), (0.0, "1")])
 def test_workers_have_the_grace_of_the_pool(grace_s: float, told: str) -> None:
-    """Whatever the pool gave them, they ended themselves after 30 s."""
+    """With any grace of the pool, they ended themselves after 30 s."""
     arguments = WorkerCommand("tcp://127.0.0.1:9", None, 60.0, grace_s).arguments()
     assert arguments[arguments.index("--grace") + 1] == told
 
 
 class ShortLived(Scripted):
-    """An engine each of whose workers ends as soon as it was listed once."""
+    """An engine whose workers each end as soon as they were listed once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of every engine: whatever becomes of its workers, training gets torch's batches, and
-the pool comes back to as many workers as it should have."""
+"""The contract of every engine: regardless of its workers' fate, training gets torch's batches, and
+the pool returns to its intended number of workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pool_processes import Process
 
 pytestmark = pytest.mark.slow
 
-# `make test` runs Ray's cases nowhere, and of Slurm's those that no other engine stands for.
+# `make test` runs none of Ray's cases, and of Slurm's only the cases that no other engine covers.
 LOCAL = pytest.param("local", id="local")
 LONG_LOCAL = pytest.param("local", id="local", marks=pytest.mark.long)
 SLURM = pytest.param("slurm", id="slurm", marks=needs_slurm)
@@ -43,8 +43,8 @@ def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeP
 
 
 def disturbed(pool: EnginePool, disturb: Callable[[str], None], count: int = 400) -> set[str]:
-    """A training with two workers, of which one is disturbed early on. Its batches are torch's, and
-    in the end there are two workers. The names of the workers before."""
+    """A training with two workers, one of which is disturbed early on. Its batches are torch's, and
+    in the end there are two workers. Returns the names of the workers before."""
     pool.up("--min", "2", "--max", "2")
     pool.has_workers(2)
     before = {*pool.processes()}
@@ -57,7 +57,7 @@ def disturbed(pool: EnginePool, disturb: Callable[[str], None], count: int = 400
 
 
 def vanished_count(status: dict[str, Any]) -> int:
-    """Workers that the controller heard no more of, and that had not taken leave."""
+    """Workers that the controller no longer heard from, and that had not said goodbye."""
     count: int = status["controller"]["fenced_incarnations"]
     return count
 

@@ -79,7 +79,7 @@ def test_a_journal_of_something_else_is_named_with_its_line(tmp_path: Path, line
 
 @contextlib.contextmanager
 def files_of(bytes_max: int) -> Iterator[None]:
-    """No file of this process grows beyond that: to who writes, it is a full disk."""
+    """No file of this process grows beyond that: to the writer, the disk is full."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, hard))
     try:
@@ -93,8 +93,8 @@ LINE = len('{"next": 3}\n')
 
 @pytest.mark.parametrize("room", range(LINE + 1))
 def test_name_that_could_not_be_written_down_is_given_to_nobody(tmp_path: Path, room: int) -> None:
-    """``room`` is left for it. Another line was written behind half of one, and the journal could
-    not be read any more."""
+    """``room`` is the space left for it. Another line was written after half of one, and the
+    journal became unreadable."""
     path = tmp_path / "journal"
     journal = Journal(path)
     given = journal.take_names(1)

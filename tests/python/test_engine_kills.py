@@ -16,8 +16,8 @@ from pool_processes import SECONDS_MAX, Process
 
 pytestmark = pytest.mark.slow
 
-# Before and after each of: names are taken, a worker is started; the order to stop is written down,
-# the worker is stopped, its end is written down.
+# Before and after each of: names are reserved, a worker is started; the order to stop is recorded,
+# the worker is stopped, its end is recorded.
 STARTING, ENDING = range(1, 5), range(5, 11)
 _PROGRAM = (sys.executable, str(Path(__file__).with_name("engine_steps.py")))
 
@@ -35,12 +35,12 @@ def adapter(elastic: Elastic, worker_count: int, deadly_step: int = 0) -> Proces
     arguments = [elastic.pool.endpoint, str(elastic.state), str(worker_count), str(deadly_step)]
     process = Process(arguments, elastic.pool.environment, program=_PROGRAM)
     elastic.pool.processes.append(process)
-    process.wait_for_lines(lambda line: line == "begins")  # SIGTERM is heard from now on
+    process.wait_for_lines(lambda line: line == "begins")  # SIGTERM is handled from now on
     return process
 
 
 def wait_for_ends(elastic: Elastic, processes: dict[str, int]) -> None:
-    """Of these. Others may begin meanwhile."""
+    """Of these. Others may start meanwhile."""
     deadline = time.monotonic() + SECONDS_MAX
     while left := processes.items() & elastic.processes().items():
         assert time.monotonic() < deadline, left
@@ -76,8 +76,8 @@ def test_an_adapter_killed_while_it_stops_workers(elastic: Elastic, step: int) -
     begun = elastic.processes()
     first.process.send_signal(signal.SIGTERM)
     assert first.wait() == -signal.SIGKILL, first.output
-    second = adapter(elastic, 1)  # whom nobody has told to end
-    if step >= 8:  # the worker was told
+    second = adapter(elastic, 1)  # which was not asked to end
+    if step >= 8:  # the worker was asked to end
         wait_for_ends(elastic, begun)
     elastic.has_workers(1)
     assert second.end() == 0, second.output
@@ -85,7 +85,7 @@ def test_an_adapter_killed_while_it_stops_workers(elastic: Elastic, step: int) -
 
 
 def test_an_adapter_that_is_not_killed_takes_as_many_steps(elastic: Elastic) -> None:
-    """So the tests above go through all of them."""
+    """So the tests above cover all of them."""
     elastic.pool.start_controller()
     process = adapter(elastic, 1)
     elastic.has_workers(1)

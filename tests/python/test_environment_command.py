@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``penstock env`` tells what a report of a fault needs, and tells it where something is broken."""
+"""``penstock env`` prints the information for a bug report, even on a broken installation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next epoch begins while one ends: nobody can tell, but by the clock."""
+"""The next epoch starts while one ends: only the clock shows it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Augmented(Dataset[Any]):
 
 
 class Counting(Augmented):
-    """Has a number that each sample raises."""
+    """Has a number that each sample increments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Counting(Augmented):
 
 
 class Visits(Augmented):
-    """Counts how often each sample was asked for, in something that is large."""
+    """Counts how often each sample was requested, in a large object."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class OwnGenerator(Augmented):
 
 
 class Told(Augmented):
-    """Reads what the trainer says in shared memory."""
+    """Reads the trainer's values in shared memory."""
 
     def __init__(self, epoch: Any) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Failing(Augmented):
 
 
 class Gated(Dataset[int]):
-    """Writes down each sample it is asked for, then waits for a byte."""
+    """Records each sample that it is asked for, then waits for a byte."""
 
     def __init__(self, notes: Path, reader: int) -> None:
         self.notes = notes
@@ -303,7 +303,7 @@ class DrawsFromALibrary(Augmented):
 def test_generators_of_installed_packages_draw_as_with_torch(
     meanwhile: Callable[[Any, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Early batches that were dropped had moved the package's generator."""
+    """Speculative batches that were dropped had advanced the package's generator."""
     folder = tmp_path / "site-packages" / "drawing_library"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(
@@ -317,10 +317,10 @@ def test_generators_of_installed_packages_draw_as_with_torch(
 
 
 def made_early(loader: DataLoader[Any], count: int) -> bool:
-    """Waits until so many batches are here that nobody has asked for."""
+    """Waits until this many batches have arrived without a request from the program."""
     deadline = time.monotonic() + 20
     while loader.stats().ready < count and time.monotonic() < deadline:
-        time.sleep(0.01)  # nothing tells the trainer that a batch has arrived before it waits
+        time.sleep(0.01)  # the trainer gets no notice of an arrived batch before it waits
     return loader.stats().ready == count
 
 
@@ -356,7 +356,7 @@ def test_what_was_in_vain_is_not_tried_again_before_it_would_have_been_right() -
 
 @pytest.mark.long
 def test_fresh_workers_begin_early_too() -> None:
-    """Their arrays are mapped, and nobody else can change what they see."""
+    """Their arrays are mapped, and no other process can change the contents."""
     loader = DataLoader(
         np.arange(100_000.0),  # type: ignore[arg-type]
         batch_size=25_000,
@@ -397,7 +397,7 @@ def test_where_somebody_could_tell_nothing_is_made_early(options: dict[str, Any]
 
 
 class FromNowOn:
-    """Makes a dataset that reads what its trainer says, and says it."""
+    """Makes a dataset that reads the value its trainer shares, and returns it."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -430,9 +430,9 @@ def test_what_the_trainer_says_between_epochs_is_heard(kind: str) -> None:
 
 
 def fetched_with_an_epoch_in_vain(notes: Path, pause: float) -> int:
-    """How many samples two epochs of 8 take where an early one of 8 is made in vain.
+    """How many samples two epochs of 8 take if a speculative one of 8 is discarded.
 
-    ``pause`` is how many seconds the worker has to hear that the epoch is another one.
+    ``pause`` is how many seconds the worker has to receive the news of the new epoch.
     """
     reader, writer = os.pipe()
     loader = DataLoader(
@@ -464,7 +464,7 @@ def fetched_with_an_epoch_in_vain(notes: Path, pause: float) -> int:
 
 
 def test_of_an_epoch_in_vain_only_what_was_begun_is_made(tmp_path: Path) -> None:
-    # On a busy machine a worker may be quicker than the message that the epoch is another one.
+    # On a busy machine a worker may be faster than the message about the new epoch.
     pauses = (0.1, 1.0, 5.0)
     counts = (fetched_with_an_epoch_in_vain(tmp_path / f"notes{each}", each) for each in pauses)
     assert any(count < 24 for count in counts), "four batches were asked for, and few made in vain"
@@ -508,7 +508,7 @@ def test_a_state_between_epochs_knows_nothing_of_early_batches() -> None:
 
 
 def large_datasets(folder: Path) -> dict[str, Any]:
-    """What datasets commonly hold, each too large to be looked into item by item."""
+    """The usual contents of datasets, each too large to be examined item by item."""
     np.save(folder / "rows.npy", np.zeros((100, 10_000)))
     paths = [(f"/data/train/{index:08d}.jpeg", index % 1000) for index in range(20_000)]
     return {
@@ -546,7 +546,7 @@ def test_large_datasets_that_stay_as_they_are_begin_early(kind: str, tmp_path: P
 
 
 class ToldToWrite(Dataset[int]):
-    """Waits for a byte at each sample, and writes to itself if that is a w."""
+    """Waits for a byte at each sample, and writes to itself if the byte is a w."""
 
     def __init__(self, reader: int) -> None:
         self.reader = reader
@@ -562,7 +562,7 @@ class ToldToWrite(Dataset[int]):
 
 
 def print_warnings(worker_id: int) -> None:
-    """As without pytest, which collects those of this process."""
+    """As without pytest, which collects the garbage of this process."""
 
     def show(message: Any, category: type[Warning], *_: Any) -> None:
         os.write(2, f"{category.__name__}: {message}\n".encode())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exception of a pool's worker, made again from its name and its text."""
+"""The exception of a pool worker, reconstructed from its name and its text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Smoke runs of the examples: they train, and their plans are explained; the quickstart's files are
-right, and it fails when it should."""
+correct, and it fails when it should."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_the_picture_has_each_part_of_a_step_as_long_as_it_took(
         for element in ElementTree.parse(tmp_path / "one.svg").getroot().iter()
         if element.tag.endswith("}rect") and element.get("height") == "22.0"
     ]
-    # Two speeds, then three parts with a gap of a pixel behind each, and a rest of nothing.
+    # Two speeds, then three parts with a gap of a pixel behind each, and an empty rest.
     assert bars[1] == pytest.approx(2 * bars[0], abs=0.2)
     assert [width + 1 for width in bars[2:5]] == pytest.approx(
         [0.6 * bars[1], 0.3 * bars[1], 0.1 * bars[1]], abs=0.2

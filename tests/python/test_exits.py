@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends that torch's loader does not promise: orphans are gone soon, whatever they do."""
+"""Ends that torch's loader does not promise: orphans are gone soon, in every state."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ os.read(reader, 1)
 def test_fresh_interpreters_of_a_killed_trainer_are_gone(
     options: str, method: str, tmp_path: Path
 ) -> None:
-    """A worker made by a fork server is not the trainer's child: its parent stays alive. One is in
-    its dataset for long when the trainer is killed."""
+    """A worker made by a fork server is not the trainer's child: its parent stays alive. One is
+    busy in its dataset for long when the trainer is killed."""
     source = f"""{HEAD}
 import multiprocessing, time
 
@@ -124,7 +124,7 @@ say_pids(iterator)
 
 @pytest.mark.long
 def test_workers_that_set_up_only_after_their_trainer_died_are_gone(tmp_path: Path) -> None:
-    """Their parent was another one already when they first looked, and so never changed."""
+    """Their parent had already changed when they first looked, and so never changed again."""
     source = f"""{HEAD}
 import multiprocessing, random
 
@@ -204,7 +204,7 @@ print(time.monotonic() - begin < {JOIN_SECONDS_MAX}, flush=True)
 
 @pytest.mark.long
 def test_daemon_threads_that_wait_for_batches_do_not_abort_the_exit(tmp_path: Path) -> None:
-    """The program's exit code is its own, and no thread has anything to say."""
+    """The program's exit code is unchanged, and threads print no errors."""
     source = f"""{HEAD}
 def busy():
     os.read(reader, 1)
@@ -238,7 +238,7 @@ sys.exit(4)
 
 
 def test_offloaded_models_that_live_until_python_goes_down_do_not_print(tmp_path: Path) -> None:
-    """Each of them complained that its loader was gone, when the modules were cleared already."""
+    """Each of them complained that its loader was gone, after the modules had been cleared."""
     source = f"""{HEAD}
 import penstock
 
@@ -308,7 +308,7 @@ say_pids(in_use, late.iterator)
 def test_a_child_that_outlives_the_trainer_keeps_its_batches_and_no_worker(
     tmp_path: Path,
 ) -> None:
-    """It inherited the trainer's ends of all sockets, so these do not tell of the death."""
+    """It inherited the trainer's ends of all sockets, so these do not show the death."""
     source = f"""{HEAD}
 iterator = iter(DataLoader(torch.arange(1000.0), batch_size=10, num_workers=2))
 other = iter(DataLoader(torch.arange(1000.0), batch_size=10, num_workers=1))

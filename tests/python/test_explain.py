@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`explain` tells what `offload` would do, and touches nothing."""
+"""`explain` reports the effects of `offload`, without side effects."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def test_bytes_that_a_call_makes_are_those_of_its_own_memory() -> None:
     plan = explain(fresh(NormalizedResNet), images(0), cut="maximal")
     wide, small = 6 * 3 * 24 * 24 * 4, 6 * 3 * 16 * 16 * 4
     assert [call.made_bytes for call in plan.moved] == [wide, wide, wide, wide, small]
-    # relu(..., inplace=True) hands on what batch_norm made; the head's result leaves the model.
+    # relu(..., inplace=True) passes on the output of batch_norm; the head's result leaves the
+    # model.
     assert {call.operator.partition(" at ")[0]: call.made_bytes for call in plan.kept[:4]} == {
         "conv2d": 6 * 8 * 16 * 16 * 4,
         "add_": 0,
@@ -134,7 +135,7 @@ def test_totals_tell_no_cut_and_the_maximal_cut_beside_the_chosen_one() -> None:
         none, maximal, chosen = plan.totals
         assert [item.cut for item in plan.totals] == ["none", "maximal", "chosen"]
         assert (none.worker_s, none.boundary_bytes) == (0.0, plan.raw_bytes)
-        # By one measurement: what workers take over is what the trainer is rid of.
+        # By one measurement: the trainer saves the time that workers take over.
         assert maximal.trainer_s == 0.0 and 0.0 < maximal.worker_s < none.trainer_s
         assert maximal.boundary_bytes == plan.maximal_bytes
         assert (chosen.worker_s, chosen.trainer_s) == (plan.worker_s, plan.trainer_s)

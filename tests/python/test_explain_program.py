@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock explain: a program runs as it is until its model's plan is known, and leaves nothing."""
+"""penstock explain: a program runs unchanged until its model's plan is known, and leaves no
+traces."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs `penstock` with these arguments, and sees that no process of it is left."""
+    """Runs `penstock` with these arguments, and checks that all of its processes have ended."""
 
     def run_command(*arguments: str) -> Outcome:
         process = subprocess.Popen(
@@ -227,7 +228,7 @@ def test_a_picture_is_written_beside_the_table_wherever_the_program_goes(
 def test_a_picture_that_cannot_be_written_is_told_after_the_plan(
     run: Run, write: Write, tmp_path: Path
 ) -> None:
-    """The folder is there when the command starts, and the program removes it."""
+    """The folder exists when the command starts, and the program removes it."""
     (tmp_path / "folder").mkdir()
     write("train.py", "import os\nos.rmdir('folder')", NET, TRAINING)
     code, out, error = run("explain", "--svg", "folder/plan.svg", "train.py", "0")
@@ -349,8 +350,9 @@ def test_the_first_model_is_the_outermost_with_parameters_that_gets_a_batch(
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("asked", ["images", "images and a mask of the program's"])
 def test_patch_of_another_tool_outlives_the_watch(run: Run, write: Write, asked: str) -> None:
-    """The tool's was lost when the watch took off its own: at its end, and in mid-program where the
-    model takes a tensor that is not of the batch, whose origin is followed through more batches.
+    """The tool's patch was lost when the watch removed its hook: at its end, and in mid-program
+    where the model takes a tensor that is not of the batch, whose origin is followed through more
+    batches.
     """
     write(
         "train.py",
@@ -392,7 +394,7 @@ def test_patch_of_another_tool_outlives_the_watch(run: Run, write: Write, asked:
     assert "the plan of Net, called at train.py" in error
     counts = dict(re.findall(r"(__\w+__) is kept (\d+)", error))
     assert counts.keys() == {"__call__", "__next__"}, error
-    # Nothing was counted of what the program called after the plan was first made.
+    # Calls of the program after the plan was first made were not counted.
     assert "mask" not in asked or min(map(int, counts.values())) > 1
 
 
@@ -401,8 +403,8 @@ def test_patch_of_another_tool_outlives_the_watch(run: Run, write: Write, asked:
 def test_a_tensor_that_is_not_of_the_batch_does_not_lead_to_an_inner_module(
     run: Run, write: Write, batches: str
 ) -> None:
-    """Hugging Face's Trainer hands `num_items_in_batch` to the model beside its batch, and the plan
-    was that of BertEmbeddings.
+    """Hugging Face's Trainer passes `num_items_in_batch` to the model in addition to its batch, and
+    the plan was BertEmbeddings' plan.
     """
     write(
         "train.py",

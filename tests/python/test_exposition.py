@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of metrics is what Prometheus' own parsers read, with conventional names and units."""
+"""Prometheus' parsers read the metrics text, which has conventional names and units."""
 
 from __future__ import annotations
 

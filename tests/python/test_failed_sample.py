@@ -134,7 +134,7 @@ class Raises(Dataset[int]):
         return index
 
 
-# Made in each test: a kept exception keeps the frames that it went through.
+# Made in each test: a kept exception keeps the frames that it passed through.
 REFUSING = [BadRecord, Sealed, Slotted, Unhashable]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No room for arenas, few descriptors, dead workers: batches come, or a clear error."""
+"""No room for arenas, few descriptors, dead workers: batches arrive, or a clear error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_under_a_small_arena_cap_everything_arrives(
 def test_where_shared_memory_cannot_grow_everything_still_arrives(
     bytes_max: int, size: int
 ) -> None:
-    """posix_fallocate fails in the worker: the batch goes another way, and never with SIGBUS."""
+    """posix_fallocate fails in the worker: the batch is sent another way, and never with SIGBUS."""
     loader = DataLoader(
         Computed(12, partial(row, size)),
         batch_size=2,
@@ -101,7 +101,7 @@ def test_few_descriptors_in_the_worker_are_no_obstacle() -> None:
 
 
 def test_forked_workers_have_no_end_of_another_workers_channel() -> None:
-    """A worker does not see its trainer die while another holds the trainer's end."""
+    """A worker does not see its trainer die while another process holds the trainer's end."""
 
     def count(index: int = 0) -> int:
         return sum("socket:" in descriptor for descriptor in process_traces.descriptors())
@@ -118,8 +118,8 @@ def test_no_descriptors_left_in_the_trainer_is_a_clear_error_and_leaves_nothing(
     lowest_free = os.dup(0)
     os.close(lowest_free)
     loader = DataLoader(Computed(10, number), num_workers=2)
-    # One more would be room for the first of the two pipes that multiprocessing opens for a
-    # process, and it forgets that one when there is none for the second.
+    # One more would leave room for the first of the two pipes that multiprocessing opens for a
+    # process, and it forgets that one if there is no room for the second.
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 3, hard))
     try:
         error = error_of(lambda: list(loader))
@@ -160,13 +160,13 @@ def test_an_arena_that_the_trainer_cannot_map_is_a_clear_error() -> None:
 
 def die(index: int) -> Any:
     if index == 6:
-        time.sleep(1)  # what it has sent has left it by then
+        time.sleep(1)  # its messages have left it by then
         os._exit(7)
     return number(index)
 
 
 def test_a_dead_worker_is_noticed_while_the_trainer_waits_on_another() -> None:
-    """Worker 1 dies while worker 0, whose batch is due, is held by the test."""
+    """Worker 1 dies while the test holds worker 0, whose batch is due."""
     reader, writer = os.pipe()
 
     def sample(index: int) -> Any:
@@ -224,7 +224,7 @@ def test_the_batches_that_a_worker_sent_before_it_died_are_delivered() -> None:
 
 
 def test_sys_exit_zero_is_noticed_at_once() -> None:
-    """Torch notices at its next look, up to 5 s later."""
+    """Torch notices at its next check, up to 5 s later."""
     dataset = Computed(4, lambda index: os._exit(0))
     error = next_error(iter(DataLoader(dataset, num_workers=1, timeout=3)))
     assert type(error) is RuntimeError

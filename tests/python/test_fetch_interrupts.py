@@ -36,7 +36,7 @@ FIRST = 'os.write(1, str(next(iterator).tolist()).encode() + b"\\n")\n'
 def test_ctrl_c_reaches_a_loop_that_waits_for_blocked_samples(
     workers: int, to_group: bool, tmp_path: Path
 ) -> None:
-    """The program goes on, and ends although the samples never do."""
+    """The program continues, and ends although the samples never do."""
     source = f"""{BLOCKED.format(workers=workers)}
 try:  # an interrupt that follows upon its output may find the program still in this line
     {FIRST}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples read with fsspec from an HTTP server that takes its time, as an object store does."""
+"""Samples read with fsspec from a slow HTTP server, like an object store."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def content(index: int) -> bytes:
 
 
 class Store(BaseHTTPRequestHandler):
-    """Answers each request after ANSWER_S, all connections at once."""
+    """Answers each request after ANSWER_S, all connections concurrently."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        time.sleep(ANSWER_S)  # what is tested is how a loader deals with that
+        time.sleep(ANSWER_S)  # the loader's handling of that is tested
         index = int(self.path.rpartition("/")[2])
         body = b"" if index == MISSING else content(index)
         self.send_response(404 if index == MISSING else 200)
@@ -46,7 +46,7 @@ class Store(BaseHTTPRequestHandler):
 
 
 class Objects(Dataset[torch.Tensor]):
-    """What is stored; the file system is made where it is first used, in the worker."""
+    """The stored data; the file system is made where it is first used, in the worker."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -62,7 +62,7 @@ class Objects(Dataset[torch.Tensor]):
 @pytest.fixture
 def store_url() -> Iterator[str]:
     class Server(ThreadingHTTPServer):
-        request_queue_size = 128  # a whole batch connects at once
+        request_queue_size = 128  # a whole batch connects concurrently
 
     server = Server(("127.0.0.1", 0), Store)
     process = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fetch_threads=N: torch's batches and errors, with the samples of a batch fetched at once."""
+"""fetch_threads=N: torch's batches and errors, with the samples of a batch fetched concurrently."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def _whole_barrier() -> None:
 
 
 def threaded(count: int) -> Any:
-    """penstock's class with that many threads, for what makes a loader from torch's arguments."""
+    """penstock's class with that many threads, for code that makes a loader from torch's
+    arguments."""
     return functools.partial(DataLoader, fetch_threads=count)
 
 
@@ -74,7 +75,7 @@ def fails_at_5_before_2(index: int) -> int:
 
 
 def ambient(index: int) -> tuple[Any, ...]:
-    """All that code can tell of the thread that it runs on and that serial fetch keeps equal."""
+    """All thread properties that code can see and that serial fetch keeps equal."""
     return (
         torch.get_num_threads(),
         torch.is_grad_enabled(),
@@ -161,7 +162,7 @@ def test_the_stream_of_persistent_workers_is_torchs_however_they_start(
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("wrap", [as_is, lambda data: Subset(Subset(data, range(8)), range(8))])
 def test_samples_of_a_batch_are_under_way_at_once(workers: int, wrap: Callable[..., Any]) -> None:
-    """Each waits until all four have begun; one after the other they would wait for ever."""
+    """Each waits until all four have started; one after the other they would wait for ever."""
     dataset = wrap(Computed(8, needs_four))
     loader = DataLoader(dataset, batch_size=4, num_workers=workers, fetch_threads=4)
     assert describe(list(loader)) == describe([torch.arange(4), torch.arange(4, 8)])
@@ -190,7 +191,7 @@ def test_the_first_failing_sample_of_a_batch_is_raised_whichever_fails_first(wor
 
 
 def test_a_failing_batch_waits_for_its_running_samples() -> None:
-    """Nothing of a batch may still run when the loop goes on."""
+    """No work on a batch may still be running when the loop continues."""
     started, failing = threading.Event(), threading.Event()
     ended: list[int] = []
 
@@ -201,7 +202,7 @@ def test_a_failing_batch_waits_for_its_running_samples() -> None:
             raise ValueError
         started.set()
         assert failing.wait(WAIT_S)
-        threading.Event().wait(0.2)  # long enough that a fetch that does not wait is seen
+        threading.Event().wait(0.2)  # long enough to detect a fetch that does not wait
         ended.append(index)
         return index
 
@@ -299,7 +300,7 @@ def test_the_trainer_s_thread_state_reaches_the_samples_of_each_batch() -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_trainer_s_cuda_stream_reaches_the_samples() -> None:
-    """Its twin without a GPU is the test above."""
+    """Its counterpart without a GPU is the test above."""
     dataset = Computed(8, lambda index: torch.cuda.current_stream())
     iterator = iter(DataLoader(dataset, batch_size=4, collate_fn=as_is, fetch_threads=4))
     for stream in (torch.cuda.Stream(), torch.cuda.default_stream()):
@@ -308,7 +309,7 @@ def test_the_trainer_s_cuda_stream_reaches_the_samples() -> None:
 
 
 def test_shared_storages_that_samples_make_on_threads_lie_apart() -> None:
-    """In a worker torch's collate makes them in the slab of the batch that is being made."""
+    """In a worker torch's collate makes them in the slab of the current batch."""
     dataset = Computed(16, batched_inside)
     loader = DataLoader(dataset, batch_size=4, num_workers=2, fetch_threads=4)
     for index, batch in enumerate(loader):

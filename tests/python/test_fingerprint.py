@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fingerprint changes with what it is of, and is none where it could not."""
+"""A fingerprint changes with the object described, and is none where it could not."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def look(*roots: Any) -> Any:
 
 
 def small_things() -> dict[str, tuple[Any, Callable[[], object]]]:
-    """Things, and how to change each where a fetch might."""
+    """Objects, and how to change each in the way of a fetch."""
     bare = with_attributes(number=1)
     nested = with_attributes(inside=[{"deep": (with_attributes(value=1.5),)}])
     slotted = Slotted()
@@ -214,7 +214,7 @@ def raise_setting() -> None:
 
 
 def large_things() -> dict[str, tuple[Any, Callable[[], object]]]:
-    """Of each kind one that is large, and the smallest change to it."""
+    """A large object of each kind, and the smallest change to it."""
     tensor = torch.zeros(LARGE)
     beside = with_attributes(tensor=torch.zeros(LARGE))
     from_array = np.zeros(LARGE)
@@ -244,7 +244,7 @@ def large_things() -> dict[str, tuple[Any, Callable[[], object]]]:
     objects = [with_attributes(number=index) for index in range(200)]
 
     def increment_twice(index: int) -> None:
-        """The second number may lie where the first did."""
+        """The second number may have the first one's address."""
         for _ in range(2):
             reused[index] += 0.5
 
@@ -408,7 +408,7 @@ def test_nests_have_a_limit_and_loops_an_end() -> None:
 
 
 def test_a_look_writes_to_no_object() -> None:
-    """A count of references that is written to copies a page, in each worker."""
+    """Writing to a reference count copies a page, in each worker."""
     samples = [(f"{index}.jpeg", float(index)) for index in range(1000)]
     counts = [sys.getrefcount(item) for pair in samples for item in (pair, *pair)]
     before = look(samples)
@@ -470,7 +470,7 @@ LIBRARY = {
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Makes an installed package of that name, and imports it."""
+    """Makes an installed package with that name, and imports it."""
     folder = tmp_path / "lib" / "site-packages"
     monkeypatch.syspath_prepend(str(folder))
 

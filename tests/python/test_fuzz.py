@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 RUN = ROOT / "tests" / "fuzz" / "run.py"
 CANARY = re.compile(r"^canary\((\w+) \w+ (\S+)\s+\[=\[(.*?)\]=\]", re.MULTILINE | re.DOTALL)
 NO_TOOLS = 77
-# Enough for each canary to be found, with this seed of libFuzzer's; about a second each.
+# Enough for each canary to be found, with this libFuzzer seed; about a second each.
 INPUT_COUNT = 60_000
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_each_canary_replaces_stands_once_in_its_source() -> None:
-    """It is the one thing about canaries that a change of the sources breaks."""
+    """A change of the sources can break only this property of canaries."""
     text = (ROOT / "tests" / "fuzz" / "CMakeLists.txt").read_text()
     canaries = CANARY.findall(text)
     assert len(canaries) == text.count("\ncanary(") > 30

@@ -49,7 +49,7 @@ if __name__ == "__main__":
         time.sleep(0.05)  # nothing tells when a child that nobody knows has ended
     print(children())
 """
-NOBODY = "tcp://127.0.0.1:9"  # the pool is not needed to see how its trainer's own workers start
+NOBODY = "tcp://127.0.0.1:9"  # the pool is not needed to test the start of its trainer's workers
 
 
 @pytest.mark.sampled(1)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state is data, whoever wrote it: it gives the stream that it is of, or is refused by its place.
+"""A state is data, regardless of who wrote it: it yields its stream, or is rejected with the place
+of the mistake.
 
-A checkpoint that torch.load(weights_only=True) had read ran code: bytes in the place of a dataset's
-state were taken for those of a worker, and unpickled.
+A checkpoint that torch.load(weights_only=True) had read ran code: bytes in place of a dataset's
+state were taken for a worker's bytes, and unpickled.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ CASES: dict[str, Any] = {
         Counted(), 4, shuffle=True, generator=torch.Generator().manual_seed(3)
     ),
 }
-# Parts that belong to the program's own objects, which are theirs to judge, and what has them.
+# Parts that belong to the program's objects, which have to judge them, and the objects' names.
 OF_THE_PROGRAM = {"dataset", "iterator", "index_sampler", "sampler", "batch_sampler"}
 HOLDERS = {"dataset", "iterator", "samplers", "shards", "_index_sampler_state"}
 
@@ -83,7 +84,7 @@ def hostile_values(path: Path) -> list[Any]:
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The places of a state, of parts as of leaves; of a long list the first and the last."""
+    """The places of a state, of parts and of leaves; of a long list the first and the last."""
     if path and path[-1] in OF_THE_PROGRAM and path[0] in HOLDERS:
         return
     if path:
@@ -116,7 +117,7 @@ def without(state: Any, path: tuple[Any, ...]) -> Any:
 
 
 def outcome(make: Any, state: Any) -> Any:
-    """The stream of a loader that was given the state, and a state of it; or the error."""
+    """The stream of a loader that was given the state, and its state; or the error."""
     seed_all(11)
     loader = make()
     try:
@@ -164,7 +165,7 @@ def test_the_place_is_named() -> None:
 
 
 def test_a_place_in_numpys_words_beyond_their_end_is_refused() -> None:
-    """NumPy takes it, and reads memory that is not its own."""
+    """NumPy accepts it, and reads memory that it does not own."""
     make = CASES["map"]
     state = state_after(make, 1)
     for place in (625, 1 << 20, -1):
@@ -256,7 +257,7 @@ def test_states_that_are_changed_at_random_are_refused_or_go_on(
 
 
 def test_an_untouched_state_goes_on() -> None:
-    """The oracle of the tests above: what is refused there is refused for the change."""
+    """The oracle of the tests above: a state rejected there is rejected for the change."""
     random.seed(1)
     for make in CASES.values():
         state = state_after(make, 1)

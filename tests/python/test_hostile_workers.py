@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pool workers that do not keep to the protocol: an epoch ends whole, or with an error that names
-the worker.
+"""Pool workers that violate the protocol: an epoch ends complete, or with an error that names the
+worker.
 
-`tests/cpp/loader/hostile_worker_test.cpp` has a case for each field of what a worker sends, and
-`hostile_controller_test.cpp` for each field of what a controller does.
+`tests/cpp/loader/hostile_worker_test.cpp` has a case for each field of a worker's messages, and
+`hostile_controller_test.cpp` for each field of a controller's messages.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def take_all(loader: DataLoader[Any]) -> list[Any]:
 def test_epoch_that_its_only_worker_ends_early_is_an_error_that_names_the_worker(
     pool: PoolProcesses,
 ) -> None:
-    """`len(loader)` was 40, the loop ended after 7 batches, and the program with exit code 0."""
+    """`len(loader)` was 40, the loop ended after 7 batches, and the program ended with exit code
+    0."""
     pool.start_altered_worker("end_shards_from", "7")
     loader = pooled(pool)
     batches = iter(loader)
@@ -67,7 +68,7 @@ def test_epoch_that_its_only_worker_ends_early_is_an_error_that_names_the_worker
 
 
 def test_epoch_is_whole_beside_a_worker_that_ends_it_early(pool: PoolProcesses) -> None:
-    """40 batches were 19, and `state_dict()` said that the epoch was finished."""
+    """40 batches were 19, and `state_dict()` reported that the epoch was finished."""
     pool.start_worker(processes=2)
     alone = digests(take_all(pooled(pool)))
     pool.start_altered_worker("end_shards_from", "11")
@@ -87,8 +88,8 @@ def test_epoch_is_whole_beside_a_worker_that_ends_it_early(pool: PoolProcesses) 
             del batches, loader
 
 
-# What a worker may say of the dataset of a C++ program, whose constructor asks it, and the words
-# of the error that it ends in.
+# A worker's possible answers about the dataset of a C++ program, whose constructor asks it, and the
+# words of the resulting error.
 WRONG_SHAPES: list[tuple[Any, str]] = [
     ({"iterable": False, "size": -1}, "got the size -1"),
     ({"iterable": False, "size": 1.5}, "got the size 1.5"),
@@ -119,7 +120,7 @@ def error_of_program(pool: PoolProcesses, timeout_s: int) -> str:
 def test_wrong_description_of_the_dataset_is_an_error_that_names_the_worker(
     pool: PoolProcesses,
 ) -> None:
-    """What the first worker said was taken for the length of the epoch, whatever it was."""
+    """The first worker's answer was taken for the length of the epoch, without a check."""
     shapes = [shape for shape, _ in WRONG_SHAPES]
     pool.start_altered_worker("describe_datasets_as", json.dumps(shapes))
     for shape, words in WRONG_SHAPES:
@@ -138,7 +139,7 @@ def test_batches_of_another_dataset_than_the_one_described_are_errors(pool: Pool
 def test_constructor_that_asks_for_the_dataset_obeys_its_time_limit(
     pool: PoolProcesses, alteration: str
 ) -> None:
-    """A worker that ended a shard in place of the answer kept it busy for ever."""
+    """A worker that ended a shard in place of the answer remained busy for ever."""
     pool.start_altered_worker(alteration, "0")
     said = error_of_program(pool, timeout_s=3)
     late = "no worker has told what the dataset is within the timeout"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock.install(): who gets which class under torch's name, and that all of it can go back."""
+"""penstock.install(): which callers get which class under torch's name, and how all of it is
+undone."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import penstock
 
-# In a place that no rebinding reaches.
+# In a place that rebinding does not reach.
 TORCHS = {"class": torch.utils.data.DataLoader}
 TORCHDATAS = {"class": torchdata.stateful_dataloader.StatefulDataLoader}
 
 
 class EarlyLoader(DataLoader[Any]):
-    """Made from torch's class before anything is installed, and calling it by name."""
+    """Made from torch's class before any installation, and calling it by name."""
 
     def __init__(self, dataset: Any, label: str, **options: Any) -> None:
         DataLoader.__init__(self, dataset, **options)
@@ -54,7 +55,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def importer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Imports a framework that takes the class from torch, as most do."""
+    """Imports a framework that imports the class from torch, as most do."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def import_framework(name: str) -> ModuleType:
@@ -144,7 +145,7 @@ def test_classes_and_instances_of_torchs_class_are_those_of_the_name() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_a_patch_of_torchs_class_is_not_found_on_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning patches both in any order, and puts back on each what it found there."""
+    """Lightning patches both in any order, and restores on each the method that it found."""
     own = DataLoader.__setattr__
     monkeypatch.setattr(TORCHS["class"], "__setattr__", lambda *it: object.__setattr__(*it))
     assert DataLoader.__setattr__ is own
@@ -270,7 +271,7 @@ if __name__ == "__main__":
 
 
 class EarlyStateful(StatefulDataLoader[Any]):
-    """Made from torchdata's class before anything is installed."""
+    """Made from torchdata's class before any installation."""
 
 
 @pytest.mark.usefixtures("installed")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What jobs without a network reach of the hosts that --job-hosts names: by the rules alone, by a
-proxy that is talked to as a hostile job would, and by datasets in a pool."""
+"""The hosts of --job-hosts that jobs without a network can reach: by the rules alone, by a proxy
+that receives the requests of a hostile job, and by datasets in a pool."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 
 class Rows(BaseHTTPRequestHandler):
-    """Answers with what it was asked."""
+    """Answers with the question."""
 
     protocol_version = "HTTP/1.1"
 
@@ -217,7 +217,7 @@ def test_hosts_need_the_level_network() -> None:
 
 
 class NoLoopback:
-    """The separation of a machine that gives no loopback device."""
+    """The isolation of a machine that provides no loopback device."""
 
     def __init__(self, **settings: Any) -> None:
         self._why = "a loopback device is refused" if settings.get("has_loopback") else ""
@@ -227,7 +227,7 @@ class NoLoopback:
 
 
 def test_hosts_without_a_namespace_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A filter of system calls would leave jobs no way to the proxy."""
+    """A filter of system calls would leave jobs without access to the proxy."""
     monkeypatch.setattr(_pool, "JobSeparation", NoLoopback)
     options = IsolationOptions(frozenset({"network"}), job_hosts=("a.org:443",))
     with pytest.raises(ValueError, match="does not give: a loopback device is refused; allow it"):
@@ -260,7 +260,7 @@ class Proxy:
         return socket.create_connection(("127.0.0.1", self.port), SECONDS_MAX)
 
     def ask(self, request: bytes) -> str:
-        """All of its answer."""
+        """Return its complete answer."""
         with self.connect() as client:
             client.sendall(request)
             return "".join(piece.decode() for piece in iter(lambda: client.recv(4096), b""))
@@ -342,7 +342,7 @@ def test_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_connections_of_a_job_are_bounded_and_end_with_it() -> None:
-    """What idles keeps further ones waiting, and ends where the job does."""
+    """An idle connection keeps further ones waiting, and ends with its job."""
     with serving() as port, proxy_to(f"127.0.0.1:{port}") as proxy, contextlib.ExitStack() as open_:
         tunnel = f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode()
         clients = [open_.enter_context(proxy.connect()) for _ in range(128)]
@@ -351,7 +351,7 @@ def test_connections_of_a_job_are_bounded_and_end_with_it() -> None:
             assert client.recv(100).startswith(b"HTTP/1.1 200")
         waiting = open_.enter_context(proxy.connect())
         waiting.sendall(tunnel)
-        clients[0].close()  # and one that waited takes its place
+        clients[0].close()  # and a waiting one takes its place
         assert waiting.recv(100).startswith(b"HTTP/1.1 200")
         proxy.process.end(1)
         for client in (*clients[1:], waiting):
@@ -364,12 +364,12 @@ def test_connections_of_a_job_are_bounded_and_end_with_it() -> None:
 @needs_namespace
 @pytest.mark.parametrize("uid", [None, pytest.param(70000, marks=needs_root)])
 def test_process_that_is_in_its_place_reads_through_the_proxy(uid: int | None) -> None:
-    """Whatever its account."""
+    """For any account."""
     with serving() as port, serving() as other:
         isolation = JobIsolation(no_network="namespace", hosts=[f"127.0.0.1:{port}"])
         proxy = ProxyProcess(isolation.fields())
         place = JobPlace(isolation.fields(), uid=uid, job=7, proxy_fd=proxy.fd)
-        read(f"http://127.0.0.1:{port}/")  # imports what the account may be unable to
+        read(f"http://127.0.0.1:{port}/")  # imports that may fail under the account
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -394,7 +394,7 @@ def test_process_that_is_in_its_place_reads_through_the_proxy(uid: int | None) -
 
 
 class Reading(Dataset[dict[str, str]]):
-    """Reads by HTTP, and tries what is beside it."""
+    """Reads by HTTP, and tries neighbouring paths."""
 
     def __init__(self, port: int, other: int) -> None:
         self.port = port
@@ -460,7 +460,7 @@ def proxies_of(worker: Worker) -> list[int]:
 
 
 def expect_end_of(handle: int) -> None:
-    """Of the process."""
+    """Wait until the process has ended."""
     assert select.select([handle], [], [], SECONDS_MAX)[0]
     os.close(handle)
 
@@ -469,7 +469,7 @@ def expect_end_of(handle: int) -> None:
 @needs_namespace
 @pytest.mark.parametrize("levels", ["network", "keys,files,tmp,network"])
 def test_job_reads_from_named_hosts_alone(pool: PoolProcesses, levels: str) -> None:
-    """A job had all of the network or none, which leaves it no data in an object store."""
+    """A job had full network access or none, and without it could not read from an object store."""
     with serving() as port, serving() as other:
         worker = pool.start_worker("--isolate", levels, "--job-hosts", f"127.0.0.1:{port}")
         found = found_by(pool, port, other)

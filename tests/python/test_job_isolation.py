@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps the processes of jobs apart: datasets that try to reach what they are kept from, in a
-pool, and what a worker says where that cannot be had."""
+"""The isolation of job processes: datasets that try to reach forbidden resources, in a pool, and a
+worker's messages where isolation is not available."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 
 def outcome(attempt: Callable[[], object]) -> str:
-    """Why it failed, or what came of it."""
+    """The reason for the failure, or the result."""
     try:
         return f"done: {attempt()}"
     except OSError as error:
@@ -70,7 +70,7 @@ def outcome(attempt: Callable[[], object]) -> str:
 
 
 class Trying(Dataset[dict[str, Any]]):
-    """Tries to reach what is around it."""
+    """Tries to reach its surroundings."""
 
     def __init__(self, keys: str = "", outside: str = "", port: int = 0) -> None:
         self.keys = keys
@@ -144,7 +144,7 @@ def expect_served(pool: PoolProcesses) -> None:
 @pytest.mark.slow
 @needs_hiding
 def test_job_reaches_no_key_and_no_process_around_it(pool: PoolProcesses) -> None:
-    """A user's dataset read worker.secret, and its holder was sent the jobs of others."""
+    """A user's dataset read worker.secret, and its holder received the jobs of others."""
     outside = outside_of(pool.folder)
     worker = pool.start_worker()
     keys = _pool.shared_key_folder()
@@ -162,7 +162,7 @@ def test_job_reaches_no_key_and_no_process_around_it(pool: PoolProcesses) -> Non
     assert "not kept from" not in worker.output
 
 
-# Root of a user namespace in which there are no further mount namespaces.
+# Root in a user namespace that allows no further mount namespaces.
 _WITHOUT_MOUNTS = (
     "unshare", "--user", "--map-root-user", "sh", "-c",
     'echo 0 > /proc/sys/user/max_mnt_namespaces && exec "$@"', "sh",
@@ -286,7 +286,7 @@ def test_private_folder_of_a_killed_job_is_removed(pool: PoolProcesses) -> None:
     assert worker.process.poll() is None
 
 
-# ---- What a worker says
+# ---- Messages of a worker
 
 
 def plan_or_refusal(options: IsolationOptions, keys: str = "/nowhere") -> Any:
@@ -297,7 +297,7 @@ def plan_or_refusal(options: IsolationOptions, keys: str = "/nowhere") -> Any:
 
 
 class NoSeparation:
-    """A machine that refuses some of it."""
+    """A machine that refuses some of the isolation."""
 
     def __init__(self, refused: set[str], **settings: Any) -> None:
         self.settings = settings
@@ -339,7 +339,7 @@ def test_keys_are_hidden_by_rules_where_mounts_are_refused(
 def test_keys_in_tmp_take_nothing_of_it_from_jobs_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a container without mount namespaces a job could make no file in /tmp any more."""
+    """In a container without mount namespaces a job could no longer make files in /tmp."""
     refuse(monkeypatch, "mounts")
     tmp_path.chmod(0o1777)
     plan = plan_or_refusal(IsolationOptions(), str(tmp_path / "keys"))
@@ -466,7 +466,7 @@ def test_workers_of_an_engine_have_the_options_of_penstock_up() -> None:
 
 
 def paused_process(prepare: Callable[[], object]) -> int:
-    """One that has called ``prepare``, and waits to be killed."""
+    """A process that has called ``prepare``, and waits to be killed."""
     ready, told = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -484,7 +484,7 @@ def paused_process(prepare: Callable[[], object]) -> int:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Path]:
-    """A folder of cgroup v2 of the test's own."""
+    """A cgroup v2 folder for the test."""
     for mount in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
         folder = Path(mount, f"penstock-test-{os.getpid()}")
         if Path(mount, "cgroup.controllers").exists():

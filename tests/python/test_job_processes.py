@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a pool's worker: its server, the warm process, and one for each job, which is
-that job's alone, has nothing of the server's, and ends with it."""
+"""The processes of a pool worker: its server, the warm process, and one process per job, which
+serves only that job, holds none of the server's resources, and ends with the job."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-# ---- A job leaves nothing to the next
+# ---- A job leaves no trace for the next one
 
 
 class Looking(Dataset[dict[str, Any]]):
-    """What its process is like, as far as a dataset may have changed it."""
+    """The state of its process, as far as a dataset may have changed it."""
 
     def __len__(self) -> int:
         return 1
@@ -135,13 +135,14 @@ def _umask() -> int:
 
 
 def look(pool: PoolProcesses, dataset: Any) -> tuple[int, dict[str, Any]]:
-    """The process that made the only batch, and what that was like."""
+    """The process that made the only batch, and the state of that process."""
     (found,) = pooled(pool, dataset)
     return found.pop("pid"), found
 
 
 def test_what_a_job_has_changed_in_its_process_reaches_no_other(pool: PoolProcesses) -> None:
-    """Threads, monkeypatches and limits that one job left met the next in the same process."""
+    """Threads, monkeypatches and limits that one job left behind affected the next in the same
+    process."""
     worker = pool.start_worker()
     server = server_of(worker)
     first_pid, clean = look(pool, Looking())
@@ -154,7 +155,7 @@ def test_what_a_job_has_changed_in_its_process_reaches_no_other(pool: PoolProces
 
 
 class Signalled(Dataset[str]):
-    """Which signals a program that it starts ignores and holds back."""
+    """Which signals a program that it starts ignores and blocks."""
 
     def __len__(self) -> int:
         return 1
@@ -181,7 +182,7 @@ def test_a_program_that_a_dataset_starts_has_the_signals_of_any_program(
 
 
 class EndingBy(Numbers):
-    """Ends its process at sample 3, the first time only if a file is to note that."""
+    """Ends its process at sample 3, only the first time if there is a file to record that."""
 
     def __init__(self, how: str, mark: Path | None = None) -> None:
         super().__init__()
@@ -298,7 +299,7 @@ class DyingShards(Shards):
 
 
 class DyingStatefulShards(StatefulShards):
-    """The same of one that goes on from its state."""
+    """The same for a job that resumes from its state."""
 
     def __init__(self, count: int, mark: Path) -> None:
         super().__init__(count)
@@ -347,13 +348,13 @@ def test_shards_whose_process_dies_in_the_middle_go_on_to_the_bit(
     expect_same_server(worker, server)
 
 
-# ---- What each process has
+# ---- Resources of each process
 
 
 def libraries_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/maps").read_text()
-    except PermissionError:  # it lets nobody but root look at its memory
+    except PermissionError:  # its memory is readable by root only
         program = ServerProgram(is_quiet=True)._path
         done = subprocess.run(["ldd", str(program)], capture_output=True, check=True, text=True)
         return done.stdout
@@ -372,7 +373,7 @@ def test_the_server_has_no_python_and_no_torch(pool: PoolProcesses) -> None:
 
 
 class Blocking(Numbers):
-    """Says which process makes it, and goes on once there is a file."""
+    """Reports which process makes it, and continues once there is a file."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -402,7 +403,7 @@ def process_in(folder: Path) -> int:
 
 
 def tcp_sockets() -> set[str]:
-    """All of this machine, as links of /proc/PID/fd name them."""
+    """All sockets of this machine, as links of /proc/PID/fd name them."""
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(FileNotFoundError):
@@ -412,14 +413,14 @@ def tcp_sockets() -> set[str]:
 
 
 def memory_has(pid: int, wanted: list[bytes]) -> bool:
-    """Whether any of these bytes is in memory that is the process's own."""
+    """Whether any of these byte strings is in the process's private memory."""
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for line in maps:
             span, mode, *_ = line.split()
             if mode != "rw-p":
                 continue
             start, end = (int(part, 16) for part in span.split("-"))
-            with contextlib.suppress(OSError):  # pages of devices, and what was given back
+            with contextlib.suppress(OSError):  # device pages, and released memory
                 memory.seek(start)
                 held = memory.read(end - start)
                 if any(one in held for one in wanted):
@@ -470,7 +471,7 @@ def test_workers_of_one_command_share_a_server_and_a_warm_process(
     jobs = [process_in(folder) for folder in folders]
     assert sorted(process_traces.children(warm)) == sorted(jobs)
     os.kill(jobs[1], signal.SIGKILL)
-    wait_until(lambda: len(list(folders[1].glob("process-*"))) == 2)  # another has begun
+    wait_until(lambda: len(list(folders[1].glob("process-*"))) == 2)  # another job has started
     for folder in folders:
         (folder / "go").touch()
     assert [list(each) for each in batches] == [list(range(6))] * 3
@@ -499,7 +500,7 @@ def test_the_process_of_a_job_ends_when_its_trainer_has_left(pool: PoolProcesses
 
 
 def test_loaders_that_take_turns_at_a_worker_keep_their_processes(pool: PoolProcesses) -> None:
-    """Each turn began a process, which had to read its dataset again."""
+    """Each turn started a process, which had to read its dataset again."""
     worker = pool.start_worker()
     training, validation = pooled(pool, Looking()), pooled(pool, Looking())
     turns = [[found["pid"] for found in loader] for loader in (training, validation) * 3]
@@ -508,7 +509,7 @@ def test_loaders_that_take_turns_at_a_worker_keep_their_processes(pool: PoolProc
     jobs = [pid for turn in turns[:2] for pid in turn]
     warm = warm_of(worker)
     assert sorted(process_traces.children(warm)) == sorted(jobs)
-    del training, validation  # also the process that is kept ends at once
+    del training, validation  # also the idle process ends immediately
     wait_until(lambda: not process_traces.children(warm))
 
 
@@ -535,7 +536,7 @@ def kill_the_warm_process(worker: Worker, server: int, warm: int) -> None:
 def test_all_processes_end_with_their_worker(
     pool: PoolProcesses, tmp_path: Path, end: Callable[[Worker, int, int], None], how: str
 ) -> None:
-    """Also with a dataset that hangs, and with the interpreter's lock held."""
+    """Also with a dataset that hangs, and while the interpreter's lock is held."""
     worker = pool.start_worker("--grace", "1")
     batches = iter(pooled(pool, Hanging(how, tmp_path)))
     assert [next(batches) for _ in range(3)] == [0, 1, 2]
@@ -555,7 +556,7 @@ def test_all_processes_end_with_their_worker(
         assert list(batches) == [3, 4, 5]
 
 
-# ---- What a job leaves running
+# ---- Processes that a job leaves running
 
 
 def daemon_in(folder: Path) -> int:
@@ -566,7 +567,7 @@ def daemon_in(folder: Path) -> int:
 def test_a_daemon_that_a_dataset_starts_ends_with_its_job(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
-    """It was in a session of its own, and lived on."""
+    """It was in a separate session, and survived."""
     worker = pool.start_worker()
     server = server_of(worker)
     batches = iter(pooled(pool, StartingADaemon(tmp_path)))
@@ -611,7 +612,7 @@ def test_a_daemon_ends_with_whichever_process_of_its_worker_ends(
     del batches
 
 
-# ---- What a job writes
+# ---- Output of a job
 
 
 class Flooding(Numbers):
@@ -633,7 +634,7 @@ class Flooding(Numbers):
 def test_a_dataset_that_floods_its_output_leaves_little_in_the_log(
     pool: PoolProcesses, fd: int
 ) -> None:
-    """All that it wrote to standard output came into the log."""
+    """Its whole standard output appeared in the log."""
     worker = pool.start_worker()
     server = server_of(worker)
     assert list(pooled(pool, Flooding(fd))) == list(range(6))
@@ -645,7 +646,7 @@ def test_a_dataset_that_floods_its_output_leaves_little_in_the_log(
 
 
 class FillingItsDisk(Numbers):
-    """Writes to a disk at sample 3 until that is full."""
+    """Writes to a disk at sample 3 until it is full."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -712,7 +713,7 @@ def test_a_job_for_whose_code_the_disk_has_no_room_fails_and_the_next_is_served(
 
 @pytest.mark.long
 def test_a_fork_that_the_system_refuses_ends_no_worker(pool: PoolProcesses) -> None:
-    worker = pool.start_altered_worker("refuse_forks", "2")  # the first is one to see if it can
+    worker = pool.start_altered_worker("refuse_forks", "2")  # the first is a test of whether it can
     server = server_of(worker)
     expect_served(pool)
     worker.wait_for_lines(lambda line: "the process of a job could not be started" in line)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool's workers make batches under the settings of the trainer's process, each epoch has the
-dataset as the trainer has it, and no job leaves anything to the next."""
+trainer's current dataset, and no job affects the next one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def settings_put_back() -> Iterator[None]:
 
 
 class Settings(Dataset[dict[str, Any]]):
-    """What a process's settings make of a sample."""
+    """A sample that depends on a process's settings."""
 
     def __len__(self) -> int:
         return 4
@@ -65,7 +65,7 @@ class Settings(Dataset[dict[str, Any]]):
 
 
 class Counting(Dataset[torch.Tensor]):
-    """Counts its calls, which the next epoch is not to see."""
+    """Counts its calls, which the next epoch must not see."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -80,7 +80,7 @@ class Counting(Dataset[torch.Tensor]):
 
 
 class Unpickled(Dataset[int]):
-    """Notes in a file each time that it is unpickled, and never changes."""
+    """Records in a file each time that it is unpickled, and never changes."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -218,7 +218,7 @@ if __name__ == "__main__":
 def test_runs_of_a_program_have_the_same_losses_though_its_dataset_changes(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
-    """The worker went on with the dataset that the run before had changed."""
+    """The worker continued with the dataset that the run before had changed."""
     path = tmp_path / "train.py"
     path.write_text(PROGRAM)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's job is pickled again when anything of it has changed, and only then."""
+"""A pool's job is pickled again if and only if any part of it has changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Sizes(dict[str, int]):
 
 
 class Rows(Dataset[Any]):
-    """Notes in a file, which no look can see, how often it is pickled."""
+    """Records in a file, outside of what a look can see, how often it is pickled."""
 
     shift = 1
 
@@ -62,7 +62,7 @@ def job_of(dataset: Any) -> Job:
 
 
 def test_an_unchanged_dataset_is_pickled_once(rows: Rows) -> None:
-    """The user saw each epoch of a large dataset begin with a minute of pickling."""
+    """Each epoch of a large dataset started with a minute of pickling."""
     known = KnownPickle()
     packed = pack_job(job_of(rows), [], known)
     assert [job_id(job_of(rows), [], known) for _ in range(3)] == [packed.id] * 3
@@ -108,7 +108,7 @@ def test_a_dataset_that_was_changed_is_pickled_again(
 
 
 def by_value(code: str) -> dict[str, Any]:
-    """The names of a program, whose functions and classes travel by value."""
+    """The names of a program, whose functions and classes are pickled by value."""
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(code, scope)
     return scope

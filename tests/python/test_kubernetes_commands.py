@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands in the manifests for Kubernetes and in their texts: penstock's own parser takes
-them, and their addresses and numbers are those of the manifests. Nothing is started."""
+"""The commands in the manifests for Kubernetes and in their texts: penstock's parser accepts them,
+and their addresses and numbers match the manifests. None of them is started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from parsed_commands import Parse, parsing
 
-# Not there beside a GPU (.make/gpu_packages.txt).
+# Not installed on machines with a GPU (.make/gpu_packages.txt).
 files = pytest.importorskip("kubernetes_files", reason="needs kubernetes-validate")
 
 FILES = files.FILES
@@ -30,7 +30,8 @@ def commands_in_pods() -> Iterator[list[str]]:
 
 
 def commands_in_texts() -> Iterator[list[str]]:
-    """Lines of the manifests' comments and of the page that call penstock, by kubectl or not."""
+    """Lines of the manifests' comments and of the page that call penstock, directly or with
+    kubectl."""
     for path in (*(files.FOLDER / file for file in FILES), PAGE):
         lines = path.read_text(encoding="utf-8").replace("\\\n#", "").replace("\\\n", "")
         for line in lines.splitlines():
@@ -109,7 +110,7 @@ def test_ray_has_places_for_as_many_workers_as_penstock_up_starts(parse: Parse) 
     (group,) = cluster["spec"]["workerGroupSpecs"]
     options = options_of(parse, "penstock-up")
     ((resource, count),) = options.resource
-    # Text of JSON in quotes, which the shell of Ray's start takes away.
+    # Quoted JSON text, whose quotes the shell of Ray's start removes.
     places = json.loads(json.loads(group["rayStartParams"]["resources"]))[resource] / count
     (container,) = group["template"]["spec"]["containers"]
     cpus = int(container["resources"]["requests"]["cpu"])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of a pool as the pods of the manifests have them: laid by a Secret, copied by the init
-container, and taken by penstock."""
+"""A pool's keys in the pods of the manifests: mounted by a Secret, copied by the init container,
+and accepted by penstock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from penstock import _pool
 
-# Not there beside a GPU (.make/gpu_packages.txt).
+# Not installed on machines with a GPU (.make/gpu_packages.txt).
 files = pytest.importorskip("kubernetes_files", reason="needs kubernetes-validate")
 Manifest = dict[str, Any]
 
@@ -24,7 +24,7 @@ PODS_WITH_KEYS = [name for name, template in PODS.items() if files.key_items(tem
 
 
 class Pod:
-    """Folders in the place of a pod's volumes, with a Secret laid as a kubelet lays it."""
+    """Folders in place of a pod's volumes, with a Secret laid out as a kubelet does."""
 
     def __init__(self, folder: Path, template: Manifest) -> None:
         self._folder = folder

@@ -2,8 +2,8 @@
 """The manifests for Kubernetes: their fields by the published schemas, and the names that must
 agree. No cluster is needed.
 
-With PENSTOCK_RAYCLUSTER_CRD=FILE the RayCluster is checked against the whole definition, too; an
-operator's own is printed by `kubectl get crd rayclusters.ray.io -o yaml`.
+With PENSTOCK_RAYCLUSTER_CRD=FILE the RayCluster is checked against the whole definition, too;
+`kubectl get crd rayclusters.ray.io -o yaml` prints an operator's definition.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-# Not there beside a GPU (.make/gpu_packages.txt).
+# Not installed on machines with a GPU (.make/gpu_packages.txt).
 yaml = pytest.importorskip("yaml")
 schemas = pytest.importorskip("kubernetes_schemas", reason="needs kubernetes-validate")
 files = pytest.importorskip("kubernetes_files")
@@ -24,7 +24,7 @@ Manifest = dict[str, Any]
 
 FILES = files.FILES
 PODS = files.every_pod()
-KUBERNETES = ("1.30", "1.37")  # versions whose schemas the manifests are to satisfy
+KUBERNETES = ("1.30", "1.37")  # versions whose schemas the manifests must satisfy
 CRD_VARIABLE = "PENSTOCK_RAYCLUSTER_CRD"
 
 EVERY_MANIFEST = [
@@ -41,7 +41,7 @@ def test_manifests_satisfy_the_published_schemas(found: Manifest, kubernetes: st
 
 
 def changed(found: Manifest, path: str, value: Any) -> Manifest:
-    """A copy with another value at a path; None takes the field away."""
+    """A copy with another value at a path; None removes the field."""
     result = copy.deepcopy(found)
     *way, last = path.split(".")
     place: Any = result
@@ -57,7 +57,7 @@ def changed(found: Manifest, path: str, value: Any) -> Manifest:
 POD = "spec.template.spec"
 GROUP = "spec.workerGroupSpecs.0"
 FAULTS = [
-    # Fields that there are not.
+    # Unknown fields.
     ("pool.yaml", "Service", "penstock-controller", "spec.selectors", {"a": "b"}, "'selectors'"),
     ("pool.yaml", "Deployment", "penstock-worker", f"{POD}.gracePeriod", 60, "'gracePeriod'"),
     ("pool.yaml", "Deployment", "penstock-worker", f"{POD}.containers.0.cmd", [], "'cmd'"),
@@ -66,14 +66,14 @@ FAULTS = [
     ("ray-cluster.yaml", "RayCluster", "penstock-ray", "spec.autoscaling", True, "'autoscaling'"),
     ("ray-cluster.yaml", "RayCluster", "penstock-ray", f"{GROUP}.max", 16, "'max'"),
     ("ray-cluster.yaml", "RayCluster", "penstock-ray", f"{GROUP}.template.spec.x", 1, "'x'"),
-    # Values of another type, and one that is not among those that there are.
+    # Values of another type, and a value outside the enumeration.
     ("pool.yaml", "Service", "penstock-controller", "spec.ports.0.port", "7000", "'7000'"),
     ("pool.yaml", "Deployment", "penstock-worker", f"{POD}.containers.0.args", [4], "4 is not"),
     ("pool.yaml", "HorizontalPodAutoscaler", "penstock-worker", "spec.maxReplicas", "9", "'9'"),
     ("ray-cluster.yaml", "RayCluster", "penstock-ray", f"{GROUP}.maxReplicas", "9", "'9'"),
     ("ray-cluster.yaml", "RayCluster", "penstock-ray", f"{GROUP}.rayStartParams.x", 4, "4 is not"),
     ("ray-cluster.yaml", "RayCluster", "penstock-ray", "spec.authOptions.mode", "open", "'open'"),
-    # Fields that must be there.
+    # Required fields.
     ("pool.yaml", "Deployment", "penstock-worker", "spec.selector", None, "'selector'"),
     ("pool.yaml", "Deployment", "penstock-worker", f"{POD}.containers", None, "'containers'"),
     ("pool.yaml", "HorizontalPodAutoscaler", "penstock-worker", "spec.maxReplicas", None, "'max"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planning is done while the user waits for the first batch, so it is quick for large models too.
+"""Planning happens while the user waits for the first batch, so it is fast for large models too.
 
-Whether a plan is the cheapest is asked in C++, against brute force (`plan_test.cpp`).
+Whether a plan is the cheapest is tested in C++, against brute force (`plan_test.cpp`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from penstock import _C
 
 OPERATORS = 5_000
-SECONDS_MAX = 60.0  # many times what it takes; what grows with the square takes longer
+SECONDS_MAX = 60.0  # many times the usual time; quadratic growth takes longer
 SCALE = torch.linspace(0.5, 1.5, 8)
 
 
 def tangled_graph(rng: random.Random) -> str:
-    """Operators that read what was made up to thirty operators before; the last third now and then
+    """Operators that read results of up to thirty operators before; the last third now and then
     reads a parameter."""
     lines = [
         "penstock-ir 1",
@@ -51,7 +51,7 @@ def test_five_thousand_operators_are_planned_while_one_waits(cut: str, seed: int
     graph.annotate()
     verdicts = _C.analyse_effects(graph)
     calibration = _C.calibrate(graph, verdicts, [torch.ones(4, 8)], [SCALE, None], round_count=1)
-    # A slow link, so that where to cut is a question.
+    # A slow link, so that the choice of the cut matters.
     prices = _C.Prices(link_bytes_per_s=1e6)
     plan = _C.make_plan(graph, verdicts, calibration, cut=cut, prices=prices)
     prefix = _C.extract_prefix(graph, plan)

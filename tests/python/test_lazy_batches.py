@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches are lazy while that leads to a cut; while nothing moves, few of them are."""
+"""Batches are lazy while that leads to a cut; while no operation moves, few of them are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ USER = 1
 
 
 class Loader:
-    """Delivers batches of one tensor, and calls a model with what the program makes of them."""
+    """Delivers batches of one tensor, and calls a model with the program's results."""
 
     def __init__(self) -> None:
         self.table = ProvenanceTable()
@@ -31,7 +31,7 @@ class Loader:
         return type(given) is not torch.Tensor and handle.may_wait
 
     def call(self, count: int, *, moves: bool) -> list[bool]:
-        """Calls of the model, each with a batch; which of these were lazy."""
+        """Calls of the model, each with a batch; and which of them were lazy."""
         lazies = []
         for _ in range(count):
             lazies.append(self.deliver())
@@ -57,7 +57,7 @@ def test_a_plan_that_moves_something_later_makes_all_batches_lazy_again() -> Non
     assert loader.lazy.is_sampling
     assert loader.call(2 * SAMPLED_EVERY, moves=True).count(True) > SAMPLED_EVERY
     assert all(loader.call(4 * SAMPLED_EVERY, moves=True))
-    # And the other way round.
+    # And vice versa.
     loader.call(USELESS_CALLS_MAX, moves=False)
     assert loader.call(3 * SAMPLED_EVERY, moves=False).count(True) == 3
 
@@ -86,7 +86,7 @@ def test_tensors_are_followed_to_the_device_between_the_samples() -> None:
     assert loader.table.deferral is not None
     loader.table.record(leaf, Provenance(handle, 0, 0))
     [given] = loader.table.deferral.delivered([leaf], handle, [leaf])
-    assert type(given) is torch.Tensor  # nothing is copied
+    assert type(given) is torch.Tensor  # without a copy
     loader.table.placements.note(0, torch.device("cuda:0"))
     [given] = loader.table.deferral.delivered([leaf], handle, [leaf])
     assert type(given) is not torch.Tensor and not handle.may_wait

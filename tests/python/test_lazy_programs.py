@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random programs on a batch of lazy tensors: every tensor they hold is, in the end, the one that
-they would have had of plain tensors, whatever was viewed, written or read on the way."""
+"""Random programs on a batch of lazy tensors: every tensor they hold in the end equals the one
+computed from plain tensors, for any views, writes or reads on the way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _chosen(pool: Pool, rng: random.Random) -> int:
 
 
 def _pure(rng: random.Random, count: int) -> Step:
-    """Something that makes a tensor."""
+    """An operation that makes a tensor."""
     index, other = rng.randrange(count), rng.randrange(count)
     number = rng.choice([2, 0.5, -1.5, 255])
     makers: list[Callable[[Pool], torch.Tensor]] = [
@@ -130,7 +130,7 @@ def _leaves(batch: int) -> Pool:
 
 
 def _run(steps: list[Step], pool: Pool) -> list[str]:
-    """What went wrong on the way: the same in both worlds."""
+    """Errors on the way: the same in both worlds."""
     errors = []
     for step in steps:
         size = len(pool)

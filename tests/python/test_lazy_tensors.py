@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a program does with a lazy tensor gives what it gives with a plain one."""
+"""Every operation of a program on a lazy tensor gives the same result as on a plain one."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     # Random.
     "rand_like": with_a_seed(torch.rand_like),
     "dropout": with_a_seed(F.dropout),
-    # An error, in the place where it belongs.
+    # An error, in the right place.
     "out_of_range": lambda y: y[7],
     "wrong_shape": lambda y: y @ torch.ones(2, 2),
     "bool_minus": lambda y: (y > 1) - (y > 2),
@@ -203,7 +203,8 @@ def _take_and_write(given: Any, answers: Any) -> None:
 
 
 def _given_away(tensor: Tensor) -> tuple[Any, Any]:
-    """What another process finds in a queue, and what is seen here once that has written to it."""
+    """The values that another process finds in a queue, and the values seen here once that process
+    has written to it."""
     context = torch.multiprocessing.get_context("fork")
     given, answers = context.Queue(), context.Queue()
     process = context.Process(target=_take_and_write, args=(given, answers))

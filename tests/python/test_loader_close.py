@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``DataLoader.close()`` and ``with``: the loader's processes, threads and iterators end now, while
-the program still holds them."""
+"""``DataLoader.close()`` and ``with``: the loader's processes, threads and iterators end
+immediately, while the program still holds them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Rows(Dataset[torch.Tensor]):
 
 
 class Opened(IterableDataset[int]):
-    """Notes whether its iterator holds a resource."""
+    """Records whether its iterator holds a resource."""
 
     is_open = False
 

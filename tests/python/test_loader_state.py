@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""state_dict() and load_state_dict(): the rest of the stream is that of the uninterrupted run."""
+"""state_dict() and load_state_dict(): the rest of the stream equals the uninterrupted run's."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_shards_of_an_iterable_dataset_are_resumed_by_any_number_of_workers(shar
 
 
 def test_a_shard_that_was_not_read_since_it_was_resumed_keeps_its_place() -> None:
-    """A state taken right after a resume had such shards begin again: batches came twice."""
+    """A state taken right after a resume restarted such shards: batches were repeated."""
 
     def make() -> Any:
         return DataLoader(Remembering(), batch_size=3, seeding="batch", shards=3)
@@ -374,7 +374,7 @@ def test_another_process_resumes() -> None:
 
 
 def test_accelerates_corrections_are_heeded() -> None:
-    """Its dispatcher takes back the batches that it holds for other ranks."""
+    """Its dispatcher returns the batches that it holds for other ranks."""
     for dataset in (Counted(), Shards()):
         make = lambda dataset=dataset: DataLoader(dataset, 4, seeding="batch")  # noqa: E731
         expected = whole(make)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking at the batches to come: what is told is what comes, and nobody can tell that one looked.
+"""Lookahead: the predicted batches are the ones that follow, and looking ahead has no side effects.
 
 The oracle is the same program that does not look.
 """
@@ -38,7 +38,7 @@ def seed_all() -> None:
 
 
 def everything(loader: Any) -> dict[str, str]:
-    """All that a program can see at one moment beside the batches."""
+    """All that a program can see at one moment, apart from the batches."""
     own = [getattr(holder, "generator", None) for holder in (loader, loader.sampler)]
     parts = {
         "torch": torch.get_rng_state().tolist(),
@@ -80,7 +80,7 @@ def stream(loader: Any, look: Look, epochs: int = EPOCHS) -> list[Any]:
                 seen.append(text_of(error))
             else:
                 seen.append(describe(batch))
-                torch.rand(1), random.random(), np.random.rand()  # as a trainer's own
+                torch.rand(1), random.random(), np.random.rand()  # as in a trainer
         seen.append(everything(loader))
         del iterator
     return seen
@@ -134,7 +134,8 @@ def test_who_looks_sees_the_stream_of_who_does_not(name: str) -> None:
 
 
 def told_and_delivered(loader: Any, count: int, select: Any) -> None:
-    """Asserts that what is told at each step is what comes then, to the end of the epoch."""
+    """Asserts that the batches predicted at each step are the ones that follow, to the end of the
+    epoch."""
     told: list[list[Any]] = []
     came: list[Any] = []
     iterator = iter(loader)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking ahead where it ends: errors, deaths and timeouts, memory, and futures that cannot be
-known."""
+"""The limits of lookahead: errors, deaths and timeouts, memory, and unknowable futures."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def test_an_error_is_raised_in_its_place_and_ends_what_is_told() -> None:
 
 
 class Dying(Dataset[int]):
-    """The worker that is asked for sample 3 waits for a byte, and goes away with an exit code."""
+    """The worker that is asked for sample 3 waits for a byte, and exits with an exit code."""
 
     def __init__(self, reader: int) -> None:
         self.reader = reader
@@ -148,7 +147,7 @@ def test_waits_for_what_is_under_way_and_no_longer() -> None:
     with pipe() as (reader, writer):
         loader = DataLoader(Gated(reader), batch_size=None, num_workers=1, prefetch_factor=8)
         iterator = iter(loader)
-        assert loader.lookahead(3, int) == [0, 1, 2]  # the fourth would never come
+        assert loader.lookahead(3, int) == [0, 1, 2]  # the fourth would never arrive
         os.write(writer, b"." * 5)
         assert [*iterator] == [*range(8)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written down computes the very bits that eager computes, and moves when it may."""
+"""A lowered graph computes the very bits that eager computes, and moves when it may."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ FLOATS = torch.randn(6, 8)
 IDS = torch.randint(0, 20, (6, 8))
 WAVE = torch.randn(3, 256)
 
-# What people put in front of their models. Everything here must move, whole.
+# Common operations in front of models. Everything here must move, completely.
 MOVABLE: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "scale": (lambda x: x / 255.0, (IMAGE,)),
     "to float": (lambda x: x.to(torch.float32) - 0.5, (IMAGE,)),
@@ -337,8 +337,9 @@ def test_one_hot_keeps_its_range_check() -> None:
     ],
 )
 def test_singular_values_are_made_by_the_routine_of_eager(fn: Callable[..., Any]) -> None:
-    """Some batches had the same bits by the other routine, so that nothing was noticed at first."""
-    # A square matrix, for cond of a string has to invert it.
+    """Some batches had the same bits by the other routine, so that the difference was not noticed
+    at first."""
+    # A square matrix, since cond of a string has to invert it.
     batches = [torch.randn(8, 8, generator=torch.Generator().manual_seed(k)) for k in range(12)]
     planned, _ = cut(lambda x: fn(x) * 1.0, batches[0])
     assert planned.boundary

@@ -39,7 +39,7 @@ def wait_until(is_so: Callable[[], bool], what: Callable[[], object]) -> None:
 
 
 class Lasting:
-    """The processes of a pool's workers that outlive every job, and what they hold between two."""
+    """The pool workers' processes that outlive every job, and their resources between two jobs."""
 
     def __init__(self, worker: Worker) -> None:
         self.servers = sorted(set(worker.pids))
@@ -50,7 +50,7 @@ class Lasting:
         return [pid for warm in self.warm for pid in process_traces.children(warm)]
 
     def hold(self) -> dict[int, int]:
-        """How many descriptors each has. A server shows its own to nobody but root."""
+        """How many descriptors each has. Only root can see a server's descriptors."""
         shown = [*self.warm, *(self.servers if os.geteuid() == 0 else [])]
         return {pid: len(process_traces.descriptors(pid)) for pid in shown}
 
@@ -58,7 +58,7 @@ class Lasting:
         wait_until(lambda: self.jobs() == [], self.jobs)
         assert sorted(set(worker.pids)) == self.servers, worker.output
         assert "another one starts" not in worker.output
-        # Connections of trainers that have left are closed as their ends are heard of.
+        # Connections of trainers that have left are closed when their ends are noticed.
         wait_until(lambda: not self.grown(), self.grown)
 
     def grown(self) -> dict[int, tuple[int, int]]:
@@ -68,7 +68,7 @@ class Lasting:
 
 
 def run_many(pool: PoolProcesses, *, trainer_count: int, job_count: int) -> None:
-    """Of each trainer, all at once."""
+    """Run the trainers concurrently, and check their results."""
     shared_before = set(os.listdir(process_traces.SHARED_MEMORY))
     worker = pool.start_worker(processes=2)
     wait_until(lambda: len(pool.status()["workers"]) == 2, pool.status)

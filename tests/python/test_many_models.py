@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many models in one process: each is cut as the first one was, and nothing is kept of those that
-are gone. Torch's Dynamo is never reset here, since no program resets it."""
+"""Many models in one process: each is cut as the first one was, and no resource of a deleted model
+is kept. Torch's Dynamo is never reset here, since programs do not reset it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rows(seed: int, count: int = 5) -> list[torch.Tensor]:
 
 
 def fold(model: nn.Module, train: Any, val: Any, epochs: int = 2) -> list[bytes]:
-    """Training and validation, and all that they leave behind."""
+    """Training and validation, and all of their resources."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     trace: list[bytes] = []
     for _ in range(epochs):
@@ -83,7 +83,7 @@ def live(kind: type) -> int:
 
 
 def what_is_alive() -> Counter[str]:
-    """Our objects, tensors, modules and graphs, by their types. Torch's own caches of sizes hold
+    """Penstock's objects, tensors, modules and graphs, by their types. Torch's caches of sizes hold
     some hundred more, and no more than that."""
     gc.collect()
     kinds = (torch.Tensor, nn.Module, torch.UntypedStorage)
@@ -97,7 +97,7 @@ def what_is_alive() -> Counter[str]:
 def run(
     make: Callable[[], nn.Module], seed: int, *, is_detached: bool = True
 ) -> weakref.ref[nn.Module]:
-    """One model with loaders of its own, compared with itself without a cut."""
+    """One model with separate loaders, compared with itself without a cut."""
     expected = fold(seeded(seed, make), rows(seed), rows(seed + 1))
     train, val = InProcessPool(rows(seed)), InProcessPool(rows(seed + 1))
     model = offload(seeded(seed, make), train, val, cut="maximal")
@@ -113,7 +113,8 @@ def run(
 @pytest.mark.slow
 @pytest.mark.parametrize("is_detached", [True, False])
 def test_fiftieth_model_is_cut_as_the_first_and_none_is_kept(is_detached: bool) -> None:
-    """From the fifth fold on nothing moved, and every model lived as long as the process."""
+    """From the fifth fold on no operation moved, and every model stayed in memory until the process
+    ended."""
     counts: list[Counter[str]] = []
     for seed in range(50):
         gone = run(Classifier, seed, is_detached=is_detached)
@@ -203,7 +204,7 @@ def test_notebook_cell_that_is_run_again_leaves_nothing_of_the_class_before() ->
 
 
 def run_cell() -> type[nn.Module]:
-    """A class with code of its own, as a cell of a notebook makes it each time it is run."""
+    """A class with separate code, as a notebook cell makes it each time it is run."""
     cell = (
         "class Cell(Classifier):\n"
         "    def forward(self, x):\n"
@@ -224,7 +225,7 @@ def test_bare_modules_of_torch_share_no_limit() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_models_are_cut_one_after_the_other_and_freed(backend: str) -> None:
-    kind = run_cell()  # whose code nobody else has compiled
+    kind = run_cell()  # whose code is not compiled yet
 
     for seed in range(10):
 
@@ -250,7 +251,7 @@ def test_workers_stop_computing_for_a_model_that_the_program_drops() -> None:
 
 @pytest.mark.slow
 def test_model_is_cut_after_the_program_compiled_its_class_too_often() -> None:
-    """Dynamo then leaves the class's forward to Python, and the model was not cut."""
+    """Dynamo then ran the class's forward in Python, and the model was not cut."""
     kind: Any = run_cell()
     for width in range(2, 4 + torch._dynamo.config.recompile_limit):
         torch.compile(kind(width), backend="eager")(rows(0)[0])
@@ -260,7 +261,8 @@ def test_model_is_cut_after_the_program_compiled_its_class_too_often() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_in_place", [True, False])
 def test_compiled_model_is_cut_however_many_of_its_class_were_compiled(is_in_place: bool) -> None:
-    """Dynamo counts the captures of a forward for all who compile it, the ninth was not cut."""
+    """Dynamo counts the captures of a forward for all callers that compile it, so the ninth was not
+    cut."""
     kind: Any = run_cell()
 
     def compiled(width: int) -> Any:
@@ -279,7 +281,8 @@ def test_compiled_model_is_cut_however_many_of_its_class_were_compiled(is_in_pla
 
 @pytest.mark.slow
 def test_offloaded_models_leave_the_programs_own_compilations_alone() -> None:
-    """Their captures counted for the program's limit, and its own model was not compiled."""
+    """Their captures counted towards the program's limit, and the program's model was not
+    compiled."""
     if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
         pytest.skip("torch counts all captures of a forward together")
     kind: Any = run_cell()

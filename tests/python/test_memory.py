@@ -27,7 +27,7 @@ def row(size: int, index: int) -> torch.Tensor:
 
 
 def arena_bytes_in_use() -> int:
-    """Memory behind the arenas that this process maps, as the kernel counts it."""
+    """Memory of the arenas that this process maps, as counted by the kernel."""
     total = 0
     ours = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -119,12 +119,12 @@ def test_memory_of_a_batch_beyond_the_cap_goes_when_the_batch_does(
         assert int(batch[-1]) == place
         del batch
         gc.collect()
-        # One batch of 4 MiB may be waiting; those before it are gone.
+        # One batch of 4 MiB may be waiting; earlier ones are released.
         assert arena_bytes_in_use() <= 2 * 4 * MIB + 2 * MIB
 
 
 def test_epochs_do_not_add_up_in_memory() -> None:
-    """How many slabs an epoch touches depends on who is faster; there are never more of them."""
+    """How many slabs an epoch touches depends on timing; there are never more of them."""
     batch_bytes = 20 * 500 * 4
     loader = DataLoader(
         TensorDataset(torch.zeros(2000, 500)), batch_size=20, num_workers=2, persistent_workers=True
@@ -135,7 +135,7 @@ def test_epochs_do_not_add_up_in_memory() -> None:
         for batch in loader:
             del batch
     assert len(process_traces.arena_mappings()) == 2
-    # A slab also holds the table of its tensors, and an arena a page of its own.
+    # A slab also holds the table of its tensors, and an arena a header page.
     assert arena_bytes_in_use() <= slabs * (batch_bytes + 8 * 1024) + 2 * 64 * 1024
 
 
@@ -170,7 +170,7 @@ def test_kept_batches_of_a_loader_that_is_gone_are_all_the_memory_that_stays() -
 
 @pytest.mark.long
 def test_forks_while_batches_are_held_do_not_wear_the_arena_out() -> None:
-    """Slabs that a child may see are never written again: new ones take their place."""
+    """Slabs that a child may see are never written again: new ones replace them."""
     loader = DataLoader(Computed(160, partial(row, 5000)), batch_size=2, num_workers=1, timeout=30)
     for place, batch in enumerate(loader):
         if place % 4 == 0:
@@ -183,7 +183,7 @@ def test_forks_while_batches_are_held_do_not_wear_the_arena_out() -> None:
 
 
 class Collects(Dataset[int]):
-    """Holds many containers that nobody reads, and may collect garbage."""
+    """Holds many unused containers, and may collect garbage."""
 
     def __init__(self, collects: bool) -> None:
         self.collects = collects
@@ -212,6 +212,6 @@ def private_bytes_of_a_worker(collects: bool) -> int:
 
 @pytest.mark.slow
 def test_collecting_garbage_in_a_worker_copies_nothing_of_the_trainer_s() -> None:
-    """The collector writes to each container that it looks at: 400,000 of them take 30 MB."""
+    """The collector writes to each container that it visits: 400,000 of them take 30 MB."""
     before, after = (private_bytes_of_a_worker(collects) for collects in (False, True))
     assert after - before < 10 * MIB, f"{before} bytes without collecting, {after} with"

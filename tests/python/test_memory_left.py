@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory is left: the machine's, or that of the narrowest cgroup."""
+"""How much memory is left: on the machine, or in the narrowest cgroup."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_the_length_is_the_number_of_samples(when_exhausted: Any) -> None:
 
 
 def test_the_length_of_long_sources_takes_no_walk() -> None:
-    """The user saw tqdm and len(loader) take seconds for millions of samples, at each call."""
+    """tqdm and len(loader) took seconds for millions of samples, at each call."""
     sampler = MixtureSampler([2**40] * 1024, [1] * 1024)
     assert len(sampler) == 1024 * 2**40
     assert len(MixtureSampler([10**15, 1], [1, 0], num_samples=10**12)) == 10**12
@@ -150,7 +150,7 @@ def test_weights_change_at_a_checkpoint() -> None:
 def test_weights_change_at_the_state_of_a_loader(
     batch_count: int, is_set_first: bool, workers: int
 ) -> None:
-    """The state that was loaded brought the old weights back, without a word."""
+    """Loading the state silently restored the old weights."""
     sampler = MixtureSampler([1000, 1000], [1, 1])
     dataset = TensorDataset(torch.arange(2000))
     loader = DataLoader(dataset, batch_size=10, sampler=sampler, num_workers=workers)
@@ -208,7 +208,8 @@ def test_the_stream_of_a_loader_is_the_same_for_any_number_of_workers() -> None:
 def test_the_stream_of_a_pool_is_that_of_one_process(
     worker_count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no worker but the trainer's own beside the pool, and with so many of the pool."""
+    """With only the trainer's local worker in addition to the pool, and with so many of the
+    pool."""
     dataset = ConcatDataset(
         [TensorDataset(torch.arange(length) + 1000 * length) for length in LENGTHS]
     )

@@ -185,7 +185,7 @@ class Tree:
 
     @cached_property
     def ends_of_paths(self) -> frozenset[str]:
-        """Each file and folder, relative to any folder above it; files also without suffixes."""
+        """Each file and folder, relative to any parent folder; files also without suffixes."""
         found = set()
         for path in self.paths:
             parts = path.split("/")
@@ -247,7 +247,7 @@ def names_of(span: str) -> list[str]:
 def find_stale(tree: Tree, documents: Iterable[str]) -> list[Stale]:
     """Return the names in code spans of the documents that the tree does not have.
 
-    A document's own code blocks may define names, too.
+    A document's code blocks may define names, too.
     """
     found = []
     for document in documents:
@@ -326,7 +326,7 @@ def tree() -> Tree:
 
 @pytest.fixture(scope="module")
 def stale(tree: Tree) -> list[Stale]:
-    """Unknown names, including those of OUTSIDE."""
+    """Unknown names, including the names in OUTSIDE."""
     documents = [path for path in tree.paths if path.endswith(".md") and path != HISTORY]
     assert {"README.md", "csrc/README.md", "docs/how-to/pools.md"} <= set(documents)
     return find_stale(tree, documents)
@@ -452,10 +452,10 @@ def test_names_of_the_tree_are_found(planted: Tree, span: str) -> None:
 @pytest.mark.parametrize(
     ("span", "name"),
     [
-        ("Faucet", "Faucet"),  # named by a comment alone
+        ("Faucet", "Faucet"),  # named only in a comment
         ("drop_all()", "drop_all()"),
         ("seams", "seams"),
-        ("lookahead", "lookahead"),  # a word of a sentence
+        ("lookahead", "lookahead"),  # a word in a sentence
         ("Stream::is_full", "Stream::is_full"),  # each is there, in separate files
         ("kDepthMax()", "kDepthMax()"),  # not called
         ("loader/tap.h", "loader/tap.h"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native part for the torch that is installed is chosen, and what does not fit is refused with
-a sentence: another torch, another Python, another C library, a tree that was not built, two
+"""The native part for the installed torch is chosen, and a mismatch is rejected with an
+explanation: another torch, another Python, another C library, a tree that was not built, two
 penstocks."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PACKAGE = Path(penstock.__file__).parent
 
 
 def package_with(folder: Path, *minors: str, version: str = __version__) -> Path:
-    """A package whose native parts are files without content."""
+    """A package whose native parts are empty files."""
     package = folder / "penstock"
     for minor in minors:
         part = package / "lib" / f"torch_{minor.replace('.', '_')}"

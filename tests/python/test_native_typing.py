@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hand-written _C.pyi and _pool.pyi say what the native modules have: every name, and no
-other."""
+"""The hand-written _C.pyi and _pool.pyi match the native modules: every name, and no other."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ def _declared(body: list[ast.stmt]) -> dict[str, ast.stmt]:
 
 
 def _present(owner: type | ModuleType) -> set[str]:
-    # pybind11 puts a method of its own on every class, which is not part of our interface.
+    # pybind11 adds a method to every class, which is not part of our interface.
     own = {name for name in vars(owner) if not name.startswith(("__", "_pybind11_"))}
     return own - _NOT_DECLARED
 

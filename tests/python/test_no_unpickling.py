@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing that a pool's worker sends is unpickled or run: no code does so, and workers that send
-pickles all the same, with a good key, find no one to open them."""
+"""No message of a pool worker is unpickled or run: no code does so, and pickles sent by workers
+with a good key are never opened."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHON = ROOT / "python" / "penstock"
 NATIVE = ROOT / "csrc"
 
-# What makes objects, or code, of bytes.
+# Functions that make objects, or code, from bytes.
 OPENERS = re.compile(
     r"(_?pickle|_compat_pickle|cloudpickle|dill|marshal|joblib)\.(load|loads|Unpickler|_Unpickler)"
     r"|(multiprocessing\.reduction\.|torch\.multiprocessing\.reductions\.)?ForkingPickler\.loads"
@@ -34,10 +34,10 @@ OPENERS = re.compile(
     r"|eval|exec|compile|__import__|importlib\.(import_module|__import__)|runpy\.\w+|ctypes\.\w+"
     r"|penstock\.worker\.batch_pickle\.loads"
 )
-# Methods that unpickle, whatever they are called on.
+# Methods that unpickle, on any object.
 OPENING_METHODS = {"recv", "load_module", "exec_module"}
 
-# Each place that has one, and whose bytes those are.
+# Each place that has one, and the source of its bytes.
 WHOSE_BYTES = {
     ("__init__.py", "__getattr__", "importlib.import_module"): "names of our own modules",
     (
@@ -113,7 +113,7 @@ WHOSE_BYTES = {
     ("worker/shared_list.py", "SharedList.__iter__", "pickle.loads"): "the process's own memory",
 }
 
-# The same of native code: what calls into Python's pickle or import, or loads code.
+# The same for native code: calls into Python's pickle or import, or loading of code.
 NATIVE_OPENERS = re.compile(
     r"module_::import|py::(eval|exec)\b|PyRun_|PyMarshal|PyImport_(?!GetModuleDict)|PyEval_Eval"
     r"|jit::(load|import|unpickle|pickle_load)|torch::load|Unpickler|dlopen|AOTI\w+Runner\w*|loads_\(py::"
@@ -152,7 +152,7 @@ NATIVE_WHOSE_BYTES = {
 
 
 def openers(source: str) -> Iterator[tuple[str, str]]:
-    """What ``source`` names that opens bytes, as (where, what)."""
+    """The names in ``source`` that open bytes, as (where, what)."""
     yield from _openers_below(ast.parse(source), (), _imported_names(ast.parse(source)))
 
 
@@ -187,7 +187,7 @@ def _openers_below(
 
 
 def _dotted(node: ast.AST, names: dict[str, str]) -> str | None:
-    """The full name of what ``node`` refers to, if it begins with a name."""
+    """The full name of the object that ``node`` refers to, if it starts with a name."""
     if isinstance(node, ast.Name):
         return names.get(node.id, node.id)
     if isinstance(node, ast.Attribute):

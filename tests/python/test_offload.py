@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training with a cut is training without one, to the bit: losses, gradients, buffers, random
+"""Training with a cut is bit-for-bit training without one: losses, gradients, buffers, random
 generator."""
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_a_changed_buffer_is_seen_before_the_next_answer(how: str) -> None:
                 elif how == "replaced":
                     m.mean = m.mean + 0.125
                 else:
-                    m.mean.data.add_(0.125)  # bumps no version: only the comparison can tell
+                    m.mean.data.add_(0.125)  # bumps no version: only the comparison can detect it
         batch = pool.deliver(case.make_batch(step))
         assert bits(model(batch[0])) == bits(reference(batch[0]))
 
@@ -351,7 +351,7 @@ def test_random_draws_that_may_move_leave_the_trainers_generator_alone() -> None
 
 
 def test_a_window_that_the_loop_makes_anew_for_each_batch_is_a_constant() -> None:
-    """The tensor is another each time, and has the same values."""
+    """The tensor is a different one each time, with the same values."""
 
     def prepared(batch: torch.Tensor) -> torch.Tensor:
         scaled = batch * torch.hann_window(20)

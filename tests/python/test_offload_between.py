@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training loop does to a batch before it calls the model moves with the model's own first
-operators, and everything is as it would have been."""
+"""A training loop's operations on a batch before it calls the model move with the model's first
+operators, and all results are unchanged."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_training_is_that_of_eager(
     assert same
     if cut == "maximal" and moves:
         assert pool.plan is not None
-        # The plan is that of the last call, and a loop may call its model twice a batch.
+        # The plan is the last call's plan, and a loop may call its model twice a batch.
         moved = set(re.findall(r'group \d+ "(\w+) at ', "".join(pool.prefix_texts)))
         assert not set(moves) - moved
         assert pool.shipped_count

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that were compiled before they are offloaded train as they do compiled, to the bit."""
+"""Models that were compiled before they are offloaded train bit-for-bit as they do compiled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread", "room_f
 
 @pytest.fixture
 def room_for_captures() -> Iterator[None]:
-    """For the twins that are not offloaded: Dynamo leaves the ninth of a class to Python."""
+    """For the copies that are not offloaded: Dynamo leaves the ninth of a class to Python."""
     with torch._dynamo.config.patch(recompile_limit=256):
         yield
 
@@ -77,7 +77,8 @@ def test_a_compiled_model_is_cut_and_trains_as_compiled(
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["dropout_on_input", "log_mel"])
 def test_under_inductor_training_is_that_of_inductor(name: str) -> None:
-    """Whether the cut is used is for the comparison to say: fused anew, kernels may round anew."""
+    """The comparison decides whether the cut is used: with another fusion, kernels may round
+    differently."""
     trained, expected, pool = lives(CASE_OF[name], wrapped)
     assert trained == expected
     assert pool.plan is not None and pool.shipped_count
@@ -273,7 +274,7 @@ class Shifted(nn.Module):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_what_a_loop_does_before_it_calls_a_compiled_model_moves(backend: str) -> None:
-    """The user's compiler is given ordinary tensors, in the place of those that wait."""
+    """The user's compiler is given ordinary tensors, in place of the waiting ones."""
 
     def results(is_offloaded: bool) -> tuple[list[bytes], InProcessPool]:
         torch.manual_seed(4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of torch.export, saved to a file and loaded again, train with a cut as without."""
+"""torch.export programs, saved to a file and loaded again, train with a cut as without."""
 
 from __future__ import annotations
 

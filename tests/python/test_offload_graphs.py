@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that Dynamo captures as several graphs: each is cut, and results that follow from the
-batch are followed from one into the next."""
+"""Models that Dynamo captures as several graphs: each is cut, and results that depend on the batch
+are tracked from one graph into the next."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class BreaksInsideOfAutocast(Buffered):
 
 
 class LeavesAutocast(Buffered):
-    """What was made under autocast is used where there is none."""
+    """The results made under autocast are used where there is none."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -292,7 +292,7 @@ def test_a_training_step_is_cut_from_the_batch_on(make_step: Any) -> None:
 
 
 def test_a_step_with_the_optimizer_in_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Dynamo's way of running an optimizer gives other bits than eager; Python runs it here."""
+    """Dynamo's way of running an optimizer gives different bits from eager; Python runs it here."""
 
     def run(pool: Any, *, cut: bool) -> list[bytes]:
         model = fresh(Buffered)
@@ -343,7 +343,7 @@ def test_prefixes_of_graphs_that_do_not_come_again_are_withdrawn() -> None:
             assert len(pool.prefixes) == 4
     assert len(pool.prefixes) == 1
     assert pool.plan is not None and pool.plan.moved
-    for _ in range(3):  # it is planned again when it comes again
+    for _ in range(3):  # it is planned again when it reappears
         batch = pool.deliver(rows(0)[0])
         assert bits(model(batch, name="n")) == bits(reference(batch.clone(), name="n"))
     assert len(pool.prefixes) == 2

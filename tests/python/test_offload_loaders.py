@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("on_one_thread")
 
 
 class Scaled(nn.Module):
-    """A model that normalises its bytes itself, and is trained."""
+    """A trained model that normalises its bytes itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def images(count: int, first: int = 0) -> list[torch.Tensor]:
 
 
 def train_and_validate(model: Any, train: Any, val: Any) -> list[Any]:
-    """Two epochs of the commonest program there is, as what it computed."""
+    """Two epochs of the most common kind of program, as the values that it computed."""
     torch.manual_seed(11)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seen: list[Any] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers made is compared with the trainer's own, and what differs goes back to it."""
+"""The workers' results are compared with the trainer's, and operations that differ return to it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_batches_that_were_not_compared_are_named(caplog: pytest.LogCaptureF
         pool.spoiled = "aten::log1p" if step >= 8 else None
         batch = pool.deliver(torch.randn(10, 20))
         is_right = bits(model(batch)) == bits(reference(batch.clone()))
-        assert is_right or 8 <= step < 10  # found out at the tenth batch after the first one
+        assert is_right or 8 <= step < 10  # detected at the tenth batch after the first one
     [warning] = warnings_of(caplog)
     assert "in batch 10 of epoch 0" in warning
     assert "since the last one that was right: batch 2 to 9 of epoch 0" in warning

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random draws that may move are those of the batch, whoever makes it and whenever."""
+"""Random draws that may move are the batch's draws, in any worker and at any time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Rows(torch.utils.data.Dataset[Any]):
 
 
 def traces(epochs: int = 3, *, cut: str = "auto", **arguments: Any) -> list[list[bytes]]:
-    """What `epochs` of training leave behind, with draws that may move."""
+    """The state after `epochs` of training, with draws that may move."""
     torch.manual_seed(11)
     loader: DataLoader[Any] = DataLoader(Rows(), batch_size=4, shuffle=True, **arguments)
     model = fresh(Noisy)

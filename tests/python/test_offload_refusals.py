@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that cannot be cut, wholly or in part: they train as they did, and the plan says why."""
+"""Models that cannot be cut, wholly or in part: training is unchanged, and the plan gives the
+reason."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class SwitchesInferenceMode(TwoGraphs):
 
 
 class WritesTheBatch(TwoGraphs):
-    """The model overwrites what it was given; the batch is another one afterwards."""
+    """The model overwrites its input; the batch is another one afterwards."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * 3.0
@@ -64,7 +65,7 @@ class WritesTheBatch(TwoGraphs):
 
 
 class CountsInABuffer(TwoGraphs):
-    """A buffer that forward writes to is state, although nothing trains it."""
+    """A buffer that forward writes to is state, although it is not trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ REFUSED = {
 def test_a_loader_of_torchs_is_left_alone_and_the_import_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """After the good sentence came "'DataLoader' object has no attribute '_show_plan'"."""
+    """The good sentence was followed by "'DataLoader' object has no attribute '_show_plan'"."""
     model = nn.Linear(2, 2)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 2)))
     assert offload(model, loader) is model
@@ -170,7 +171,7 @@ def test_ambient_autocast_is_refused_and_other_calls_are_cut() -> None:
 
 @pytest.mark.slow
 def test_a_write_to_the_batch_before_the_model_is_said_to_be_the_reason() -> None:
-    """It said that the model was given no tensor of the batch."""
+    """The message was that the model was given no tensor of the batch."""
     pool = InProcessPool([])
     model = offload(fresh(TwoGraphs), pool, cut="maximal")
     for _ in range(20):
@@ -182,7 +183,7 @@ def test_a_write_to_the_batch_before_the_model_is_said_to_be_the_reason() -> Non
 
 @pytest.mark.slow
 def test_what_moves_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing said that offload() had succeeded."""
+    """There was no message that offload() had succeeded."""
     caplog.set_level(logging.INFO, "penstock")
     pool = InProcessPool([])
     model = offload(fresh(TwoGraphs), pool, cut="maximal")
@@ -200,9 +201,9 @@ def test_what_moves_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.slow
 def test_the_plan_is_that_of_the_usual_batch_and_not_of_the_last_one() -> None:
-    """With 1,797 samples in batches of 64 it said that 0 of 8 calls run in the workers."""
+    """With 1,797 samples in batches of 64 it reported that 0 of 8 calls run in the workers."""
 
-    class Own(TwoGraphs):  # which no other test has had captured for any number of rows
+    class Own(TwoGraphs):  # whose number of rows no other test has had captured
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.net(x * 2.0)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TorchScript modules and functions train with a cut as they train without, to the bit."""
+"""TorchScript modules and functions train bit-for-bit the same with a cut as without one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CASE_OF = {case.name: case for case in CASES}
 
 @pytest.fixture
 def forgets_programs() -> Iterator[None]:
-    """Scripted modules of one class share their programs, and with them how often these ran."""
+    """Scripted modules of one class share their programs, and with them the run counts."""
     torch._C._jit_clear_class_registry()
     torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
     yield
@@ -52,7 +52,8 @@ class Rows(nn.Module):
 
 
 class Branches(Rows):
-    """Control flow that only the running program can decide, before and after what moves."""
+    """Control flow that only the running program can decide, before and after the operations that
+    move."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if bool(x.sum() > 0):
@@ -85,10 +86,10 @@ def loss_of(model: Any, batch: Any) -> torch.Tensor:
 def lives(
     make: Callable[[], Any], batches: list[Any], loss: Callable[..., torch.Tensor] = loss_of
 ) -> tuple[Any, InProcessPool]:
-    """Trains twice, the second time with a cut, which has to make no difference.
+    """Trains twice, the second time with a cut, which must make no difference.
 
-    Modules of one class share a program, which has other bits until it is settled: one training
-    goes before both.
+    Modules of one class share a program, which gives other bits until it is settled: one training
+    precedes both.
     """
     make()
     train(make(), batches, loss)
@@ -100,7 +101,7 @@ def lives(
 
 
 def settle(model: Any) -> None:
-    """Runs programs, which models of one class share, until they are what they will be."""
+    """Runs programs, which models of one class share, until they have settled."""
     for seed in range(SETTLED_RUNS):
         model(rows_of(10, seed)).sum().backward()
 
@@ -154,7 +155,7 @@ class ResizesByFactors(Resizes):
 
 
 class Squeezes(Resizes):
-    """The dimensions depend on a size, which the next batch may have otherwise."""
+    """The dimensions depend on a size, which may differ in the next batch."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.float().permute(0, 3, 1, 2).squeeze()
@@ -278,7 +279,7 @@ def test_what_is_remembered_of_workers_and_of_refused_sizes_is_bounded(
     model(pool.deliver(rows_of(10, 99)))
     assert cut.makers == {pool.maker}
     cut.refused.update(((), number, True, True) for number in range(REMEMBERED_SIZES))
-    # The sizes of which TorchScript makes other kernels follow from its version.
+    # The sizes for which TorchScript selects other kernels depend on its version.
     monkeypatch.setattr(OffloadedScript, "_difference", lambda *_: "results")
     model(pool.deliver(rows_of(6, 99)))
     [(sizes, *_)] = cut.refused

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cut end to end: a real loader, real worker processes, and the same training to the bit."""
+"""The cut end to end: a real loader, real worker processes, and bit-for-bit the same training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Batches(torch.utils.data.Dataset[Any]):
 
 
 class Samples(torch.utils.data.Dataset[Any]):
-    """Samples that collate makes batches of; the last batch is a small one."""
+    """Samples that collate combines into batches; the last batch is a small one."""
 
     def __init__(self, count: int) -> None:
         self.images, self.labels = zip(*(images(k) for k in range(count // 6 + 1)), strict=True)
@@ -130,7 +130,7 @@ def test_a_model_of_several_graphs_through_worker_processes(method: str) -> None
 
 
 def carries_boundary_tensors(loader: DataLoader[Any]) -> bool:
-    """Whether the last batch of another epoch carries what workers computed."""
+    """Whether the last batch of another epoch carries workers' results."""
     last = list(loader)[-1]
     assert loader._provenance is not None
     provenance = loader._provenance.lookup(flatten_batch(last)[0])
@@ -293,8 +293,8 @@ def test_an_operator_that_fails_in_a_worker_fails_in_the_trainer_as_without_a_cu
 def test_kernels_that_depend_on_the_number_of_threads_never_change_the_training(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # Seen: torch.stft of 32 waves gives other bits on 2 threads than on 1. A sum of many numbers
-    # does so wherever it is run, since each thread adds up a part, if not for every batch.
+    # Observed: torch.stft of 32 waves gives other bits on 2 threads than on 1. A sum of many
+    # numbers does so wherever it is run, since each thread adds up a part, if not for every batch.
     class Level(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -91,14 +91,14 @@ def test_metrics_are_the_ledger_of_the_steps(
     seconds = found["penstock.step.time"]
     assert set(seconds) == {name.removesuffix("_s") for name in PARTS}
     for part, taken_s in seconds.items():
-        # The ends of a wait are the loader's own time to one of the two, and a wait to the other.
-        # A window is from the first call to the last.
+        # The ends of a wait count as loader time on one side, and as a wait on the other. A window
+        # extends from the first call to the last.
         here_s = getattr(times, f"{part}_s")
         assert taken_s <= here_s + times.loader_s
         assert part in ("compute", "loader") or here_s <= taken_s + times.loader_s
     assert seconds["compute"] <= times.compute_s
     assert spans[1].get_finished_spans() == ()
-    for _ in loader:  # which nobody is told of
+    for _ in loader:  # which is not reported
         pass
     assert points(metrics[1])["penstock.batches"] == {None: 10}
 
@@ -129,7 +129,7 @@ def test_a_loader_that_is_gone_is_told_of_once_more(
     train = make_loader()
     with penstock.to_opentelemetry(meter_provider=metrics[0], spans=False):
         list(train)
-        for _ in range(2):  # the second goes on with the name of the first
+        for _ in range(2):  # the second continues with the name of the first
             other = make_loader()
             next(iter(other))
             del other
@@ -141,7 +141,7 @@ def test_a_loader_that_is_gone_is_told_of_once_more(
 def test_metrics_begun_again_are_told_and_two_at_a_time_count_once(
     metrics: tuple[MeterProvider, InMemoryMetricReader],
 ) -> None:
-    """The user saw no metrics after the second call: a meter keeps the first one's callbacks."""
+    """There were no metrics after the second call: a meter keeps the first one's callbacks."""
     loader = make_loader()
     for _ in range(2):
         with penstock.to_opentelemetry(meter_provider=metrics[0], spans=False):
@@ -177,7 +177,7 @@ def test_each_batch_is_a_span_with_its_stages_under_the_programs_own(
     for batch in batches:
         assert batch.parent.span_id == epoch.get_span_context().span_id
         assert batch.attributes["penstock.worker"] == "0"
-        # On the wall clock: the loader's own counts from when the machine began.
+        # On the wall clock: the loader's clock counts from the boot of the machine.
         assert abs(batch.start_time - before_ns) < HANG_NS_MAX
         assert batch.start_time <= batch.end_time
         inside = {
@@ -191,7 +191,7 @@ def test_each_batch_is_a_span_with_its_stages_under_the_programs_own(
 
 
 class Collector(BaseHTTPRequestHandler):
-    """Takes what an exporter of OTLP sends by HTTP, and parses it by OpenTelemetry's own schema."""
+    """Receives the HTTP requests of an OTLP exporter, and parses them by OpenTelemetry's schema."""
 
     requests: list[Any]
 

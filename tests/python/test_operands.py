@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of an operator's call, flat and put together again."""
+"""The arguments of an operator call, flattened and reassembled."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs whose modules lie beside them or in PYTHONPATH, with workers that have none of these."""
+"""Programs whose modules are in their folder or in PYTHONPATH, with workers that have none of
+these."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ print(json.dumps([
 ]))
 """
 
-# Its dataset imports a module of its own when it is made, and another when it is read.
+# Its dataset imports one module when it is made, and another when it is read.
 TRAINING = """
 from torch.utils.data import DataLoader
 
@@ -163,7 +164,7 @@ def test_of_a_folder_with_too_much_only_what_is_imported_travels(tmp_path: Path)
 
 @pytest.mark.long
 def test_a_script_with_modules_beside_it_runs_as_it_is(pool: PoolProcesses, tmp_path: Path) -> None:
-    """The user saw that no worker could run the job: "No module named 'beside'"."""
+    """No worker could run the job: "No module named 'beside'"."""
     program = write_tree(
         tmp_path / "program",
         {

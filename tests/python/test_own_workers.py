@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers of a trainer's own beside a pool: their batches lie in memory that both processes map."""
+"""A trainer's local workers in addition to a pool: their batches are in memory that both processes
+map."""
 
 from __future__ import annotations
 
@@ -56,14 +57,14 @@ def beside(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]
 
 
 def own_pids() -> list[int]:
-    # Beside them there may be a process in which other tests run.
+    # In addition to them there may be a process in which other tests run.
     pids = [process.pid for process in multiprocessing.active_children() if process.daemon]
     assert pids
     return [pid for pid in pids if pid is not None]
 
 
 def mapped_files(pid: int | str) -> dict[range, str]:
-    """By range of addresses, the inode of a file in memory that the process maps."""
+    """By range of addresses, the inode of a memory-backed file that the process maps."""
     found = {}
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         place, _, _, _, inode, *name = line.split(maxsplit=5)
@@ -128,7 +129,7 @@ def test_batches_of_all_sizes_come_as_they_are(pool: PoolProcesses) -> None:
 
 @pytest.mark.long
 def test_a_worker_that_stood_still_gives_the_same_batches(pool: PoolProcesses) -> None:
-    """The trainer begins a new link with it. Answers of the old one are sent again."""
+    """The trainer opens a new connection to it. Answers on the old one are sent again."""
     loader = beside(pool, Numbered(120), batch_size=2, prefetch_factor=4)
     found = []
     for count, batch in enumerate(loader):
@@ -143,7 +144,7 @@ def test_a_worker_that_stood_still_gives_the_same_batches(pool: PoolProcesses) -
 
 @pytest.mark.long
 def test_a_trainer_that_stood_still_gets_the_same_batches(pool: PoolProcesses) -> None:
-    """Its worker has given it up, and batches that were handed over are asked for anew."""
+    """Its worker has given it up, and batches that were handed over are requested again."""
     loader = beside(pool, Numbered(120), batch_size=2, prefetch_factor=4)
     batches = iter(loader)
     found = numbers_of(next(batches))
@@ -167,7 +168,7 @@ def test_a_killed_worker_loses_nothing_of_what_was_delivered(pool: PoolProcesses
         os.kill(pid, signal.SIGKILL)
     pool.start_worker()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PoolWarning)  # that it ended, if that is seen in time
+        warnings.simplefilter("ignore", PoolWarning)  # that it ended, if that is detected in time
         rest = [number for batch in batches for number in numbers_of(batch)]
     assert numbers_of(first) == [0.0, 1.0]
     assert rest == list(range(2, 64))
@@ -182,7 +183,7 @@ def test_a_child_that_was_forked_reads_what_its_parent_held(pool: PoolProcesses)
     child = os.fork()
     if child == 0:
         os.close(writer)
-        os.read(reader, 1)  # until the parent has been given all others
+        os.read(reader, 1)  # until the parent has received all others
         os._exit(0 if numbers_of(held) == [0.0, 1.0] else 1)
     os.close(reader)
     del held

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code on the pages for users runs; page_snippets.py says how."""
+"""The code on the pages for users runs; page_snippets.py describes how."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from slurm_cluster import SlurmCluster
 
 PRELUDE = "from snippet_world import *"
 RUN_S_MAX = 240
-# Fences that are only compiled. Each has its reason on its page; one more wants a good one.
+# Fences that are only compiled. Each has its reason on its page; another one needs a good reason.
 NOT_RUN_MAX = 1
 INLINE = re.compile(r"`(penstock(?:-worker)? [^`\n]+)`")
 
@@ -80,7 +80,7 @@ def commands_of(page: Path, mark: str) -> list[str]:
 
 
 def check_commands(page: Path, mark: str, folder: Path) -> None:
-    """They run, and what they leave behind ends when it is told to."""
+    """They run, and processes that they leave behind end when asked to."""
     for one in snippets_of(page):
         if one.file_name is not None:
             (folder / one.file_name).write_text(one.code)
@@ -94,7 +94,7 @@ def check_commands(page: Path, mark: str, folder: Path) -> None:
 
 
 def running_in(folder: Path) -> list[str]:
-    """The commands of processes that were started in a folder and are there still."""
+    """The commands of processes that were started in a folder and are still running."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -194,8 +194,8 @@ def test_the_cmake_of_the_page_is_the_examples() -> None:
 
 
 def faults_of(call: list[str]) -> list[str]:
-    """What is wrong with a call of penstock: a command or an option that there is not. What stands
-    behind the name of a program is the program's own."""
+    """The mistake in a call of penstock: an unknown command or option. The arguments after a
+    program's name belong to the program."""
     name, *arguments = call
     if not arguments or arguments[0].startswith("-"):
         help_text, options = help_of(name), arguments
@@ -231,8 +231,8 @@ def help_of(name: str, *command: str) -> str:
 
 
 def bounded(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a session of its own and ends all that it has started."""
-    # Names of sockets are short, and the folder of a test is not.
+    """Runs a command in a new session and ends all processes that it has started."""
+    # Socket names are short, and a test's folder is not.
     with tempfile.TemporaryDirectory(prefix="p") as temporary:
         return bounded_with(command, folder, {"TMPDIR": temporary, "HOME": str(folder)})
 

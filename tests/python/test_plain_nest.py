@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values as a pool's worker sends them: no pickle, exact types, and nothing followed blindly.
+"""Values as a pool worker sends them: no pickle, exact types, and no reference followed blindly.
 
-`_C.encode_value` and `_C.decode_value` take the way that batches take, in one piece.
+`_C.encode_value` and `_C.decode_value` use the code path of batches, in one piece.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def bits(tensor: torch.Tensor) -> list[int]:
 
 
 def assert_same(a: Any, b: Any) -> None:
-    """Equal to the bit, and of the same types all the way down."""
+    """Bit-for-bit equal, and of the same types all the way down."""
     assert type(a) is type(b)
     if isinstance(a, torch.Tensor):
         assert a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
@@ -74,7 +74,7 @@ def assert_same(a: Any, b: Any) -> None:
         assert a == b or (a != a and b != b)
 
 
-# ---- What comes back
+# ---- Round trips
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_states_of_generators_come_back() -> None:
     assert third.random() == numpy_generator.random()
 
 
-# ---- What is refused, and in which words
+# ---- Rejected values, and the error messages
 
 
 class Text(str):
@@ -375,7 +375,7 @@ def test_nests_as_deep_as_the_reader_takes_them_come_back_and_no_deeper_ones_are
     assert "nested deeper than 64 levels" in refusal(nested(10_000))
 
 
-# ---- Named tuples are made of what the trainer has imported, by tuple alone
+# ---- Named tuples are made from the trainer's imported classes, by tuple alone
 
 
 def of_class(module: str, name: str, count: int = 2) -> bytes:
@@ -475,7 +475,7 @@ def test_a_class_with_a_finalizer_is_not_made(monkeypatch: pytest.MonkeyPatch) -
         _C.decode_value(of_class(__name__, "Finalized"))
 
 
-# ---- Bytes that nobody meant
+# ---- Malformed bytes
 
 
 def samples() -> list[bytes]:
@@ -569,7 +569,7 @@ def test_a_key_that_cannot_be_hashed_is_an_error() -> None:
 
 
 def test_a_dictionary_whose_keys_have_one_hash_is_an_error() -> None:
-    """Each is compared with all before it: a million such keys took the trainer hours."""
+    """Each is compared with all earlier ones: a million such keys took the trainer hours."""
     data = _C.encode_value({number * (2**61 - 1): None for number in range(1, 200)})
     with pytest.raises(PenstockError, match="too many keys have the same hash"):
         _C.decode_value(data)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan in a notebook: what it says, and that nothing of a program's text is taken for HTML."""
+"""A plan in a notebook: its contents, and that no part of a program's text is taken for HTML."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def test_a_long_table_is_folded(count: int, is_open: bool) -> None:
 
 
 def test_no_colour_is_right_for_light_or_for_dark_alone() -> None:
-    """It inherits the colour of the text, all grounds are translucent, and nothing is fetched."""
+    """It inherits the colour of the text, all grounds are translucent, and it fetches no
+    resources."""
     plan = explain(nn.Sequential(nn.Flatten(), nn.Linear(400, 2)), torch.zeros(8, 20, 20))
     html = plan._repr_html_()
     assert html == format_html(plan)

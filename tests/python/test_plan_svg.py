@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a plan: every call is in it, boxes stand apart, and it stays small."""
+"""The picture of a plan: it contains every call, boxes do not overlap, and it stays small."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def plan_of(calls: list[PlannedCall], edges: list[PlannedEdge]) -> Plan:
 
 
 def random_plan(chance: random.Random, call_count: int) -> Plan:
-    """Workers' calls come first in no program; here too the two are mixed. Some edges lead back,
-    as where several calls write to the same memory."""
+    """Workers' calls are first in no program; here too the two are mixed. Some edges lead back, as
+    where several calls write to the same memory."""
     calls, edges = [], []
     for index in range(call_count):
         place = chance.choices(["worker", "trainer", "both"], [3, 6, 1])[0]

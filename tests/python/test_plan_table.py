@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sentences and tables that people read of a plan."""
+"""The sentences and tables of a plan for people."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's controller knows the plans of its trainers, for the people who look at the pool."""
+"""A pool's controller knows the plans of its trainers, for people who watch the pool."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of `penstock-worker`: its server, the warm process, which has loaded libtorch, and
-one for each job, in which a plug-in runs. As test_job_processes.py has those of Python."""
+one for each job, in which a plug-in runs. The counterpart of test_job_processes.py, which tests
+Python's."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def expect_served(pool: PoolProcesses) -> None:
     assert [count for batch in batches for count in batch[0]] == list(range(6))
 
 
-# ---- A job leaves nothing to the next
+# ---- A job leaves no trace for the next one
 
 
 def test_what_a_plugin_has_changed_in_its_process_reaches_no_other_job(
@@ -83,8 +84,8 @@ def test_what_a_plugin_has_changed_in_its_process_reaches_no_other_job(
 def test_a_plugin_that_ends_its_process_costs_its_job_an_error_and_nobody_else_anything(
     pool: PoolProcesses, how: str
 ) -> None:
-    """It ended the worker: with the exit codes 0 and 78 for good, and its last words were in the
-    worker's log alone."""
+    """It ended the worker: with the exit codes 0 and 78 for good, and its last words were only in
+    the worker's log."""
     worker = pool.start_native_worker()
     server = server_of(worker)
     said = error_of_cpp(**of_plugin(pool, "ending_sample", how=how))
@@ -100,7 +101,7 @@ def test_a_plugin_that_ends_its_process_costs_its_job_an_error_and_nobody_else_a
     assert worker.end() == 0
 
 
-# ---- What each process has
+# ---- Resources of each process
 
 
 def test_the_server_has_no_torch_and_the_warm_process_one_thread(pool: PoolProcesses) -> None:
@@ -119,7 +120,7 @@ def test_the_server_has_no_torch_and_the_warm_process_one_thread(pool: PoolProce
 
 
 def test_a_plugin_cannot_read_the_keys_of_its_worker(pool: PoolProcesses, tmp_path: Path) -> None:
-    """It read `worker.secret`, and could be a worker elsewhere with it."""
+    """It read `worker.secret`, and could pose as a worker elsewhere."""
     keys = tmp_path / "keys"
     _pool.make_key_folder(str(keys))
     pool.start_controller("--keys", str(keys))
@@ -140,7 +141,7 @@ def test_a_plugin_cannot_read_the_keys_of_its_worker(pool: PoolProcesses, tmp_pa
 def test_key_folder_with_a_library_of_the_worker_in_it_is_not_hidden(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
-    """What a job loads later from the folder of libraries would be gone."""
+    """Libraries that a job loads later from the folder would be gone."""
     keys = tmp_path / "keys"
     _pool.make_key_folder(str(keys))
     pool.start_controller("--keys", str(keys))

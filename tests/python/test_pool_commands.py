@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock keys, controller, status and drain, on loopback: a controller is a process of its own,
-the other commands run here, since most of theirs is the import of torch."""
+"""penstock keys, controller, status and drain, on loopback: a controller is a separate process, the
+other commands run here, since most of their time is the import of torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Pool:
         return code, out.getvalue(), err.getvalue()
 
     def start_controller(self, *arguments: str, bind: str = "tcp://127.0.0.1:0") -> str:
-        """Returns where it listens."""
+        """Returns the address at which it listens."""
         process = subprocess.Popen(
             [sys.executable, "-m", "penstock", "controller", "--bind", bind, *arguments],
             stdout=subprocess.PIPE,
@@ -177,7 +177,7 @@ def test_what_is_wrong_is_said(pool: Pool) -> None:
 
 
 def test_an_operator_whose_connection_is_closed_tries_again(pool: Pool) -> None:
-    """A controller that too many connect to closes some, and one of them may be the operator's."""
+    """A controller with too many connections closes some, and one of them may be the operator's."""
     accepted = 0
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -200,7 +200,7 @@ def test_an_operator_whose_connection_is_closed_tries_again(pool: Pool) -> None:
 
 
 def test_what_a_reader_does_not_want_to_read_is_no_error(pool: Pool) -> None:
-    """`penstock top --once | head` said "[Errno 32] Broken pipe"."""
+    """`penstock top --once | head` printed "[Errno 32] Broken pipe"."""
     endpoint = pool.start_controller()
     for command in (["top", "--once"], ["top", "--once", "--json"], ["status"], ["costs"]):
         reader, writer = os.pipe()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool gives each job as many workers as it has use for, from what its trainer reports."""
+"""A pool gives each job as many workers as it can use, from its trainer's reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 class Slow(Dataset[torch.Tensor]):
-    """A sample takes its worker so long, asleep, so that two cores can play many workers."""
+    """A sample takes its worker this long, asleep, so that two cores can simulate many workers."""
 
     def __init__(self, seconds: float, count: int = 100_000) -> None:
         self.seconds = seconds
@@ -108,8 +108,8 @@ def test_a_job_that_waits_for_workers_that_sleep_is_told_so(pool: PoolProcesses)
 def test_a_job_that_its_trainer_limits_wants_one_worker_whatever_it_does_between_epochs(
     pool: PoolProcesses, validates: bool
 ) -> None:
-    """It was said to have use for two to four, "which wait, as for storage", and kept them. Each
-    change of the verdict is seen, also one between two looks.
+    """Its reported use was two to four workers, "which wait, as for storage", and it kept them.
+    Each change of the verdict is seen, also one between two looks.
     """
     pool.start_worker(processes=2)
     step_s, batch_s = 0.2, 0.04

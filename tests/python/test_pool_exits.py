@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the process of a job ends, and how that is told: a dataset's exit is an error of its batch,
-and an end that a dataset chooses for its process ends no worker."""
+"""How the process of a job ends, and how that is reported: a dataset's exit is an error of its
+batch, and a dataset that ends its process ends no worker."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_exit_in_the_users_code_is_an_error_of_its_batch_and_ends_no_worker(
     pool: PoolProcesses,
 ) -> None:
     """`sys.exit()` in a dataset ended one worker after the other, for good and without a line; the
-    trainer was told that there was no worker, and waited for ever."""
+    trainer got the message that there was no worker, and waited for ever."""
     worker = pool.start_worker()
     ways: list[tuple[str, DataLoader[Any]]] = [
         *((f"^{how} in ", pooled(pool, ExitingSample(how))) for how in EXITS),
@@ -103,7 +103,7 @@ def test_an_exit_names_its_sample(pool: PoolProcesses) -> None:
 def test_a_process_that_its_dataset_ends_is_told_of_and_ends_no_worker(
     pool: PoolProcesses, tmp_path: Path, code: int
 ) -> None:
-    """With the exit codes 0 and 78 the worker was gone for good, and nobody said so."""
+    """With the exit codes 0 and 78 the worker was gone for good, without any report."""
     worker = pool.start_worker()
     assert list(pooled(pool, Ending(code, once=tmp_path))) == list(range(6))
     (line,) = worker.wait_for_lines(lambda line: "the process of a job of" in line)
@@ -114,7 +114,7 @@ def test_a_process_that_its_dataset_ends_is_told_of_and_ends_no_worker(
 
 
 def test_a_batch_that_ends_each_process_fails_whatever_the_exit_code(pool: PoolProcesses) -> None:
-    """It took away as many workers as there were, and then waited for others."""
+    """It took down as many workers as there were, and then waited for others."""
     worker = pool.start_worker(processes=2)
     with pytest.raises(RuntimeError, match=r"^3 workers died .* while they made batch 3 of epoch"):
         list(pooled(pool, Ending(0)))
@@ -126,7 +126,7 @@ def test_a_batch_that_ends_each_process_fails_whatever_the_exit_code(pool: PoolP
 def test_a_batch_that_the_last_worker_died_of_is_named_where_nobody_is_left(
     pool: PoolProcesses,
 ) -> None:
-    """The user was told to start workers."""
+    """The user was asked to start workers."""
     pool.start_worker("--isolate", "none")  # its job can end the server
     with pytest.raises(RuntimeError) as caught, pytest.warns(PoolWarning, match="1 worker died"):
         list(pooled(pool, EndingWithItsSupervisor(), timeout=20))
@@ -140,7 +140,7 @@ def test_a_batch_that_the_last_worker_died_of_is_named_where_nobody_is_left(
 def test_a_child_that_a_dataset_leaves_behind_ends_with_its_process(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
-    """It had the worker's port open. The new worker found its port taken, and was given up."""
+    """It had the worker's port open. The new worker found its port in use, and was given up."""
     worker = pool.start_worker()
     batches = iter(pooled(pool, LeavingAChild(tmp_path)))
     assert [next(batches) for _ in range(3)] == [0, 1, 2]
@@ -151,7 +151,7 @@ def test_a_child_that_a_dataset_leaves_behind_ends_with_its_process(
 
 @pytest.mark.long
 def test_a_child_that_a_dataset_forks_exits_as_programs_do(pool: PoolProcesses) -> None:
-    """It was caught as the batch's error, in a child that then went on as a worker."""
+    """It was caught as the batch's error, in a child that then continued as a worker."""
     worker = pool.start_worker()
     assert list(pooled(pool, ForkingSample())) == list(range(40, 46))
     assert len(worker.pids) == 1
@@ -166,7 +166,7 @@ def test_a_program_that_a_dataset_starts_has_no_socket_of_the_server(pool: PoolP
 def test_a_job_that_leaks_descriptors_has_its_error_and_the_next_one_a_fresh_process(
     pool: PoolProcesses,
 ) -> None:
-    """The worker ended with "Too many open files" as the next job began, and was given up."""
+    """The worker ended with "Too many open files" as the next job started, and was given up."""
     worker = pool.start_worker(within=LIMITED)
     with pytest.raises(OSError, match="Too many open files"):
         list(pooled(pool, Leaky()))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs are packed by a program and made batches of in another process, which has neither the
-program, nor its folder, nor its path.
+"""Jobs are packed by a program and run in another process, which has neither the program, nor its
+folder, nor its path.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ for job in packed.values():
 print(json.dumps({{name: job.id.hex() for name, job in packed.items()}}))
 """
 
-# Reads every job that it is named, and prints its batch of samples 0 and 3, or why it has none.
+# Reads every job named on its input, and prints its batch of samples 0 and 3, or the reason for its
+# failure.
 WORKER = """
 import json, sys
 from pathlib import Path
@@ -155,7 +156,7 @@ class Ran(NamedTuple):
 
 
 def run_alone(program: str, cwd: Path, *arguments: str, **environment: str) -> Any:
-    """What a program says in a process of its own, which sees no folder of this one."""
+    """The output of a program in a separate process, which has no access to this folder."""
     done = subprocess.run(
         [sys.executable, "-I", "-c", program, *arguments],
         cwd=cwd,
@@ -203,7 +204,7 @@ def run_program(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def ran(program_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     ids = run_program(program_folder)
-    # What was mapped has travelled by value.
+    # Mapped data is sent by value.
     (program_folder / "mapped.bin").unlink()
     told = run_worker(program_folder, ids, tmp_path_factory.mktemp("worker"))
     return Ran(program_folder, ids, told)
@@ -288,7 +289,7 @@ def test_a_job_is_named_by_its_content() -> None:
 
 
 def test_to_look_whether_a_job_is_the_same_holds_no_copy_of_it() -> None:
-    """The user saw each epoch begin with copies of the whole dataset in memory."""
+    """Each epoch started with copies of the whole dataset in memory."""
     rows = torch.rand(4 << 20)
     words = [f"images/{number:07d}.jpg" for number in range(10_000)]
     job = Job(spec([rows, words]), None, 1, False, "train.py")
@@ -300,7 +301,7 @@ def test_to_look_whether_a_job_is_the_same_holds_no_copy_of_it() -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < rows.nbytes // 4
-    rows[7] += 1  # of which nothing but the bytes tells
+    rows[7] += 1  # which only the bytes reveal
     assert job_id(job, []) != packed_id
 
 
@@ -347,7 +348,7 @@ def test_a_mapped_array_travels_with_its_values(tmp_path: Path) -> None:
     assert rows.nbytes < len(packed.blobs[packed.id]) < rows.nbytes + 5000
     got = unpack(packed, tmp_path / "code")[0]
     assert np.array_equal(got, np.arange(1000))
-    got[0] = 7  # memory of its own
+    got[0] = 7  # private memory
     assert rows[0] == 0
 
 
@@ -463,7 +464,7 @@ def test_the_header_names_the_packages_and_no_module_of_the_library() -> None:
     header, _ = header_of(packed.blobs[packed.id])
     folder = Path(__file__).parents[1] / "contract"
     assert header["modules"] == {"sample_datasets": str(folder)}
-    # What travels need not be at the worker.
+    # Data that is sent need not exist at the worker.
     sent = pack_job(Job(spec(Computed(3, number)), None, 1, False, "train.py"), pack_code([folder]))
     header, _ = header_of(sent.blobs[sent.id])
     assert header["modules"] == {}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool whose connections are slow, cut, silent or damaged: the stream is that of one process."""
+"""A pool whose connections are slow, cut, silent or damaged: the stream equals the stream of one
+process."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ LARGE = 65_536  # with 4: 1 MB
 
 @dataclass
 class Links:
-    """A pool in which everybody reaches the controller by one proxy, and trainers the only worker
-    by two: one for messages, one for the pieces of batches."""
+    """A pool in which all processes reach the controller through one proxy, and trainers the only
+    worker through two: one for messages, one for the chunks of batches."""
 
     pool: PoolProcesses
     to_controller: TcpProxy
@@ -95,7 +96,7 @@ def expected_digests(dataset: Any, **options: Any) -> list[str]:
 
 
 def check_stream(links: Links, dataset: Any, **options: Any) -> None:
-    """That of one process, whatever befalls the links."""
+    """The stream of one process, regardless of faults on the connections."""
     options = {"batch_size": 4, **options}
     expected = expected_digests(dataset, **options)
     torch.manual_seed(7)
@@ -116,7 +117,7 @@ def test_batches_larger_than_a_slow_link_carries_in_a_lease(links: Links) -> Non
 
 
 class Holding(Augmented):
-    """Travels with data that it holds."""
+    """Is sent with the data that it holds."""
 
     def __init__(self, count: int, held_bytes: int) -> None:
         super().__init__(count)
@@ -151,7 +152,7 @@ def test_resets_at_random_places(links: Links, seed: int, make: Any) -> None:
     dataset = Augmented(600, SMALL) if make is Augmented else Shards(2000)
     check_stream(links, dataset, **({} if make is Augmented else {"shards": 3}))
     assert links.to_worker.befallen == [RESET] * 15
-    assert links.to_pieces.befallen.count(RESET) >= 5  # of those that a reset of the other has left
+    assert links.to_pieces.befallen.count(RESET) >= 5  # left after a reset of the other one
 
 
 @pytest.mark.sampled(1)
@@ -168,7 +169,7 @@ def test_a_fault_in_the_middle_of_a_stream(links: Links, what: str, kind: str) -
     way = TO_SERVER if what == "requests" else TO_CLIENT
     after_bytes = 50_000 if what == "pieces" else 4_000
     proxy.befall(kind, after_bytes, way, {SILENCE: 3.0, STALL: 1.0}.get(kind, 0.0))
-    # Frames are long, as RESIZE wants them, where a request names this many samples.
+    # Frames are long, as RESIZE requires, where a request names this many samples.
     check_stream(links, Augmented(2560, SMALL), batch_size=64)
     assert proxy.befallen == [kind]
 
@@ -203,7 +204,7 @@ def test_a_slow_link_to_the_controller(links: Links) -> None:
 
 
 def test_the_exchange_of_keys_is_cut(links: Links) -> None:
-    """Byte after byte of the first things that a client and a server say to each other."""
+    """Byte after byte of the first messages between a client and a server."""
     for number in range(12):
         links.to_worker.befall(RESET, 30 * number, TO_SERVER if number % 2 else TO_CLIENT)
     check_stream(links, Augmented(20, SMALL))
@@ -212,7 +213,7 @@ def test_the_exchange_of_keys_is_cut(links: Links) -> None:
 
 @pytest.mark.long
 def test_the_joining_of_a_data_connection_is_cut(links: Links) -> None:
-    """Each time the ticket may be used up, so each time there is another link."""
+    """Each time the token may be used up, so each time there is another connection."""
     for number in range(12):
         links.to_pieces.befall(RESET, 20 * number, TO_SERVER if number % 2 else TO_CLIENT)
     check_stream(links, Augmented(20, SMALL))
@@ -246,7 +247,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 @pytest.fixture
 def dead_end() -> Iterator[str]:
-    """An address that is taken, and where nobody answers."""
+    """An address that is taken, and an address without a listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield "tcp://{}:{}".format(*taken.getsockname())
@@ -260,7 +261,8 @@ def time_out(loader: DataLoader[Any]) -> str:
 
 @pytest.mark.long
 def test_a_worker_that_nobody_can_reach(pool: PoolProcesses, dead_end: str) -> None:
-    """It is waited for with a warning, done without once there is another, and named."""
+    """The trainer waits for it with a warning, works without it once there is another, and names
+    it."""
     dead = pool.start_worker("--bind", "tcp://127.0.0.1:0", "--advertise", dead_end)
     named = f"worker {dead.served()[0][0]} has not answered at {dead_end}; see that this machine"
     options: dict[str, Any] = {"batch_size": 4, "pool": pool.endpoint, "code_paths": [CODE]}
@@ -275,7 +277,7 @@ def test_a_worker_that_nobody_can_reach(pool: PoolProcesses, dead_end: str) -> N
     torch.manual_seed(7)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PoolWarning)
-        # Its one worker keeps it waiting, so that it has use for the other.
+        # Its one worker keeps it waiting, so that it can use the other.
         loader = DataLoader(Augmented(200, seconds=0.08), timeout=30, **options)
         found = digests(loader)
     assert found == expected

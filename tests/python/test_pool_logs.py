@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What controllers and workers leave in their logs. There were no times, and a worker did not say
-which job it served, refused or had finished, nor that it was told to leave."""
+"""The logs of controllers and workers. There were no times, and a worker did not log which job it
+served, rejected or had finished, nor that it was asked to leave."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 
 def said(lines: list[str]) -> list[tuple[str, str]]:
-    """Who said what; every line has when and where."""
+    """Who logged which message; every line has when and where."""
     matches = [LINE.fullmatch(line) for line in lines]
     assert all(matches), lines
     return [(match[1], match[2]) for match in matches if match is not None]
@@ -64,7 +64,7 @@ def test_a_log_tells_when_a_job_begins_and_ends_and_why_a_worker_leaves(
     job_line(worker, "has finished")
     assert worker.end(signal.SIGTERM) == 0
     name, job = f"penstock worker {worker_id[:8]}", f"{trainer['job']} of trainer"
-    # A line about the limit of open files is there only where the test's own is not its hard one.
+    # There is a line about the limit of open files only if the test's limit is not its hard one.
     lines = [line for line in said(worker.lines) if "files open" not in line[1]]
     assert lines[0][0] == name and lines[0][1].startswith("listens at tcp://127.0.0.1:")
     assert lines[1:] == [
@@ -84,7 +84,7 @@ def test_a_log_tells_when_a_job_begins_and_ends_and_why_a_worker_leaves(
 @pytest.mark.slow
 def test_strangers_who_only_connect_leave_a_worker_its_descriptors(pool: PoolProcesses) -> None:
     """Under the usual soft limit of 1,024 open files, here 200, a worker could not even be reached,
-    and its dataset opened none."""
+    and its dataset could open none."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
     try:
@@ -99,7 +99,7 @@ def test_strangers_who_only_connect_leave_a_worker_its_descriptors(pool: PoolPro
         for _ in range(300):
             stranger = strangers.enter_context(socket.create_connection((host, int(port))))
             with contextlib.suppress(ConnectionError):
-                stranger.sendall(b"\xff")  # the worker hears of it only now
+                stranger.sendall(b"\xff")  # the worker learns of it only now
         assert len(list(loader_of(pool, 6))) == 3
 
 
@@ -147,7 +147,7 @@ def test_a_journal_has_a_line_for_a_change_and_none_for_a_batch() -> None:
 def test_a_job_with_a_name_that_is_no_name_writes_no_line_of_its_own(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Whoever has a trainer's key chooses it."""
+    """Anyone with a trainer's key chooses it."""
     log = PoolLog("penstock worker 3f2a")
     JobJournal(log.say).note_batch(7, "x\x1b[2J\n2026-11-23T14:05:01+0000 penstock worker 3f2a")
     first, second = capfd.readouterr().out.splitlines()
@@ -159,7 +159,7 @@ def test_a_job_with_a_name_that_is_no_name_writes_no_line_of_its_own(
 
 
 def test_a_log_that_cannot_be_written_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker whose log filled its disk would leave at the first line after that."""
+    """A worker whose log filled its disk would leave at the next line."""
     full = open("/dev/full", "w")  # noqa: SIM115 - its end fails as well
     monkeypatch.setattr(sys, "stdout", full)
     JobJournal(PoolLog("penstock worker").say).note_batch(7, "train.py")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Over a slow link a pool's batches are written with fewer bytes, and are the same to the bit."""
+"""Over a slow connection a pool's batches are compressed, and are bit-for-bit identical."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 @pytest.fixture
 def to_pieces(pool: PoolProcesses) -> Iterator[TcpProxy]:
-    """The way to the data port of the pool's only worker."""
+    """The route to the data port of the pool's only worker."""
     with open_proxy() as proxy:
         worker = pool.start_worker("--data-advertise", proxy.endpoint)
         proxy.lead_to(worker.data_endpoint())
@@ -62,7 +62,7 @@ def test_a_slow_link_is_given_fewer_bytes(pool: PoolProcesses, to_pieces: TcpPro
     expect_same(batches_of(loader), expected)
     plain_bytes = sum(value.nbytes for batch in expected for value in batch.values())
     # ids to an eighth, bools too, weights to a quarter at most, 32 rows of users to 4; the first
-    # batches come as they are.
+    # batches are sent uncompressed.
     assert loader.stats().batch_bytes < 0.5 * plain_bytes
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock run --pool-local: the pool of one program, which ends with it, whatever ends that."""
+"""penstock run --pool-local: the pool of one program, which ends with the program, for any
+reason."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from script_runs import BY_FORK
 pytestmark = pytest.mark.slow
 
 MARK = "PENSTOCK_TEST_PROGRAM"
-# The program's own worker is slow, so that the pool's workers come to their turn.
+# The program's local worker is slow, so that the pool's workers get their turn.
 TRAINING = """
     import os, sys, time
     from torch.utils.data import DataLoader, Dataset
@@ -42,7 +43,8 @@ TRAINING = """
 
 
 class Programs:
-    """Programs under ``penstock run``, whose processes are known by a variable of their own."""
+    """Programs under ``penstock run``, whose processes are recognised by a variable that each
+    program sets."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -57,7 +59,7 @@ class Programs:
 
     def start(self, *arguments: str, source: str) -> Process:
         (self.folder / "train.py").write_text(BY_FORK + textwrap.dedent(source))
-        # Who runs in the background of a script has SIGINT ignored, and so have its children.
+        # A background process of a script ignores SIGINT, and so do its children.
         return Process(
             [*arguments],
             self.environment,
@@ -66,7 +68,7 @@ class Programs:
         )
 
     def pids(self, command: str = "") -> set[int]:
-        """The processes of all programs, with ``command`` in what they were started by."""
+        """The processes of all programs, with ``command`` in their command lines."""
         found = set()
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
@@ -80,7 +82,7 @@ class Programs:
         return found
 
     def warm_pids(self) -> set[int]:
-        """One for each pool: those of jobs are its children, by the same command."""
+        """One for each pool: the processes of jobs are its children, with the same command."""
         pids = self.pids("run_warm")
         return pids - {child for pid in pids for child in process_traces.children(pid)}
 
@@ -105,7 +107,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Progra
 def test_a_program_has_its_batches_from_a_pool_that_is_gone_when_it_has_ended(
     programs: Programs,
 ) -> None:
-    """The program does not see the processes of the pool among its own children either."""
+    """The program does not see the processes of the pool among its children either."""
     ending = """
     print(values == [index * index for index in range(60)], loader.stats().iterator)
     print("of the pool:", own_count < 60)
@@ -133,7 +135,7 @@ def test_a_program_has_its_batches_from_a_pool_that_is_gone_when_it_has_ended(
 def test_a_program_is_told_once_that_its_pool_has_other_random_numbers(
     programs: Programs, options: str, count: int
 ) -> None:
-    """Its first loss was 1.6159 in place of 1.6055, and nothing said why."""
+    """Its first loss was 1.6159 instead of 1.6055, without any explanation."""
     program = programs.start(
         "--pool-local",
         "1",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``penstock.offload`` moved runs in a pool's workers, and training is the same to the bit."""
+"""The operations moved by ``penstock.offload`` run in a pool's workers, and training is bit-for-bit
+the same."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 
 class Classifier(nn.Module):
-    """Features of an image, which have no parameters, and a layer that has."""
+    """Features of an image, without parameters, and a layer with parameters."""
 
     def __init__(self) -> None:
         super().__init__()

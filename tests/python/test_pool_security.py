@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A live pool with keys of ``penstock keys`` under attack: who is not let in, what its processes
-show of themselves, and that a good client is served all the while. csrc/net/SECURITY.md has
+"""A live pool with keys of ``penstock keys`` under attack: who is rejected, what its processes
+expose about themselves, and that a good client is served all the while. csrc/net/SECURITY.md has
 the table of it."""
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from penstock.pool.status_text import status_text
 pytestmark = pytest.mark.slow
 
 ROLES = ("controller", "trainer", "worker", "operator")
-# It takes a fraction of a second; a busy machine is no fault of the pool's.
+# It takes a fraction of a second; a busy machine is not the pool's fault.
 SERVED_SECONDS_MAX = 10.0
 CLOSED_SECONDS_MAX = 40.0  # the handshake has 5 s
 GROWTH_MAX = 128 << 20  # of a process that was attacked
 
 
 class KeyedPool(PoolProcesses):
-    """A controller, a worker, and the folders of keys that their hosts and others' would have."""
+    """A controller, a worker, and the key folders of their hosts and of others."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -72,7 +72,7 @@ class KeyedPool(PoolProcesses):
         _, self.worker_endpoint, self.worker_pid = self.worker.served()[0]
 
     def host(self, role: str) -> Path:
-        """A folder with the secret of one role and all public keys, as each host has it."""
+        """A folder with the secret of one role and all public keys, as on each host."""
         folder = self.folder / f"{role}-host"
         shutil.copytree(self.keys, folder)
         for other in set(ROLES) - {role}:
@@ -89,7 +89,7 @@ class KeyedPool(PoolProcesses):
 
     @property
     def ports(self) -> list[tuple[str, int]]:
-        """Of everything that anyone can connect to."""
+        """All addresses that anyone can connect to."""
         return [*self.servers, (self.worker.data_endpoint(), self.worker_pid)]
 
     def status(self) -> dict[str, Any]:
@@ -105,14 +105,15 @@ class KeyedPool(PoolProcesses):
         return DataLoader(dataset, pool=self.endpoint, keys=keys, **options)
 
     def expect_served(self) -> None:
-        """That a trainer and an operator with the keys for it get what they ask for."""
+        """Assert that a trainer and an operator with the right keys get the answers that they ask
+        for."""
         begun = time.monotonic()
         assert [len(batch["index"]) for batch in self.loader(self.hosts["trainer"])] == [4, 4]
         assert [worker["endpoint"] for worker in self.status()["workers"]] == [self.worker_endpoint]
         assert time.monotonic() - begun < SERVED_SECONDS_MAX
 
     def start_wrong_worker(self, *arguments: str) -> Worker:
-        """One that is expected to end by itself."""
+        """A process that is expected to end by itself."""
         worker = Worker(["worker", "--controller", self.endpoint, *arguments], self.environment)
         self.processes.append(worker)
         return worker
@@ -133,7 +134,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedPool]:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
-    """A command in this process; returns its exit code and what it printed."""
+    """A command in this process; returns its exit code and its output."""
     said = io.StringIO()
     monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -142,7 +143,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
 
 
 def memory(pid: int) -> dict[str, int]:
-    """Resident and virtual bytes, as they are and at most."""
+    """Resident and virtual bytes, current and peak."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     pairs = [line.split(":") for line in lines if line.startswith("Vm")]
     return {name: int(value.split()[0]) << 10 for name, value in pairs}
@@ -271,7 +272,7 @@ def test_who_knows_a_trainers_id_cannot_take_its_place(tmp_path: Path) -> None:
 def test_own_workers_know_a_trainer_by_the_key_that_it_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trainer shows other keys to its own workers than to a pool that has keys of its own."""
+    """A trainer shows other keys to its local workers than to a pool with separate keys."""
     pool = PoolProcesses(tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", pool.environment["XDG_RUNTIME_DIR"])
     keys = tmp_path / "keys"
@@ -289,7 +290,7 @@ def test_own_workers_know_a_trainer_by_the_key_that_it_shows_them(
 
 @pytest.mark.long
 def test_workers_serve_nobody_whom_the_controller_gives_none(tmp_path: Path) -> None:
-    """A user whose quota is 0 greeted the workers themselves, and nobody else was served."""
+    """A user whose quota is 0 greeted the workers themselves, and all others were locked out."""
     pool = PoolProcesses(tmp_path)
     keys, anns = tmp_path / "keys", tmp_path / "of ann"
     try:
@@ -320,8 +321,8 @@ def test_workers_serve_nobody_whom_the_controller_gives_none(tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_a_user_whose_key_is_deleted_is_out_and_a_new_one_is_let_in(tmp_path: Path) -> None:
-    """Keys were read when a process started: who was put out was served until all were started
-    again."""
+    """Keys were read when a process started: a removed client was served until all were
+    restarted."""
     pool = PoolProcesses(tmp_path)
     keys = tmp_path / "keys"
     folders = {user: tmp_path / f"of {user}" for user in ("ann", "ben", "cid")}
@@ -361,7 +362,7 @@ def test_a_user_whose_key_is_deleted_is_out_and_a_new_one_is_let_in(tmp_path: Pa
 
 @pytest.mark.long
 def test_a_machine_whose_key_is_deleted_is_out_and_others_make_its_batches(tmp_path: Path) -> None:
-    """All workers had one key, so no machine could be put out alone."""
+    """All workers had one key, so no single machine could be excluded."""
     pool = PoolProcesses(tmp_path)
     keys = tmp_path / "keys"
     folders = {machine: tmp_path / f"of {machine}" for machine in ("beta", "gamma")}
@@ -382,7 +383,7 @@ def test_a_machine_whose_key_is_deleted_is_out_and_others_make_its_batches(tmp_p
             _pool.make_machine_keys(str(keys), machine, str(folder))
         pool.start_controller("--keys", str(keys))
         workers = {one: pool.start_worker("--keys", str(folders[one])) for one in folders}
-        dataset = Augmented(1600, seconds=0.02)  # so that both are of use
+        dataset = Augmented(1600, seconds=0.02)  # so that both are useful
         torch.manual_seed(7)
         batches = iter(DataLoader(dataset, pool=pool.endpoint, keys=str(keys), **options))
         found: list[str] = []
@@ -401,7 +402,7 @@ def test_a_machine_whose_key_is_deleted_is_out_and_others_make_its_batches(tmp_p
         train_until(lambda: machines(lambda one: True) == ["gamma"])
         found += digests(batches)
         assert found == expected
-        assert workers["beta"].wait() == 1  # who is not let in any more
+        assert workers["beta"].wait() == 1  # that is no longer admitted
         assert "does not let this key in" in workers["beta"].output
     finally:
         pool.close()
@@ -423,7 +424,7 @@ def train(batches: Iterable[dict[str, Any]]) -> Iterator[float]:
 
 @pytest.mark.long
 def test_keys_are_rotated_while_a_training_goes_on(tmp_path: Path) -> None:
-    """To replace a pool's keys, all trainings had to end: nobody was let in by the old ones."""
+    """To replace a pool's keys, all trainings had to end: the old keys were rejected at once."""
     pool = PoolProcesses(tmp_path)
     keys = tmp_path / "keys"
     hosts = {host: tmp_path / f"{host}-host" for host in ("controller", "worker", "ann")}
@@ -518,7 +519,7 @@ def test_keys_of_another_pool_are_told_by_worker_and_operator(
     with pytest.raises(PenstockError, match=f"{words}.*penstock keys"):
         _pool.pool_status(pool.endpoint, str(others), SERVED_SECONDS_MAX)
     worker.wait_for_lines(lambda line: words in line and "penstock keys" in line)
-    assert worker.end() == 0  # the right controller may come to listen there
+    assert worker.end() == 0  # the right controller may start to listen there
     pool.expect_served()
 
 
@@ -534,7 +535,8 @@ def test_keys_of_another_pool_are_told_by_the_trainer(pool: KeyedPool, tmp_path:
 
 
 def in_the_place_of(pool: KeyedPool, role: str, real: str, folder: Path) -> Path:
-    """Keys whose files say ``role`` of the pair of the role ``real``, and the other way round."""
+    """Keys whose files give ``role`` as the role of the pair of the role ``real``, and vice
+    versa."""
     shutil.copytree(pool.keys, folder)
     for kind in ("public", "secret"):
         shutil.copy(pool.keys / f"{real}.{kind}", folder / f"{role}.{kind}")
@@ -609,7 +611,7 @@ def test_only_trainers_reach_a_worker(pool: KeyedPool) -> None:
         with RawSocket(DEALER, timeout_s=SERVED_SECONDS_MAX if answers else 1) as client:
             client.use_key(pool.keys, role, "worker")
             client.connect(pool.worker_endpoint)
-            client.send(hello(trainer_id=7, version=1))  # which is answered by a refusal
+            client.send(hello(trainer_id=7, version=1))  # which is answered by a rejection
             if answers:
                 assert client.receive()[0][:4] == b"PNT1"
             else:
@@ -638,7 +640,7 @@ def linked(name: str) -> Callable[[Path], None]:
 
 
 def swapped(role: str) -> Callable[[Path], None]:
-    """The secret of another role lies in the file."""
+    """The secret of another role is in the file."""
 
     def damage(folder: Path) -> None:
         other = "trainer" if role != "trainer" else "worker"
@@ -713,7 +715,7 @@ def test_listening_where_others_reach_it_needs_keys(
 
 
 def greeting(mechanism: bytes) -> bytes:
-    """What a client of ZMTP 3 begins with."""
+    """The first bytes of a ZMTP 3 client."""
     return b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32)
 
 
@@ -785,7 +787,7 @@ def test_idle_connections_keep_nobody_out_and_are_closed(pool: KeyedPool) -> Non
         ]
         for connection in connections:
             with contextlib.suppress(ConnectionError):
-                connection.sendall(b"\xff")  # the server hears of it only now
+                connection.sendall(b"\xff")  # the server learns of it only now
         pool.expect_served()
         for connection in connections:
             wait_closed(connection)
@@ -794,7 +796,7 @@ def test_idle_connections_keep_nobody_out_and_are_closed(pool: KeyedPool) -> Non
     pool.expect_served()
 
 
-# ---- Peers with a good key that behave badly
+# ---- Misbehaving peers with a valid key
 
 
 def test_messages_beyond_the_caps_are_dropped(pool: KeyedPool) -> None:
@@ -865,7 +867,7 @@ def test_a_user_with_more_connections_than_there_are_descriptors_keeps_nobody_ou
         pool.close()
 
 
-# ---- What the pool shows of itself
+# ---- Information that the pool exposes about itself
 
 
 def test_each_process_listens_at_its_addresses_of_loopback(
@@ -910,7 +912,7 @@ def test_no_secret_is_shown(pool: KeyedPool) -> None:
 
 
 NOBODY = 65534
-# Root reads everything, so that another user has to try.
+# Root can read everything, so another user has to try.
 AS_USER: dict[str, Any] = (
     {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
 )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions that differ, hosts that are set up badly, controllers that are not there: what the user
-is told, in the place where he looks."""
+"""Version mismatches, badly configured hosts, missing controllers: the user gets an explanation, in
+the place where they look."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ from penstock.pool.status_text import status_text
 
 pytestmark = pytest.mark.slow
 
-ABSENT = "tcp://127.0.0.1:9"  # where nobody listens
+ABSENT = "tcp://127.0.0.1:9"  # without a listener
 
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcesses]:
-    """A controller. Each test has workers of its own."""
+    """A controller. Each test starts its workers."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         yield from pool_of(tmp_path_factory.mktemp("skewed"), monkeypatch)
 
 
 @contextlib.contextmanager
 def serving(worker: Worker) -> Iterator[Worker]:
-    """No other test has it in its pool."""
+    """No other test uses it in its pool."""
     try:
         yield worker
     finally:
@@ -142,7 +142,7 @@ def test_another_protocol_is_told_by_the_controller(pool: PoolProcesses) -> None
     assert f"version 1, and this process speaks version {CONTROL_VERSION}".encode() in answer
 
 
-# ---- What the workers cannot have
+# ---- Resources that workers lack
 
 
 def test_a_dataset_that_cannot_be_pickled_is_told_at_once_with_its_attribute(
@@ -159,19 +159,19 @@ def test_a_module_that_no_worker_has_is_named(pool: PoolProcesses) -> None:
     words = "(?s)no worker of the pool can run.*'pool_datasets'.*pass code_paths=.*install it"
     with serving(pool.start_worker(processes=2)):
         while len(pool.status()["workers"]) < 2:
-            time.sleep(0.05)  # the first to come would be all of the pool
+            time.sleep(0.05)  # the first to connect would be all of the pool
         with pytest.warns(PoolWarning, match="does not work for this trainer.*'pool_datasets'"):
             with pytest.raises(PenstockError, match=words) as raised:
                 next(iter(pooled(pool, Augmented(4), code_paths=None)))
         assert "all of its 2 have declined this job" in str(raised.value)
         assert str(raised.value).count("needs the module 'pool_datasets'") == 2
-        # A mended job goes on with the workers that declined the one before.
+        # A corrected job is served by the workers that declined the one before.
         assert len(list(pooled(pool, Augmented(4)))) == 4
 
 
 @contextlib.contextmanager
 def consuming(batches: Iterator[Any]) -> Iterator[None]:
-    """Whoever wants no batch for a while has no worker either."""
+    """A trainer that wants no batch for a while has no worker either."""
     stop = threading.Event()
 
     def consume() -> None:
@@ -192,7 +192,7 @@ def test_a_job_that_few_workers_can_run_gets_those_and_others_the_rest(pool: Poo
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), CODE]))
 
     def wait_for_trainer(worker: Worker) -> tuple[str, list[str]]:
-        """That it is given to, and those that it cannot work for."""
+        """The trainer that it is assigned to, and the trainers that it cannot work for."""
         ((worker_id, _, _),) = worker.served()
         deadline = time.monotonic() + SECONDS_MAX
         while True:
@@ -202,7 +202,7 @@ def test_a_job_that_few_workers_can_run_gets_those_and_others_the_rest(pool: Poo
                     return found["assigned_to"], found["unfit_for"]
             time.sleep(0.05)
 
-    # The jobs have use for more workers than there are.
+    # The jobs can use more workers than there are.
     with (
         serving(pool.start_worker(environment={"PYTHONPATH": path})) as able,
         consuming(iter(pooled(pool, Augmented(100_000, seconds=0.05)))),
@@ -210,7 +210,7 @@ def test_a_job_that_few_workers_can_run_gets_those_and_others_the_rest(pool: Poo
         easy, _ = wait_for_trainer(able)
         with serving(pool.start_worker()) as unable:
             assert wait_for_trainer(unable) == (easy, [])
-            # The worker that came last goes to who came last, which can do nothing with it.
+            # The worker that connected last is assigned to the newest trainer, which cannot use it.
             batches = iter(pooled(pool, Augmented(100_000, seconds=0.05), code_paths=None))
             with pytest.warns(PoolWarning, match="does not work for this trainer"):
                 found = [next(batches)["index"].item() for _ in range(40)]

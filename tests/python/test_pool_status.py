@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """penstock status, for people. It showed hexadecimal ids, "2 of 4096" workers and totals without
-rates; jobs that had ended stayed, and why a worker could not run a job was not said."""
+rates; jobs that had ended stayed, and there was no reason why a worker could not run a job."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_why_a_worker_cannot_run_a_job_is_said_while_the_job_is_there() -> None:
         "node1/17 cannot run train.py: Images of gpu1/4: it needs the module 'images'",
     ]
     assert "cannot run" not in shown([unfit], [])
-    # The reason is that of the last: nothing is said of others.
+    # The reason is the last one's: the others' reasons are not shown.
     unfit["unfit_for"] = [FIRST, gone]
     assert shown([unfit], [waiting]).endswith("cannot run train.py: Images of gpu1/4")
 
@@ -221,7 +221,7 @@ def test_versions_are_shown_where_they_differ() -> None:
 
 
 def test_what_peers_say_of_themselves_moves_no_cursor() -> None:
-    """The controller escapes each byte of it by itself, and so text in other letters, too."""
+    """The controller escapes each byte of it separately, and so text in other alphabets, too."""
     job = "B\u00c3\u00bccher\x1b[2J\nx"  # "Bücher" in UTF-8, a byte a character
     text = shown(
         [worker(1, trainer=FIRST, about="\x1b[31m", unfit_for=[FIRST], unfit_reason="\x1b[2J")],
@@ -229,7 +229,7 @@ def test_what_peers_say_of_themselves_moves_no_cursor() -> None:
     )
     assert text.count("Bücher\\x1b[2J\\nx of gpu1/4") == 3
     assert "\x1b" not in text
-    assert "\n00a10000  00a10000  tcp" in text  # the name of who has none
+    assert "\n00a10000  00a10000  tcp" in text  # the name of a user without one
 
 
 def test_a_worker_is_found_by_its_name_or_how_its_id_begins() -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loaders with a pool against the same loader with ``num_workers=0, seeding="batch"``: real workers
-in processes of their own, reached by CURVE over TCP on loopback."""
+in separate processes, reached by CURVE over TCP on loopback."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def steady_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcesses]:
-    """A controller and two workers that nothing happens to."""
+    """A controller and two workers without any faults."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for opened in pool_of(tmp_path_factory.mktemp("steady"), monkeypatch):
             opened.start_worker(processes=2)
@@ -157,7 +157,7 @@ def test_objects_need_trust(steady_pool: PoolProcesses) -> None:
 
 
 class Program:
-    """The classes of a program's own module, where a worker does not find them by name."""
+    """The classes of a program's main module, where a worker does not find them by name."""
 
     class Batch:
         def __init__(self, samples: Any) -> None:
@@ -175,7 +175,7 @@ Program.__module__ = Program.Batch.__module__ = Program.Kind.__module__ = "__mai
 def test_a_batch_may_be_of_a_class_of_the_program_itself(
     steady_pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The user saw "Can't pickle <class '__main__.Batch'>", also with trust_workers."""
+    """The error was "Can't pickle <class '__main__.Batch'>", also with trust_workers."""
     monkeypatch.setattr(sys.modules["__main__"], "Program", Program, raising=False)
     loader = pooled(steady_pool, Odd(), batch_size=2, collate_fn=Program.Batch, trust_workers=True)
     batches = list(loader)
@@ -279,7 +279,7 @@ def test_own_workers_serve_without_the_pools(pool: PoolProcesses) -> None:
 def test_own_workers_that_a_later_epoch_adds_serve_it_when_the_pool_is_drained(
     pool: PoolProcesses,
 ) -> None:
-    """The user saw training wait for ever: two own processes ran, and nothing was asked of them."""
+    """Training waited for ever: two local processes ran, and got no requests."""
     worker = pool.start_worker()
     expected = seeded_digests(alone(Augmented(40), batch_size=4), epochs=2)
     loader = pooled(pool, Augmented(40), batch_size=4)
@@ -323,7 +323,7 @@ def test_a_controller_that_answered_before_may_have_ended(pool: PoolProcesses) -
     loader = pooled(pool, dataset)
     assert len(digests(loader)) == 4
     pool.close()
-    dataset.count = 3  # of which the client of the epoch before knows nothing
+    dataset.count = 3  # which the client of the epoch before does not have
     loader.timeout = 2
     words = (
         r"(?s)timed out.*no controller has answered.*answered an epoch before this one until \d+"
@@ -363,7 +363,8 @@ def test_the_next_epochs_need_no_controller(pool: PoolProcesses) -> None:
 def test_epochs_that_are_broken_off_and_changed_between(
     steady_pool: PoolProcesses, make: Any
 ) -> None:
-    """The client that an iterator leaves behind serves the next one, if that is of the same job."""
+    """The client that an iterator leaves behind serves the next one, if that belongs to the same
+    job."""
 
     def stream(loader: DataLoader[Any], dataset: Any) -> Iterator[list[str]]:
         torch.manual_seed(7)
@@ -427,7 +428,7 @@ def test_an_iterator_that_failed_leaves_the_pool_while_its_error_is_kept(
         errors.append(caught.value)
         expect_clients(before)
     assert all(error.__traceback__ is not None for error in errors)
-    # The user's own frames are as they were, for a debugger.
+    # The user's frames are as they were, for a debugger.
     frame = errors[0].__traceback__.tb_frame
     assert frame.f_locals["errors"] is errors
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves that nobody reads stay with a pool's workers, and are right when somebody does."""
+"""Unread leaves stay with a pool's workers, and are correct when they are read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 @pytest.mark.long
 def test_leaves_that_nobody_reads_do_not_cross(pool: PoolProcesses) -> None:
-    pool.start_worker()  # one: the first batch of a second that came late would be compared
+    pool.start_worker()  # one: the first batch of a late second one would be compared
     loader = loader_of(pool, Pictures(400))
     assert losses_of(loader, plain_step, is_offloaded=True) == expected(400, plain_step)
     stats = loader.stats()
@@ -69,7 +69,7 @@ def test_a_leaf_that_the_program_reads_crosses(pool: PoolProcesses) -> None:
 
 @pytest.mark.long
 def test_a_leaf_that_is_read_now_and_then_is_right(pool: PoolProcesses) -> None:
-    """Where its batch came without it; when that begins depends on how busy the machine is."""
+    """Where its batch arrived without it; the start of that depends on how busy the machine is."""
     step_count = withheld_count = 0
     read_at: list[int] = []
 
@@ -111,7 +111,7 @@ def test_a_leaf_that_is_recalled_often_is_sent_again(pool: PoolProcesses) -> Non
     count = 0
     assert losses == expected(480, step)
     stats = loader.stats()
-    assert 2 <= stats.recalled_batches <= 12  # those that were under way meanwhile
+    assert 2 <= stats.recalled_batches <= 12  # batches in flight meanwhile
 
 
 @pytest.mark.long

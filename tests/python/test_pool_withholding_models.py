@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves stay with a pool's workers for models of every kind: compiled ones, TorchScript, and those
-of several loaders."""
+"""Leaves stay with a pool's workers for models of every kind: compiled ones, TorchScript, and
+models with several loaders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 
 def now_and_then(count_between: int) -> Step:
-    """A step that reads the image beside the model in one batch of so many."""
+    """A step that also reads the image outside the model, in one batch out of this many."""
     count = 0
 
     def step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
@@ -51,7 +51,7 @@ def now_and_then(count_between: int) -> Step:
 
 
 def adversarial(count_between: int) -> Step:
-    """A step that asks for the gradients of the image in one batch of so many."""
+    """A step that asks for the gradients of the image in one batch out of this many."""
     count = 0
 
     def step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
@@ -180,7 +180,7 @@ def with_other_graph(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 def withheld_by(
     pool: PoolProcesses, make_model: Callable[[], Any], step: Step = plain_step, count: int = 200
 ) -> Any:
-    """Trains by the pool with the losses of a plain program; returns the loader's statistics."""
+    """Trains with the pool, with the losses of a plain program; returns the loader's statistics."""
     wanted = expected(count, step, make_model)
     pool.start_worker()
     loader = loader_of(pool, Pictures(count))
@@ -233,7 +233,7 @@ def test_a_graph_that_reads_what_others_did_not_is_right(pool: PoolProcesses) ->
         lambda: torch.compile(with_own_code(Reading()), backend="aot_eager"),
         with_other_graph,
     )
-    assert 1 <= stats.recalled_batches <= 12  # those that were under way
+    assert 1 <= stats.recalled_batches <= 12  # the batches in flight
     assert stats.withheld_bytes > 10 * IMAGE_BYTES
 
 
@@ -274,7 +274,7 @@ def test_a_leaf_that_is_read_beside_a_script_module_is_right(pool: PoolProcesses
 
 
 def test_batches_of_an_iterable_dataset_are_cut_and_come_whole(pool: PoolProcesses) -> None:
-    """They cannot be made again out of their turn, so no leaf could be recalled."""
+    """They cannot be made again out of order, so no leaf could be recalled."""
     options: dict[str, Any] = {"shards": 2, "seeding": "batch"}
     plain = DataLoader(PictureShards(160), batch_size=8, **options)
     wanted = losses_of(plain, plain_step, is_offloaded=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock worker` as processes of its own: how they start, report, drain, die and come back."""
+"""`penstock worker` in separate processes: how they start, report, drain, die and reconnect."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def launch(pool: PoolProcesses, *arguments: str, controller: str | None = None) 
 
 
 def free_port(count: int = 1) -> int:
-    """The first of so many ports that nobody listens at."""
+    """The first of this many ports without a listener."""
     while True:
         with socket.socket() as first:
             first.bind(("127.0.0.1", 0))
@@ -64,7 +64,7 @@ def wait_until_dead(pids: list[int], seconds: float) -> None:
 
 
 def reported(pool: PoolProcesses, count: int) -> list[dict[str, Any]]:
-    """The workers that the controller knows, once there are so many."""
+    """The workers that the controller knows, once there are this many."""
     deadline = time.monotonic() + SECONDS_MAX
     while True:
         workers: list[dict[str, Any]] = pool.status()["workers"]
@@ -131,7 +131,7 @@ def test_a_server_that_is_killed_is_replaced_with_all_its_workers(pool: PoolProc
     assert len({worker_id for worker_id, _, _ in before + after}) == 4
     assert any("SIGKILL" in line for line in worker.lines)
     (new_pid,) = {pid for _, _, pid in after}
-    # No process outlives the one that looks after it, however that ends.
+    # No process outlives its supervisor, however that ends.
     worker.process.kill()
     wait_until_dead([new_pid], 10)
 
@@ -149,7 +149,8 @@ def test_workers_of_one_server_are_told_apart(pool: PoolProcesses) -> None:
 def test_a_process_that_cannot_be_started_is_tried_again(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
-    """A full /tmp, or no process number left, as one was to be replaced, and it was given up."""
+    """/tmp was full, or there was no process number left, when one was to be replaced, and it was
+    given up."""
     worker = pool.start_worker(processes=2)
     (doomed,) = worker.pids
     temporary = Path(pool.environment["TMPDIR"])
@@ -180,7 +181,7 @@ def test_keys_of_another_pool_are_told_once(pool: PoolProcesses) -> None:
 
 @pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_port_that_is_taken_ends_the_command(pool: PoolProcesses, place: int) -> None:
-    """Also where other workers of the command have theirs."""
+    """Also where other workers of the same command have theirs."""
     port = free_port(2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port + place))
@@ -213,7 +214,7 @@ def test_what_is_called_wrongly_is_said(
 
 
 class Blocking(Dataset[int]):
-    """Tells that it blocks at sample 1, until a file is there."""
+    """Reports that it blocks at sample 1, until a file is there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)

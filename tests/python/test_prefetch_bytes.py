@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""prefetch_bytes: a bound on what is prefetched that knows how large batches are."""
+"""prefetch_bytes: a bound on the prefetched data that takes the size of batches into account."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Parts(IterableDataset[Any]):
 
 
 def prefetched(loader: Any) -> int:
-    """How many batches are asked for or ready, once nothing moves any more."""
+    """How many batches are requested or ready, once their number is stable."""
     before = None
     while True:
         stats = loader.stats()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that lives long: whatever it does again and again, it holds as much as at first.
+"""A long-lived process: however often it repeats an action, it holds as much as at first.
 
-Each life repeats one thing, such as to make a loader and drop it. After some turns everything is
-warm, and what the process and those below it hold is counted: memory, descriptors, threads,
-processes, mappings, files of shared memory, Python objects. After many more turns it is counted
-again. `make test` lives short lives and `make test-all` long ones; both print what memory has come
-(`make test ARGS="tests/python/test_process_life.py --long -rP"`).
+Each life repeats one action, such as making a loader and dropping it. After some turns everything
+is warm, and the resources of the process and its descendants are counted: memory, descriptors,
+threads, processes, mappings, files of shared memory, Python objects. After many more turns they are
+counted again. `make test` runs short lives and `make test-all` long ones; both print the memory
+growth (`make test ARGS="tests/python/test_process_life.py --long -rP"`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ pytestmark = pytest.mark.slow
 
 KIB, MIB = 1 << 10, 1 << 20
 HANG_S_MAX = 3600.0  # of a long life in another process
-# What the allocators of a process come to hold between two counts, however many turns lie between:
-# a leak of 400 bytes a turn is more in the long lives.
+# Memory that the allocators of a process may gain between two counts, however many turns lie
+# between: a leak of 400 bytes per turn is more in the long lives.
 MEMORY_NOISE = 4 * MIB
 OBJECT_NOISE = 60  # Python's and torch's caches; no life has so few turns that it hides one object
 
@@ -50,7 +50,7 @@ Turn = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class Held:
-    """What this process and all below it hold."""
+    """The resources of this process and its descendants."""
 
     counts: Counter[str]
     memory: Counter[str]  # anonymous, resident bytes
@@ -74,7 +74,7 @@ class Held:
         return Held(counts, memory, objects, files)
 
     def since(self, before: Held) -> dict[str, Any]:
-        """Of what there is more than before."""
+        """The counts that are higher than before."""
         more: dict[str, Any] = {
             name: f"{count} instead of {before.counts[name]}"
             for name, count in self.counts.items()
@@ -119,8 +119,8 @@ def live(turn: Turn, turns: int, warm: int) -> None:
     """Takes `warm` turns, counts, takes `turns` more and counts again.
 
     Memory alone has a second chance. The heap of a process that has run many tests has holes, whose
-    pages went back to the system, and so have the heaps of the workers that are forked from it.
-    Allocations that come to lie in a hole take its pages again, once; a leak goes on.
+    pages were returned to the system, and so have the heaps of the workers that are forked from it.
+    Allocations in a hole take its pages again, once; a leak continues.
     """
     for number in range(warm):
         turn(number)
@@ -273,7 +273,7 @@ def test_epochs_of_persistent_workers_add_nothing(start: str, turns: int) -> Non
     def turn(number: int) -> None:
         for at, _ in enumerate(loader):
             if number % 5 == 4 and at == 3:
-                break  # and begins the next epoch
+                break  # and starts the next epoch
 
     live(turn, turns, warm=20)
     assert len(loader._iterator._workers) == 2
@@ -317,7 +317,8 @@ def samples_of_epoch(turns: int) -> int:
 def live_through_epoch(
     loader: Any, turns: int, use: Callable[[Any], None], select: Callable[[Any], Any] | None = None
 ) -> None:
-    """With all that a program may ask of a loader in its midst: states, figures, looks ahead."""
+    """With all that a program may request from a loader in mid-epoch: states, figures, looks
+    ahead."""
     batches = iter(loader)
 
     def turn(number: int) -> None:
@@ -415,7 +416,7 @@ def train(model: nn.Module, loader: Any) -> None:
 
 @lives(4, 50)
 def test_models_that_were_offloaded_leave_nothing(turns: int) -> None:
-    """As in folds and sweeps, and in a cell of a notebook that is run again."""
+    """As in folds and sweeps, and in a notebook cell that is run again."""
 
     def turn(_: int) -> None:
         loaders = [DataLoader(Computed(32, row), 4, num_workers=1) for _ in range(2)]
@@ -429,7 +430,7 @@ def test_models_that_were_offloaded_leave_nothing(turns: int) -> None:
 
 @lives(2, 20)
 def test_folds_of_a_sweep_leave_nothing(turns: int) -> None:
-    """Five folds a turn, each with a model of its own, one loader to train and one to validate."""
+    """Five folds per turn, each with a new model, one loader to train and one to validate."""
     dataset = Computed(40, row)
 
     def turn(_: int) -> None:
@@ -451,7 +452,7 @@ def test_folds_of_a_sweep_leave_nothing(turns: int) -> None:
 @pytest.mark.parametrize("detaches", [False, True])
 @lives(4, 1000)
 def test_plans_of_loaders_that_are_gone_are_gone(detaches: bool, turns: int) -> None:
-    """One model for all of them; each loader has its own plan."""
+    """One model for all of them; each loader has a separate plan."""
     model: Any = Features()
 
     def turn(_: int) -> None:
@@ -484,7 +485,7 @@ def test_trainers_that_come_and_go_add_nothing_to_a_pool(pool: PoolProcesses, tu
             [batch] = next(batches)
             assert batch.shape == (4,)
         del loader, batches
-        wait_until(lambda: not process_traces.children(warm))  # its process is counted no more
+        wait_until(lambda: not process_traces.children(warm))  # its process is no longer counted
 
     live(turn, turns, warm=10)
 
@@ -495,7 +496,7 @@ def test_trainers_that_come_and_go_add_nothing_to_a_pool(pool: PoolProcesses, tu
 def test_batches_of_a_long_epoch_from_a_pool_add_nothing(
     pool: PoolProcesses, trust_workers: bool, turns: int
 ) -> None:
-    """Nor to the pool. Trusted workers send what has to be unpickled."""
+    """Nor to the pool. Trusted workers send the values that have to be unpickled."""
 
     def use(batch: Any) -> None:
         if trust_workers:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.profiler and Nsight show the batches of a loader, the waits for them and what those were
-for."""
+"""torch.profiler and Nsight show the batches of a loader, the waits for them and their causes."""
 
 from __future__ import annotations
 
@@ -128,7 +127,7 @@ def trained(tmp_path: Path, **variables: str) -> str:
 
 @pytest.fixture
 def listener(tmp_path: Path) -> Path:
-    """A library that hears NVTX's ranges as Nsight does."""
+    """A library that receives NVTX ranges as Nsight does."""
     if torch.version.cuda is None:
         pytest.skip("this torch was built without CUDA, and so without NVTX")
     include = nvtx_include()
@@ -143,7 +142,7 @@ def listener(tmp_path: Path) -> Path:
 
 
 def nvtx_include() -> Path | None:
-    """Of CUDA's packages, or of CUDA itself."""
+    """From CUDA's packages, or from CUDA itself."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(name) for name in spec.submodule_search_locations or ()] if spec else []
     found = [path for folder in folders for path in folder.glob("*/include/nvtx3/nvToolsExt.h")]

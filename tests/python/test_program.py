@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock run: a program sees and shows what it would under python, but has penstock's loader."""
+"""penstock run: a program sees and shows the same as under python, but has penstock's loader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Write = Callable[[str, str], Path]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs a command in a folder of the test's own."""
+    """Runs a command in the test's folder."""
 
     def run_command(*command: str | os.PathLike[str]) -> Outcome:
         done = subprocess.run(
@@ -56,7 +56,7 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
 def call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Call]:
-    """Calls the command in this process, where there is a folder and no program."""
+    """Calls the command in this process, in a folder without a program."""
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path.copy())
@@ -141,7 +141,7 @@ def test_a_program_ends_as_it_does_under_python(run: Run, write: Write, ending: 
 
 @pytest.mark.long
 def test_an_interrupt_ends_a_program_as_it_does_under_python(write: Write) -> None:
-    # An interrupt that comes right before a wait without an end would not end that wait.
+    # An interrupt that arrives right before a wait without an end would not end that wait.
     path = write("train.py", "import time\nprint(1, flush=True)\nwhile True: time.sleep(0.05)")
     for command in (PENSTOCK, PYTHON):
         process = subprocess.Popen(
@@ -149,7 +149,7 @@ def test_an_interrupt_ends_a_program_as_it_does_under_python(write: Write) -> No
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # Who runs in the background of a script has it ignored, and so have its children.
+            # A background process of a script ignores it, and so do its children.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         with process:
@@ -157,7 +157,7 @@ def test_an_interrupt_ends_a_program_as_it_does_under_python(write: Write) -> No
             process.stdout.readline()
             process.send_signal(signal.SIGINT)
             _, error = process.communicate(timeout=SECONDS_MAX)
-        # In which line the program was differs from run to run.
+        # The line in which the program was interrupted differs from run to run.
         assert re.findall(r'File "(.*)", line \d', error) == [str(path)]
         assert error.endswith("KeyboardInterrupt\n")
         assert process.returncode == -signal.SIGINT

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that were written for torchdata's StatefulDataLoader: its argument, the checkpoints
-that it saved, the errors that come through it, and what its states may be used for."""
+"""Programs that were written for torchdata's StatefulDataLoader: its argument, the checkpoints that
+it saved, the errors that pass through it, and the uses of its states."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_a_worker_raises_before_its_first_batch_comes_at_next(
 
     def outcome(loader_class: Any) -> tuple[type, str]:
         first = make(loader_class, "")
-        first.state_dict()  # torchdata's workers send their states from the beginning
+        first.state_dict()  # torchdata's workers send their states from the start
         iterator = iter(first)
         for _ in range(2):  # one of each worker
             next(iterator)
@@ -128,7 +128,7 @@ def test_what_a_worker_raises_before_its_first_batch_comes_at_next(
 
 
 class Tells(IterableDataset[list[int]]):
-    """Samples that say how often this process has begun to iterate. Its state grows."""
+    """Samples that contain how often this process has started to iterate. Its state grows."""
 
     def __init__(self) -> None:
         self.passes = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program sees of penstock's types: their homes, their methods and their ``repr()``."""
+"""The visible properties of penstock's types: their modules, their methods and their ``repr()``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that random models once differed in from eager, made small: what was seen, and the
-program."""
+"""Programs that random models once differed in from eager, reduced: the observed difference, and
+the program."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ MOVES: dict[str, Program] = {
     ),
 }
 
-# Dynamo, run on these, gives other bits or an error of its own; in the last case torch's fake
-# tensors tell other strides than eager's have.
+# Dynamo, run on these, gives other bits or raises an error; in the last case torch's fake tensors
+# have other strides than eager's.
 STAYS: dict[str, Program] = {
     "an index was out of the bounds of a transposed tensor": Program(
         lines=(

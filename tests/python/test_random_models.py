@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that nobody thought of train with a cut as they do without, to the bit.
+"""Randomly generated models train bit-for-bit the same with a cut as without one.
 
-By default the same few dozens of programs every time. `--seed N` makes others, and
+By default the tests run the same few dozen programs every time. `--seed N` makes others, and
 PENSTOCK_RANDOM_MODELS=2000 that many of them:
 
     PENSTOCK_RANDOM_MODELS=2000 python -m pytest -s --seed 7 tests/python/test_random_models.py
@@ -25,10 +25,10 @@ from random_training import EagerRefused, Outcome, check, smallest_that_differs
 pytestmark = pytest.mark.usefixtures("on_one_thread")
 
 EXAMPLES = int(os.environ.get("PENSTOCK_RANDOM_MODELS", "40"))
-# How many of the programs move something, at the least.
+# The least number of programs that must move an operation.
 MOVED_SHARE_MIN = 0.6
 # The same for all lines of the table: how many there are, how many need not stay in the trainer,
-# and how many operators of ATen workers then run. What was measured, so that a loss shows.
+# and how many ATen operators workers then run. Measured values, so that a loss shows.
 LINES_MIN, MOVING_LINES_MIN, OPERATORS_MIN = 640, 575, 290
 # A capture costs as much as a dozen operators, so several lines share a model.
 GROUP_SIZE = 6
@@ -38,8 +38,8 @@ GROUPS = [OPERATORS[start : start + GROUP_SIZE] for start in range(0, len(OPERAT
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    # Drawn choice by choice, programs are mostly small and mostly alike: 40 of them moved 46 of
-    # ATen's operators, and missed a planted defect that 40 of these find.
+    # Drawn choice by choice, programs are mostly small and similar: 40 of them moved 46 of ATen's
+    # operators, and missed a planted defect that 40 of these find.
     random = draw(st.randoms(use_true_random=True))
     return make_program(random.choice, random.randint(1, LINES_MAX))
 
@@ -91,7 +91,8 @@ def from_the_batch(options: Any) -> Any:
 
 
 def model_of(operators: Sequence[Operator]) -> tuple[Program, list[str]]:
-    """A program in which each operator works on the batch by itself, and their lines."""
+    """A program in which each operator works on the batch independently, and the operators'
+    lines."""
     sketch, lines = Sketch(), []
     for operator in operators:
         if operator.writes and operator.operands:
@@ -102,8 +103,8 @@ def model_of(operators: Sequence[Operator]) -> tuple[Program, list[str]]:
 
 
 def try_operators(group: list[Operator]) -> tuple[set[str], list[str]]:
-    """Trains a model of these operators. The operators of ATen that workers ran, and the lines that
-    stayed in the trainer."""
+    """Trains a model of these operators. Returns the ATen operators that workers ran, and the lines
+    that stayed in the trainer."""
     program, lines = model_of(group)
     outcome = check(program)
     assert outcome.refused is None, f"{outcome.refused}\n\n{program}"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random loaders, stopped at random places: what follows is what torchdata's StatefulDataLoader
-gives. Datasets and their iterators keep counters, generators of their own and the global ones."""
+"""Random loaders, stopped at random places: the remaining stream is the one of torchdata's
+StatefulDataLoader. Datasets and their iterators keep counters, private generators and the global
+ones."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Draw = tuple[float, ...]
 
 
 class Draws:
-    """Numbers of a counter, of a generator of its own or of the global one, with a state."""
+    """Numbers of a counter, of a private generator or of the global one, with a state."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -71,7 +72,7 @@ class StatefulMap(Map):
 
 
 class Shard(Iterator[Any]):
-    """An iterator over a worker's share, with a state of its own."""
+    """An iterator over a worker's share, with a separate state."""
 
     def __init__(self, source: str, length: int) -> None:
         info = get_worker_info()
@@ -137,15 +138,15 @@ class Case:
         }
         if self.options["num_workers"] > 0:
             self.options["persistent_workers"] = choose([False, True])
-        if self.dataset_class is Map:  # what it draws is lost at a resume, in torchdata too
+        if self.dataset_class is Map:  # its draws are lost at a resume, in torchdata too
             self.source = "counter"
             self.dataset_class = Plain
         self.epochs_before = choose([0, 0, 1])
         self.batch_count = choose([0, 1, 2, 5])
         self.asks_before = choose([False, True])
         if self.epochs_before and self.options.get("persistent_workers"):
-            # Else nobody has wanted to know what the workers' datasets and generators were when the
-            # epoch began, and a warning says so.
+            # Otherwise the state of the workers' datasets and generators at the start of the epoch
+            # was not requested, and a warning reports it.
             self.asks_before = True
 
     def __repr__(self) -> str:
@@ -169,8 +170,8 @@ def values(batches: Any) -> list[Any]:
 
 
 def streams(case: Case, loader_class: Any) -> list[Any]:
-    """The first batches of a loader, those that follow, or the next epoch, and those that follow
-    when its state is loaded into another loader."""
+    """The first batches of a loader, the batches after them, or the next epoch, and the batches
+    that follow when its state is loaded into another loader."""
     torch.manual_seed(case.length)
     loader = case.make(loader_class)
     if case.asks_before:
@@ -188,7 +189,7 @@ def streams(case: Case, loader_class: Any) -> list[Any]:
     again.load_state_dict(state)
     if case.source == "counter" or case.options["num_workers"] > 0:
         resumed = values(again)
-    else:  # the trainer's own generator is the dataset's
+    else:  # the trainer's generator is the dataset's
         torch.set_rng_state(generator)
         resumed = values(again)
     return [first, rest, resumed]

@@ -27,7 +27,8 @@ SECONDS_MAX = 200
 @pytest.mark.long("mixture")
 @pytest.mark.parametrize("order", ["shuffled", "mixture"])
 def test_ranks_save_one_state_and_others_go_on_from_it(order: str, tmp_path: Path) -> None:
-    """4 ranks save, 2 load and save, 1 loads: the steps are those of a rank that saved nothing."""
+    """4 ranks save, 2 load and save, 1 loads: the steps equal the steps of a rank that never
+    saved."""
     folder, given = tmp_path / "job", {"sizes": [4, 2, 1], "steps": 2, "workers": 1, "order": order}
     command = [sys.executable, PROGRAM, folder, json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX)
@@ -101,7 +102,7 @@ def test_all_states_of_a_job_have_the_same_keys() -> None:
     older = {
         name: value for name, value in states[0].items() if name not in ("samples", "samplers")
     }
-    loader.load_state_dict({**older, "shards": None})  # as a program in C++ writes it
+    loader.load_state_dict({**older, "shards": None})  # as a C++ program writes it
     assert _keys(loader.state_dict()) == _keys(states[0])
 
 

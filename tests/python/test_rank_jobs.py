@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of several real ranks, started by torchrun over gloo: stopped and resumed at another size,
-and told of what differs."""
+and informed of differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job of 2 ranks that nothing disturbed."""
+    """An uninterrupted job of 2 ranks."""
     folder = tmp_path_factory.mktemp("whole")
     done = torchrun(folder, 2)
     assert done.returncode == 0, done.stderr

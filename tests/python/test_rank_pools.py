@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pool for all ranks of a job: how they find it, and how its workers are shared out."""
+"""One pool for all ranks of a job: how they find it, and how its workers are divided."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def start(tmp_path: Path, pool: PoolProcesses) -> Iterator[Start]:
 
     def start_job(seconds: list[float], **given: Any) -> GlooRanks:
         given |= {"announce": pool.endpoint, "seconds": seconds}
-        # Ranks that are killed leave the folder of their own worker's code to whoever comes next.
+        # Ranks that are killed leave the folder of their local worker's code to later ranks.
         leftovers = tmp_path / "of ranks"
         leftovers.mkdir()
         environment = pool.environment | {"TMPDIR": str(leftovers)}
@@ -113,7 +113,7 @@ def wait_until(condition: Callable[[], bool], what: Callable[[], Any]) -> None:
 
 
 def expected_steps(rank: int, world_size: int, count: int) -> list[Any]:
-    """Those of a loader without workers."""
+    """The batches of a loader without workers."""
     loader = DataLoader(
         Slow(0),
         shuffle=True,

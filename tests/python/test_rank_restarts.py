@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of torchrun's jobs are killed in mid-epoch: the job is restarted, at its size or at another
-one, and every loss after that is the one of a job that nothing disturbed."""
+one, and every later loss equals the loss of an uninterrupted job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torchrun_jobs import (
 pytestmark = pytest.mark.slow
 
 STEPS = LENGTH // STEP_SIZE
-# torch's agents see after this long that one of them is gone.
+# torch's agents detect after this long that one of them is gone.
 ELASTIC = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1"
 
 
@@ -45,7 +45,7 @@ def test_a_killed_rank_is_restarted_and_the_losses_are_those_of_a_whole_run(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder, kill in [(whole, None), (killed, [0, 1, 3])]:
         folder.mkdir()
-        # The state is that after step 2, so step 3 is made twice.
+        # The state was saved after step 2, so step 3 is made twice.
         options: dict[str, Any] = {"wrap": wrap, "workers": 1, "save_every": 2, "kill": kill}
         done = torchrun(folder, world_size, restarts=2, **options)
         assert done.returncode == 0, done.stderr
@@ -58,7 +58,7 @@ def run_at_sizes(
     folder: Path, sizes: list[tuple[int, int | None]], *, is_killed: bool = False, **given: Any
 ) -> dict[int, Step]:
     """A job at one number of ranks after the other. Each stops after a step, or is killed in the
-    next one; the last one goes on to the end."""
+    next one; the last one runs to the end."""
     seen: dict[int, Step] = {}
     folder.mkdir()
     for world_size, last in sizes:
@@ -88,7 +88,7 @@ def test_a_job_goes_on_with_the_node_that_is_left(tmp_path: Path) -> None:
     """One job of 2 nodes of 2 ranks each. One node is killed, and torchrun restarts the ranks of
     the other."""
     job, stopped = tmp_path / "job", tmp_path / "stopped"
-    nodes = [tmp_path / "first", tmp_path / "second"]  # links, to know each node's processes
+    nodes = [tmp_path / "first", tmp_path / "second"]  # links, to find each node's processes
     job.mkdir()
     for node in nodes:
         node.symlink_to(job)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random lives of jobs with ``shard_by_rank``: their ranks are killed at any step and go on from a
+"""Random lives of jobs with ``shard_by_rank``: their ranks are killed at any step and resume from a
 state at another number of ranks, without processes. Every sample is accounted for.
 
-The oracle is the order of the job's epochs, which one rank reads without an interruption.
+The oracle is the order of the job's epochs, read by one rank without an interruption.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Indices(Dataset[int]):
 
 @dataclass
 class Account:
-    """What became of the samples, by the number of ranks."""
+    """The fate of the samples, by the number of ranks."""
 
     counts: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
@@ -52,7 +52,7 @@ class Account:
 
 
 class Job:
-    """One job, which is killed and goes on until its epochs are over."""
+    """One job, which is killed and resumed until its epochs are over."""
 
     def __init__(self, chooser: random.Random, account: Account) -> None:
         self.chooser, self.account = chooser, account
@@ -138,7 +138,7 @@ class Job:
         return ranks
 
     def check_step(self, epoch: int, given_count: int, step: list[Any]) -> int:
-        """Returns how many samples of the order the step gave."""
+        """Returns how many samples of the order the step contained."""
         batches = [batch.tolist() for batch in step]
         given = list(itertools.chain.from_iterable(batches))
         expected = self.orders[epoch][given_count : given_count + self.step_size]
@@ -159,7 +159,7 @@ class Job:
         return len(expected)
 
     def check_end(self, epoch: int, first_count: int, given_count: int) -> None:
-        """``first_count`` were given before this life, or this epoch of it, began."""
+        """``first_count`` were given before the start of this life, or of this epoch of it."""
         dropped = self.count - given_count
         left_out = (self.count - first_count) % self.step_size
         assert dropped == (left_out if self.remainder == "drop" else 0)

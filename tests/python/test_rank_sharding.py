@@ -161,7 +161,7 @@ def test_a_job_goes_on_at_another_size_from_the_state_of_any_rank(
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_size_of_a_ranks_batch_may_stay_as_the_number_of_ranks_changes() -> None:
-    """The state counts samples: none is lost, and padding aside none is given twice."""
+    """The state counts samples: none is lost, and except for padding none is given twice."""
     chooser = random.Random(4)
     dataset = TensorDataset(torch.arange(COUNT))
     for _ in range(8):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``shard_by_rank`` with an iterable dataset: the ranks share out its shards."""
+"""``shard_by_rank`` with an iterable dataset: the ranks divide its shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ PROGRAM = Path(__file__).with_name("stream_job.py")
 
 
 def loaders(dataset: Any, world_size: int, **options: Any) -> list[Any]:
-    """Of all ranks. They are in one process, without a store, so each ends by itself."""
+    """The streams of all ranks. They are in one process, without a store, so each ends by
+    itself."""
     options = {"batch_size": 3, "shards": len(dataset.lengths), **options}
     return [
         DataLoader(dataset, shard_by_rank=True, rank=rank, world_size=world_size, **options)
@@ -71,7 +72,7 @@ def test_persistent_workers_give_the_same_epochs() -> None:
 
 
 class Life:
-    """A job whose ranks are stopped after any step, and go on at another number."""
+    """A job whose ranks are stopped after any step, and resume at another number."""
 
     def __init__(self, chooser: random.Random, workers: list[int]) -> None:
         self.chooser, self.workers = chooser, workers
@@ -85,7 +86,7 @@ class Life:
         return loaders(self.dataset, world_size, num_workers=workers, **self.options)
 
     def batches(self, ranks: list[Any], step_count: int) -> tuple[list[list[Any]], bool]:
-        """The batches of each rank in steps that all ranks take, and whether that is all."""
+        """The batches of each rank in steps that all ranks take, and whether there are no more."""
         iterators = [iter(one) for one in ranks]
         given: list[list[Any]] = [[] for _ in ranks]
         for _ in range(step_count):
@@ -248,7 +249,7 @@ def test_seeding_by_batch_may_be_named() -> None:
 
 
 def run_job(folder: Path, world_size: int, cases: list[dict[str, Any]]) -> list[list[Any]]:
-    """What each rank wrote, a value for each case."""
+    """The output of each rank, a value for each case."""
     (folder / "cases.json").write_text(json.dumps(cases))
     job = GlooRanks(PROGRAM, folder, world_size, {})
     try:
@@ -261,7 +262,7 @@ def run_job(folder: Path, world_size: int, cases: list[dict[str, Any]]) -> list[
 
 
 def check_case(case: dict[str, Any], by_rank: list[Any]) -> None:
-    """All ranks took the steps that every one of them had a batch for, and no other."""
+    """All ranks took exactly the steps for which every one of them had a batch."""
     dataset = Uneven(case["lengths"])
     options = {
         name: value
@@ -326,8 +327,8 @@ def test_real_ranks_take_the_same_steps(
 
 @pytest.mark.slow
 def test_workers_with_more_than_was_taken_begin_the_next_epoch(tmp_path: Path) -> None:
-    # Each rank has one shard and two workers: as many batches are asked of the first worker as of
-    # both. When the epoch ends, it has no memory for them all.
+    # Each rank has one shard and two workers: as many batches are requested from the first worker
+    # as from both. When the epoch ends, it does not have memory for them all.
     lengths = [4, 60]
     case = {
         "ranks": 2,

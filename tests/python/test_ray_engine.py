@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is Ray's alone beside the contract of engines: actors that outlive the adapter, and what its
-autoscaler is told."""
+"""Ray's behaviour beyond the contract of engines: actors that outlive the adapter, and the requests
+to its autoscaler."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def start(tmp_path: Path, pool: PoolProcesses) -> Iterator[Start]:
 
 
 def expected(folder: Path, group: int, group_count: int, epochs: list[int | None]) -> list[Any]:
-    """The lines of a rank of that group, by a loader without workers, pool and other ranks."""
+    """The lines of a rank of that group, from a loader without workers, pool and other ranks."""
     loader = loader_of(folder, {"groups": [[]] * group_count}, group, None)
     lines = []
     for epoch, steps in enumerate(epochs):
@@ -76,7 +76,7 @@ def test_the_ranks_of_each_group_have_its_batches_from_a_pool(
     check(job, groups, [None, None])
     made = (job.folder / "made").read_text().split()
     assert set(map(int, made)) == set(range(LENGTH))
-    # Once in each epoch. A batch that is late is asked of a second worker.
+    # Once in each epoch. A late batch is requested from a second worker.
     assert 2 * LENGTH <= len(made) < 3 * LENGTH
 
 

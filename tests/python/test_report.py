@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""loader.report(): where the time of an epoch went, for people and for programs.
+"""loader.report(): how the time of an epoch was spent, for people and for programs.
 
-What it says is tested on figures that nobody has measured; on a real loader, that it is about that
-loader's figures.
+The text is tested on made-up figures; on a real loader, the test is that the figures are that
+loader's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def test_an_epoch_that_has_ended_is_reported(workers: int, persistent: bool) -> 
 
 
 def report_of(loader: Any, **parts: float) -> LoaderReport:
-    """Of 16 steps with so many seconds in each part; a worker made the batches in these."""
+    """The ledger of 16 steps with this many seconds in each part; a worker made the batches in
+    these."""
     made = {name: parts.get(name, 0.0) for name in ("dataset_s", "collate_s")}
     workers = {0: WorkerTimes(16, **made, waited_s=0.5)} if loader.num_workers else {}
     stats = LoaderStats(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans that are priced again while their loader runs: which one, when, and the same training."""
+"""Plans that are repriced while their loader runs: which one, when, and the same training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock import DataLoader, offload
 from penstock.cut import offloading
 from penstock.tuning.load_meter import Counters, LoadMeter, TrainerClock
 
-ROWS = 60_000  # of a batch: what moves takes some milliseconds
+ROWS = 60_000  # of a batch: the calls that move take some milliseconds
 Loads = tuple[float, float]  # of the trainer and of a worker
 
 
@@ -30,7 +30,7 @@ def _one_thread() -> Iterator[None]:
 
 
 class Features(nn.Module):
-    """Much that depends on the batch alone, and a little that is trained."""
+    """Many operations that depend on the batch alone, and a few trained ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,9 +66,9 @@ class Same(torch.utils.data.Dataset[torch.Tensor]):
 
 
 class Pipeline:
-    """The seconds of a training that nobody measures: a trainer and one worker work side by side,
-    each for a number of loads on every batch. One load is what the calls that can move take, as
-    they were calibrated; they are in the trainer, or in the worker that sent their results."""
+    """The simulated seconds of a training: a trainer and one worker work in parallel, each for a
+    number of loads on every batch. One load is the calibrated time of the calls that can move; they
+    are in the trainer, or in the worker that sent their results."""
 
     def __init__(self) -> None:
         self.load_s = 1.0  # until there is a plan
@@ -80,7 +80,7 @@ class Pipeline:
 
 
 class ToldMeter(LoadMeter):
-    """Notes the steps of a pipeline in place of those that a clock has measured."""
+    """Records the steps of a pipeline in place of steps measured with a clock."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__()
@@ -112,7 +112,8 @@ class ToldMeter(LoadMeter):
 
 
 class ToldClock(TrainerClock):
-    """Times calls of a graph, which take a load longer as a whole than without what moves."""
+    """Times calls of a graph, which as a whole take one load longer than without the calls that
+    move."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(None)
@@ -132,7 +133,7 @@ class ToldClock(TrainerClock):
 
 
 class Run:
-    """Trains, and keeps what the plan was at each step. A pipeline is told each step's loads."""
+    """Trains, and keeps the plan at each step. Each step's loads are passed to a pipeline."""
 
     def __init__(
         self, model: nn.Module, loader: Any, loads: list[Loads], pipeline: Pipeline | None = None
@@ -163,8 +164,8 @@ def run(
     batch: torch.Tensor,
     *phases: tuple[int, Loads],
 ) -> Run:
-    """Phases are so many steps with so many loads of the trainer and of a worker. The parameters
-    and losses of every step are compared to those of a run without `offload`."""
+    """Phases consist of a number of steps with given loads of the trainer and of a worker. The
+    parameters and losses of every step are compared to the ones of a run without `offload`."""
     loads = [each for steps, each in phases for _ in range(steps)]
     dataset = Same(batch, len(loads))
     expected = Run(fresh(make_model), torch.utils.data.DataLoader(dataset, batch_size=None), loads)
@@ -206,7 +207,7 @@ def test_what_stayed_moves_when_the_trainer_becomes_the_slower_side(
     done = run(monkeypatch, Features, values(), (120, (0, 6)), (200, (6, 0)))
     assert done.moved[119] == 0
     assert done.moved[-1] > 0
-    # At first by calibration alone, which knows nothing of the dataset: then back, and again there.
+    # At first by calibration alone, which does not know the dataset: then back, and again there.
     assert done.plan.priced.changes >= 2
 
 
@@ -231,7 +232,7 @@ def test_plan_that_was_asked_for_is_not_priced_again(options: Any) -> None:
 
 
 class FakeEvent:
-    """An event of a device whose work ends when it is told to."""
+    """An event of a device whose work ends on command."""
 
     now_ms = 0.0
     done_ms = 0.0

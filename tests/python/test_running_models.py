@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offloading a model fills nobody's log with advice on compiling."""
+"""Offloading a model logs no advice on compiling."""
 
 from __future__ import annotations
 

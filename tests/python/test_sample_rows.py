@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples that are copied into their batch one by one: when, and that nobody can tell."""
+"""Samples that are copied into their batch one by one: when, and that it is not observable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def image(index: int) -> torch.Tensor:
 
 
 class Watching(Dataset[Any]):
-    """Says with each sample how many of the samples before it still live in this process."""
+    """Returns with each sample how many of the samples before it still live in this process."""
 
     def __init__(self, make: Any = image) -> None:
         self._make = make
@@ -43,7 +43,7 @@ class Watching(Dataset[Any]):
 
 
 def living(loader: DataLoader[Any]) -> list[int]:
-    """For each sample, in order, how many before it lived."""
+    """For each sample, in order, how many earlier ones lived."""
     return [int(count) for _, alive in loader for count in alive]
 
 
@@ -54,7 +54,7 @@ def test_a_worker_holds_one_large_sample_of_a_batch(seeding: Any, is_subset: boo
     if is_subset:
         dataset = Subset(Subset(dataset, range(64)), range(64))
     alive = living(DataLoader(dataset, batch_size=8, num_workers=1, seeding=seeding))
-    # A batch for which no slab was free is collated as torch does; the trainer drops them at once.
+    # A batch without a free slab is collated as torch does; the trainer drops them immediately.
     moved = [batch for batch in range(8) if max(alive[8 * batch : 8 * batch + 8]) == 0]
     assert len(moved) >= 4, alive
 
@@ -66,7 +66,7 @@ def test_a_sample_that_somebody_holds_is_not_moved() -> None:
 
 
 class Reusing(Dataset[Any]):
-    """Gives the same memory for every sample, so that a batch has the last one everywhere."""
+    """Returns the same memory for every sample, so that all rows of a batch equal the last one."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

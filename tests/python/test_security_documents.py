@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SECURITY.md and PROTOCOL.md are those of the code: their constants, versions and sizes, and the
-tests that they name."""
+"""SECURITY.md and PROTOCOL.md match the code: their constants, versions and sizes, and the tests
+that they name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECURITY = (ROOT / "csrc" / "net" / "SECURITY.md").read_text(encoding="utf-8")
 PROTOCOL = (ROOT / "csrc" / "wire" / "PROTOCOL.md").read_text(encoding="utf-8")
 
-# As SECURITY.md abbreviates them.
+# Abbreviated as in SECURITY.md.
 FILES = {
     "D": "test_dashboard_server.py",
     "K": "test_pool_skews.py",
@@ -32,8 +32,8 @@ DURATION = re.compile(r"(?:std::chrono::)?(milliseconds|seconds)[({](\d+)[)}]")
 
 
 def rows(text: str, columns: int) -> Iterator[list[str]]:
-    """The rows of tables of so many columns, without their heads."""
-    head_count = 0  # columns of the table; 0 outside of one
+    """The rows of tables with this many columns, without their headers."""
+    head_count = 0  # columns of the table; 0 outside a table
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
         if line.startswith("| ---"):
@@ -47,7 +47,7 @@ def rows(text: str, columns: int) -> Iterator[list[str]]:
 
 
 def value_of(words: str) -> int:
-    """Of "2^20", "4,096", "16 MiB", "1.6 s"; of times in milliseconds."""
+    """The value of "2^20", "4,096", "16 MiB", "1.6 s"; times in milliseconds."""
     number, _, unit = words.replace(",", "").partition(" ")
     if number.startswith("2^"):
         return 1 << int(number[2:])
@@ -55,7 +55,7 @@ def value_of(words: str) -> int:
 
 
 def evaluated(expression: str) -> int:
-    """Of a constant of C++ or Python; of times in milliseconds."""
+    """The value of a constant of C++ or Python; times in milliseconds."""
     if duration := DURATION.fullmatch(expression.strip()):
         return int(duration[2]) * (1000 if duration[1] == "seconds" else 1)
     plain = re.sub(r"(?<=\d)'(?=\d)", "", expression)
@@ -72,7 +72,7 @@ def eval_number(node: ast.expr) -> int:
 
 
 def constant(file: str, name: str) -> int:
-    """What a source gives a constant or an option by default."""
+    """The default that a source gives a constant or an option."""
     text = (ROOT / file).read_text(encoding="utf-8")
     found = re.findall(rf"\b{name}(?: = ([^;\n]+)|\{{(\w+)\}})(?:;|$)", text, re.MULTILINE)
     assert len(found) == 1, (file, name, found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""seeding="batch": the stream follows from the place of a batch, whoever makes it."""
+"""seeding="batch": the stream depends on the place of a batch, not on the worker that makes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def draws() -> list[float]:
 
 
 class Augmented(Dataset[Any]):
-    """Samples that are random; some fail."""
+    """Random samples; some fail."""
 
     def __init__(self, count: int = 23, failing: int = -1) -> None:
         self.count = count
@@ -44,7 +44,7 @@ class Augmented(Dataset[Any]):
 class Shard(IterableDataset[Any]):
     """Counts upwards in steps of the number of shards; shards differ in length and draw numbers.
 
-    It counts its epochs on itself, so that a copy that two shards share would be noticed.
+    It counts its epochs in an attribute, so that a copy shared by two shards would be noticed.
     """
 
     def __init__(self, count: int = 40) -> None:
@@ -70,7 +70,7 @@ def generator_states() -> list[Any]:
 
 
 def epochs(loader: Any, count: int = 3) -> list[Any]:
-    """The stream of a few epochs, and how the trainer's generators are after each."""
+    """The stream of a few epochs, and the state of the trainer's generators after each."""
     torch.manual_seed(11)
     random.seed(12)
     np.random.seed(13)
@@ -111,7 +111,7 @@ def test_a_map_dataset_gives_the_same_stream_for_any_number_of_workers(
         return epochs(DataLoader(Augmented(), seeding="batch", **own, **others))
 
     expected = stream()
-    if "generator" not in options:  # from which the trainer's own would not move
+    if "generator" not in options:  # from which the trainer's generator would not move
         assert len(set(map(repr, expected))) == len(expected)  # no two batches drew the same
     for workers in (1, 2, 3):
         assert stream(num_workers=workers) == expected
@@ -145,7 +145,7 @@ def test_an_iterable_dataset_gives_the_same_stream_for_the_same_shards(
     expected = stream(num_workers=1, persistent_workers=True)
     for workers in (2, 3, 4, 6):
         assert stream(num_workers=workers, persistent_workers=True) == expected
-    fresh = stream(num_workers=1)  # workers of an epoch of their own see a dataset of epoch 0
+    fresh = stream(num_workers=1)  # workers with a separate epoch see a dataset of epoch 0
     for workers in (2, 3):
         assert stream(num_workers=workers) == fresh
 
@@ -197,7 +197,7 @@ def error_or_none(iterator: Iterator[Any]) -> Exception | None:
 @pytest.mark.parametrize("dataset", [Augmented(12), Shard(24)], ids=["map", "iterable"])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_worker_that_could_not_be_initialised_gives_no_batch(dataset: Any, keeps: bool) -> None:
-    """There was one error, and after it came batches of a worker that nobody had initialised."""
+    """There was one error, followed by batches of a worker that had not been initialised."""
     loader = DataLoader(
         dataset,
         batch_size=2,
@@ -404,7 +404,7 @@ def test_draws_on_threads_are_warned_of_once_and_collate_fn_stays_reproducible(
 
 
 class PerSampleCount(PerSample):
-    """As long as Augmented, drawing nothing that collate_fn could feel."""
+    """As long as Augmented, drawing no number that could affect collate_fn."""
 
     def __len__(self) -> int:
         return 23

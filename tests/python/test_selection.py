@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make test` leaves to `make test-all`, as the markers at the tests say."""
+"""The tests that `make test` leaves to `make test-all`, by their markers."""
 
 from __future__ import annotations
 

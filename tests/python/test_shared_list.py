@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SharedList against the list that it is made of, alone and as what a dataset holds."""
+"""SharedList against the list that it is made of, alone and as an attribute of a dataset."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Lengths(Holds):
 
 
 def bytes_after_an_epoch(dataset: Dataset[Any]) -> int:
-    """Memory of its own that a worker has after it has read every sample."""
+    """The private memory of a worker after it has read every sample."""
     loader = DataLoader(
         dataset,
         batch_size=1000,

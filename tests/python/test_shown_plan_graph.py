@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan that a controller was told becomes calls and edges for a drawing."""
+"""A plan that was reported to a controller becomes calls and edges for a drawing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock simulate: its figures, its table, its JSON, and its refusals of bad input."""
+"""penstock simulate: its figures, its table, its JSON, and its rejection of bad input."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_measured_workloads_are_models_too(simulate: Call) -> None:
     policies = json.loads(out)["policies"]
     slow, fast = (policies[name]["runs"][0] for name in ("proportional", "infinite"))
     assert code == 0
-    # Photographs, the only images, run a third faster with all the CPUs that they have use for.
+    # Photographs, the only images, run a third faster with all the CPUs that they can use.
     assert slow["running_mean_s"] / fast["running_mean_s"] == pytest.approx(1.361, rel=1e-3)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation site: it builds without a warning, has every page and every public name, and is
-read without a network."""
+"""The documentation site: it builds without a warning, has every page and every public name, and
+works without a network."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is Slurm's alone beside the contract of engines: its states, its words, its arrays."""
+"""Slurm's behaviour beyond the contract of engines: its states, its words, its arrays."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_controller_of_slurm_that_is_gone_is_trouble(slurm: SlurmPool) -> None
 
 
 class Telling:
-    """In the place of a worker's command: writes its environment to a file."""
+    """In place of a worker's command: writes its environment to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -119,7 +119,8 @@ class Telling:
 def test_job_has_what_workers_need_of_the_environment_and_no_secrets(
     slurm: SlurmPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker, and so the code of every trainer, had all that the operator's shell had."""
+    """A worker, and so the code of every trainer, had the whole environment of the operator's
+    shell."""
     for name in ("PROVIDER_API_KEY", "PENSTOCK_SIGNING_KEY", "HF_TOKEN", "UNRELATED"):
         monkeypatch.setenv(name, "hush")
     monkeypatch.setenv("PENSTOCK_CODE_PATHS", "/data/code")

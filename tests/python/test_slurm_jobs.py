@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What penstock gives to a job of Slurm: the names in its script, and its environment. Slurm itself
-is not asked."""
+"""Penstock's input to a Slurm job: the names in its script, and its environment. Slurm itself is
+not used."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools where little is allowed: /dev/shm of 64 MB, which is what containers have, and 256 open
-files. Jobs are served, or end with an error that names what is short."""
+"""Pools with tight limits: /dev/shm of 64 MB, as in containers, and 256 open files. Jobs are
+served, or end with an error that names the scarce resource."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 @pytest.fixture
 def small_shared_memory() -> tuple[str, ...]:
-    """The words that a command begins with whose /dev/shm has 64 MB."""
+    """The start of a command whose /dev/shm has 64 MB."""
     try:
         return (*tiny_folder("/dev/shm", SHARED_MEMORY_BYTES).within,)
     except NotHere as err:
@@ -58,7 +58,7 @@ class Large(Dataset[torch.Tensor]):
 
 
 class Sharing(Numbers):
-    """Has a tensor in shared memory, as datasets do to share it with processes of their own."""
+    """Has a tensor in shared memory, as datasets do to share it with subprocesses."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -66,7 +66,7 @@ class Sharing(Numbers):
 
 
 class Hoarding(Numbers):
-    """Leaves its process no descriptor."""
+    """Uses up its process's descriptors."""
 
     held: tuple[int, ...] = ()
 
@@ -113,7 +113,7 @@ def test_jobs_run_where_every_process_may_have_256_files(pool: PoolProcesses) ->
 
 
 def test_a_job_process_without_a_descriptor_hands_its_batches_over(pool: PoolProcesses) -> None:
-    """There is none for the shared memory that they would lie in."""
+    """There is none for the shared memory that would hold them."""
     worker = pool.start_worker(within=FEW_FILES)
     for index, batch in enumerate(pooled(pool, Hoarding())):
         assert torch.equal(batch, torch.full((1 << 18,), index))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source distribution has all that the tree has; what a build in isolation is built beside."""
+"""The source distribution contains the whole tree; the requirements of a build in isolation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BUILD_S_MAX = 1800
 
 
 def in_backend(expression: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Prints what the build backend answers, as pip would ask it."""
+    """Prints the build backend's answers, as pip would ask for them."""
     program = f"import sys; sys.path.insert(0, '.make'); import isolated_build; print({expression})"
     return subprocess.run(
         [sys.executable, "-c", program],
@@ -53,7 +53,7 @@ def test_it_has_what_the_tree_has(archive: Path) -> None:
     with tarfile.open(archive) as tar:
         packed = {member.name.partition("/")[2] for member in tar.getmembers() if member.isfile()}
     made = {name for name in packed if name == "PKG-INFO" or ".egg-info/" in name}
-    # Files that are not committed yet are no fault of the archive's.
+    # Uncommitted files are not the archive's fault.
     untracked = subprocess.run(
         ["git", "ls-files", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -127,8 +127,8 @@ def test_cmake_refuses_a_torch_outside_of_the_range(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_wheel_is_built_from_it(archive: Path, tmp_path: Path) -> None:
-    """Beside the torch that is installed."""
-    faulthandler.cancel_dump_traceback_later()  # its bound is that of the command
+    """With the torch that is installed."""
+    faulthandler.cancel_dump_traceback_later()  # its bound is the command's bound
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"),

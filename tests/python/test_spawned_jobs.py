@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's worker on a machine where a process cannot be forked once it has imported torch: a
-library that is loaded with it has a handler that hangs, ends or spoils a forked child. Each job is
-then given a new interpreter, and all that holds of a forked process holds of that one."""
+"""A pool worker on a machine where a process cannot be forked once it has imported torch: a library
+that is loaded with it has a handler that hangs, ends or corrupts a forked child. Each job is then
+given a new interpreter, and every property of a forked process holds for that one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def parent_of(pid: int) -> int:
 
 
 class Regression(Dataset[Any]):
-    """Pairs to fit a line to, with draws of their own."""
+    """Pairs to fit a line to, with random draws."""
 
     def __init__(self) -> None:
         self.values = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
@@ -97,7 +97,7 @@ def test_a_pool_that_cannot_fork_trains_to_the_bit_and_says_that_it_spawns(
 
 
 class Looking(Dataset[dict[str, Any]]):
-    """What its process is like."""
+    """The state of its process."""
 
     def __len__(self) -> int:
         return 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a start of penstock loads: `penstock --version` took 5 s and 630 MB, as did every command of
-a pool, since each imported torch, Dynamo and sympy, none of which it needs.
+"""The modules that a start of penstock loads: `penstock --version` took 5 s and 630 MB, as did
+every pool command, since each imported torch, Dynamo and sympy and needed none of them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SECONDS_MAX = 90.0
 MEGABYTES_MAX = 40.0
 IMPORTED = re.compile(r"^import time: +\d+ \| +\d+ \| +(\S+)$", re.MULTILINE)
 HEAVY = ("torch", "sympy", "numpy", "cloudpickle", "penstock._C")
-# Prints what was imported, and nothing else, so that an assertion's message can be read.
+# Prints the imported modules only, so that an assertion's message can be read.
 TELL_MODULES = "import json, sys; print(json.dumps(sorted(sys.modules)))"
-# A process's peak counts what its memory was before it became another program. That of the tests
-# has torch; this one has nothing.
+# A process's peak includes its memory before it became another program. The tests' process has
+# torch loaded; this one is small.
 LAUNCH = """
 import json, os, sys
 pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
@@ -72,7 +72,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         ("keys keys", 0),
         ("controller --help", 0),
         ("worker --help", 0),
-        ("status --timeout 0.1", 1),  # which nobody answers
+        ("status --timeout 0.1", 1),  # without a server
         ("drain 3f2a --timeout 0.1", 1),
         ("simulate --seeds 1", 0),
         ("run --help", 0),
@@ -102,7 +102,7 @@ def test_a_command_that_needs_no_torch_starts_without_it(
 def serving(
     arguments: Sequence[str], environment: dict[str, str], errors: Path
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A command that goes on, with the line in which it says where it listens."""
+    """A command that keeps running, with the line in which it prints its address."""
     command = [sys.executable, "-X", "importtime", "-m", "penstock", *arguments]
     with errors.open("w") as stderr:
         process = subprocess.Popen(
@@ -137,7 +137,7 @@ def test_a_controller_and_the_parent_of_workers_have_no_torch(
         work = ["worker", "--controller", endpoint]
         with serving(work, environment, errors["worker"]) as (worker, line):
             pid = int(line.rpartition("process ")[2])
-            assert pid != worker.pid  # a child of it serves, and has another one with torch
+            assert pid != worker.pid  # a child of it serves, and has a child with torch
             (warm,) = process_traces.children(pid)
             assert "/libtorch" in Path(f"/proc/{warm}/maps").read_text()
             for without in (controller.pid, worker.pid, pid):
@@ -167,7 +167,7 @@ LOADING = """
 from penstock import DataLoader
 assert [int(batch) for batch in DataLoader(range(2), num_workers={workers})] == [0, 1]
 """
-# What only `offload`, a pool or `explain` needs.
+# Modules that only `offload`, a pool or `explain` needs.
 NOT_FOR_LOADING = {
     "penstock.graph.capture",
     "penstock.explanation.explanation",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``start_prefetch()``: batches are made before ``iter()``, and the stream stays as it was.
+"""``start_prefetch()``: batches are made before ``iter()``, and the stream is unchanged.
 
-The oracle is a program that calls ``iter()`` in the place of ``start_prefetch()``.
+The oracle is a program that calls ``iter()`` instead of ``start_prefetch()``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WAIT_S_MAX = 60.0
 
 def begun(make: Make, is_started: bool, state: dict[str, Any] | None = None) -> Any:
     """A loader, after ``start_prefetch()`` or with the iterator that ``iter()`` gave there, and
-    after draws of the program's own that follow."""
+    after subsequent draws of the program."""
     seed_all(7)
     loader = make()
     if state is not None:
@@ -63,7 +63,8 @@ def begun(make: Make, is_started: bool, state: dict[str, Any] | None = None) -> 
 
 
 def streams(loader: Any, epoch_count: int = 3) -> list[Any]:
-    """Of the iterator that was begun, and of epochs after it; where the generators are at last."""
+    """Of the iterator that was started, and of epochs after it; where the generators are at
+    last."""
     first = loader.begun if hasattr(loader, "begun") else iter(loader)
     found = [take(first, 99)]
     for _ in range(epoch_count - 1):
@@ -390,7 +391,7 @@ def test_a_broken_off_epoch_of_persistent_workers_is_left() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("on_one_thread")
 def test_a_model_that_is_offloaded_since_has_its_cut() -> None:
-    """The batches that were asked for before the model was known come without its tensors."""
+    """Batches requested before the model was known arrive without its tensors."""
     rows = torch.randint(0, 256, (48, 3, 8), dtype=torch.uint8)
 
     def results(is_started: bool) -> list[Any]:

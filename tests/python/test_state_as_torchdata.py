@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torchdata's StatefulDataLoader gives after a resume, ours gives."""
+"""After a resume, our loader gives the same stream as torchdata's StatefulDataLoader."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Squares(Dataset[int]):
 
 
 class Tallying(Squares):
-    """Has a state that its samples show."""
+    """Has a state that is visible in its samples."""
 
     def __init__(self) -> None:
         self.tally = 0
@@ -50,7 +50,7 @@ class Plain(IterableDataset[int]):
 
 
 class Placed(Plain):
-    """Keeps its place, and forgets it with the first pass after a load."""
+    """Keeps its place, and forgets it in the first pass after a load."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -131,7 +131,7 @@ def values(batches: Any) -> list[Any]:
 
 
 def resumed(loader_class: Any, case: Any, workers: int, count: int | None) -> list[Any]:
-    """The keys that others read, then the rest of the epoch and the whole of the next one."""
+    """The keys that other libraries read, then the rest of the epoch and the whole next one."""
     loader = loader_class(**case(), num_workers=workers)
     iterator = iter(loader)
     if count is None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The epoch after a state that was taken at an epoch's end, or before its first batch.
+"""The epoch after a state saved at an epoch's end, or before its first batch.
 
-A program that saved at the end of an epoch and was started again got another next epoch: a dataset
-that counts its epochs began again from 0, one with a generator of its own gave other samples, and
-one that keeps its place gave none at all.
+A program that saved at the end of an epoch and was restarted got another next epoch: a dataset that
+counts its epochs restarted at 0, one with a private generator gave other samples, and one that
+keeps its place gave none at all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CountsEpochs(IterableDataset[int]):
 
 
 class KeepsPlace(IterableDataset[int]):
-    """Counts its epochs too; its first pass after a load goes on where the state was taken."""
+    """Counts its epochs too; its first pass after a load resumes where the state was taken."""
 
     def __init__(self) -> None:
         self.epoch = self.place = self.first = 0

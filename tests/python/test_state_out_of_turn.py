@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States with ``in_order=False``: after a resume the batches that were not delivered come, and no
-others. A loader with workers in free order had no state at all."""
+"""States with ``in_order=False``: after a resume exactly the undelivered batches arrive. A loader
+with workers in free order had no state at all."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FREE: dict[str, Any] = {"in_order": False}
 
 
 class Uneven(Augmented):
-    """Some samples take as long as many others, so that those overtake them."""
+    """Some samples take as long as many others, so that the others overtake them."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def seen_of(batches: list[Any]) -> list[str]:
 def assert_whole_after_every_step(
     make: Callable[[], Any], again: Callable[[], Any], stride: int | None = None
 ) -> None:
-    """A state after each batch (if few), loaded into another loader, and a state of that one."""
+    """A state after each batch (if few), loaded into another loader, and a state of that loader."""
     expected = seen_of(whole(make))
     seed_all(7)
     loader = make()
@@ -187,7 +187,8 @@ def test_rows_of_tensors_come_once(workers: int) -> None:
 
 
 def held_back(dataset: Held, **options: Any) -> tuple[Any, list[int]]:
-    """A loader whose first worker is held at sample 0, and what the other one gave meanwhile."""
+    """A loader whose first worker is held at sample 0, and the batches of the other one
+    meanwhile."""
     loader: Any = DataLoader(
         dataset,
         **{"batch_size": None, "num_workers": 2, "prefetch_factor": 1, **FREE, **options},
@@ -401,7 +402,7 @@ def test_a_stateful_sampler_is_not_pulled_from_the_beginning(held: Callable[...,
 
 
 def test_a_state_that_was_corrected_is_refused(held: Callable[..., Held]) -> None:
-    """accelerate takes back the batches that it holds; in free order the last are not known."""
+    """accelerate returns the batches that it holds; in free order the last are not known."""
     state, _ = held_back(held(0))
     state["_sampler_iter_yielded"] -= 1
     loader: Any = DataLoader(held(), batch_size=None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States that a loader cannot go on from: it says why, and which of the two to change."""
+"""States that a loader cannot resume from: it reports why, and which of the two to change."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_dataset_that_cannot_take_its_state_back_says_so_in_the_place_of_a_bat
 
 @pytest.mark.parametrize("state", [None, [], "loader.pt", 3])
 def test_what_is_no_state_is_refused(state: Any) -> None:
-    """`load_state_dict(checkpoint.get("lodaer"))` began again at the first batch in silence."""
+    """`load_state_dict(checkpoint.get("lodaer"))` silently restarted at the first batch."""
     loader = DataLoader(Counted(), batch_size=4)
     with pytest.raises(TypeError) as raised:
         loader.load_state_dict(state)

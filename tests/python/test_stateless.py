@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that a user wrote move when the user declares them, and a wrong declaration is found
-out."""
+"""User-defined operators move when the user declares them, and a wrong declaration is detected."""
 
 from __future__ import annotations
 
@@ -118,7 +117,7 @@ class Declared(Batches):
 def test_a_hidden_counter_is_found_out_and_its_operator_goes_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """First goes what was read of it, then the operator itself."""
+    """The operators that read its result return first, then the operator itself."""
     pool = InProcessPool([])
     model = offload(fresh(Counting), pool, cut="maximal", verify_every=1)
     for _ in range(40):

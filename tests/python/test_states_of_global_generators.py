@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets whose state holds the global generators: what a program resumes with is what it would
-have gone on with.
+"""Datasets whose state holds the global generators: a resumed program draws the same numbers as an
+uninterrupted one.
 
-A program was interrupted in the middle of an epoch and resumed in a new process. It got samples
-twice and others never, since the dataset's state, which sets torch's generator, was given back
-before the sampler drew its order from that generator.
+A program was interrupted in the middle of an epoch and resumed in a new process. It got some
+samples twice and others never, since the dataset's state, which sets torch's generator, was
+restored before the sampler drew its order from that generator.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Streaming(_HoldsGenerator, IterableDataset[tuple[int, float]]):
 
 
 def rest_after(loader: Any, batch_count: int) -> tuple[dict[str, Any], list[Any]]:
-    """The state after so many batches, and what the uninterrupted program gets after it."""
+    """The state after so many batches, and the batches of the uninterrupted program after it."""
     batches = iter(loader)
     for _ in range(batch_count):
         next(batches)
@@ -120,7 +120,7 @@ BIT_GENERATORS = [
 
 @pytest.fixture(params=BIT_GENERATORS, ids=lambda kind: kind.__name__)
 def bit_generator(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The generator behind numpy.random's functions is another."""
+    """The generator used by numpy.random's functions is another one."""
     before = np.random.get_bit_generator()
     np.random.set_bit_generator(request.param(3))
     yield
@@ -147,7 +147,7 @@ class NumpyOrder:
 
 @pytest.mark.usefixtures("bit_generator")
 def test_what_was_drawn_from_numpy_is_seen_and_put_back() -> None:
-    np.random.standard_normal()  # of two that are made at once, by the legacy functions
+    np.random.standard_normal()  # of two that are made concurrently, by the legacy functions
     states = generator_states()
     for draw in (np.random.standard_normal, np.random.random, lambda: np.random.randint(7)):
         assert not have_moved(states)

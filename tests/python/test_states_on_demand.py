@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States cost nothing until one is asked for, and then about one in snapshot_every_n_steps.
+"""States have no cost until one is requested, and then about one in snapshot_every_n_steps.
 
-A loader asked its sampler and its dataset for their states at every batch. A sampler that keeps its
-order there made the swapped import a hundred times slower, a mixture of many sources filled the
+A loader requested the states of its sampler and its dataset at every batch. A sampler that keeps
+its order there made the swapped import a hundred times slower, a mixture of many sources filled the
 memory, and programs whose objects had no state to give yet did not run.
 """
 
@@ -48,7 +48,7 @@ WORKERS = [
 
 
 class AsksCounted:
-    """Counts how often its state was asked for, in any process."""
+    """Counts how often its state was requested, in any process."""
 
     def __init__(self, noted: Path) -> None:
         self.noted = noted
@@ -185,7 +185,7 @@ def test_a_state_that_is_not_ready_in_a_worker_is_the_error_of_state_dict_alone(
     assert len(seen + take(iterator, 99)) == expected
 
 
-# ---- Exact at every place, whenever the first state was asked for
+# ---- Exact at every place, regardless of when the first state was requested
 
 DATASETS: dict[str, Any] = {
     "sampler": lambda: {"dataset": Counted(), "sampler": StatefulSampler()},
@@ -421,7 +421,7 @@ def test_another_loader_wants_nothing_of_this_one(tmp_path: Path) -> None:
 
 
 class BeginsWhereItWasPut(IterableDataset[int]):
-    """As a stream of Hugging Face: it goes on from the state that it was given in each pass."""
+    """As a stream of Hugging Face: in each pass it resumes from the state that it was given."""
 
     def __init__(self) -> None:
         self.start: dict[str, Any] | None = None
@@ -460,7 +460,7 @@ def indices_of(samples: list[Any]) -> list[int]:
 def test_epochs_after_a_resumed_one_are_whole(
     make_dataset: Any, workers: dict[str, Any], seeding: Any
 ) -> None:
-    """Persistent workers went on at the resumed place in every later epoch: 64, 54, 54 samples."""
+    """Persistent workers resumed at the same place in every later epoch: 64, 54, 54 samples."""
 
     def make() -> Any:
         return DataLoader(make_dataset(), 2, seeding=seeding, collate_fn=indices_of, **workers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader says of itself in words, and that its warnings can be told apart."""
+"""A loader's text reports about itself, and that its warnings can be distinguished."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_loader_counts_its_batches_and_no_more_waiting_than_time() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_there_is_one_number_for_waiting(workers: int) -> None:
-    """The report said 18 % in its first line and 66 % in its advice, and stats() said 65 %."""
+    """The report had 18 % in its first line and 66 % in its advice, and stats() had 65 %."""
     loader = DataLoader(Numbers(), batch_size=4, num_workers=workers)
     for _ in loader:
         pass
@@ -111,5 +111,5 @@ def test_what_cannot_be_pickled_for_fresh_workers_is_named() -> None:
     with pytest.warns(UserWarning, match="pickle error"), pytest.raises(TypeError) as caught:
         iter(loader)
     assert "cannot pickle '_thread.lock' object" in str(caught.value)
-    note = caught.value.__notes__[-1]  # after those of Python 3.14's pickle, one an object
+    note = caught.value.__notes__[-1]  # after the warnings of Python 3.14's pickle, one an object
     assert note.startswith("dataset.cache['of'][0], a lock, cannot be pickled"), note

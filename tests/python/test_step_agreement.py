@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks agree on their steps by way of a real store. Here they are threads of one process."""
+"""Ranks agree on their steps through a real store. Here they are threads of one process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def agreement_of(stores: list[Any], rank: int, world_size: int, name: str) -> St
 
 
 class Batches:
-    """A stream of ``total`` batches, which come when it is looked for them, or later."""
+    """A stream of ``total`` batches, which are ready when it is asked for them, or later."""
 
     def __init__(self, total: int, seed: int) -> None:
         self.total = total

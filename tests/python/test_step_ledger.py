@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`loader.stats().ledger`: every second of a step is in exactly one place.
+"""`loader.stats().ledger`: every second of a step is counted exactly once.
 
-Nobody could tell what a trainer waited for: `stats()` had one number for all of it. How a wait is
+The cause of a trainer's wait was not visible: `stats()` had one number for all of it. How a wait is
 shared out is tested with made-up instants (`step_ledger_test.cpp`); here are real loaders, whose
-numbers are compared with one another, and with what the program and the dataset have timed: what
-is timed inside of something takes no longer than it.
+numbers are compared with one another, and with the times that the program and the dataset measure:
+a nested measurement is never longer than the outer one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def gate() -> Iterator[AwaitedGate]:
 
 
 class Timed(Dataset[torch.Tensor]):
-    """A sample is the seconds that it has taken. One of them, `late`, waits at a gate."""
+    """A sample is the seconds that it took. One of them, `late`, waits at a gate."""
 
     def __init__(self, count: int, gate: AwaitedGate | None = None, late: int = 0) -> None:
         self.count, self.gate, self.late = count, gate, late
@@ -62,7 +62,7 @@ class TimedStream(IterableDataset[torch.Tensor]):
 
 
 class Trained:
-    """The ledger of some epochs, and what the program has timed."""
+    """The ledger of some epochs, and the program's timings."""
 
     def __init__(self, loader: Any, epochs: int = 1) -> None:
         self.whole_s = self.computing_s = self.samples_s = 0.0
@@ -192,7 +192,7 @@ def test_batches_of_a_pool_are_told_apart_and_its_controller_knows_the_parts(
         time.sleep(0.1)
     times = loader.stats().ledger
     assert set(told[0]) == {"steps", *PARTS}
-    # In whole microseconds at most, and without what iter() has taken.
+    # In whole microseconds at most, and without the time of iter().
     assert 0 < told[0].pop("loader_s") <= times.loader_s
     for name, seconds in told[0].items():
         assert seconds == pytest.approx(getattr(times, name), abs=1e-6), name
@@ -214,7 +214,7 @@ def test_each_worker_has_its_part() -> None:
 def test_a_slow_sample_has_its_index(
     gate: AwaitedGate, collate: Callable[[Any], Any] | None
 ) -> None:
-    # Of eight samples none is left out for slower ones.
+    # None of eight samples is left out for slower ones.
     loader = DataLoader(Timed(8, gate, late=5), batch_size=4, num_workers=1, collate_fn=collate)
     with gate.opened_when_awaited(loader, given=1):
         samples = torch.cat(list(loader))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step would take with other settings: known pipelines, and laws that hold for all."""
+"""The predicted time of a step with other settings: known pipelines, and general laws."""
 
 from __future__ import annotations
 

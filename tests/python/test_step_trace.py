@@ -52,8 +52,8 @@ def train(loader: Any) -> int:
 
 
 def is_alike(traced_s: float, counted_s: float, times: StepTimes) -> bool:
-    """Of a part of the steps by trace and by ledger: the ends of a wait may be the loader's own
-    time to one of the two."""
+    """Of a part of the steps by trace and by ledger: the ends of a wait may count as loader time on
+    one of the two sides."""
     return abs(traced_s - counted_s) <= times.loader_s
 
 
@@ -62,8 +62,8 @@ def names_on(events: list[dict[str, Any]], track: str) -> set[str]:
 
 
 def test_the_tracks_say_what_the_ledger_says(tmp_path: Path) -> None:
-    # A trainer that is late to hear of a batch cuts the slice of the next one short, if the worker
-    # makes that one meanwhile. It is asked for one batch at a time, and does not.
+    # If the trainer is late to notice a batch, the slice of the next one is too short, if the
+    # worker makes that one meanwhile. It is asked for one batch at a time, and does not.
     loader = DataLoader(
         Rows(48), batch_size=4, num_workers=2, prefetch_factor=1, collate_fn=default_collate
     )
@@ -80,7 +80,7 @@ def test_the_tracks_say_what_the_ledger_says(tmp_path: Path) -> None:
     }
     for name, seconds in waits.items():
         assert is_alike(seconds_of(events, "trainer", name), seconds, times), name
-    # The time before the first call is no step's.
+    # The time before the first call belongs to no step.
     assert 0 < seconds_of(events, "trainer", "compute") <= times.compute_s
     # Batches of workers on this machine are in shared memory as soon as they are made.
     assert set(track_names(events).values()) == {"trainer", "worker 0", "worker 1"}
@@ -229,7 +229,7 @@ def test_torchs_trace_and_ours_are_on_one_clock(tmp_path: Path) -> None:
     with penstock.trace(tmp_path / "ours.json"), profile(activities=activities) as profiler:
         train(loader)
     profiler.export_chrome_trace(str(tmp_path / "torchs.json"))
-    checked(tmp_path / "torchs.json")  # the rules are those that torch keeps
+    checked(tmp_path / "torchs.json")  # torch's traces follow the same rules
     penstock.merge_traces([tmp_path / "ours.json", tmp_path / "torchs.json"], tmp_path / "b.json")
     events = checked(tmp_path / "b.json")
     ours = [one for one in on_track(events, "trainer") if one["name"].startswith("batch ")]
@@ -241,7 +241,7 @@ def test_torchs_trace_and_ours_are_on_one_clock(tmp_path: Path) -> None:
     for one in ours:
         twin = torchs[one["name"]]
         assert one["pid"] == twin["pid"] == os.getpid()
-        # Ours is timed inside of torch's, whose clock is another, converted, and a little off.
+        # Ours is timed inside torch's, whose clock is different, converted, and slightly off.
         assert twin["ts"] <= one["ts"] + 1000
         assert twin["ts"] + twin["dur"] >= one["ts"] + one["dur"] - 1000
     assert len(ours) == 10

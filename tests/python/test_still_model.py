@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of which nothing moves runs as if it had not been offloaded, until something does."""
+"""A model without movable operations runs as if it had not been offloaded, until one can move."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Counted(nn.Module):
 
 
 class Scaled(Counted):
-    """Nothing of it can move in training; in evaluation, something can."""
+    """None of its operations can move in training; in evaluation, some can."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.compiler.is_compiling():
@@ -69,7 +69,7 @@ def test_what_moves_or_may_draw_is_looked_at_in_every_call(options: Any) -> None
     pool = InProcessPool([])
     model = offload(fresh(Counted), pool, **options)
     losses(model, pool.deliver, 4 * LOOKED_AT_EVERY)
-    # The first call is run by Python, beside the graph that it is compared with.
+    # The first call is run by Python, in addition to the graph that it is compared with.
     assert len(model.own_calls) == (0 if "allow_random" in options else 1)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker that is alive and makes nothing: its dataset hangs in a batch that nobody wants any
-more, or that somebody wants while it is to leave."""
+"""A worker that is alive and makes no batches: its dataset hangs in a batch that is no longer
+wanted, or in a wanted one while the worker is asked to leave."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def wait_until_it_hangs(worker: Worker, folder: Path) -> None:
 
 
 def hang(pool: PoolProcesses, worker: Worker, how: str, folder: Path) -> None:
-    """A job whose trainer is killed. One that ends by itself has its batch ended."""
+    """A job whose trainer is killed. If a trainer ends by itself, its batch is ended."""
     program = (sys.executable, "-c", TRAINER)
     environment = {**pool.environment, "PYTHONPATH": str(Path(__file__).parent)}
     trainer = Process([pool.endpoint, how, str(folder)], environment, program=program)
@@ -83,7 +83,7 @@ def hang(pool: PoolProcesses, worker: Worker, how: str, folder: Path) -> None:
 def test_a_worker_that_hangs_in_an_abandoned_batch_is_shown_and_has_its_process_ended(
     pool: PoolProcesses, tmp_path: Path, how: str
 ) -> None:
-    """It was called free, and given to the next job, which waited for ever."""
+    """It was reported as free, and assigned to the next job, which waited for ever."""
     worker = pool.start_worker()
     hang(pool, worker, how, tmp_path)
     status = wait_until_stuck(pool)
@@ -138,7 +138,8 @@ def drain_by_order(pool: PoolProcesses, worker: Worker) -> None:
 def test_a_worker_that_is_to_leave_ends_after_its_grace_also_in_a_batch_that_hangs(
     pool: PoolProcesses, tmp_path: Path, drain: Any
 ) -> None:
-    """It stayed for as long as its dataset hung, after `penstock drain` as after SIGTERM."""
+    """It stayed for as long as its dataset hung, after `penstock drain` as well as after
+    SIGTERM."""
     worker = pool.start_worker("--grace", "1")
     batches = iter(pooled(pool, Hanging("call", tmp_path)))
     assert [next(batches) for _ in range(3)] == [0, 1, 2]

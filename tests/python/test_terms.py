@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file in which an operator lays down priorities and quotas."""
+"""The file in which an operator sets priorities and quotas."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The "Three machines" of docs/how-to/pools.md, by its own commands.
+"""The section "Three machines" of docs/how-to/pools.md, with its commands.
 
-Network namespaces are the machines.
+Network namespaces act as the machines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pool_processes import Process
 pytestmark = pytest.mark.slow
 
 README = Path(__file__).parents[2] / "docs" / "how-to" / "pools.md"
-PROCESSES = 2  # instead of README's 16, which is what beta has CPUs for
+PROCESSES = 2  # instead of README's 16, for which beta has CPUs
 SECONDS_MAX = 90.0
 LISTENS = "0A"  # the state of a socket, as /proc/net/tcp has it
 
@@ -82,7 +82,7 @@ class Machine:
         return process
 
     def listening(self) -> set[str]:
-        """Addresses, without their ports, that something in this namespace listens at."""
+        """Addresses, without their ports, of the listeners in this namespace."""
         found = set()
         for table in ("tcp", "tcp6"):
             text = run(self.wrapped(["cat", f"/proc/net/{table}"]))
@@ -122,7 +122,7 @@ def test_readmes_commands_are_six() -> None:
 
 @contextlib.contextmanager
 def machines_of(folder: Path) -> Iterator[dict[str, Machine]]:
-    """Three namespaces and a bridge, whose names are this process's own."""
+    """Three namespaces and a bridge, whose names belong to this process."""
     mark = f"{os.getpid():x}"
     machines = {}
     hosts = "127.0.0.1 localhost\n"
@@ -134,7 +134,7 @@ def machines_of(folder: Path) -> Iterator[dict[str, Machine]]:
         machines[name] = Machine(name, address, f"pk{name}{mark}", home)
     switch = f"pkswitch{mark}"
     with contextlib.ExitStack() as undo:
-        # In a namespace of its own the bridge is out of the way of the host's own rules.
+        # In a separate namespace the bridge is not subject to the host's rules.
         run(["ip", "netns", "add", switch])
         undo.callback(run, ["ip", "netns", "del", switch])
         run(["ip", "-n", switch, "link", "add", "bridge0", "type", "bridge"])
@@ -142,7 +142,7 @@ def machines_of(folder: Path) -> Iterator[dict[str, Machine]]:
         for machine in machines.values():
             run(["ip", "netns", "add", machine.namespace])
             undo.callback(run, ["ip", "netns", "del", machine.namespace])
-            # What `ip netns exec` puts in the place of /etc/hosts.
+            # The file that `ip netns exec` puts in place of /etc/hosts.
             etc = Path("/etc/netns") / machine.namespace
             undo.callback(remove_folder, etc)
             etc.mkdir(parents=True)

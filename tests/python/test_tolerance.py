@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far results are from a device's own: the measure, and the option that allows a difference."""
+"""How far results are from a device's: the measure, and the option that allows a difference."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What penstock top shows and what its keys do, on made-up pools and without a terminal."""
+"""The display of penstock top and the effect of its keys, on made-up pools and without a
+terminal."""
 
 from __future__ import annotations
 
@@ -164,7 +165,7 @@ def test_the_jobs_of_one_user_can_be_shown_alone() -> None:
     top.press("t", "u")
     assert "all users" in top.text
     top.press("down", "enter")
-    assert top.first_cells()[0] == "train.py: Images"  # nobody's
+    assert top.first_cells()[0] == "train.py: Images"  # a job without a user
     assert "user: ann" in top.text
     top.press("u", "up", "enter")
     assert "user:" not in top.text
@@ -228,7 +229,7 @@ def test_a_job_without_workers_says_why_in_the_line_below() -> None:
 
 
 def test_a_frame_fits_every_terminal() -> None:
-    """In every mode, on any size: no line is too wide, and there are no more lines than fit."""
+    """In every mode, at any size: no line is too wide, and there are no more lines than fit."""
     modes: list[list[str]] = [
         [], ["f1"], ["f3", "a"], ["f4", "zzz"], ["f6"], ["t"], ["tab"], ["tab"] * 2, ["tab"] * 3,
         ["right"] * 9, ["end"],

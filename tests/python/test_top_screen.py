@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock top on a real terminal, beside a real pool."""
+"""penstock top on a real terminal, with a real pool."""
 
 from __future__ import annotations
 

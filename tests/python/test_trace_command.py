@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock trace, penstock merge-traces: a program as it is leaves a trace of its steps."""
+"""penstock trace, penstock merge-traces: an unmodified program leaves a trace of its steps."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_an_end_by_an_error_leaves_a_trace_and_is_the_programs(
     done = run("trace", "-o", "out.json.gz", "train.py", "6")
     assert done.returncode in (code, 130 if code == -2 else code), done.stderr
     assert words in done.stderr
-    assert "observing" not in done.stderr  # the traceback is the program's own
+    assert "observing" not in done.stderr  # the traceback is the program's
     assert len(call_names("out.json.gz")) == 6
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Perfetto's own parser and that of chrome://tracing read our traces without a complaint, and show
-what is in them."""
+"""The parsers of Perfetto and chrome://tracing read our traces without a complaint, and show their
+contents."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A type checker sees penstock's types in a program of the user's: the package has py.typed."""
+"""A type checker sees penstock's types in a user's program: the package has py.typed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import penstock
 pytest.importorskip("mypy")
 pytestmark = pytest.mark.slow
 
-# Kept, since mypy reads torch for 15 s where it has no cache.
+# Kept, since mypy needs 15 s to read torch without a cache.
 CACHE = Path(__file__).resolve().parents[2] / "build" / "mypy"
 
 
@@ -37,7 +37,7 @@ def test_wrong_arguments_are_found_by_mypy(tmp_path: Path) -> None:
     package = Path(penstock.__file__).parent
     assert (package / "py.typed").exists()
     environment = dict(os.environ)
-    if "site-packages" not in package.parts:  # where mypy finds what is installed
+    if "site-packages" not in package.parts:  # where mypy finds installed packages
         environment["MYPYPATH"] = str(package.parent)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--cache-dir", str(CACHE), str(program)],

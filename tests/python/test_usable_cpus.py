@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPUs that a process may use, read from a /proc and a /sys of the test's own."""
+"""The CPUs that a process may use, read from a made-up /proc and /sys."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that know nothing of pools, run with ``PENSTOCK_POOL`` set: which of their loaders the
-pool serves, and what becomes of the others.
+"""Programs that do not use pools, run with ``PENSTOCK_POOL`` set: which of their loaders the pool
+serves, and what happens to the others.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch.utils.data import Dataset, IterDataPipe
 from penstock import DataLoader
 from penstock.errors import PoolWarning, UnsentBatchError
 
-NOWHERE = "tcp://127.0.0.1:9"  # where nobody listens
+NOWHERE = "tcp://127.0.0.1:9"  # without a listener
 
 
 @pytest.fixture
 def _folder_of_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The program's own workers beside a pool keep its code here."""
+    """Local workers that serve in addition to a pool keep the program's code here."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
@@ -93,8 +93,8 @@ def test_the_variable_names_the_pool_of_a_loader_with_workers(
 def test_a_loader_that_no_pool_can_serve_is_left_out_with_one_warning(
     variable: str, dataset: Any, options: dict[str, Any], words: str
 ) -> None:
-    """The user saw the program end at a loader that had worked without the variable, and a loader
-    with num_workers=0 sent elsewhere without a word."""
+    """The program ended at a loader that had worked without the variable, and a loader with
+    num_workers=0 was silently sent elsewhere."""
     with pytest.warns(PoolWarning) as told:
         loader = DataLoader(dataset, **options)
     assert loader.pool is None
@@ -124,7 +124,7 @@ def test_a_loader_without_workers_is_served_where_its_random_numbers_stay_the_sa
     loader = DataLoader(Augmented(4), seeding=seeding)
     assert (loader.pool, loader.num_workers, loader.prefetch_factor) == (variable, 0, None)
     assert DataLoader(Augmented(4), seeding=seeding, pool="").pool is None
-    # As frameworks do, which build a loader anew from the attributes of another.
+    # As frameworks do, which rebuild a loader from the attributes of another.
     again = DataLoader(Augmented(4), seeding=seeding, pool=loader.pool, prefetch_factor=None)
     assert again.pool == variable
 
@@ -176,7 +176,7 @@ def test_a_variable_that_holds_no_address_is_named(monkeypatch: pytest.MonkeyPat
 def test_an_address_without_a_host_and_a_port_is_refused_at_once(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The user saw an address without a port refused by iter() alone."""
+    """An address without a port was rejected only by iter()."""
     with pytest.raises(ValueError, match="the address of a controller is expected, as in"):
         DataLoader(Augmented(4), pool=address)
     monkeypatch.setenv("PENSTOCK_POOL", address)
@@ -193,7 +193,7 @@ def test_an_address_has_a_host_and_a_port(address: str) -> None:
 def test_a_dataset_that_cannot_be_sent_is_read_by_the_workers_that_the_program_asked_for(
     variable: str,
 ) -> None:
-    """The user saw the program end at iter() with a PicklingError that named no variable."""
+    """The program ended at iter() with a PicklingError that named no variable."""
     options: dict[str, Any] = {
         "batch_size": 2,
         "shuffle": True,
@@ -263,7 +263,7 @@ def ordered_from_the_third_on(samples: list[Any]) -> Any:
 
 
 class OwnRandom:
-    """A sampler with a generator of its own, which nobody can put back."""
+    """A sampler with a private generator, which cannot be restored."""
 
     def __init__(self) -> None:
         self.random = random.Random(3)
@@ -284,7 +284,7 @@ class OwnRandom:
 def test_batches_that_a_pool_does_not_send_are_made_by_the_workers_that_the_program_asked_for(
     variable: str, case: str
 ) -> None:
-    """The user saw ``penstock run --pool-local`` end the program at the first batch."""
+    """``penstock run --pool-local`` ended the program at the first batch."""
 
     def loader(**options: Any) -> Any:
         dataset = Shards(12) if case == "iterable" else Augmented(12)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version of penstock, the torches and the Pythons that it is for are alike everywhere."""
+"""The version of penstock and its supported torches and Pythons are the same everywhere."""
 
 from __future__ import annotations
 

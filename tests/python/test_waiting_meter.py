@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a loader is waited for, in numbers and in a bar's words."""
+"""How much time is spent waiting for a loader, in numbers and in the text of a bar."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rows(Dataset[torch.Tensor]):
 
 
 def means(times: StepTimes, prefix: str) -> dict[str, Any]:
-    """What a meter shows of these steps."""
+    """The display of a meter after these steps."""
     found = {name: getattr(times, name) / times.steps for name in PARTS}
     found |= {"step_s": times.total_s / times.steps, "waiting_share": times.waiting_share}
     return {prefix + name: pytest.approx(value) for name, value in found.items()}

@@ -22,7 +22,7 @@ def seen(
     cpu_share: float | None = 1.0,
     trainer_cpus: float = 1.0,
 ) -> _C.MeasuredWork:
-    """What is measured where nothing varies, unless the waiting is given."""
+    """The measurements without any variation, unless the waiting is given."""
     if wait_s is None:
         wait_s = max(0.0, worker_s / workers - trainer_s)
     return _C.MeasuredWork(workers, wait_s, trainer_s, worker_s, cpu_share, trainer_cpus)
@@ -42,13 +42,13 @@ def choose(
         (seen(2, 0.060, 0.020), 4, "stalled"),  # 3 would be just enough
         (seen(1, 0.060, 0.020), 2, "stalled"),  # twofold at most
         (seen(4, 0.060, 0.020), 4, "settled"),
-        (seen(4, 0.060, 0.020, wait_s=0.005), 5, "stalled"),  # means say enough, the waiting not
+        (seen(4, 0.060, 0.020, wait_s=0.005), 5, "stalled"),  # means suffice, the waiting does not
         (seen(4, 0.060, 0.020, wait_s=0.001), 4, "settled"),  # 5% is not worth a worker
         (seen(4, 1.0, 0.0), 7, "stalled"),  # a CPU is the trainer's
         (seen(4, 1.0, 0.0, trainer_cpus=0.1), 8, "stalled"),  # which does not use it
         (seen(7, 1.0, 0.0), 7, "limit"),
         (seen(8, 1.0, 0.0), 8, "limit"),
-        (seen(4, 1.0, 0.0, cpu_share=None), 7, "stalled"),  # unknown is taken for computing
+        (seen(4, 1.0, 0.0, cpu_share=None), 7, "stalled"),  # unknown counts as computing
         (seen(8, 1.0, 0.0, cpu_share=0.02), 16, "stalled"),
         (seen(16, 1.0, 0.0, cpu_share=0.02), 32, "stalled"),
         (seen(32, 1.0, 0.0, cpu_share=0.02), 32, "limit"),
@@ -94,7 +94,7 @@ def test_shards_bound_the_workers() -> None:
 
 
 class Machine:
-    """Workers that share something: beyond ``useful`` they only slow each other down."""
+    """Workers that share a resource: beyond ``useful`` they only slow each other down."""
 
     def __init__(
         self, worker_s: float, trainer_s: float, useful: int = 1000, noise: float = 0.0
@@ -112,7 +112,7 @@ class Machine:
 def settle(
     machine: Machine, workers: int, lessons: _C.WorkerLessons
 ) -> tuple[list[int], _C.WorkerLessons]:
-    """The numbers chosen, one after the other, and what was learnt."""
+    """The numbers chosen, one after the other, and the measurements learnt."""
     counts = [workers]
     for _ in range(60):
         choice, lessons = _C.choose_workers(machine.run(counts[-1]), LIMITS, lessons)
@@ -177,7 +177,7 @@ def test_a_number_that_stalled_is_not_gone_down_to_again() -> None:
 
 
 def test_a_number_that_stalled_is_tried_again_where_batches_take_a_fraction_of_it() -> None:
-    """Two workers seemed too few for 51 ms of a worker and 200 ms of the trainer, and three were
+    """Two workers seemed too few with 51 ms of a worker and 200 ms of the trainer, and three were
     kept for the whole job.
     """
     choice, lessons = _C.choose_workers(seen(2, 0.051, 0.2, wait_s=0.2), LIMITS, _C.WorkerLessons())

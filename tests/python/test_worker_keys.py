@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of keys that `penstock up` makes for its workers, of the operator's."""
+"""The folder of keys that `penstock up` makes for its workers, from the operator's."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_key_that_has_changed_is_copied_again(
 def test_rotated_keys_are_copied_so_that_workers_can_start_wherever_it_stops(
     keys: Path, copied: WorkerKeys
 ) -> None:
-    """The former keys come first, and the secret last: it always belongs to a key that is there."""
+    """The former keys are first, and the secret last: it always belongs to an existing key."""
     before = (copied.folder / "worker.secret").read_bytes()
     _pool.rotate_keys(str(keys))
     for name in ("worker.public", "worker.secret"):
@@ -120,7 +120,7 @@ def test_secret_that_is_gone_stays_with_the_workers_and_is_told(
 
 
 def test_key_that_others_may_read_is_no_better_as_a_copy(keys: Path, tmp_path: Path) -> None:
-    """A worker refuses it in either folder."""
+    """A worker rejects it in either folder."""
     (keys / "worker.secret").chmod(0o644)
     copied = WorkerKeys(keys, tmp_path / "worker-keys")
     assert mode(copied.folder / "worker.secret") == 0o644

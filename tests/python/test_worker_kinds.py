@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers whose kernels give other bits than the trainer's, as another CPU's do."""
+"""Workers whose kernels give different bits from the trainer's, as on another CPU."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 
 class Normalised(nn.Module):
-    """A layer behind kernels whose last bits follow from the CPU, behind casts and scaling, which
-    are exact on all."""
+    """A layer behind kernels whose last bits depend on the CPU, behind casts and scaling, which are
+    exact on all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def test_status_shows_which_worker_of_a_pool_is_of_another_kind(pool: PoolProces
 def test_a_dataset_that_two_kinds_of_workers_compute_differently_is_told_once(
     pool: PoolProcesses,
 ) -> None:
-    """The losses differed from run to run, and nothing was said."""
+    """The losses differed from run to run, without any message."""
     pool.start_worker()
     pool.start_worker(environment=OTHER_KIND)
     loader = DataLoader(

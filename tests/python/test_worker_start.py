@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers in fresh interpreters: given one pickle, which means what one for each of them meant."""
+"""Workers in fresh interpreters: all are given one pickle, which means the same as a separate one
+for each of them."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from penstock import DataLoader
 from penstock.worker.pickled_once import PickledOnce
 from penstock.worker.start_turns import StartTurns
 
-BIG = 40_000  # elements: more than what stays in the pickle
+BIG = 40_000  # elements: more than the pickle itself holds
 METHODS = ["spawn", "forkserver"]
 
 pytestmark = pytest.mark.slow
@@ -41,7 +42,7 @@ FIRST_VALUE = multiprocessing.Value("i", 0)
 
 
 class Everything(Dataset[Any]):
-    """Holds one of each kind, and says what has become of each where it is read."""
+    """Holds one object of each kind, and reports the state of each where it is read."""
 
     def __init__(self, method: str) -> None:
         context = multiprocessing.get_context(method)
@@ -76,7 +77,7 @@ class Everything(Dataset[Any]):
         self.weights = 0
 
     def __len__(self) -> int:
-        return 4  # two for each worker, so that the second tells what collate did to the first
+        return 4  # two for each worker, so that the second shows what collate did to the first
 
     def __getitem__(self, index: int) -> Any:
         info = torch.utils.data.get_worker_info()
@@ -132,7 +133,7 @@ def test_whatever_a_dataset_holds_arrives_as_with_torch(method: str) -> None:
 def test_workers_compute_under_the_settings_of_torchs_workers(
     method: str, options: dict[str, Any]
 ) -> None:
-    """The program's environment and folder, and what the head of its main module sets."""
+    """The program's environment and folder, and the settings at the top of its main module."""
     program = Path(__file__).with_name("spawned_program.py")
 
     def batches(module: str, **options: Any) -> Any:
@@ -141,14 +142,14 @@ def test_workers_compute_under_the_settings_of_torchs_workers(
         return json.loads(printed)
 
     expected, got = batches("torch.utils.data"), batches("penstock", **options)
-    if options:  # whose threads draw from one generator, each when it comes to it
+    if options:  # whose threads draw from one generator, each in its turn
         for batch in [*sum(expected, []), *sum(got, [])]:
             del batch["random"]
     assert got == expected
 
 
 class CountsPickles(Computed):
-    """Its state is how often it has been pickled."""
+    """Its state is the number of times it has been pickled."""
 
     pickle_count = 0
 
@@ -170,7 +171,7 @@ def test_a_dataset_is_pickled_once_for_all_workers(method: str) -> None:
 
 
 class WaitsToBeRead:
-    """Cannot be unpickled before the trainer says so, and is more than a pipe holds."""
+    """Cannot be unpickled before the trainer allows it, and is larger than a pipe's buffer."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -178,7 +179,7 @@ class WaitsToBeRead:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = state
-        assert os.read(self.connection.fileno(), 1) == b"."  # one for each, in whatever order
+        assert os.read(self.connection.fileno(), 1) == b"."  # one for each, in any order
 
     def __len__(self) -> int:
         return 2
@@ -200,7 +201,7 @@ def test_iter_does_not_wait_until_workers_have_read_their_dataset(method: str) -
 
 
 class Written(Dataset[Any]):
-    """Writes to what it holds; the trainer does so too, after the workers have started."""
+    """Writes to its arrays; the trainer does so too, after the workers have started."""
 
     def __init__(self) -> None:
         self.array = np.zeros(BIG)
@@ -257,7 +258,7 @@ def test_a_worker_that_cannot_read_its_dataset_says_why_and_is_missed(
 
 
 def test_what_cannot_be_pickled_leaves_no_memory_behind() -> None:
-    """The large array is written before the lambda is met."""
+    """The large array is written before the lambda is reached."""
     dataset = Computed(3, partial(lambda array, index: array[index], np.zeros(BIG)))
     loader = DataLoader(dataset, num_workers=2, multiprocessing_context="spawn")
     before = process_traces.descriptors()
@@ -338,7 +339,7 @@ def test_a_forked_worker_gets_the_object_itself() -> None:
 
 
 class Tells:
-    """Tells when it is unpickled, and lets that end when the test says so."""
+    """Reports when it is unpickled, and blocks until the test lets it end."""
 
     def __init__(self, name: str, connection: Connection, waits: bool, dies: bool = False) -> None:
         self.parts = (name, connection, waits, dies)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker processes of a local pool: what they hold, how they start, and loaders in odd places."""
+"""Worker processes of a local pool: their resources, how they start, and loaders in odd places."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_a_worker_runs_few_threads_and_maps_no_arena_of_another() -> None:
             Computed(4, what_a_worker_holds), batch_size=None, num_workers=2, collate_fn=as_is
         )
         held.extend(loader)
-    # Its own arena is made with its first batch, and a second one where two of its threads want
-    # memory at once; the trainer's views of other arenas are not there.
+    # Its arena is made with its first batch, and a second one if two of its threads want memory at
+    # the same time; the trainer's views of other arenas are not there.
     assert {seen["arenas"] for seen in held} <= {0, 1, 2}
     assert max(seen["threads"] for seen in held) <= 4
     assert len({seen["sockets"] for seen in held}) == 1
@@ -86,7 +86,7 @@ def test_an_error_of_pinning_names_the_thread_as_torchs_does() -> None:
 
 
 def test_an_iterator_in_a_cycle_is_collected_without_waiting_and_leaves_nothing() -> None:
-    """Torch's loses its queues before it can say goodbye, and waits 5 s for each worker."""
+    """Torch's loader loses its queues before it can shut down, and waits 5 s for each worker."""
     before = process_traces.take()
     holder: dict[str, Any] = {}
     holder["iterator"] = iter(DataLoader(Computed(50, number), num_workers=2))
@@ -124,7 +124,7 @@ def test_a_forked_child_can_drop_the_iterator_it_inherited(when: str) -> None:
 
 
 def test_a_forked_child_can_use_a_loader_of_its_own() -> None:
-    """Native threads are of the process that started them; a child begins anew."""
+    """Native threads belong to the process that started them; a child starts new ones."""
     parent = iter(DataLoader(Computed(30, number), batch_size=2, num_workers=1))
     next(parent)
     answers = multiprocessing.get_context("fork").SimpleQueue()
@@ -142,7 +142,7 @@ def test_a_forked_child_can_use_a_loader_of_its_own() -> None:
 
 @pytest.mark.long
 def test_an_inherited_iterator_takes_no_batches_from_the_parent() -> None:
-    """A child may see what had arrived before the fork, and then an error."""
+    """A child may see the batches that had arrived before the fork, and then an error."""
     iterator = iter(DataLoader(Computed(30, number), batch_size=2, num_workers=1, timeout=5))
     next(iterator)
     child = os.fork()
@@ -222,13 +222,13 @@ print(len(most), max(most))
 
 @pytest.mark.slow
 def test_threads_fork_their_workers_one_after_the_other() -> None:
-    """A package's hook before a fork may not bear a fork of another thread's."""
+    """A package's pre-fork hook may not tolerate a fork by another thread."""
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "6 1\n"), done.stderr
 
 
 def test_a_batch_may_die_in_another_thread() -> None:
-    """As it does behind a queue of the user's; its memory goes back all the same."""
+    """As it does behind a queue of the user; its memory is released all the same."""
     loader = DataLoader(TensorDataset(torch.arange(4000.0)), batch_size=10, num_workers=1)
     expected = 0.0
     for batch in loader:
@@ -298,7 +298,7 @@ def test_any_number_of_workers_gives_the_same_batches(count: int) -> None:
 
 
 def test_a_large_index_reaches_the_worker() -> None:
-    """A sampler's item of a megabyte crosses in the other direction."""
+    """A sampler's item of a megabyte is sent in the other direction."""
     loader = DataLoader(
         Computed(1, len), sampler=["x" * 1_000_000] * 3, batch_size=None, num_workers=1
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bugs that the protocol could have, each of one or a few lines, by what goes wrong."""
+"""Bugs that the protocol could have, each of one or a few lines, grouped by their effect."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     python3 tests/sim/simulation.py --seeds 200000
     python3 tests/sim/simulation.py --replay 4711
 
-Needs a C++20 compiler alone. A build may have bugs put into its copy of csrc/cluster (mutants.py),
+Needs only a C++20 compiler. A build may have bugs put into its copy of csrc/cluster (mutants.py),
 which shows that the simulator finds them.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parent.parent / "csrc"
-HEADER_ROOMS = ("base", "wire")  # beside cluster, which is compiled
+HEADER_ROOMS = ("base", "wire")  # next to cluster, which is compiled
 HEADERS = ("server/maker_watch.h",)  # of other rooms
 BUILT = HERE.parent.parent / "build" / "simulator"
 FLAGS = ("-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-restrict", "-D_GLIBCXX_ASSERTIONS")
@@ -33,7 +33,7 @@ FLAGS = ("-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-restrict", "-D_GLIBCXX_A
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One place of csrc/cluster, or of HEADERS, that is written otherwise."""
+    """One place of csrc/cluster, or of HEADERS, that is replaced."""
 
     file: str
     old: str
@@ -55,8 +55,8 @@ def compiler() -> str:
 
 
 def build(folder: Path, mutations: Sequence[Mutation] = (), sound: Path | None = None) -> Path:
-    """Compiles the simulator in `folder`, which is made. Where no header is mutated, what is not
-    mutated is taken from the folder of a `sound` build."""
+    """Compiles the simulator in `folder`, which is made. Unmutated objects are taken from the
+    folder of a `sound` build where no header is mutated."""
     folder.mkdir(parents=True, exist_ok=True)
     cluster = folder / "csrc" / "cluster"
     if cluster.exists():
@@ -95,8 +95,8 @@ def build(folder: Path, mutations: Sequence[Mutation] = (), sound: Path | None =
 
 
 def built_once() -> Path:
-    """The simulator without mutations, which is compiled anew only when one of its sources has
-    changed. Several processes may call this at once."""
+    """The simulator without mutations, which is recompiled only when one of its sources has
+    changed. Several processes may call this at the same time."""
     folders = [HERE, CSRC / "cluster", *(CSRC / room for room in HEADER_ROOMS)]
     digest = hashlib.sha256(" ".join([compiler(), *FLAGS]).encode())
     sources = [path for folder in folders for path in folder.glob("*.[ch]*")]
@@ -105,7 +105,7 @@ def built_once() -> Path:
     folder = BUILT / digest.hexdigest()[:16]
     if not folder.exists():
         BUILT.mkdir(parents=True, exist_ok=True)
-        for old in BUILT.iterdir():  # but those that another process may be using
+        for old in BUILT.iterdir():  # except the ones in use by another process
             if time.time() - old.stat().st_mtime > 3600:
                 shutil.rmtree(old, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=BUILT) as temporary:
@@ -119,7 +119,7 @@ def built_once() -> Path:
 
 
 def run(program: Path, seeds: int, first: int = 1, *, stop_at_first: bool = False) -> Outcome:
-    """Runs so many seeds, shared among the cores."""
+    """Runs this many seeds, shared among the cores."""
     cores = len(os.sched_getaffinity(0))
     each = -(-seeds // cores)
     shares = [(first + start, min(each, seeds - start)) for start in range(0, seeds, each)]

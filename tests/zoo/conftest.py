@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that the packages of the zoo want around every test."""
+"""The settings that the zoo's packages need around every test."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 
-# Read by the packages when they are imported: nothing here reaches for a network.
+# Read by the packages when they are imported: the tests here use no network.
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
 import pytest  # noqa: E402

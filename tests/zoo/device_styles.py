@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways in which programs bring a batch to a device and prepare it, as small trainings.
+"""The ways in which programs move a batch to a device and prepare it, as small trainings.
 
-A style is a dataset, a model and a function that computes the loss of one batch; how a batch comes
-to the device is the function's affair. `run` trains one in one of the ways of `WAYS`.
+A style is a dataset, a model and a function that computes the loss of one batch; the function
+decides how a batch gets to the device. `run` trains one in one of the ways of `WAYS`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Rows(Images):
         return torch.randint(0, 10**6, (6,), generator=generator), index % 4
 
 
-# ---- Preparations, of one tensor wherever it is
+# ---- Preparations, of one tensor on any device
 
 
 def prepared_image(images: torch.Tensor) -> torch.Tensor:
@@ -193,7 +193,7 @@ def moved_by_lightning(model: Any, batch: Any, device: str) -> torch.Tensor:
 
 
 def moved_by_ddp(model: Any, batch: Any, device: str) -> torch.Tensor:
-    """As DistributedDataParallel moves what its forward is given, on a stream of its own."""
+    """As DistributedDataParallel moves the inputs of its forward, on a separate stream."""
     from torch.distributed.utils import _to_kwargs
 
     indexed = torch.device(device, torch.get_device_module(device).current_device())
@@ -203,7 +203,7 @@ def moved_by_ddp(model: Any, batch: Any, device: str) -> torch.Tensor:
 
 
 def moved_on_a_side_stream(model: Any, batch: Any, device: str) -> torch.Tensor:
-    """As the prefetchers do that people copy from one another."""
+    """As the prefetchers do that are often copied from other projects."""
     module = torch.get_device_module(device)
     side = module.Stream()
     with module.stream(side):
@@ -214,8 +214,8 @@ def moved_on_a_side_stream(model: Any, batch: Any, device: str) -> torch.Tensor:
     return F.cross_entropy(model(inputs), labels)
 
 
-# What cut="maximal" moves. After the copy that is what the CPU computes as a GPU does: no
-# antialiased resize, no transform of Fourier's.
+# The operations that cut="maximal" moves. After the copy these are operations that the CPU computes
+# as a GPU does: no antialiased resize, no Fourier transform.
 IMAGE_BEFORE = frozenset({"_to_copy", "div", "sub", "_upsample_bilinear2d_aa"})
 IMAGE_AFTER = frozenset({"float", "truediv", "sub"})
 WAVE_BEFORE = frozenset(
@@ -313,8 +313,8 @@ COMBINATIONS = [
 class Training:
     losses: list[float]
     parameters: str  # a digest of their bits
-    moved: tuple[frozenset[str], ...]  # operators, of each loader
-    bytes_in: int  # to the device; 0 where nobody counts
+    moved: tuple[frozenset[str], ...]  # operators, by loader
+    bytes_in: int  # to the device; 0 where they are not counted
     refused: tuple[str | None, ...] = ()
     # The largest, of each call of the first loader's that moved by the tolerance.
     differences: tuple[float, ...] = ()

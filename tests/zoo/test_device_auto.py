@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With device="auto" a loader copies ahead what the program copies to a device, and all else that a
-program does with a batch gives what torch gives.
+"""With device="auto" a loader copies ahead the tensors that the program copies to a device, and
+everything else that a program does with a batch gives the same results as with torch.
 
 The device is the simulated GPU of tests/simgpu.
 """
@@ -33,8 +33,8 @@ DEVICE = "simgpu:0"
 SAMPLES = 60
 BATCH = 4
 BATCHES = SAMPLES // BATCH
-# Batches that are under way when the program first copies one, and are not copied ahead: two
-# workers with two each, and those that the trainer has taken.
+# Batches that are in flight when the program first copies one, and are not copied ahead: two
+# workers with two each, and the batches that the trainer has taken.
 LEARNT_AFTER = 6
 
 
@@ -58,7 +58,8 @@ def loaders(**options: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def ahead_copies() -> Iterator[list[int]]:
-    """How many copies were begun by others than the program, whose own all wait for their end."""
+    """The number of copies that were started by others than the program, whose copies all wait for
+    completion."""
     simgpu.reset_counts()
     count: list[int] = []
     yield count
@@ -228,7 +229,7 @@ def test_an_offloaded_model_of_which_nothing_moves_costs_few_lazy_batches() -> N
                 model(there).sum().backward()
     assert any(held_back[:BATCHES])
     assert held_back[BATCHES * 4 :].count(True) <= 2 * BATCHES // 16 + 2
-    # What the program copies is copied ahead all the same.
+    # The program's copies are still made ahead.
     assert count[0] >= 5 * BATCHES
 
 
@@ -310,7 +311,7 @@ def of_interface(tensor: torch.Tensor) -> Any:
 
 
 class Boxes(torch.Tensor):
-    """A class of the program's own."""
+    """A class of the program."""
 
 
 def of_another_class(tensor: torch.Tensor) -> Any:
@@ -372,7 +373,7 @@ def test_whatever_else_a_program_does_with_a_tensor_gives_what_torch_gives() -> 
         batch, plain = next(iter(ours)), next(iter(expected))
         assert type(batch["image"]) is not torch.Tensor  # it is followed
         assert flat(use(batch["image"])) == flat(use(plain["image"])), use
-        # It is as before for whoever comes next.
+        # It works as before for later callers.
         expect_same(batch["image"].detach().to(DEVICE), plain["image"].detach().to(DEVICE))
 
 
@@ -388,7 +389,7 @@ class Record:
 
 
 class Opaque:
-    """A batch of a class of the program's own, in which nobody finds tensors."""
+    """A batch of a class of the program, in which the loader finds no tensors."""
 
     def __init__(self, image: Any) -> None:
         self.image = image
@@ -442,7 +443,8 @@ def test_batches_of_odd_containers_are_moved_as_with_torch() -> None:
             assert len(there) == len(theirs) == 9
             for one, other in zip(there, theirs, strict=True):
                 expect_same(one, other)
-    # The image is in the batch twice, and what is in an object of the program's nobody finds.
+    # The image is in the batch twice, and the loader does not find tensors inside the program's
+    # object.
     assert 5 * (BATCHES - LEARNT_AFTER) <= count[0] <= 6 * BATCHES
 
 
@@ -455,12 +457,12 @@ def test_batches_that_are_kept_over_epochs_keep_their_values_and_no_memory_of_th
     kept = []
     for epoch in range(epochs):
         for batch in ours:
-            if epoch == 0:  # from the second one on nobody takes the copies
+            if epoch == 0:  # from the second one on the copies are not used
                 batch["image"].to(DEVICE)
             kept.append(batch)
     copy_bytes = 4096
     assert plain[0]["image"].nbytes < copy_bytes
-    # Those under way, for workers begin with the next epoch.
+    # The batches in flight, for workers start with the next epoch.
     assert simgpu.memory_allocated() - before <= 8 * copy_bytes
     for batch, theirs in zip(kept, plain, strict=True):
         expect_same(batch["image"].detach(), theirs["image"])

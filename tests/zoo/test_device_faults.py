@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong between a loader's batches and a device: full and lost devices, late copies,
-writes to either end of a copy, other devices than the last.
+"""Faults between a loader's batches and a device: full and lost devices, late copies, writes to
+either end of a copy, a device other than the last one.
 
 The device is the simulated GPU of tests/simgpu.
 """
@@ -43,8 +43,8 @@ def losses(
     moves: str = "",
     **options: Any,
 ) -> list[float]:
-    """Of a training in which `step` brings the batch to the device. With the maximal cut the calls
-    of these names, with spaces between, have to move."""
+    """A training in which `step` moves the batch to the device. With the maximal cut the calls of
+    these names, separated by spaces, have to move."""
     torch.manual_seed(3)
     model = with_own_code(make_model()).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -141,8 +141,8 @@ def test_what_a_program_copies_is_copied_ahead_once() -> None:
         ]
 
     plain = min(bytes_in for bytes_in, _ in by_epoch("torch", 3))
-    # Planning copies, too, in a later epoch where the machine is busy, and so do batches that came
-    # before the program's ways were known. The thread that copies waits for none.
+    # Planning copies, too, in a later epoch where the machine is busy, and so do batches that
+    # arrived before the program's ways were known. The thread that copies waits for none.
     assert any(
         late > SAMPLES // BATCH // 2 and bytes_in < 1.2 * plain
         for bytes_in, late in by_epoch("auto", 8)
@@ -153,7 +153,7 @@ def test_what_a_program_copies_is_copied_ahead_once() -> None:
 def test_a_device_without_room_for_copies_ahead_still_trains() -> None:
     expected = losses(moved, "torch")
     simgpu.empty_cache()
-    # Room for the model and one batch, not for those that come meanwhile.
+    # Room for the model and one batch, but not for the batches that arrive meanwhile.
     with simgpu.memory_limit(simgpu.memory_allocated() + (1 << 20)):
         assert losses(moved, "auto", prefetch_factor=4) == expected
 
@@ -210,7 +210,7 @@ class Dropping(Convolutions):
 
 @on_simgpu
 def test_numbers_drawn_on_the_device_are_those_of_torch() -> None:
-    """Where a graph is compared with the forward, the device's generator is put back."""
+    """Where a graph is compared with the forward, the device's generator is restored."""
 
     def draws(way: str) -> list[float]:
         torch.manual_seed(5)
@@ -251,7 +251,7 @@ def spread(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torc
 def spread_with_the_batch(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
-    """The batch goes to the device of the head too, and meets its own copy there."""
+    """The batch is sent to the device of the head too, and meets its copy there."""
     logits = model(images.to(DEVICE))
     brightness = images.to("simgpu:1").float().mean((1, 2, 3))
     return F.cross_entropy(logits * brightness[:, None] * 0.01, labels.to("simgpu:1"))
@@ -270,7 +270,7 @@ def test_a_model_on_two_devices_trains_as_with_torch(step: Step, cut: str) -> No
 def test_a_program_that_moves_its_model_elsewhere_in_mid_epoch_trains_as_with_torch(
     cut: str,
 ) -> None:
-    """What was planned and copied ahead for one device is wanted on the other."""
+    """Tensors that were planned and copied ahead for one device are wanted on the other."""
 
     def migrating() -> Step:
         seen = 0
@@ -292,7 +292,7 @@ def test_a_program_that_moves_its_model_elsewhere_in_mid_epoch_trains_as_with_to
 def on_a_stream_that_ends(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
-    """A stream a step, which nobody holds once the copy was enqueued."""
+    """One stream per step, which is not referenced once the copy was enqueued."""
     side = simgpu.Stream()
     with simgpu.stream(side):
         images, labels = (
@@ -364,7 +364,7 @@ def test_a_model_under_autocast_that_changes_prepares_as_each_call_says(cut: str
 
 
 def forking(found: list[int]) -> Step:
-    """In mid-epoch a child is forked that reads the batch, and tries to bring it to the device."""
+    """In mid-epoch a child is forked that reads the batch, and tries to move it to the device."""
     seen = 0
 
     def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -382,7 +382,7 @@ def forking(found: list[int]) -> Step:
 
 
 def outcome_in_child(images: torch.Tensor, expected: torch.Tensor) -> int:
-    """0 where the batch is right and the device is refused as torch refuses it."""
+    """Returns 0 if the batch is correct and the device is rejected as torch rejects it."""
     signal.alarm(60)  # a child that hangs ends by it
     try:
         if not torch.equal(images, expected):
@@ -461,7 +461,7 @@ def test_a_program_without_visible_gpus_has_torchs_error_or_trains_on_the_cpu() 
 
 @on_simgpu
 def test_device_clock_measures_what_the_host_does_not_wait_for() -> None:
-    """Only of CUDA devices were times taken on the device."""
+    """Times were measured on the device only for CUDA devices."""
     source = torch.ones(8).pin_memory()
     clock = TrainerClock(torch.device("simgpu:0"))
     delay = 0.05

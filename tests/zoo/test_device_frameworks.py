@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frameworks that bring batches to a device: their own trainers lose the same with a cut, to the
-bit, and what a program computes in front of them or in its model moves.
+"""Frameworks that move batches to a device: with a cut, the losses of their trainers are
+bit-for-bit identical, and a program's computations before the framework or in its model move.
 
-The frameworks are the real ones. The device is the simulated GPU of tests/simgpu, which each is
-told of by its own means; what spans processes has gloo and the CPU.
+The frameworks are the real ones. The device is the simulated GPU of tests/simgpu, which is set in
+each framework's usual way; tests with several processes use gloo and the CPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Outcome = tuple[list[float], set[str]]  # losses, and the operators that moved
 
 @contextmanager
 def installed(way: str) -> Iterator[None]:
-    """Torch's name stands for our loader, where the way is not "torch"."""
+    """Torch's name refers to our loader, unless the way is "torch"."""
     if way != "torch":
         penstock.install()
     try:
@@ -165,7 +165,7 @@ def with_fabric(way: str) -> Outcome:
         return losses, moved_by(loader._dataloader)
 
 
-# ---- accelerate, and the Trainer that is made of it
+# ---- accelerate, and the Trainer that is based on it
 
 
 @contextmanager
@@ -239,7 +239,7 @@ def with_the_trainer(way: str) -> Outcome:
         return losses, moved_by(trainer.loader)
 
 
-# ---- What torch wraps around models that several processes train
+# ---- Torch's wrappers around models that several processes train
 
 
 @contextmanager
@@ -255,8 +255,8 @@ def process_group() -> Iterator[None]:
 
 @contextmanager
 def group_of_the_device() -> Iterator[None]:
-    """No backend knows the device. This one is of a single process, for which collectives do
-    nothing."""
+    """No backend knows the device. This one is of a single process, for which collectives are
+    no-ops."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     backends = "cpu:fake,simgpu:fake"
@@ -311,11 +311,11 @@ def with_ddp(way: str) -> Outcome:
 
 
 def with_ddp_on_the_device(way: str) -> Outcome:
-    """Whose forward moves its inputs there, on a stream of its own."""
+    """Whose forward moves its inputs there, on a separate stream."""
 
     def wrap(model: nn.Module) -> nn.Module:
         wrapped = nn.parallel.DistributedDataParallel(model, device_ids=[0])
-        wrapped.require_backward_grad_sync = False  # as no_sync() does: there is nobody else
+        wrapped.require_backward_grad_sync = False  # as no_sync() does: there is only one rank
         return wrapped
 
     return wrapped_training(way, wrap, group_of_the_device, DEVICE)

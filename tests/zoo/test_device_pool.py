@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool sends a program that trains on a device only what the program reads of a batch.
+"""To a program that trains on a device, a pool sends only the parts of a batch that the program
+reads.
 
-The device is the simulated GPU of tests/simgpu, in a process of its own; controller and workers are
+The device is the simulated GPU of tests/simgpu, in a separate process; controller and workers are
 processes without it.
 """
 
@@ -40,7 +41,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 
 class Shrinking(nn.Module):
-    """Reads the pictures by way of a small part that has no parameters."""
+    """Reads the pictures through a small part without parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class Shrinking(nn.Module):
 
 class Training(NamedTuple):
     losses: list[float]
-    bytes_in: int  # to the device in the last epoch, when nothing is planned any more
+    bytes_in: int  # to the device in the last epoch, when planning is over
     withheld_bytes: int = 0
     batch_bytes: int = 0
     recalled_batches: int = 0
@@ -83,7 +84,7 @@ def written(model: Any, batch: dict[str, Any], number: int) -> torch.Tensor:
 
 
 def on_a_side_stream(model: Any, batch: dict[str, Any], number: int) -> torch.Tensor:
-    """As prefetchers do, which tell torch who reads the memory of a batch."""
+    """As prefetchers do, which report the reader of a batch's memory to torch."""
     for tensor in batch.values():
         if tensor.device.type == "simgpu":
             tensor.record_stream(simgpu.current_stream())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls on a device take there, by its events: in plans, in their words, and for the doctor.
+"""The time of calls on a device, by its events: in plans, in their words, and for the doctor.
 
-The device is the simulated GPU of tests/simgpu, whose kernels take what the CPU's do.
+The device is the simulated GPU of tests/simgpu, whose kernels take as long as the CPU's.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_timing_on_a_device_draws_no_number() -> None:
 
 
 def planned_without_room() -> tuple[float, str | None, float | None]:
-    with simgpu.memory_limit(1 << 21):  # enough to train, not for the copy that is timed
+    with simgpu.memory_limit(1 << 21):  # enough for the training, but not for the timed copy
         plan = planned(dear_and_cheap, cut="none")
     calls = {call.operator.partition(" at ")[0]: call for call in plan.kept}
     return calls["mul"].trainer_s, calls["mul"].device, plan.copy_bytes_per_s

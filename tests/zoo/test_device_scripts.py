@@ -23,7 +23,7 @@ EPOCHS = 4
 
 
 class Mixed(nn.Module):
-    """Prepares its input on the CPU, and goes on on the device."""
+    """Prepares its input on the CPU, and continues on the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class OnTheDevice(Mixed):
 
 
 class OnlyCopies(Mixed):
-    """Nothing of what follows from the copy can move."""
+    """No operation on the results of the copy can move."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(torch.log1p(x.to(self.head.weight.device)).flatten(1))

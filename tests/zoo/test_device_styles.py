@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that train on a device train on it with penstock as they do with torch's loader.
+"""Programs that train on a device get the same results with penstock as with torch's loader.
 
 The device is the simulated GPU of tests/simgpu.
 """
@@ -55,7 +55,7 @@ def prepare(style: Style) -> None:
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The folder of a pool with two workers, which `run` finds it by."""
+    """The folder of a pool with two workers, by which `run` finds it."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for opened in pool_of(tmp_path_factory.mktemp("p"), monkeypatch):
             opened.start_worker(processes=2)
@@ -75,13 +75,13 @@ def test_training_with_device_auto_is_torchs(style: Style) -> None:
     prepare(style)
     expected, ours = trained(style.name, "torch"), trained(style.name, "followed")
     assert (ours.losses, ours.parameters) == (expected.losses, expected.parameters)
-    # What had been copied ahead, and was not wanted then, is little.
+    # Few batches had been copied ahead without being wanted.
     assert ours.bytes_in < 1.3 * expected.bytes_in
 
 
 def combinations() -> Iterator[Any]:
     """Each style in each combination with each cut. `make test` has each style as it is and in one
-    more combination, such that each combination comes; `make test-all` has all."""
+    more combination, such that each combination occurs; `make test-all` has all."""
     others = [combination for combination in COMBINATIONS if combination != PLAIN]
     for index, style in enumerate(STYLES):
         usual = {PLAIN, others[5 * index % len(others)]}
@@ -113,7 +113,7 @@ def test_training_with_a_cut_is_torchs(
 
 @pytest.mark.parametrize("name", ["image moved, model prepares", "wave prepared in the loop"])
 def test_an_operator_with_other_bits_on_the_device_changes_nothing(name: str) -> None:
-    """Else a worker has computed in the place of the device what the device computes otherwise."""
+    """Otherwise a worker has computed operations that give other bits on the device."""
     differing = ("div", "sub", "log", "_upsample_bilinear2d_aa")
     expected = trained(name, "torch", differing)
     ours = trained(name, "maximal", differing)
@@ -126,6 +126,6 @@ def test_the_device_can_have_other_bits() -> None:
 
 
 def test_what_these_programs_prepare_moves_where_the_device_is_the_cpu() -> None:
-    """Else no style could ever be cut."""
+    """Otherwise no style could ever be cut."""
     ours = trained("image moved, model prepares", "maximal", device="cpu")
     assert {"float", "truediv", "sub", "interpolate"} <= ours.moved[0], ours

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls with other last bits on a device, where the user allows a difference: they move, are
-measured, and go back when the difference is larger.
+"""Calls with different last bits on a device, where the user allows a difference: they move, are
+measured, and return when the difference is larger.
 
 The device is the simulated GPU of tests/simgpu.
 """
@@ -45,7 +45,7 @@ def floored(images: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def warnings() -> Iterator[list[str]]:
-    """What penstock warns of in the block."""
+    """Penstock's warnings in the block."""
     said: list[str] = []
 
     class Kept(logging.Handler):
@@ -156,7 +156,7 @@ def test_a_call_beyond_the_tolerance_on_the_batch_of_the_plan_stays() -> None:
 def test_a_difference_beyond_the_tolerance_takes_the_calls_back_with_a_warning(
     verify_every: int,
 ) -> None:
-    """From then on the losses are those of the model as it is then, without penstock."""
+    """From then on the losses are the losses of the model as it is then, without penstock."""
     ours = Trained(curved_twice, "maximal", cut_tolerance=1, verify_every=verify_every)
     theirs = Trained(curved_twice, "torch")
     losses, expected = ours.epoch(), theirs.epoch()
@@ -199,7 +199,7 @@ def test_the_cheapest_cut_keeps_within_the_tolerance_too() -> None:
 
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The folder of a pool with two workers, which `run` finds it by."""
+    """The folder of a pool with two workers, by which `run` finds it."""
     for opened in pool_of(tmp_path, monkeypatch):
         opened.start_worker(processes=2)
         yield f"{opened.endpoint} {opened.environment['XDG_RUNTIME_DIR']}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs with which a cut once went wrong, or still does, each as small as it gets.
+"""Programs with which a cut was once wrong, or still is, each as small as possible.
 
-A test that is expected to fail is a fault that is known; passing is then an error, so that mending
-it takes the mark away.
+A test that is expected to fail is a known fault; passing is then an error, so that a fix has to
+remove the mark.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ unseen = pytest.mark.xfail(
 def test_writes_past_the_version_counter_are_noticed(
     make_model: Callable[[], nn.Module], write: Callable[[Any, torch.Tensor], None]
 ) -> None:
-    """Training went on with features of the old values, and nothing said so."""
+    """Training continued with features of the old values, without any message."""
 
     def loss(model: Any, batch: Any) -> torch.Tensor:
         model.step += 1
@@ -126,7 +126,7 @@ def counting(module: nn.Module, inputs: Any, result: Any) -> None:
 
 @pytest.mark.parametrize("hook", [printing, checking, counting])
 def test_hooks_on_the_model_itself_may_be_any_python(hook: Callable[..., None]) -> None:
-    """Training ended with an error of Dynamo's, in the first step or in the ninth."""
+    """Training ended with an error from Dynamo, in the first step or in the ninth."""
     pool = InProcessPool([])
     model, reference = offload(fresh(Rows), pool, cut="maximal"), fresh(Rows)
     for each in (model, reference):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every model of the zoo lives with a cut as it lives without one, to the bit.
+"""Every model of the zoo gives bit-for-bit the same results with a cut as without one.
 
-The lives are compared part by part, so that a failure says what differs first.
+The lives are compared part by part, so that a failure shows the first difference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread")]
 # Dynamo takes seconds for each of these, so they live with one cut only.
 LONG = {"hf_bert", "hf_llama", "hf_vit", "timm_resnet", "timm_vit", "compiled"}
 
-# For these the plan tells of graphs that do not come again, or hardly: numbers of Python are drawn,
+# For these the plan reports graphs that are not, or hardly, called again: Python numbers are drawn,
 # or read from the batch, or counted.
 UNUSED = {"anneal", "warm_up", "loop", "v2_augment"}
 UNUSED_MARK = pytest.mark.xfail(
@@ -58,7 +58,7 @@ def test_a_life_with_the_maximal_cut_is_the_life_without(case: Case) -> None:
     ],
 )
 def test_what_workers_send_is_what_the_trainer_uses(case: Case) -> None:
-    """Else the lives could be the same for no other reason than that the whole model ran."""
+    """Otherwise the lives could be the same just because the whole model ran."""
     skip_without_its_package(case)
     assert is_spoiled_by_its_worker(case)
 

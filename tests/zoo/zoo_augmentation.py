@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Augmentation inside forward: what is drawn there has to stay with the trainer's generator."""
+"""Augmentation inside forward: its random draws have to stay with the trainer's generator."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class TakesOptions(Rows):
 
 
 class TakesKeywords(nn.Module):
-    """Called as `model(**batch)`, and answers with a dict that has its loss in it."""
+    """Called as `model(**batch)`, and returns a dict that contains its loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class ComparesTwoViews(Rows):
 
 
 class HasATrainingStep(Rows):
-    """Lightning's way: a step with the loss in it, which is called instead of the model."""
+    """Lightning's way: a step that contains the loss, called instead of the model."""
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         x, label = batch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose forward is a program: branches, loops, numbers read from tensors, things counted."""
+"""Models whose forward is a program: branches, loops, numbers read from tensors, counters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rows(nn.Module):
 
 
 class BreaksInTheMiddle(Rows):
-    """A print among the features, as it stays behind from a day of looking for a fault."""
+    """A print among the features, left over from a debugging session."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = (x - 0.5) * 2.0
@@ -63,7 +63,7 @@ class SelectsRows(Rows):
 
 
 class FlipsByPythonsDice(Rows):
-    """Python's own generator decides, one draw per call."""
+    """Python's generator decides, one draw per call."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x * 2.0
@@ -80,7 +80,7 @@ class TrainsAndEvaluatesDifferently(Rows):
 
 
 class WarmsUp(Rows):
-    """A number of Python that grows with every call."""
+    """A Python number that grows with every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class WarmsUp(Rows):
 
 
 class Anneals(Rows):
-    """A fraction of Python that a schedule outside changes between steps."""
+    """A Python fraction that an outside schedule changes between steps."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people compute from a batch before the first parameter, and what gets in the way of it."""
+"""Common computations on a batch before the first parameter, and obstacles to moving them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zoo_control_flow import Rows
 
 
 class ChannelsLast(NormalizedResNet):
-    """Asks for a memory format, on which the kernels of the convolutions depend."""
+    """Requests a memory format, on which the kernels of the convolutions depend."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = ((x.float() / 255 - self.mean) / self.std).to(memory_format=torch.channels_last)
@@ -63,7 +63,7 @@ class Halved(Rows):
 
 
 class LearnsItsScale(Rows):
-    """Normalises with parameters: only what comes before them is the batch's."""
+    """Normalises with parameters: only the operations before them depend on the batch alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class LearnsItsScale(Rows):
 
 
 class Standardizes(Rows):
-    """Mean and deviation are buffers that the training loop sets anew now and then."""
+    """Mean and deviation are buffers that the training loop sets again now and then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Standardizes(Rows):
 
 
 class ChangesItsInput(Rows):
-    """Writes to the batch that it was given, and to views of it."""
+    """Writes to its input batch, and to views of it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x[:, ::2].mul_(0.5)

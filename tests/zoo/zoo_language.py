@@ -117,7 +117,7 @@ class Recommends(nn.Module):
 
 
 def sentences(k: int) -> dict[str, torch.Tensor]:
-    """Padded to the longest of the batch, so every batch has a length of its own."""
+    """Padded to the longest of the batch, so every batch has a different length."""
     g = torch.Generator().manual_seed(k)
     lengths = torch.randint(4, 9 + k % 3, (4, 1), generator=g)
     mask = (torch.arange(int(lengths.max())) < lengths).long()

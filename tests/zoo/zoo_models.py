@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The zoo: models in the styles that people write, each with what a cut of it moves today."""
+"""The zoo: models in common styles, each with the operations that a cut of it moves today."""
 
 from __future__ import annotations
 

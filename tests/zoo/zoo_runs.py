@@ -30,7 +30,7 @@ HOOKED = 2
 
 @dataclass
 class Life:
-    """All that can be seen of one model's life from outside. A plan is no part of it."""
+    """All that is visible of one model's life from outside. A plan is no part of it."""
 
     trained: list[bytes]
     evaluated: list[bytes] = field(default_factory=list)
@@ -61,7 +61,7 @@ def differences(life: Life, expected: Life) -> list[str]:
 
 @functools.cache
 def without_cut(case: Case) -> Life:
-    """The life of a model that nobody offloads; it is lived once and remembered."""
+    """The life of a model without offloading; it is run once and remembered."""
     model, batches = fresh(case.make_model), InProcessPool(batches_of(case))
     life = Life(train(model, batches, case.loss))
     live_on(case, model, batches, life)
@@ -87,8 +87,8 @@ def with_cut(case: Case, cut: Any, *, is_whole: bool = True) -> CutLife:
 
 
 def is_spoiled_by_its_worker(case: Case) -> bool:
-    """Whether anything comes of it when the worker goes wrong after its first batch was compared:
-    another training, an error, or the worker found out."""
+    """Whether there is any effect when the worker is wrong after its first batch was compared:
+    another training, an error, or detection of the worker."""
     pool = InProcessPool(batches_of(case))
     model = offload(fresh(case.make_model), pool, cut="maximal")
 
@@ -107,7 +107,7 @@ def is_spoiled_by_its_worker(case: Case) -> bool:
 
 
 def live_on(case: Case, model: nn.Module, batches: InProcessPool, life: Life) -> None:
-    """What comes after training: evaluates, trains on under hooks, saves and loads."""
+    """The actions after training: evaluates, trains on under hooks, saves and loads."""
     has_modes = try_mode(model, False)
     life.evaluated = evaluate(case, model, batches)
     if has_modes:
@@ -118,7 +118,7 @@ def live_on(case: Case, model: nn.Module, batches: InProcessPool, life: Life) ->
 
 
 def try_mode(model: nn.Module, is_training: bool) -> bool:
-    """Switches between training and evaluation; exported programs have one mode for good."""
+    """Switches between training and evaluation; exported programs have one permanent mode."""
     try:
         model.train(is_training)
     except NotImplementedError:
@@ -139,7 +139,8 @@ def evaluate(case: Case, model: nn.Module, batches: Any) -> list[bytes]:
 def train_hooked(
     case: Case, model: nn.Module, batches: Any
 ) -> tuple[list[tuple[str, list[bytes]]], list[bytes]]:
-    """Trains on with forward hooks, added only now, on the model and on a module inside it.
+    """Continues training with forward hooks, added only now, on the model and on a module inside
+    it.
 
     Returns every call of a hook with the results that it was shown.
     """
@@ -162,7 +163,7 @@ def train_hooked(
 def hooked_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The model itself, its first module and the last one; the first often moves, the last never.
 
-    Modules of TorchScript take no hooks.
+    TorchScript modules take no hooks.
     """
     found = [
         (name, module)
@@ -173,7 +174,7 @@ def hooked_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def reload(case: Case, model: nn.Module) -> list[bytes] | None:
-    """What the model says after `torch.save` and `torch.load`, and its deep copy with it."""
+    """The model's output after `torch.save` and `torch.load`, and its deep copy's output."""
     file = io.BytesIO()
     try:
         torch.save(model, file)

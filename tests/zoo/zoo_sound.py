@@ -43,7 +43,7 @@ class MasksBands(Listens):
 
 
 class Conforms(nn.Module):
-    """A Conformer, which takes lengths beside its features."""
+    """A Conformer, which takes lengths in addition to its features."""
 
     def __init__(self) -> None:
         from torchaudio.models import Conformer

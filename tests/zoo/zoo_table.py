@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the zoo as a table in Markdown: what a cut of each model moves, what crosses, and whether
-its life is the same to the bit.
+"""Prints the zoo as a Markdown table: the operations that a cut of each model moves, the tensors
+that cross, and whether its training is bit-for-bit identical.
 
 usage: PYTHONPATH=tests/python python tests/zoo/zoo_table.py [NAME...]
 """
@@ -70,7 +70,7 @@ def row(case: Case) -> list[str]:
 
 
 def route(plan: Plan | None) -> str:
-    """How Dynamo took the model, by its own counters, or why there is nothing to cut."""
+    """How Dynamo took the model, by Dynamo's counters, or why a cut is impossible."""
     if plan is None:
         return "no plan: no frame with the loader's tensors was captured"
     if plan.refused is not None:

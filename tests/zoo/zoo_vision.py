@@ -38,7 +38,7 @@ class AugmentsInForward(NormalizedResNet):
 
 
 class HasItsPreset(NormalizedResNet):
-    """The preprocessing that torchvision ships with weights, put in front of the network."""
+    """The preprocessing that torchvision ships with its weights, in front of the network."""
 
     def __init__(self) -> None:
         from torchvision.transforms._presets import ImageClassification
@@ -65,7 +65,7 @@ class TorchvisionNet(nn.Module):
 
 
 class Timm(nn.Module):
-    """A model of timm after the mean and deviation of its own data config."""
+    """A model of timm after the mean and deviation of its data config."""
 
     def __init__(self, net: nn.Module) -> None:
         import timm.data

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that are wrapped in, compiled by or exported through something of torch's own."""
+"""Models that are wrapped in, compiled by or exported through a part of torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class HasAFunctionOfItsOwn(Rows):
 
 
 class HasAFrozenTeacher(Rows):
-    """A network without gradients on the same features as the one that learns."""
+    """A network without gradients on the same features as the learning one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class MapsOverTheBatch(Rows):
 
 
 class CompilesItsBody(NormalizedResNet):
-    """A module inside is compiled by the user."""
+    """The user compiles a module inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def scripted() -> nn.Module:
 
 
 def traced_inside() -> nn.Module:
-    """TorchScript within a model of Python: a traced network after features."""
+    """TorchScript within a Python model: a traced network after features."""
     return nn.Sequential(nn.Hardtanh(), torch.jit.trace(nn.Linear(20, 2), torch.zeros(10, 20)))
 
 
@@ -152,7 +152,7 @@ def autocast_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def unoptimized_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """TorchScript's optimizer makes other gradients from the second run of a class on."""
+    """TorchScript's optimizer computes other gradients from the second run of a class on."""
     with torch.jit.optimized_execution(False):
         return first_argument(model, batch)
 
