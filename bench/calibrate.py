@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the simulator say how long jobs take? Runs live jobs on a pool of `penstock up`, and asks
-the simulator about the same jobs.
+"""Does the simulator predict how long jobs take? Runs live jobs on a pool of `penstock up`, and
+asks the simulator about the same jobs.
 
-Workers and trainers sleep for what they would compute, so two cores can play a pool's CPUs. Each
-round runs every case once. The simulator is told the worker seconds and the step of each job, when
-it arrives, and the start-up delay that the jobs of the rounds had.
+Workers and trainers sleep instead of computing, so two cores can simulate a pool's CPUs. Each round
+runs every case once. The simulator is given the worker seconds and the step of each job, its
+arrival time, and the start-up delay of the rounds' jobs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 WORKERS = 12
 START_S_MAX = 180.0
 JOB_S_MAX = 400.0
-POOL_INTERVAL_S = 2.5  # the least time that a job of a pool is measured for
+POOL_INTERVAL_S = 2.5  # the least time for which a pool job is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,18 @@ class Job:
 
 
 CASES = {
-    # It has use for 6 workers.
+    # It can use 6 workers.
     "one": (Job(0, 0.6, 0.1, 600),),
-    # They have use for 8 and 7, and there are 12.
+    # They can use 8 and 7, and there are 12.
     "two": (Job(0, 0.8, 0.1, 600), Job(20, 0.7, 0.1, 500)),
-    # They have use for 9, 6 and 3.
+    # They can use 9, 6 and 3.
     "three": (Job(0, 0.9, 0.1, 500), Job(15, 0.6, 0.1, 500), Job(30, 0.3, 0.1, 400)),
 }
 
 
 class LivePool:
-    """A pool that `penstock up` runs with so many workers at most, and so many at any time. A
-    context manager.
+    """A pool that `penstock up` runs with at most `worker_count` workers, and at least
+    `worker_count_min` at any time. A context manager.
     """
 
     def __init__(self, folder: Path, worker_count: int, worker_count_min: int) -> None:
@@ -124,14 +124,14 @@ class LivePool:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one live job took."""
+    """The measurements of one live job."""
 
     completion_s: float
     first_batch_s: float
 
 
 def run_live(pool: LivePool, jobs: Sequence[Job], log: list[Any] | None = None) -> list[Run]:
-    """Runs the jobs, each from when it arrives. ``log`` is given the pool's status every second."""
+    """Runs the jobs, each from its arrival on. ``log`` is given the pool's status every second."""
     with contextlib.ExitStack() as stack:
         trainers = [stack.enter_context(_trainer(pool, job)) for job in jobs]
         for trainer in trainers:

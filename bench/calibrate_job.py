@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training of bench/calibrate.py: it trains for a fixed time on each batch, and says how long
-that took. Starts to train when a line comes on standard input.
+"""One training of bench/calibrate.py: it trains for a fixed time on each batch, and prints how long
+that took. Starts to train when a line arrives on standard input.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs that ranks with an iterable dataset agree on their steps.
+"""The cost of agreement on steps between ranks with an iterable dataset.
 
 Two ranks, processes of this machine over gloo, read samples that cost nothing and sleep between the
-steps. With remainder="uneven" nothing is agreed. The time is that of next() in the trainer; the
-requests are those of one rank's thread to the job's store.
+steps. With remainder="uneven" there is no agreement. The time is measured in next() of the trainer;
+the requests are sent by one rank's thread to the job's store.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def rank_main(case: dict[str, Any]) -> None:
 
 def run(case: dict[str, Any]) -> list[Any]:
     """The last line of each rank."""
-    # Its port is free for certain, which one that was looked for before the ranks start is not.
+    # Its port is certainly free, unlike one that was looked for before the ranks start.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     of_job = {
         "WORLD_SIZE": str(RANKS),

@@ -2,11 +2,11 @@
 """Training with one extra worker core: penstock's cut against no cut and against the maximal one.
 
 The trainer has a core and a thread, its one worker has another core. Each kind has a process, and
-these train in turns, a quarter of a second at a time, while the others wait: what else the machine
-does falls on all alike. Ratios are taken within a round. Sessions of fresh processes follow each
-other. With --link the workers are those of a pool on the far side of a cable. The first losses of
-every process are compared to the bit before its figures count. With --overhead instead: what
-`offload` costs a step when nothing moves.
+these train in turns, a quarter of a second at a time, while the others wait: other load on the
+machine affects all equally. Ratios are taken within a round. Sessions of fresh processes follow
+each other. With --link the workers belong to a pool on the far side of a cable. The first losses of
+every process are compared bit for bit before its figures count. With --overhead instead: the cost
+of `offload` per step when no operation moves.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def _run(script: str, *arguments: str) -> Measurement:
 
 
 class Training:
-    """A process that trains for a while when it is asked to, and waits otherwise."""
+    """A process that trains for a while when asked to, and waits otherwise."""
 
     def __init__(
         self, workload: str, kind: str, *arguments: str, prefix: Sequence[str] = ()
     ) -> None:
-        """``prefix`` is a command that runs another in a place of its own."""
+        """``prefix`` is a command that runs another command in a separate place."""
         self._name = f"{workload} {kind}"
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
@@ -103,7 +103,7 @@ class Training:
         return self._answer()
 
     def close(self) -> None:
-        """Ends the process if it has not come to its end."""
+        """Ends the process if it has not ended."""
         with self._process:
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -219,8 +219,8 @@ def rate_records(
     plans: dict[str, list[Measurement]],
     parameters: dict[str, Any],
 ) -> list[Record]:
-    """One record for each kind and metric, and one for each ratio of interest. `slices` are those
-    of all sessions, and `plans` are by session."""
+    """One record for each kind and metric, and one for each ratio of interest. `slices` has the
+    slices of all sessions, and `plans` are by session."""
     result = []
     for kind, measurements in slices.items():
         own: dict[str, Any] = {**parameters, "kind": kind}

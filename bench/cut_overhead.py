@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an offloaded model costs when nothing moves: seconds of alternated training steps with it
-and without, in one process. bench/cut.py --overhead starts this and reads the last line.
+"""The cost of an offloaded model when no operation moves: seconds of alternated training steps with
+it and without, in one process. bench/cut.py --overhead starts this and reads the last line.
 
-Both sides have a model, an optimizer and a loader of their own with the same parameters and the
-same batches, so that what offload adds to the loader is in the step, too: a step is the fetching of
-its batch and all of training.
+Each side has a separate model, optimizer and loader with the same parameters and the same batches,
+so that offload's additions to the loader are in the step, too: a step is the fetching of its batch
+and all of training.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             model = offload(model, loader, cut="none")
         return loader, steps_of(model, iter(loader), class_loss)
 
-    # The side that is made second lies elsewhere in memory, so processes take turns at that.
+    # The side that is made second has other addresses in memory, so processes take turns at that.
     order = (False, True) if args.seed % 2 == 0 else (True, False)
     sides = {is_offloaded: make_side(is_offloaded) for is_offloaded in order}
     draw = random.Random(args.seed)
@@ -85,7 +85,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _make_loader(row_count: int, step_count: int, pin_worker: PinTo, seed: int) -> DataLoader[Any]:
-    """One epoch of it is all that is trained on."""
+    """A loader whose one epoch is the whole training."""
     images, labels = _images(IMAGE_COUNT)
     sampler = RandomSampler(
         range(IMAGE_COUNT),

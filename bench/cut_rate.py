@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps per second of one training, in a process of its own, slice by slice.
+"""Steps per second of one training, in a separate process, slice by slice.
 
-bench/cut.py starts one for each kind, and has them train in turns: each line of standard input is
-the seconds of one slice, which is answered by a line of JSON. A first line says how training began,
-and a last one what came of the plan. By hand it also prints the plan:
+bench/cut.py starts one process for each kind, and has them train in turns: each line of standard
+input is the seconds of one slice, which is answered by a line of JSON. The first line reports the
+start of the training, and the last one the outcome of the plan. By hand it also prints the plan:
 
     echo 5 | python bench/cut_rate.py audio auto
 """
@@ -27,8 +27,9 @@ from cut_workloads import WORKLOADS
 from penstock import DataLoader, offload
 from penstock.graph.plan import Plan
 
-# The losses of so many steps from the first are handed back for comparison. Batches that were asked
-# for before there was a plan come without the worker's part, up to 17 of them where they are small.
+# The losses of this many steps from the first are returned for comparison. Batches that were
+# requested before there was a plan arrive without the worker's part, up to 17 of them where they
+# are small.
 CHECKED_STEPS = 32
 CHECKED_STEPS_OF_POOL = 96
 BOUNDARY_BATCHES_MIN = 6
@@ -40,7 +41,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class Waiting:
-    """Adds up the seconds for which `batches` were waited for."""
+    """Adds up the seconds of waiting for `batches`."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
@@ -102,14 +103,14 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def workers_of(args: argparse.Namespace, pin_worker: Any) -> dict[str, Any]:
-    """Options of the loader: a worker of its own, or one of a pool."""
+    """Options of the loader: a local worker, or a pool worker."""
     if args.pool is None:
         return {"num_workers": 1, "persistent_workers": True, "worker_init_fn": pin_worker}
     return {"pool": args.pool, "keys": args.keys, "code_paths": [str(HERE)], "timeout": 120}
 
 
 def advance(steps: Iterator[torch.Tensor], count: int, seconds: float) -> None:
-    """So many steps, and for so long, at least."""
+    """At least this many steps, and at least for this long."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or count > 0:
         next(steps)
@@ -143,7 +144,7 @@ def say(result: dict[str, Any]) -> None:
 
 
 def check_plan(loader: DataLoader[Any]) -> None:
-    """Ends the bench where nothing was cut that should be."""
+    """Ends the bench if an expected cut is missing."""
     plan: Plan = loader.plan
     if plan.refused is not None:
         raise SystemExit(f"cut: penstock refused this model: {plan.refused}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of bench/cut.py as tables, and how each of the project's bounds stands."""
+"""The figures of bench/cut.py as tables, and the result for each of the project's bounds."""
 
 from __future__ import annotations
 

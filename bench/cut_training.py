@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# A loader that hands over to torch's has no workers that could take anything.
+# A loader that falls back to torch's has no workers that could run a prefix.
 os.environ["PENSTOCK_FALLBACK"] = "error"
 MODEL_SEED = 7
 KINDS = ("eager", "none", "maximal", "auto")  # "eager" is the same loader without `offload`
@@ -32,13 +32,13 @@ def choose_cores() -> tuple[int, int]:
 
 
 def pin(core: int) -> None:
-    """Moves every thread of this process to `core`; threads made later stay with their maker."""
+    """Moves every thread of this process to `core`; later threads inherit their creator's core."""
     for task in os.listdir("/proc/self/task"):
         os.sched_setaffinity(int(task), {core})
 
 
 class PinTo:
-    """A `worker_init_fn` that moves the worker to a core of its own."""
+    """A `worker_init_fn` that moves the worker to a separate core."""
 
     def __init__(self, core: int) -> None:
         self._core = core

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/cut.py trains: models that compute their features from the batch in forward.
+"""The models of bench/cut.py, which compute their features from the batch in forward.
 
 Each is written as its user would write it without knowing of a cut. The data are made in memory,
-from fixed seeds. But for `one_hot` a worker has little to do before the model's part comes to it.
+from fixed seeds. Except for `one_hot`, a worker has little to do before the model's part.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class CutWorkload:
     loss: Callable[[nn.Module, Batch], torch.Tensor]
     batch_size: int
     epoch_batches: int = 64
-    maximal_must_lose: bool = False  # to no cut, or the workload does not ask what it is to ask
+    maximal_must_lose: bool = False  # without a cut, or the workload does not test its question
 
 
 class KeywordNet(nn.Module):
-    """Waveforms as they were recorded; log-mel bands, levelled, then convolutions."""
+    """Waveforms as recorded; log-mel bands, levelled, then convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def clicks(count: int) -> Dataset[Any]:
 
 
 class ResizingNet(nn.Module):
-    """Images as they were stored; converts, normalises and resizes them, then convolutions."""
+    """Images as stored; converts, normalises and resizes them, then convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def images(count: int) -> Dataset[Any]:
 class OneHotNet(nn.Module):
     """Token ids, each made a vector of as many numbers as there are tokens, then a linear layer.
 
-    The features that are computed from the batch alone are 250 times as many bytes as the batch.
+    The features computed from the batch alone are 250 times as many bytes as the batch.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class OneGraph(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         values = (images.float() / 255 - self.mean) / self.std
-        # Not a loop: of a loop with a break in it Dynamo takes nothing at all.
+        # Not a loop: Dynamo captures no part of a loop with a break in it.
         values = F.relu(self.first(values))
         self.between_stages()
         values = F.relu(self.second(values))
@@ -204,13 +204,13 @@ class OneGraph(nn.Module):
 
 
 class SeveralGraphs(OneGraph):
-    """The same, with code between its stages that Dynamo cannot take."""
+    """The same, with code between its stages that Dynamo cannot capture."""
 
     def between_stages(self) -> None:
         torch._dynamo.graph_break()
 
 
-# Nothing of those moves, and the question is the cost of that.
+# None of these operations moves, and the question is the cost of that.
 OVERHEAD_MODELS = {"one_graph": OneGraph, "several_graphs": SeveralGraphs}
 
 
@@ -283,13 +283,14 @@ WORKLOADS = {
         CutWorkload("tabular", clicks, ClickNet, click_loss, batch_size=2048),
         CutWorkload("resize", images, ResizingNet, class_loss, batch_size=16),
         # The worker makes the ids from text, so that it has no time to spare for features that
-        # inflate.
+        # inflate the batch.
         CutWorkload(
             "one_hot", Sentences, OneHotNet, class_loss, batch_size=128, maximal_must_lose=True
         ),
-        # The same model on ids that are ready: a price that is right there must be right here, too.
+        # The same model on ids that are ready: a price that is correct there must be correct here,
+        # too.
         CutWorkload("one_hot_ready", ready_ids, OneHotNet, class_loss, batch_size=128),
-        # Conversion makes four bytes of one; over a link it had better be the trainer's.
+        # Conversion makes four bytes of one; over a link the trainer should do it.
         CutWorkload("frames", Frames, FrameNet, class_loss, batch_size=16),
         CutWorkload("frames_resized", Frames, small_frames_net, class_loss, batch_size=16),
     )

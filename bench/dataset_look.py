@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a look costs by which a worker sees whether its dataset has changed, at the end of an epoch.
+"""The cost of the look by which a worker sees whether its dataset has changed, at the end of an
+epoch.
 
-Each dataset has a forked process of its own, as a worker has: the first look finds cold caches. A
-worker allows a look one batch's time, from 5 to 250 ms, and *estimate* is what it reckons with.
+Each dataset has a separate forked process, as a worker has: the first look finds cold caches. A
+worker allows a look one batch's time, from 5 to 250 ms, and *estimate* is the time that it expects.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near the advice of `penstock doctor` comes to the best of a full search.
+"""How close the advice of `penstock doctor` is to the best of a full search.
 
 Each workload of bench/loader.py starts with one worker, one thread and one batch ahead. A search
-times every set of options of a grid, in an order drawn anew. The doctor runs the same program, with
+times every set of options of a grid, in a newly drawn order. The doctor runs the same program, with
 at most 5 trials. Then the fastest of the grid and the doctor's advice are timed in turn, each time
-in a process of its own, and the ratio of a round is what counts: the fastest of many measurements
-is also the luckiest.
+in a separate process, and the ratio of a round is used: the fastest of many measurements is also
+the luckiest.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def searched(workload: str, args: argparse.Namespace, draw: random.Random) -> di
 
 
 def advised(workload: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What the doctor says."""
+    """The doctor's output."""
     command = [sys.executable, "-m", "penstock", "doctor", "--json"]
     command += ["--trials", str(TRIALS_MAX)]
-    # The order of a stream follows from the number of its workers.
+    # The order of a stream depends on the number of its workers.
     command += ["--allow-reordering"] if workload in STREAMS else []
     command += [str(HERE / "doctor_program.py"), workload, "--data", str(args.data)]
     command += ["--quick"] if args.quick else []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An empty loop over a workload of bench/loader.py, with one worker, one thread and one batch
-ahead: the program that bench/doctor.py has the doctor look at."""
+ahead: the program that the doctor examines for bench/doctor.py."""
 
 from __future__ import annotations
 

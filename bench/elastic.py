@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does a pool that grows by itself give a job that one local worker starves?
+"""The benefit of a pool that grows by itself for a job that is starved with one local worker.
 
 A batch takes a worker 12 times as long as the trainer's step. The pool's workers are jobs of real
-daemons of Slurm: three nodes of eight places, which this machine plays, since samples sleep. While
-the job trains, the pool grows from nothing, a node dies with all that runs on it, and a second job
-of the same kind comes and goes. Beside it: the same loop on batches that are ready (the ceiling),
-and torch's loader with one worker.
+daemons of Slurm: three nodes of eight places, which this machine simulates, since samples sleep.
+While the job trains, the pool grows from zero workers, a node dies with all that runs on it, and a
+second job of the same kind starts and ends. For comparison: the same loop on batches that are ready
+(the ceiling), and torch's loader with one worker.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.append(str(HERE.parent / "tests" / "python"))
 STEP_S, BATCH_S = 0.05, 0.6
 NODES, PLACES, WORKERS_MAX = 3, 8, 16
 SHORT_S = 12.0  # a run of the ceiling, and of one worker
-RAMP_S = 2.0  # at its beginning, of which nothing counts
+RAMP_S = 2.0  # at its start, excluded from the results
 NODE_DIES_S, SECOND_COMES_S, SECOND_GOES_S, FIRST_ENDS_S = 60.0, 120.0, 175.0, 225.0
 AT_HAND_S = 45.0  # a job that finds workers there
 WINDOW_S = 5.0  # over which a rate is taken
@@ -43,12 +43,12 @@ PARAMETERS = {"batch_s": BATCH_S, "step_s": STEP_S, "workers_max": WORKERS_MAX}
 
 @dataclass
 class Job:
-    """A training in a process of its own."""
+    """A training in a separate process."""
 
     kind: str
     seconds: float
     pool: str = "none"
-    at: list[float] = field(default_factory=list)  # its beginning, then the end of each step
+    at: list[float] = field(default_factory=list)  # its start, then the end of each step
 
     def __post_init__(self) -> None:
         numbers = [str(one) for one in (self.seconds, BATCH_S, STEP_S)]
@@ -86,7 +86,7 @@ class Job:
 
 
 class Watch:
-    """What the pool's status said, by the clock."""
+    """The pool's status, over time."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -117,7 +117,7 @@ class Watch:
 
 
 def kill_largest_node(pool: Any) -> int:
-    """The node with most workers, with all that runs there. How many workers that is."""
+    """The node with most workers, with all that runs there. Returns how many workers that is."""
     names_of: dict[str, list[str]] = {}
     for name in pool.processes():
         names_of.setdefault(pool.node_of(name), []).append(name)
@@ -210,7 +210,7 @@ def run_story(args: argparse.Namespace, ceiling: float) -> Iterator[Record]:
 
 
 def when(name: str, seconds: float | None) -> Iterator[Record]:
-    """No record for what never came."""
+    """No record for a batch that never arrived."""
     if seconds is None:
         print(f"{name}: never", file=sys.stderr)
     else:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training of bench/elastic.py: elastic_job.py KIND POOL SECONDS BATCH_S STEP_S.
 
-A step sleeps, and so does each sample, so that few cores can play many. KIND is "ready" for a loop
-over batches that are there, "torch" for torch's loader with one worker, and "penstock" for the
-workers of POOL. Prints the clock, in seconds, as the program begins and at the end of each step.
+A step sleeps, and so does each sample, so that few cores can simulate many. KIND is "ready" for a
+loop over batches that are there, "torch" for torch's loader with one worker, and "penstock" for the
+workers of POOL. Prints the clock, in seconds, at the start of the program and at the end of each
+step.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 SAMPLES_PER_BATCH = 4
-_COUNT = 1 << 20  # samples; no run comes to their end
+_COUNT = 1 << 20  # samples; no run reaches their end
 
 
 class Sleeping(torch.utils.data.Dataset[torch.Tensor]):

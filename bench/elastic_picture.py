@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of bench/elastic.py, as SVG: batches a second and workers over time, and what
-happened meanwhile."""
+"""The picture of bench/elastic.py, as SVG: batches per second and workers over time, with the
+events of the run."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How soon does a job get its first batch from a pool without a worker?
+"""How soon does a job get its first batch from a pool without workers?
 
-Beside it, for each engine: how long the engine takes to start a process that imports torch, which
-no pool can do without. The pool is to take 2 s more at most. Engines are those of the tests: local
-processes, real daemons of Slurm, and a real cluster of Ray's where Ray is installed.
+For comparison, for each engine: how long the engine takes to start a process that imports torch,
+which every pool needs. The pool is to take 2 s more at most. The engines are the ones in the tests:
+local processes, real daemons of Slurm, and a real Ray cluster where Ray is installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMIT_S = 120.0
 
 
 class ImportCommand:
-    """In the place of a worker's command: imports torch, and makes a file."""
+    """In place of a worker's command: imports torch, and makes a file."""
 
     def __init__(self, path: Path) -> None:
         self._program = f"import torch; open({str(path)!r}, 'w').close()"

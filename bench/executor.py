@@ -2,9 +2,9 @@
 """The executor of prefixes against eager torch, TorchScript and, on demand, AOTInductor.
 
 All run the same prefix, everything that can move of a model, on the same batch, with one thread and
-without autograd. A round is a process of its own, in which they take turns by the call, in random
-order; ratios are taken within a call's turn. Results of the executor are compared to eager's to the
-bit before anything is timed.
+without autograd. A round is a separate process, in which they take turns by the call, in random
+order; ratios are taken within a call's turn. Results of the executor are compared bit for bit with
+eager's before anything is timed.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ def measure_cases(names: list[str], args: argparse.Namespace) -> Iterator[Record
         try:
             yield from measure_case(name, args)
         except MeasurementError as err:
-            # Of the zoo, not each model is one graph, has something to move, or is installed.
+            # In the zoo, some models are not one graph, have no movable operation, or are not
+            # installed.
             if not args.zoo or "other bits" in str(err):
                 raise
             say(f"left out: {err}")

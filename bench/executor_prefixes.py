@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prefixes that bench/executor.py runs: all that can move of a model, as offload would ship it,
-and the very same computation as a module that eager, TorchScript and AOTInductor can run."""
+"""The prefixes that bench/executor.py runs: everything that can move of a model, as offload would
+ship it, and the very same computation as a module that eager, TorchScript and AOTInductor can
+run."""
 
 from __future__ import annotations
 
@@ -89,8 +90,8 @@ def cases() -> dict[str, Callable[[], Prefix]]:
 
 
 def zoo_cases() -> dict[str, Callable[[], Prefix]]:
-    """Those of the models of tests/zoo, by name. Their batches are small, so what counts is the
-    cost of a call."""
+    """The prefixes of the models of tests/zoo, by name. Their batches are small, so the cost of a
+    call dominates."""
     sys.path += [str(TESTS / "python"), str(TESTS / "zoo")]
     from zoo_models import ZOO
 
@@ -110,8 +111,8 @@ def _of_workload(workload: Any) -> Prefix:
 def prefix_of(
     model: nn.Module, batch: Any, loss: Callable[[nn.Module, Any], torch.Tensor]
 ) -> Prefix:
-    """Everything that can move of one training step. Raises what planning raises, and ValueError
-    when nothing can move."""
+    """Everything that can move of one training step. Raises the errors of planning, and ValueError
+    when no operation can move."""
     captured = capture_whole(lambda b: loss(model, b), (batch,), {})
     leaves = flatten_batch(batch)
     place = {id(leaf): index for index, leaf in enumerate(leaves)}

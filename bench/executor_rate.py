@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one prefix takes for a batch, by who runs it, in one process with one thread and a worker's
+"""The time of one prefix per batch, by executor, in one process with one thread and a worker's
 allocator settings. bench/executor.py starts this and reads the last line.
 
-The kinds take turns by the call, in random order, and all hand over the same tensors.
+The kinds take turns by the call, in random order, and all return the same tensors.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def traced(prefix: Prefix) -> Run:
 
 
 def compiled(prefix: Prefix) -> Run:
-    """AOTInductor's library of the prefix, called from Python. Takes seconds to a minute."""
+    """AOTInductor's library of the prefix, called from Python. Takes seconds to a minute to
+    build."""
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         exported = torch.export.export(prefix.module, tuple(prefix.used_leaves), strict=False)
         package = torch._inductor.aoti_compile_and_package(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the measurements of each round to figures: medians, spread, and the paired ratio to torch;
-and how a bench prints them."""
+and the printing of a bench's results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy
 import torch
 
 RESAMPLES = 10_000
-# The questions of a case, by what answers them: a rate, a delay, or memory.
+# The questions of a case, by the kind of answer: a rate, a delay, or memory.
 ANSWERS = {
     "rate": "batches_per_s",
     "first_batch": "latency_s",
@@ -36,12 +36,11 @@ Rounds = dict[str, list[dict[str, float]]]  # kind -> one measurement for each r
 
 
 class MeasurementError(Exception):
-    """A measurement did not come to its end, or the sides that are compared gave different
-    results."""
+    """A measurement did not complete, or the compared sides gave different results."""
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """Those that `report` takes its `args` from."""
+    """The options that `report` takes its `args` from."""
     add = parser.add_argument
     add("--out", type=Path, help="file for the JSON lines, else standard output")
     add("--markdown", action="store_true", help="print only the tables")
@@ -51,7 +50,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 def add_window_options(
     parser: argparse.ArgumentParser, *, rounds: int, seconds: float, warmup: float
 ) -> None:
-    """Those of a bench whose kinds take turns: each has one window in a round."""
+    """The options of a bench whose kinds take turns: each has one window in a round."""
     add = parser.add_argument
     add("--rounds", type=int, default=rounds, help="windows of each kind")
     add("--seconds", type=float, default=seconds, help="of a window")
@@ -59,12 +58,12 @@ def add_window_options(
 
 
 def say(text: str) -> None:
-    """A line on how far a bench has come."""
+    """A line on the progress of a bench."""
     print(text, file=sys.stderr, flush=True)
 
 
 def show_progress(text: str) -> None:
-    """How far a bench has come: on a terminal, in the place of what was shown before."""
+    """The progress of a bench: on a terminal, in place of the previous line."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
     else:
@@ -77,11 +76,12 @@ def report(
     measure: Callable[[argparse.Namespace], Iterable[Record]],
     render: Callable[[list[Record]], str],
 ) -> list[Record] | None:
-    """Measures, or reads the file `args.read`, and prints what `render` makes of it. Returns the
-    records, or None when a measurement failed, as standard error says then.
+    """Measures, or reads the file `args.read`, and prints the text that `render` makes of it.
+    Returns the records, or None when a measurement failed, as reported on standard error.
 
-    Each record is a line as soon as it is there: of the file `args.out`, or of standard output
-    unless `args.markdown`. Those without a line are printed when a measurement fails.
+    Each record is written as a line as soon as it is available: to the file `args.out`, or to
+    standard output unless `args.markdown`. Records without a line are printed when a measurement
+    fails.
     """
     if args.read is not None:
         everything = [json.loads(line) for line in args.read.read_text().splitlines()]
@@ -170,7 +170,7 @@ def summary(
 
 
 def commit() -> str:
-    """The commit that is measured, marked when the tree differs from it."""
+    """The measured commit, marked when the tree differs from it."""
     folder = Path(__file__).resolve().parent
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
     try:

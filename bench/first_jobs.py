@@ -2,11 +2,11 @@
 """How soon a new trainer has its first batch from a worker that runs already, and how much memory
 such a worker has.
 
-A round starts a pool on loopback for each Python of --python, each of which has a penstock of its
-own: a controller and one `penstock worker` with --workers workers. Trainers come one after another,
-each a process of its own. Each times its first batch from iter() on, and the first one of a second
-epoch, for which it is connected already. The memory of the workers' processes is counted before the
-first trainer has come and after the last has gone. The supervisor's is left out.
+A round starts a pool on loopback for each Python of --python, each of which has a separate penstock
+installation: a controller and one `penstock worker` with --workers workers. Trainers run one after
+another, each in a separate process. Each times its first batch from iter() on, and the first one of
+a second epoch, for which it is connected already. The memory of the workers' processes is measured
+before the first trainer starts and after the last has ended. The supervisor's is left out.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# The modules that import torch and numpy are imported after the measurements: of a page that this
-# process has mapped as well, a worker's part would be smaller.
+# The modules that import torch and numpy are imported after the measurements: if this process had
+# mapped a page as well, a worker's part of it would be smaller.
 import one_process
 import process_tree
 from pool_host import PoolError, end_process, end_with_parent
@@ -73,7 +73,7 @@ class Seen:
 
 @contextlib.contextmanager
 def started_pool(python: str, worker_count: int) -> Iterator[Pool]:
-    """A pool whose workers have no job yet, with keys of its own."""
+    """A pool whose workers have no job yet, with separate keys."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pk"))
         environment = {**os.environ, "XDG_RUNTIME_DIR": folder, "TMPDIR": folder}
@@ -94,8 +94,7 @@ def started_pool(python: str, worker_count: int) -> Iterator[Pool]:
 def command(
     python: str, arguments: tuple[str, ...], folder: str, environment: dict[str, str], count: int
 ) -> Iterator[tuple[int, str]]:
-    """A command of penstock's that runs: its pid, and the last of ``count`` lines about where it
-    listens."""
+    """A running penstock command: its pid, and the last of ``count`` lines with its addresses."""
     log = Path(folder, f"{arguments[0]}.log")
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -128,7 +127,7 @@ def where_it_listens(python: str, process: subprocess.Popen[bytes], log: Path, c
 
 
 def train(python: str, pool: Pool) -> dict[str, float]:
-    """What one trainer has timed."""
+    """The timings of one trainer."""
     done = subprocess.run(
         [python, str(HERE / "first_jobs_trainer.py"), pool.address],
         env=pool.environment,
@@ -145,7 +144,7 @@ def train(python: str, pool: Pool) -> dict[str, float]:
 
 
 def kinds_of(supervisor_pid: int) -> dict[int, str]:
-    """Of each process below the supervisor, what it is. A worker that is a single process is a
+    """The kind of each process below the supervisor. A worker that is a single process is a
     `worker`; else it is a `server`, the `warm` process and the processes of jobs."""
     parents = process_tree.parents(supervisor_pid)
 
@@ -163,7 +162,7 @@ def program_of(pid: int) -> str:
 
 
 def idle_bytes(pool: Pool) -> dict[str, int]:
-    """The memory of the worker by kinds of processes, once no process of a job is there."""
+    """The memory of the worker by kinds of processes, once all job processes have ended."""
     deadline = time.monotonic() + IDLE_S_MAX
     while "job" in kinds_of(pool.supervisor_pid).values():
         if time.monotonic() > deadline:
@@ -258,7 +257,7 @@ def table(everything: list[Record]) -> str:
 
 
 def place_of(record: Record) -> tuple[int, int]:
-    """Of its row: times come in their order, and then memory by kinds."""
+    """In its row: times in their order, and then memory by kinds."""
     parameters = record["parameters"]
     return parameters.get("after_jobs", -1), KINDS.index(parameters.get("kind", ALL))
 
@@ -299,7 +298,7 @@ def parse_arguments() -> argparse.Namespace:
         )
     if args.quick:
         args.rounds, args.jobs = 1, 2
-    # Links stay: that of a virtual environment says which it is.
+    # Links are kept: the link of a virtual environment shows which it is.
     args.python = [os.path.abspath(python) for python in dict.fromkeys(args.python)]
     return args
 

@@ -21,7 +21,7 @@ BATCHES = 16
 
 
 def first_batch_s(loader: DataLoader[Any]) -> float:
-    """Of an epoch, which is read to its end: the next one goes on with the same connections."""
+    """Of an epoch, which is read to its end: the next one uses the same connections."""
     begin = time.perf_counter()
     batches = iter(loader)
     batch = next(batches)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``device=`` and ``pin_memory=True`` give on a GPU: copies against a plain pinned one, the
-rate at which large batches reach the device, the widening of tensors that a pool sent in fewer
-bytes against a copy on the device, a loop that the GPU bounds against batches that lie on it, and
-images through augmenting workers against torch's loader.
+"""The effects of ``device=`` and ``pin_memory=True`` on a GPU: copies against a plain pinned one,
+the rate at which large batches reach the device, the widening of tensors that a pool sent
+compressed against a copy on the device, a loop that the GPU bounds against batches that are on it,
+and images through augmenting workers against torch's loader.
 
-With ``--device cpu`` everything runs on the CPU, where the figures mean nothing: does it run?
+With ``--device cpu`` everything runs on the CPU, to check that it runs; the figures are meaningless
+there.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def steps_per_s(
     step: Callable[[torch.Tensor], Any],
     args: argparse.Namespace,
 ) -> float:
-    """Steps of a loop over batches that come from anywhere, timed to the end of the GPU's work."""
+    """Steps of a loop over batches from any source, timed to the end of the GPU's work."""
     for _ in range(args.warmup):
         step(next(batches).to(args.device, non_blocking=True))
     finish_work(args)
@@ -103,7 +104,7 @@ def endless(loader: Any) -> Iterator[torch.Tensor]:
 
 
 def plain_copy_s(host: torch.Tensor, args: argparse.Namespace) -> list[float]:
-    """Seconds of each copy from pinned memory, with nothing else under way."""
+    """Seconds of each copy from pinned memory, without any other work in flight."""
     target = torch.empty_like(host, device=args.device)
     seconds = []
     for _ in range(args.steps):
@@ -165,8 +166,8 @@ def measure_copy(args: argparse.Namespace) -> Iterator[Record]:
 
 
 def measure_feed(args: argparse.Namespace) -> Iterator[Record]:
-    """The rate at which batches reach the device in a loop that does nothing else: torch's loader
-    and penstock's with ``pin_memory=True`` and ``.to(device, non_blocking=True)``, and ``device=``.
+    """The rate at which batches reach the device in a loop without other work: torch's loader and
+    penstock's with ``pin_memory=True`` and ``.to(device, non_blocking=True)``, and ``device=``.
     """
     dataset = Ready(IMAGES * max(args.steps, 50), args.size * 12 // 7)
     batch_bytes = dataset.images.nbytes
@@ -192,7 +193,7 @@ def measure_feed(args: argparse.Namespace) -> Iterator[Record]:
             yield summary("gpu/feed/pinned_over_device", {"workers": count}, shares)
 
 
-# ---- Tensors that came with fewer bytes
+# ---- Tensors that arrived compressed
 
 
 def widen_program() -> Path:
@@ -202,7 +203,8 @@ def widen_program() -> Path:
 
 
 def measure_widen(args: argparse.Namespace) -> Iterator[Record]:
-    """Widening, and its bytes read and written over those of a plain copy in the same time."""
+    """Widening, and the bytes it reads and writes over the bytes of a plain copy in the same
+    time."""
     rounds = min(args.steps, 50)
     command = [str(widen_program()), args.device, str(rounds), str(args.wide_bytes)]
     try:

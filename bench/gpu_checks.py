@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gpu_programs.py checks: programs train on a device with penstock as with torch's loader, to
-the bit.
+"""The checks of gpu_programs.py: programs train on a device with penstock bit-for-bit as with
+torch's loader.
 
 A row has the case and the way of loading, and some of: whether the losses are torch's, operators
 that moved to the workers, the bytes to the device over torch's, steps a second, a note.
@@ -20,7 +20,7 @@ import torch
 from gpu_measures import CUTS, Options, Row, make_loader, moved_by, prepare_device
 from torch.nn import functional as F
 
-# ---- The table of styles: losses and what moved
+# ---- The table of styles: losses and moved operations
 
 
 def styles(options: Options) -> Iterator[Row]:
@@ -32,7 +32,7 @@ def styles(options: Options) -> Iterator[Row]:
             yield from style_rows(name, options.device, ("swapped", "followed", "maximal"))
         return
     ways = ("swapped", "followed", *CUTS)
-    count = max(1, len(os.sched_getaffinity(0)) // 4)  # each has workers of its own
+    count = max(1, len(os.sched_getaffinity(0)) // 4)  # each has separate workers
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, spawn, prepare_device, (options.device,)) as processes:
         found = [processes.submit(style_rows, name, options.device, ways) for name in names]
@@ -108,7 +108,7 @@ def train(
 def compared(
     case: str, ways: tuple[str, ...], train_by: Callable[[str], Trained], first: str = "torch"
 ) -> Iterator[Row]:
-    """A row for each way, whose losses are to be those of the first way."""
+    """A row for each way, whose losses have to equal the losses of the first way."""
     expected = train_by(first)
     if train_by(first).losses != expected.losses:
         yield {"case": case, "note": "left out: torch's own losses differ from run to run"}
@@ -142,7 +142,7 @@ def compiled(options: Options) -> Iterator[Row]:
 
 
 def train_captured(way: str, options: Options) -> Trained:
-    """A step that is captured once and replayed on buffers into which each batch is copied."""
+    """A step that is captured once and replayed on buffers, to which each batch is copied."""
     from device_styles import Convolutions, Images, prepared_image
 
     torch.manual_seed(11)
@@ -252,7 +252,7 @@ def train_by_accelerate(way: str, options: Options) -> Trained:
 
     torch._dynamo.reset()
     if way != "torch":
-        penstock.install()  # accelerate makes the loader anew with the class that torch has
+        penstock.install()  # accelerate rebuilds the loader with torch's class
     try:
         torch.manual_seed(11)
         accelerator = Accelerator(cpu=options.device != "cuda")
@@ -287,7 +287,7 @@ def train_by_accelerate(way: str, options: Options) -> Trained:
 
 
 def pool(options: Options) -> Iterator[Row]:
-    """Workers of a pool on this machine. The stream is that of seeding="batch"."""
+    """Workers of a pool on this machine. The stream is the seeding="batch" stream."""
     from penstock.pool.local_pool import LocalPool
 
     local = LocalPool.start(2 if options.is_quick else 4, None)

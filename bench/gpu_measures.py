@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gpu_programs.py measures: the rates of the styles and of photographs into a ResNet-50, and
-the table of operators with a CPU's bits. Each yields rows, as gpu_checks.py does."""
+"""The measurements of gpu_programs.py: the rates of the styles and of photographs into a ResNet-50,
+and the table of operators with a CPU's bits. Each yields rows, as gpu_checks.py does."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from torch.utils.data import Dataset
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 Row = dict[str, Any]
 CUTS = ("auto", "maximal")
-# A rate is that of the steady state. Batches that were under way when a plan came into force come
-# whole, and are the dearest of all; plans are priced again every 0.5 s at first.
+# A rate is the steady-state rate. Batches that were in flight when a plan came into force arrive
+# whole, and are the most expensive of all; plans are priced again every 0.5 s at first.
 SETTLE_S = {"torch": 1.0, "auto": 4.0, "maximal": 2.0}  # at least
 OTHER_SETTLE_S = 1.5
 SETTLE_MAX_S = 8.0
-SETTLED_STEPS = 8  # beside those under way
-# Rates mean nothing on a device that counts bytes. Its batches are small, and so many steps come
-# before that nothing is copied ahead any more that nobody takes.
+SETTLED_STEPS = 8  # on top of the ones in flight
+# Rates mean nothing on a device that counts bytes. Its batches are small, and it takes this many
+# steps until unused copies are no longer made ahead.
 COUNTED_SIZE, COUNTED_STEPS = 8, 200
-# The median of some parts, each so long and of so many steps at least.
+# The median of some parts, each at least this long and with at least this many steps.
 PARTS, PART_S, PART_STEPS = 3, 0.4, 4
 
 
@@ -47,7 +47,7 @@ class Options(NamedTuple):
 
 
 def prepare_device(device: str) -> None:
-    """Makes a process ready for trainings on the device, whose results come out the same again."""
+    """Prepares a process for trainings on the device with reproducible results."""
     sys.path[:0] = [str(TESTS / name) for name in ("zoo", "python", "simgpu", "device")]
     if device == "simgpu":
         import device_process
@@ -80,7 +80,7 @@ def moved_by(loader: Any) -> list[str]:
 
 
 class Larger(Dataset[Any]):
-    """The samples of a style at the size of real ones, which cost nothing to make."""
+    """The samples of a style at realistic size, which cost nothing to make."""
 
     def __init__(self, dataset: Dataset[Any], is_quick: bool) -> None:
         samples = [dataset[index] for index in range(len(dataset))]  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def _tiled(x: torch.Tensor) -> torch.Tensor:
     return x.repeat(1, 11, 11) if x.dim() == 3 else x.repeat(40)
 
 
-# Copies by other hands, whose rates are those of "image moved, model prepares".
+# Copies by other code, whose rates equal the rates of "image moved, model prepares".
 SAME_AS_OTHERS = ("image on a side stream", "DDP moves")
 
 
@@ -148,8 +148,8 @@ def _rate(style: Any, way: str, options: Options) -> Row:
 def measured(
     batches: Iterator[Any], step: Callable[[Any], None], way: str, options: Options
 ) -> Row:
-    """Steps a second in the steady state, timed to the end of the device's work, and the bytes that
-    a step copies to the device, where somebody counts them."""
+    """Steps per second in the steady state, timed to the end of the device's work, and the bytes
+    that a step copies to the device, where these are counted."""
     counted = importlib.import_module("simgpu") if options.device == "simgpu" else None
     if options.is_quick:
         _run(batches, step, 3, 0.0, options)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that train on a device, with torch's loader and with penstock: are the losses equal to
-the bit, what has moved to the workers, and how many steps a second?
+"""Programs that train on a device, with torch's loader and with penstock: are the losses
+bit-for-bit identical, which operations have moved to the workers, and how many steps per second?
 
 usage: python bench/gpu_programs.py [checks|measures|all] [--device cuda] [--out FOLDER]
 
-The parts are in gpu_checks.py and gpu_measures.py. Each runs in a process of its own, prints a line
-when it is over, and may fail without the others. The folder gets results.json, results.md and what
-parts write. The exit status is 1 if a part failed or some result was not torch's. With ``--device
-cpu`` or ``--device simgpu`` (tests/simgpu) and ``--quick`` it shows that the code runs; the rates
-mean nothing then.
+The parts are in gpu_checks.py and gpu_measures.py. Each runs in a separate process, prints a line
+when it is over, and may fail without the others. The folder gets results.json, results.md and the
+files that parts write. The exit status is 1 if a part failed or some result differed from torch's.
+With ``--device cpu`` or ``--device simgpu`` (tests/simgpu) and ``--quick`` it shows that the code
+runs; the rates are meaningless then.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ CHECKS = {
 MEASURES = {"rates": rates, "photographs": photographs, "bits": bits}
 PARTS = {**CHECKS, **MEASURES}
 PARTS_OF = {"checks": CHECKS, "measures": MEASURES, "all": PARTS}
-# That a part may take, beside the bound of all of them.
+# The time limit of a part, in addition to the limit for all of them.
 SECONDS_MAX = {"styles": 150, "compiled": 150, "rates": 270, "photographs": 100, "bits": 120}
 COLUMNS = ("part", "case", "way", "equal", "steps_per_s", "bytes_per_step", "moved", "note")
 
 
 class Ended(NamedTuple):
-    """What became of one part."""
+    """The result of one part."""
 
     name: str
     seconds: float
@@ -68,7 +68,7 @@ class Ended(NamedTuple):
 
 
 def run_part(name: str, args: argparse.Namespace, seconds_max: float) -> Ended:
-    """Runs a part in a process of its own, for so long at most."""
+    """Runs a part in a separate process, with this time limit."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         rows_file, log_file = Path(folder) / "rows", Path(folder) / "log"
@@ -77,8 +77,8 @@ def run_part(name: str, args: argparse.Namespace, seconds_max: float) -> Ended:
         command += ["--quick"] if args.quick else []
         failure = ""
         with log_file.open("w") as log:
-            # A group of its own, so that its workers end with it.
-            # What a pool and compilers keep in the temporary folder goes with it.
+            # A separate process group, so that its workers end with it. Temporary files of pools
+            # and compilers are removed with it.
             process = subprocess.Popen(
                 command,
                 stdout=log,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the parts of a step are from known delays, and what the ledger costs.
+"""How far the parts of a step are from known delays, and the cost of the ledger.
 
 The dataset and the collate function sleep for known times, and the program between its batches. The
-loop has clocks of its own, which the ledger is compared with. The cost is that of next() where the
-batch is here already, with the calls of the ledger and without them in turns; and of these alone,
-many in a row.
+loop has separate clocks, to compare the ledger with. The cost is the time of next() with the batch
+already here, with the calls of the ledger and without them in turns; and of these alone, many in a
+row.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 """penstock against torch's DataLoader, interleaved in one run: one JSON line per figure, a table.
 
 Every measurement has a fresh process, and the rounds go torch, penstock, limit, then penstock,
-torch, limit, and so on, so that what else the machine does falls on all alike. Ratios are taken
+torch, limit, and so on, so that other load on the machine affects all equally. Ratios are taken
 within a round. Both loaders get the same arguments, num_workers=2 and one thread in the consumer,
-an empty loop; before a workload is timed, both streams are compared bit for bit. Options that only
-penstock has are named by the workload.
+an empty loop; before a workload is timed, both streams are compared bit for bit. Workloads name the
+options that only penstock has.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from workloads import WORKLOADS, load
 HERE = Path(__file__).resolve().parent
 WORKER_COUNT = 2
 WORKER_COUNTS = {"one_batch": 0, "spawn_start": 8, "forkserver_start": 8, "memory": 4}
-# The measurements: the name of a case, its question, and the workload that it is asked of.
+# The measurements: the name of a case, its question, and its workload.
 CASES = {name: ("rate", name) for name in WORKLOADS} | {
     f"{question}/{name}": (question, name)
     for question in ("first_batch", "next_epoch")

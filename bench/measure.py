@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measurement in a process of its own: bench/loader.py starts this and reads the last line.
+"""One measurement in a separate process: bench/loader.py starts this and reads the last line.
 
 A fresh process for each, because heaps, page tables and allocator thresholds that one loader leaves
-behind change what the next one costs.
+behind change the cost of the next one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ SHORT_EPOCH_BATCHES = 8
 
 
 def loader_class(kind: str, workload: Workload) -> Any:
-    """The class, with the options of penstock's own that the workload names."""
+    """The class, with the penstock options that the workload names."""
     if kind == "penstock":
-        # A loader that hands over to torch's would be measured against itself.
+        # A loader that falls back to torch's would be measured against itself.
         os.environ["PENSTOCK_FALLBACK"] = "error"
         from penstock import DataLoader
 
@@ -133,7 +133,7 @@ def next_epoch(
     make_loader: Any, arguments: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, float]:
     """Seconds from an epoch's last batch to the next one's first, the median of several epochs; and
-    how much that is beyond the seconds that one batch takes, made without workers.
+    their excess over the seconds that one batch takes, made without workers.
     """
     batch_s = one_batch(make_loader, arguments, args)["latency_s"]
     loader = make_loader(**arguments, persistent_workers=True)
@@ -156,7 +156,8 @@ def next_epoch(
 def one_batch(
     make_loader: Any, arguments: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, float]:
-    """Seconds of one next() without workers, where nothing is fetched ahead; the median of several.
+    """Seconds of one next() without workers, where no batch is fetched ahead; the median of
+    several.
 
     The first one, which connects to the store, is left out.
     """
@@ -167,7 +168,7 @@ def one_batch(
 def spawn_start(
     make_loader: Any, arguments: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, float]:
-    """Seconds from making the loader to its first batch, with workers that hold nothing yet."""
+    """Seconds from making the loader to its first batch, with workers whose dataset is empty."""
     return _fresh_start(make_loader, arguments, "spawn")
 
 
@@ -183,7 +184,7 @@ def _fresh_start(make_loader: Any, arguments: dict[str, Any], method: str) -> di
     batches = iter(make_loader(**arguments, multiprocessing_context=method))
     next(batches)
     first_s = time.perf_counter() - begin
-    # Batches are asked of the workers in turn, so here each has answered.
+    # Batches are requested from the workers in turn, so each has answered by here.
     for _ in range(arguments["num_workers"] - 1):
         next(batches)
     every_s = time.perf_counter() - begin
@@ -220,7 +221,7 @@ def one_sample(arguments: dict[str, Any], args: argparse.Namespace) -> dict[str,
 
 
 def limit(workload: Workload, arguments: dict[str, Any], args: argparse.Namespace) -> float:
-    """Batches per second of the same work in processes that hand nothing over."""
+    """Batches per second of the same work in processes without any transfer."""
     context = multiprocessing.get_context("fork")
     count = workload.work_process_count
     barrier, rates = context.Barrier(count), context.SimpleQueue()
@@ -251,7 +252,7 @@ def limit(workload: Workload, arguments: dict[str, Any], args: argparse.Namespac
 
 
 def sampler(arguments: dict[str, Any], args: argparse.Namespace) -> float:
-    """Batches per second of torch's sampler when nothing else is done."""
+    """Batches per second of torch's sampler alone."""
     indices = BatchSampler(
         RandomSampler(arguments["dataset"]), arguments["batch_size"], drop_last=False
     )
@@ -305,9 +306,9 @@ def _size(batch: Any) -> tuple[int, int]:
 
 
 def _peak_memory(batches: Iterator[Any], seconds: float) -> dict[str, float]:
-    """The most memory seen, at full speed and while prefetched batches wait for a loop that stands.
+    """The most memory seen, at full speed and while prefetched batches wait for a stopped loop.
 
-    Done after the timing: asking the kernel for this takes milliseconds and holds up the processes.
+    Runs after the timing: the kernel's answer takes milliseconds and holds up the processes.
     """
     pss = memory = 0
 
@@ -335,7 +336,7 @@ def _median(values: list[float]) -> float:
 
 LONG_QUESTIONS = {"rate": rate, "worker_cpu": worker_cpu}
 SHORT_QUESTIONS = {"first_batch": first_batch, "next_epoch": next_epoch, "one_batch": one_batch}
-# Those of the whole dataset, with workers of their own number.
+# The samples of the whole dataset, with a separate number of workers.
 HELD_QUESTIONS = {
     "spawn_start": (spawn_start, STARTED_WORKER_COUNT),
     "forkserver_start": (forkserver_start, STARTED_WORKER_COUNT),

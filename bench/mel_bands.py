@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mel bands, for the workloads of sound: torchaudio, which has them too, ends at torch 2.11."""
+"""Mel bands, for the sound workloads: torchaudio, which has them too, ends at torch 2.11."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 
 def mel_bands(bin_count: int, band_count: int, rate_hz: int) -> torch.Tensor:
-    """What each bin of a spectrum gives to each band: [bin_count, band_count], float32.
+    """The share of each bin of a spectrum in each band: [bin_count, band_count], float32.
 
     The bins are evenly spaced from 0 Hz to half of ``rate_hz``. A band is a triangle between the
     centres of its neighbours, and the centres are evenly spaced in mel,

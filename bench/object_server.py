@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store of objects over HTTP/1.1 on this machine that answers each request after a set time.
+"""An object store over HTTP/1.1 on this machine that answers each request after a set time.
 
 usage: object_server.py FILE OBJECT_BYTES ANSWER_S
 
 GET /N gives the Nth OBJECT_BYTES of FILE. Prints its port when it is ready, and ends when its
-standard input is closed, as it is when those that started it are gone.
+standard input is closed, which happens when its starters are gone.
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ from pathlib import Path
 
 
 def cpu_s(pid: int) -> float:
-    """Of all its threads, in nanoseconds exact. Threads that have ended are not counted."""
+    """The CPU time of all its threads, in exact nanoseconds. Threads that have ended are not
+    counted."""
     return sum(cpu_s_of_threads(pid).values())
 
 
 def cpu_s_of_threads(pid: int) -> dict[str, float]:
-    """By the threads' names; those of one name together."""
+    """By the threads' names; threads of one name together."""
     found: dict[str, float] = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
@@ -37,7 +38,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def pss_bytes(pid: int) -> int:
-    """Its memory, of which each page counts by its part of those who have it mapped."""
+    """Its memory; each shared page counts in proportion to the processes that map it."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -45,7 +46,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """Its memory that no other process has mapped: of a forked process, its own part."""
+    """Its memory that no other process has mapped: in a forked process, its private part."""
     total_kb = 0
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith(("Private_Clean:", "Private_Dirty:")):
@@ -62,7 +63,8 @@ def thread_count(pid: int) -> int:
 
 
 def listening_addresses(pid: int) -> list[str]:
-    """At which it listens over TCP or UDP, in the kernel's digits: "0100007F:1F90"."""
+    """The addresses at which it listens over TCP or UDP, in the kernel's digits:
+    "0100007F:1F90"."""
     inodes = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):

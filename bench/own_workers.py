@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers of a trainer's own beside a pool against those of a loader without a pool: the rate of
+"""A trainer's local workers with a pool against the workers of a loader without a pool: the rate of
 batches that are ready, in turns. The pool is a controller without workers.
 
 Each measurement has a fresh process, which is this file as well (--way).
@@ -67,7 +67,7 @@ def measured(way: str, kib: int, pool: PoolHost, args: argparse.Namespace) -> di
     command = [sys.executable, __file__, "--way", way, "--kib", str(kib)]
     command += ["--pool", pool.endpoint, "--keys", pool.keys]
     command += ["--seconds", str(args.seconds), "--warmup", str(args.warmup)]
-    # The keys of the trainer's own processes lie in the folder of those of the pool.
+    # The keys of the trainer's local processes are in the folder of the pool's keys.
     environment = os.environ | {"XDG_RUNTIME_DIR": str(Path(pool.keys).parent)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
     if done.returncode != 0:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pool's workers add to a running job: batches per second as 1, 2, 4, ... 64 of them join.
+"""The throughput that a pool's workers add to a running job: batches per second as 1, 2, 4, ... 64
+of them join.
 
-A batch takes a fixed time in which its worker sleeps, so that few cores can play many machines, and
-the ideal is workers over that time. The trainer, the controller and each worker are processes of
-their own with real sockets. Beside the rate: what the trainer and the controller use for a batch,
-how soon a worker that joins is of use, and how long the stream pauses while workers join.
+A batch takes a fixed time in which its worker sleeps, so that few cores can simulate many machines,
+and the ideal is workers over that time. The trainer, the controller and each worker are separate
+processes with real sockets. Also measured: the CPU time per batch of the trainer and the
+controller, how soon a joining worker is of use, and how long the stream pauses while workers join.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from table import aligned, by_parameter, metric_cells
 
 HERE = Path(__file__).resolve().parent
 SAMPLES_PER_BATCH = 8
-JOIN_S_MAX = 120.0  # until the last of those that join has sent a batch
+JOIN_S_MAX = 120.0  # until the last joining worker has sent a batch
 BATCHES_MAX = 10_000_000
 
 
@@ -41,7 +42,7 @@ class Use:
 
     at: float
     trainer_s: float
-    io_s: float  # of the thread that speaks to the workers
+    io_s: float  # of the thread that communicates with the workers
     zmq_s: float  # of ZeroMQ's thread, which encrypts
     controller_s: float
     machine_s: float
@@ -84,7 +85,7 @@ class Stage:
 
 
 class Growth:
-    """A running job, and the news of its stream."""
+    """A running job, and the events of its stream."""
 
     def __init__(self, host: PoolHost, args: argparse.Namespace) -> None:
         from penstock import DataLoader
@@ -104,7 +105,7 @@ class Growth:
                 timeout=60,
             )
         )
-        self._seen: dict[int, tuple[float, float]] = {}  # pid: first begun, first delivered
+        self._seen: dict[int, tuple[float, float]] = {}  # pid: first started, first delivered
         self._last = time.perf_counter()
         self.longest_pause_s = 0.0
 
@@ -113,7 +114,7 @@ class Growth:
         batch: Any = next(self._batches)
         now_ns = time.monotonic_ns()
         now = time.perf_counter()
-        if self._seen:  # before, nothing streamed that could pause
+        if self._seen:  # before, there was no stream to pause
             self.longest_pause_s = max(self.longest_pause_s, now - self._last)
         self._last = now
         pid = int(batch["pid"][0])
@@ -130,7 +131,7 @@ class Growth:
         return count
 
     def grow(self, worker_count: int) -> Stage:
-        """Has workers join until there are so many, and measures."""
+        """Has workers join up to this number, and measures."""
         stage = Stage(worker_count)
         joining: list[StartedWorker] = []
         wanted = worker_count - len(self._host.workers)

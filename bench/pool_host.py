@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool for a bench: a controller, and workers that start and leave when the bench says so.
+"""A pool for a bench: a controller, and workers that start and leave at the bench's command.
 
-Both are processes of their own, and speak over TCP with the keys of ``penstock keys``. Workers are
-in one process each, as those that a trainer starts for itself, or in several, as those of
-``penstock worker``. The former are forked from one process that has imported torch already, since
-64 imports would take this machine minutes. That process is this file, run with --nursery.
+Both are separate processes, and communicate over TCP with the keys of ``penstock keys``. Workers
+are in one process each, like a trainer's local workers, or several per process, as with ``penstock
+worker``. The former are forked from one process that has imported torch already, since 64 imports
+would take this machine minutes. That process is this file, run with --nursery.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class PoolError(Exception):
-    """A process of the pool did not come up, or ended."""
+    """A process of the pool did not start, or ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class PoolHost:
     def __init__(
         self, folder: Path, *, address: str = "127.0.0.1", prefix: Sequence[str] = ()
     ) -> None:
-        """``folder`` is for the keys. ``prefix`` is a command that runs another in a place of its
-        own, such as a network namespace, where ``address`` is.
+        """``folder`` is for the keys. ``prefix`` is a command that runs another command in a
+        separate place, such as a network namespace, where ``address`` is.
         """
         self.keys = str(folder / "keys")
         self.address = address
@@ -112,13 +112,13 @@ class PoolHost:
         return self._controller.pid
 
     def start_workers(self, count: int) -> None:
-        """Has them started, and returns at once; ``take_news`` says when they are there."""
+        """Has them started, and returns immediately; ``take_news`` reports when they are there."""
         self._tell({"start": count, "controller": self.endpoint, "keys": self.keys,
                     "bind": f"tcp://{self.address}:0"})  # fmt: skip
 
     def start_command(self, count: int) -> None:
-        """Runs `penstock worker` with so many workers, once, and returns when they listen. Their
-        pids are those of their servers."""
+        """Runs `penstock worker` with this many workers, once, and returns when they listen. The
+        pids are the pids of their servers."""
         log = self._folder / "worker.log"
         command = [sys.executable, "-m", "penstock", "worker", "--controller", self.endpoint]
         command += ["--keys", self.keys, "--bind", f"tcp://{self.address}:0"]
@@ -150,8 +150,8 @@ class PoolHost:
         self.workers = [worker for worker in self.workers if worker.pid != pid]
 
     def take_news(self, timeout_s: float = 0.0) -> list[StartedWorker]:
-        """The workers that have come to listen since the last call. Raises PoolError when none can
-        any more.
+        """The workers that have started to listen since the last call. Raises PoolError when no
+        more can start.
         """
         assert self._nursery is not None and self._nursery.stdout is not None
         pipe = self._nursery.stdout.fileno()
@@ -166,7 +166,7 @@ class PoolHost:
         return news
 
     def wait_for_workers(self, count: int) -> None:
-        """Until so many listen."""
+        """Wait until this many listen."""
         deadline = time.monotonic() + START_S_MAX
         while len(self.workers) < count:
             self.take_news(1.0)
@@ -192,12 +192,12 @@ class PoolHost:
 
 
 def end_with_parent() -> None:
-    """Has the system end the process that is about to start when the bench is killed."""
+    """Has the system end the process to be started when the bench is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_process(process: subprocess.Popen[Any], number: int) -> None:
-    """By the signal, and where it does not end by that, by force."""
+    """By the signal, and if it does not end by that, by force."""
     process.send_signal(number)
     try:
         process.wait(END_S_MAX)
@@ -209,7 +209,7 @@ def end_process(process: subprocess.Popen[Any], number: int) -> None:
 
 
 def run_nursery() -> None:
-    """Forks workers as standard input says, one order a line, until it ends."""
+    """Forks workers as ordered on standard input, one order a line, until its end."""
     import torch  # noqa: F401 - which every worker needs
 
     from penstock.pool.worker_spec import PoolWorkerSpec

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One loader with a pool, whose batches are ready: how fast they come, and what that costs whom.
+"""One loader with a pool, whose batches are ready: their rate, and its cost for each process.
 bench/pool_transport.py starts this and reads the last line.
 """
 
@@ -74,8 +74,9 @@ def cpu_of_all(args: argparse.Namespace) -> dict[str, float]:
 
 
 def link_bytes(link: str) -> int:
-    """What has left through the queue of a link, NAMESPACE:DEVICE, with the headers of Ethernet, IP
-    and TCP. The counters of the device leave out those that it makes itself when it cuts a packet.
+    """The bytes sent through the queue of a link, NAMESPACE:DEVICE, with the headers of Ethernet,
+    IP and TCP. The counters of the device leave out the headers that it makes itself when it cuts a
+    packet.
     """
     if not link:
         return 0
@@ -86,8 +87,8 @@ def link_bytes(link: str) -> int:
 
 
 def _until(batches: Iterator[Any], end: float, turn: int) -> Iterator[None]:
-    """Takes batches until the time has come, and drops each for the next. As many as there are
-    workers make a turn, after which as much is on its way as before it: whole turns are taken.
+    """Takes batches until the time is over, and drops each for the next. As many batches as workers
+    make a turn, after which as much is in flight as before it: whole turns are taken.
     """
     count = 0
     while count < BATCHES_MIN or count % turn != 0 or time.perf_counter() < end:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets of the benches of a pool. They travel to its workers, this file with them."""
+"""Datasets of the pool benches. They are sent to its workers, together with this file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CODE = __file__
 
 
 class FixedCost(Dataset[dict[str, Any]]):
-    """Samples that take their time without a CPU, so that few cores can play many machines. Each
-    says which process made it, and when that began.
+    """Samples that take their time without a CPU, so that few cores can simulate many machines.
+    Each contains the process that made it, and its start time.
     """
 
     def __init__(self, count: int, sample_s: float, values: int) -> None:
@@ -34,7 +34,7 @@ class FixedCost(Dataset[dict[str, Any]]):
 
 
 class FromFiles(FixedCost):
-    """Samples for each of which a file is opened, as most datasets do."""
+    """Samples that each open a file, as in most datasets."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         with open(os.devnull, "rb"):
@@ -42,8 +42,8 @@ class FromFiles(FixedCost):
 
 
 class Rows(Dataset[torch.Tensor]):
-    """Rows of random bytes that are there already, which the worker puts together to a batch. No
-    two rows of a batch are equal: a pool would send equal ones once, where its link seems slow.
+    """Rows of random bytes that exist already, which the worker combines into a batch. No two rows
+    of a batch are equal: a pool would send equal ones once, where its link seems slow.
     """
 
     def __init__(self, count: int, row_bytes: int, row_count: int) -> None:
@@ -61,7 +61,7 @@ class Rows(Dataset[torch.Tensor]):
 
 
 class Ready(Dataset[torch.Tensor]):
-    """A tensor that is there already, for loaders with ``batch_size=None``: what a batch takes is
+    """A tensor that is there already, for loaders with ``batch_size=None``: the time of a batch is
     its way to the trainer.
     """
 

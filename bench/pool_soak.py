@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a pool that runs for long keep what it should give back? Epoch after epoch workers join and
-leave, by turns drained and killed, and after each epoch memory, descriptors and threads of the
-trainer, the controller and the worker that stays are counted.
+"""Does a long-running pool release its resources? Epoch after epoch workers join and leave, by
+turns drained and killed, and after each epoch memory, descriptors and threads of the trainer, the
+controller and the remaining worker are counted.
 
 A line is fitted through the epochs after the warm-up. Descriptors and threads may not grow at all
 and memory by no more than ``--limit-kb`` an epoch; otherwise the exit status is 1.
@@ -49,7 +49,7 @@ def count_all(host: PoolHost, steady_pid: int) -> Counts:
 
 
 def soak(host: PoolHost, args: argparse.Namespace) -> tuple[list[Counts], list[float], int]:
-    """The counts after each epoch, the seconds of each, and how many workers came and went."""
+    """The counts after each epoch, the seconds of each, and how many workers joined and left."""
     from penstock import DataLoader
 
     host.start_workers(1)
@@ -126,7 +126,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
 
 
 def growth(values: list[float], warmup: int) -> Record:
-    """The line through what came after the warm-up: how much more an epoch, and its 95% interval;
+    """The line through the values after the warm-up: the growth per epoch, and its 95% interval;
     with the first and last of the values."""
     kept = numpy.asarray(values[warmup:])
     epochs = numpy.arange(len(kept), dtype=float)
@@ -144,7 +144,7 @@ def growth(values: list[float], warmup: int) -> Record:
 
 
 def verdict(record: Record) -> str:
-    """Missed: resources that grow beyond doubt and by more than is allowed."""
+    """Missed: resources that certainly grow, and by more than is allowed."""
     what = record["name"].partition("/")[2]
     limit = record["parameters"]["limit_bytes"] if what.endswith("_bytes") else 0.05
     if record["slope"] <= limit:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a batch from a pool's worker to its trainer, against the sockets it goes through.
+"""The way of a batch from a pool worker to its trainer, against the sockets on that way.
 
 A round is, for one size of batch and one after the other: a raw TCP socket, ZeroMQ without keys,
 ZeroMQ with CURVE, a pool's data connection and its seal alone (bench/micro_pool_transport.cpp, in

@@ -16,7 +16,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Since the processes began, with the children that ended and were waited for."""
+    """Since the start of the processes, including children that ended and were waited for."""
 
     cpu_s: float
     minor_faults: int
@@ -35,7 +35,7 @@ def usage(root_pid: int) -> Usage:
 
 
 def parents(root_pid: int) -> dict[int, int]:
-    """Of each descendant, its parent."""
+    """Return the parent of each descendant."""
     found = {int(fields[-1]): int(fields[1]) for fields in _stats_of_tree(root_pid)}
     found.pop(root_pid, None)
     return found
@@ -54,7 +54,7 @@ def pss_bytes(root_pid: int) -> int:
 
 def memory_bytes(root_pid: int) -> int:
     """Memory that the tree keeps from other processes: its PSS, and the pages of shared memory that
-    it holds open without mapping them, as torch's loader does with batches on their way.
+    it holds open without mapping them, as torch's loader does with batches in flight.
     """
     mapped: Counter[tuple[int, int]] = Counter()  # bytes by file
     files: dict[tuple[int, int], int] = {}
@@ -104,7 +104,7 @@ def open_fds(root_pid: int) -> int:
 
 
 def machine_busy_s() -> float:
-    """CPU time that all processes of the machine have used, ours among them."""
+    """CPU time used by all processes of the machine, including ours."""
     fields = Path("/proc/stat").read_text().splitlines()[0].split()
     user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields[1:9])
     return (user + nice + system + irq + softirq + steal) / TICKS_PER_S

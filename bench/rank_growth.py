@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pool costs as a job gets more ranks.
+"""The cost of a pool as a job gets more ranks.
 
 The workers stay the same; the ranks take their shares of one order. Of 2 to 8 ranks each is a
-process of its own. 64 are played by one process with 64 loaders, each with its own connections.
+separate process. 64 are simulated by one process with 64 loaders, each with separate connections.
 The costs are the CPU time of the controller, and the steps that the job makes.
 """
 
@@ -57,7 +57,7 @@ def read(pool: str, keys: str, rank: int, world_size: int, end: threading.Event)
 
 
 def be_ranks(given: dict[str, Any]) -> None:
-    """Reads as these ranks until a line comes, and prints how many batches each has had."""
+    """Reads as these ranks until a line arrives, and prints how many batches each has had."""
     end = threading.Event()
     counts: dict[int, int] = {}
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does a job train on, and what are its losses, when it goes from 4 ranks to 2 and to 1?
+"""The training data and losses of a job that is reduced from 4 ranks to 2 and to 1.
 
-Each number of ranks is a torchrun of its own, which goes on from the state of the one before. The
-samples and the augmented inputs of each step are compared with those of 1 rank that nothing
-interrupted, to the bit. The losses are means over the ranks: sums of floating-point numbers in
-another order, so that their last digits may differ.
+Each number of ranks is a separate torchrun, which resumes from the state of the one before. The
+samples and the augmented inputs of each step are compared bit for bit with those seen by 1
+uninterrupted rank. The losses are means over the ranks: sums of floating-point numbers in another
+order, so that their last digits may differ.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often does a job of torchrun go on after a rank was killed, and who failed if it did not?
+"""How often a torchrun job resumes after a rank was killed, and which part failed if it did not.
 
 A rank is killed in mid-epoch, once, and torchrun may restart the ranks. They meet again in the
-store of the first attempt (torch's default), or in one of their own
-(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1). A restart that does not come so far that all ranks have met
-failed in torch's rendezvous. One that trains has to give the losses of a whole job.
+store of the first attempt (torch's default), or in a new one
+(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1). A restart in which the ranks never all meet failed in
+torch's rendezvous. A restart that trains has to give the losses of a whole job.
 """
 
 from __future__ import annotations

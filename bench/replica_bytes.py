@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crosses to a machine whose ranks are to have the same batches, with ``replica_group`` and
+"""The bytes that cross to a machine whose ranks need the same batches, with ``replica_group`` and
 without.
 
 Two network namespaces are the machines: on one are a pool's workers, on the other the ranks of one
-group. All ranks read the same order. The bytes are those that the ranks' machine received.
+group. All ranks read the same order. The bytes received by the ranks' machine are counted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the first batch takes after iter(), where a loader goes on late in a long epoch.
+"""The time of the first batch after iter(), where a loader resumes late in a long epoch.
 
-The dataset is map-style and shuffled, its samples cost nothing, so that what is timed is the way to
-the place. A state is made of one after the first step, by writing the step and what was given into
-it, and each restored loader's first batch is compared with the order of the epoch. The kinds take
-turns, in one process:
+The dataset is map-style and shuffled, and its samples are free, so the time measured is spent on
+reaching the place. A state is made from one after the first step, by writing the step and the
+delivered samples into it, and each restored loader's first batch is compared with the order of the
+epoch. The kinds take turns, in one process:
 
 - order: torch.randperm of as many samples, which torch's samplers and ours draw at the first batch
 - fresh: a new loader's first epoch
@@ -76,7 +76,7 @@ def state_at(step: int, loader: Any) -> dict[str, Any]:
 
 
 def expected_batch(step: int, count: int, size: int) -> list[int]:
-    """Of rank 0. The loader draws its base seed first."""
+    """A batch of rank 0. The loader draws its base seed first."""
     generator = torch.Generator().manual_seed(SEED)
     torch.empty((), dtype=torch.int64).random_(generator=generator)
     order = torch.randperm(count, generator=generator)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the samplers of penstock's own keep to, and what they cost.
+"""The guarantees of penstock's samplers, and their cost.
 
 - shares: how far a source of a MixtureSampler is from its share, in samples, at the worst prefix.
 - balance: the most expensive batch of a step of a CostBatchSampler over the mean of its ranks, on
   lengths with a log-normal distribution.
 - time: the CPU time of the sampler, as a share of the CPU time that workers and trainer need for
   an epoch, the start of the workers included. "split": a text is split into words, which are looked
-  up in a vocabulary. "ready": its tokens lie in memory, and nothing is done to them. Both are
+  up in a vocabulary. "ready": its tokens lie in memory, and they are not processed. Both are
   padded to the longest text of the batch.
 """
 
@@ -42,7 +42,7 @@ BATCH_SIZE = 16
 
 
 def share_error(weights: list[float], sample_count: int, change_count: int) -> float:
-    """Of every prefix since the weights were set last, and every source."""
+    """Of every prefix since the weights were last set, and every source."""
     lengths = [sample_count] * len(weights)
     sampler = MixtureSampler(
         lengths, weights, when_exhausted="repeat", num_samples=sample_count * (change_count + 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two network namespaces with a cable between them that carries no more than a given rate."""
+"""Two network namespaces with a cable between them that carries at most a given rate."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ TRAINER_ADDRESS, POOL_ADDRESS = "10.213.0.1", "10.213.0.2"
 
 
 class NoLinkError(Exception):
-    """This machine or user cannot have one; the message says why."""
+    """This machine or user cannot have one; the message gives the reason."""
 
 
 class ShapedLink:
-    """A context manager: the namespaces go when it ends. Needs root, ``ip`` and ``tc``."""
+    """A context manager: the namespaces are removed when it ends. Needs root, ``ip`` and ``tc``."""
 
     def __init__(self, rate: str) -> None:
         """``rate`` as tc reads it, such as 1gbit."""
@@ -37,7 +37,7 @@ class ShapedLink:
         self.close()
 
     def enter(self, namespace: str) -> list[str]:
-        """The command that runs another in it."""
+        """The prefix that runs a command in it."""
         return ["ip", "netns", "exec", namespace]
 
     def _make(self) -> None:
@@ -57,7 +57,7 @@ class ShapedLink:
 
     def close(self) -> None:
         for namespace in (self.trainer_side, self.pool_side):
-            with contextlib.suppress(FileNotFoundError):  # without `ip` nothing was made
+            with contextlib.suppress(FileNotFoundError):  # without `ip` there is none to remove
                 subprocess.run(["ip", "netns", "delete", namespace], capture_output=True)
 
 

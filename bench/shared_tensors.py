@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast one tensor that the dataset keeps is given again and again: in shared memory, by torch's
-loader and by ours, and in private memory (*copied*), by ours.
+"""How fast one tensor that the dataset keeps is returned again and again: in shared memory, by
+torch's loader and by ours, and in private memory (*copied*), by ours.
 
-Each measurement has a forked process of its own, and the kinds take turns within a round.
+Each measurement has a separate forked process, and the kinds take turns within a round.
 """
 
 from __future__ import annotations

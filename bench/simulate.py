@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would one pool over a cluster give its jobs? Runs `penstock simulate` on a trace by cases.
+"""The benefit of one pool over a cluster for its jobs. Runs `penstock simulate` on a trace by
+cases.
 
 `--markdown` prints the table, `--picture FILE` draws it. The bench ends with 2 when a case fails.
 """
@@ -47,7 +48,7 @@ CASES = (
     Case("16x4", options=("--servers", "16x4")),
     Case("11 CPUs", options=("--cpus-per-gpu", "11")),
     Case("16 CPUs", options=("--cpus-per-gpu", "16")),
-    # What costs penstock its distance to the bound: one cost at a time is switched off.
+    # The causes of penstock's distance to the bound: one cost at a time is switched off.
     Case("60/30/10, no delay", split="60/30/10", options=("--delay", "0")),
     Case("60/30/10, wide links", split="60/30/10", options=("--link", "1000000")),
     Case("60/30/10, no noise", split="60/30/10", options=("--noise", "0")),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs that a pool's worker is several processes: batches per second of `penstock worker`,
-whose server answers the trainer and whose job process makes the batches, against a worker that does
-both in one process.
+"""The cost of splitting a pool worker into several processes: batches per second of `penstock
+worker`, whose server answers the trainer and whose job process makes the batches, against a worker
+that does both in one process.
 
-For each size of batch two pools on loopback, of one worker each, serve two loaders of this process.
-A round is a window of each, one after the other; the ratio is taken within a round.
+For each batch size two pools on loopback, of one worker each, serve two loaders of this process. A
+round is a window of each, one after the other; the ratio is taken within a round.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BATCHES_MAX = 10_000_000
 
 
 class Job:
-    """A loader whose batches come from one worker of a kind."""
+    """A loader with one worker of the given kind."""
 
     def __init__(self, kind: str, host: PoolHost, row_bytes: int) -> None:
         from penstock import DataLoader

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a command of penstock's takes to start, and its peak of resident memory.
+"""The start-up time of penstock commands, and their peak of resident memory.
 
-Each start is a process of its own; the commands take turns, and with several ``--python`` so do the
-Pythons, each of which has a penstock of its own: that is how two commits are compared. Python alone
-and an import of torch are measured beside them: nothing can start faster than the one, and nothing
-that needs torch faster than the other.
+Each start is a separate process; the commands take turns, and with several ``--python`` so do the
+Pythons, each with a separate penstock installation: that is how two commits are compared. Python
+alone and an import of torch are measured for comparison: no program can start faster than the
+first, and no program that needs torch faster than the second.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LISTENS = "listens at tcp://"
 
 class Case(NamedTuple):
     arguments: str  # of Python; {folder} is an empty one, {controller} the address of a live one
-    # The text that it prints when it has started; without one, it has started when it ends.
+    # The text that it prints when it has started; without one, the start ends with the command.
     ready: str = ""
     codes: tuple[int, ...] = (0,)
 
@@ -52,7 +52,7 @@ CASES = {
     "status": Case("-m penstock status --controller {controller}"),
     "drain": Case("-m penstock drain 0 --controller {controller}", codes=(1,)),  # it has no worker
     "controller": Case("-m penstock controller --bind tcp://127.0.0.1:0", ready=LISTENS),
-    # Until its process can be connected to, which imports torch; the memory is the parent's.
+    # Until its process accepts connections, which imports torch; the memory is the parent's.
     "worker": Case("-m penstock worker --controller {controller}", ready=LISTENS),
 }
 
@@ -101,7 +101,7 @@ def start(python: str, case: Case, address: str, environment: dict[str, str]) ->
 
 def measure(args: argparse.Namespace) -> Iterator[Record]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        environment = {**os.environ, "XDG_RUNTIME_DIR": folder}  # with keys of the bench's own
+        environment = {**os.environ, "XDG_RUNTIME_DIR": folder}  # with separate keys
         for name in ("PENSTOCK_POOL", "PENSTOCK_KEYS"):
             environment.pop(name, None)
         addresses = {
@@ -129,7 +129,7 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
 
 
 def own_s() -> float:
-    """CPU time of the starts; the controllers, which wait, have none to speak of."""
+    """CPU time of the starts; the controllers, which wait, use almost none."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -177,7 +177,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--rounds is {args.rounds}; give 1 or more")
     if args.quick:
         args.rounds = 1
-    # A start has a folder of its own. Links stay: that of a virtual environment says which it is.
+    # A start has a private folder. Links are kept: the link of a virtual environment shows which it
+    # is.
     args.python = [os.path.abspath(python) for python in args.python]
     return args
 

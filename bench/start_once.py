@@ -7,8 +7,8 @@ bytes, and its exit code. bench/start.py starts this with `python -I -S`.
 A command has started when it has ended or, with a READY that is not "", when it has printed a line
 with READY in it; then it is ended by SIGTERM.
 
-Here is a process of its own and without any import that a bare Python has not, since a process
-inherits a peak: it counts what its memory was before it became another program.
+This is a separate process, with only the imports of a bare Python, since a process inherits a peak:
+it includes its memory before it became another program.
 """
 
 import os
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def own_peak_kb(pid: int) -> int:
-    """Of a process that lives. The figures of one that has ended count its children as well."""
+    """The figures of a living process. After its end they would include its children as well."""
     with open(f"/proc/{pid}/status") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 

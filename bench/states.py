@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the states of a loader cost: none taken, and one taken before each batch.
+"""The cost of a loader's states: none taken, and one taken before each batch.
 
-Torch's own loader takes none, and torchdata's StatefulDataLoader keeps them from the beginning. The
-rounds of the loaders take turns, each with a fresh loader of one epoch.
+Torch's loader takes none, and torchdata's StatefulDataLoader keeps them from the start. The rounds
+of the loaders take turns, each with a fresh loader of one epoch.
 
 - order: a sampler of 20,000 whose state holds its permutation, in batches of 20 tensors.
-- numbers: the same, in batches of 20 numbers, which torch's own loader makes in 16 us each.
+- numbers: the same, in batches of 20 numbers, which torch's loader makes in 16 us each.
 - ahead: the same, with two workers.
-- mixture: a MixtureSampler of 100 sources; memory is what the trainer has more after the epoch's
-  last batch than after its first hundred.
+- mixture: a MixtureSampler of 100 sources; memory is the trainer's growth from the hundredth batch
+  of the epoch to the last one.
 - module: a map-style dataset that is an nn.Module with 16 MB of weights, with two workers.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stranger at the ports of a pool, for bench/strangers.py: connects, has no key, and says little.
-In a file of its own, which imports no torch, so that it is there at once.
+"""A stranger at the ports of a pool, for bench/strangers.py: connects, has no key, and sends
+little. In a separate file, which imports no torch, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INPUT_EVENTS = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 
 class Stranger:
-    """Connections to ports of this machine, in the place of those that are closed."""
+    """Connections to ports of this machine, in place of the closed ones."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -44,7 +44,7 @@ class Stranger:
         print("begins", flush=True)
         begin = time.monotonic()
         if self._is_idle:
-            # Not in one moment, or the listening queues are what is measured.
+            # Not all at the same moment, or the listening queues are measured.
             self._due.extend(
                 begin + self._args.renew_s * index / self._args.connections
                 for index in range(self._args.connections)
@@ -98,7 +98,7 @@ class Stranger:
 
 
 def raise_limit() -> None:
-    """On open files, to what the system allows."""
+    """On open files, to the system's maximum."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What strangers who connect to a pool's ports cost a running job: batches per second without any,
-with 10,000 connections that say nothing, with as many that send one byte, and with 1,000 handshakes
-a second that are begun and no more.
+"""The cost to a running job of strangers who connect to a pool's ports: batches per second without
+any, with 10,000 silent connections, with as many that send one byte, and with 1,000 handshakes per
+second that are started and abandoned.
 
-The stranger is a process of its own on loopback, and has no key. It connects to every port at which
-the controller and the workers listen. Beside the rate: the CPU time of the stranger and of the
+The stranger is a separate process on loopback, and has no key. It connects to every port at which
+the controller and the workers listen. Also measured: the CPU time of the stranger and of the
 servers; how soon a new client is answered, and the memory and the descriptors of controller and
-workers, after each window. A worker is the server of `penstock worker`, of which only root is shown
-the descriptors, or one process with all of a worker.
+workers, after each window. A worker is the server of `penstock worker`, whose descriptors only root
+can see, or one process with all of a worker.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StrangerProcess:
         if self._kind != "none":
             self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
             assert self._process.stdout is not None
-            self._process.stdout.readline()  # it begins
+            self._process.stdout.readline()  # its start
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,7 +108,7 @@ class Job:
             )
         )
         makers: set[int] = set()
-        while len(makers) < len(host.workers):  # until each is of use
+        while len(makers) < len(host.workers):  # until each is useful
             makers.add(int(next(self._batches)["pid"][0]))
 
     @property
@@ -127,7 +127,7 @@ class Job:
         return count / (now - begin)
 
     def ask(self) -> float:
-        """Seconds until a client that connects anew has its answer."""
+        """Seconds until a newly connected client has its answer."""
         from penstock import _pool
 
         begin = time.perf_counter()

@@ -2,7 +2,7 @@
 """Whether penstock's batches are torch's, bit for bit: a fast loader of other batches is worthless.
 
 Two epochs of both loaders from the same seeds: types and nesting, dtypes, shapes, strides and bytes
-of every batch, and where torch's generator stands afterwards.
+of every batch, and the final state of torch's generator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ SEED = 20_231
 
 
 def first_difference(build: Any, loader_classes: tuple[Any, Any]) -> str | None:
-    """Runs both loaders over `build()`'s arguments, and says where they part, or None."""
+    """Runs both loaders over `build()`'s arguments, and returns the place where they differ, or
+    None."""
     theirs, ours = (_digests(loader_class, build()) for loader_class in loader_classes)
     for index, (their, our) in enumerate(zip(theirs, ours, strict=False)):
         if their != our:

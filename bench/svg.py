@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pictures of plots are made of, as SVG."""
+"""The elements of plots, as SVG."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def curve(style: str, places: Sequence[tuple[float, float]]) -> str:
 
 
 def legend(style: str, x: float, y: float, words: str) -> list[str]:
-    """A short piece of the curve, and its name."""
+    """A short piece of the curve, and its label."""
     return [f'<path class="line {style}" d="M{x} {y - 4}h24"/>', text(x + 30, y, words, "start")]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures as two tables that can be read in a terminal and pasted into a Markdown page."""
+"""The figures as two tables for a terminal or a Markdown page."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from figures import Record
 from workloads import load
 
 FAULTS_PER_MB_CEILING = 1.0
-# By question, where it is not that nothing may become worse. Fresh workers: 0.4 of torch's time.
+# By question, where the target is not "no worse". Fresh workers: 0.4 of torch's time.
 FLOORS = {"spawn_start": 2.5, "forkserver_start": 2.5}
 MET, OPEN, MISSED = "met", "open", "MISSED"
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A bound from the plan of the project, and whether the figures keep it."""
+    """A bound from the project's plan, and whether the figures meet it."""
 
     case: str
     demand: str
@@ -47,7 +47,7 @@ class Figures:
 
 
 def render(figures: Figures) -> str:
-    """Speeds and ratios, costs, and how each floor stands."""
+    """Speeds and ratios, costs, and the result for each floor."""
     parts = [aligned(_speed_rows(figures))]
     for rows in (_cost_rows(figures), _turn_rows(figures), _held_rows(figures)):
         if len(rows) > 1:
@@ -77,7 +77,7 @@ def floors(figures: Figures) -> list[Floor]:
         if floor > 1:
             verdict = MET if ratio["median"] >= floor else MISSED
         else:
-            # Missed is an interval that lies below the floor; one that holds it needs more rounds.
+            # Missed is an interval below the floor; one that contains it needs more rounds.
             verdict = MET if low >= floor else OPEN if high >= floor else MISSED
         of_sampler = figures.median(case, "ratio", "penstock", over="sampler")
         if workload.floor_of_sampler and of_sampler is not None:
@@ -115,7 +115,7 @@ def _cost_floors(figures: Figures, case: str, ceiling_of_cpu: float) -> list[Flo
     return result
 
 
-# The answer to a question: the metric, its unit in the table, and how many of it one is.
+# The answer to a question: the metric, its unit in the table, and how many of the unit one is.
 ANSWERS = (
     ("batches_per_s", "batches/s", 1.0),
     ("latency_s", "ms", 1e3),
@@ -214,7 +214,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-# A metric, its heading, how many of the heading's unit one is, and the form of a figure.
+# A metric, its heading, how many of the heading's unit one is, and the format of a figure.
 Column = tuple[str, str, float, str]
 
 

@@ -2,8 +2,8 @@
 """Rows of a table, 13 columns of float32 and 26 of int64, in batches of 4,096: torch's loader and
 ours with two workers, over two processes that make the same batches for themselves.
 
-A dataset gives its rows in one of several ways (WAYS). Each measurement has a forked process of its
-own, and the kinds take turns within a round.
+A dataset gives its rows in one of several ways (WAYS). Each measurement has a separate forked
+process, and the kinds take turns within a round.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TensorRows(Dataset[Any]):
 
 
 class ListedRows(TensorRows):
-    """The rows of a batch are asked for at once."""
+    """The rows of a batch are requested together."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         counts, categories = self.counts[indices], self.categories[indices]
@@ -71,7 +71,7 @@ class ListedRows(TensorRows):
 
 
 class ArrayRows(Dataset[Any]):
-    """A row is a pair of arrays of numpy."""
+    """A row is a pair of numpy arrays."""
 
     def __init__(self) -> None:
         self.counts, self.categories = _table()
@@ -84,7 +84,7 @@ class ArrayRows(Dataset[Any]):
 
 
 class ScalarRows(ArrayRows):
-    """A row is a dict of 39 scalars of numpy."""
+    """A row is a dict of 39 numpy scalars."""
 
     def __getitem__(self, index: int) -> Any:
         return dict(zip(COUNTS, self.counts[index], strict=True)) | dict(
@@ -93,7 +93,7 @@ class ScalarRows(ArrayRows):
 
 
 class NumberRows(ArrayRows):
-    """A row is a dict of 39 numbers of Python."""
+    """A row is a dict of 39 Python numbers."""
 
     def __getitem__(self, index: int) -> Any:
         return dict(zip(COUNTS, self.counts[index].tolist(), strict=True)) | dict(
@@ -102,7 +102,7 @@ class NumberRows(ArrayRows):
 
 
 class Columns(Dataset[Any]):
-    """An item is a whole batch: a dict of 39 columns, of the rows that are asked for."""
+    """An item is a whole batch: a dict of 39 columns, of the requested rows."""
 
     def __init__(self) -> None:
         counts, categories = _table()
@@ -180,7 +180,7 @@ def batches_of_loader(kind: str, dataset: Any) -> Iterator[Any]:
 
 
 def batches_of_process(dataset: Any, index: int) -> Iterator[Any]:
-    """What one of the processes without a loader makes."""
+    """The rate of one of the processes without a loader."""
     while isinstance(dataset, IterableDataset):
         yield from dataset.read(index, PROCESS_COUNT)  # type: ignore[attr-defined]
     while True:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An epoch of which some samples are much slower than the others: they sleep.
+"""An epoch with some samples that are much slower than the others: they sleep.
 
-Each loader's share of what its workers can do: the time that the samples and their collation take
-in one process, divided by the number of workers, over the time that the epoch took. Batches come in
-order. The loaders take turns;
-an epoch is timed from its first batch on, since starting the workers is measured elsewhere.
+Each loader's share of its workers' capacity: the time that the samples and their collation take in
+one process, divided by the number of workers, over the time that the epoch took. Batches arrive in
+order. The loaders take turns; an epoch is timed from its first batch on, since starting the workers
+is measured elsewhere.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Uneven(Dataset[torch.Tensor]):
 
 
 def seconds_of(sleep_s: float, batch_size: int) -> float:
-    """The time of a sample that sleeps so long, in one process, with its part of the collation."""
+    """The time of a sample that sleeps this long, in one process, with its part of the
+    collation."""
     samples = Uneven(max(1, int(0.3 / sleep_s / batch_size)) * batch_size, sleep_s, 0, 1)
     begin = time.perf_counter()
     for _ in TorchLoader(samples, batch_size=batch_size):
@@ -72,7 +73,8 @@ def share_of(
                 raise MeasurementError(f"sample {value} came out of its order")
         place += 1
     seconds = time.perf_counter() - begin
-    # Work that the workers had done before the clock ran is left out: all that was asked for ahead.
+    # Work that the workers had done before the clock started is left out: all batches requested
+    # ahead.
     left = dataset.sleeps[batch_size * 2 * worker_count :]
     return sum(taken_s[sleep_s] for sleep_s in left) / worker_count / seconds
 

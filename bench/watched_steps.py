@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs a step to be watched: by nobody, by a trace, by OpenTelemetry, by torch.profiler.
+"""The cost per step of observing it: without observers, with a trace, OpenTelemetry or
+torch.profiler.
 
-*nobody_ns* is the look whether somebody watches, which each batch pays. The others are how much
-longer a step of small ready batches takes on the trainer's thread, beside one that nobody watches.
+*nobody_ns* is the check for observers, which each batch pays. The others are how much longer a step
+of small ready batches takes on the trainer's thread than an unobserved step.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast would a GPU train by the CPUs that it has? Measures what a worker of penstock takes for
+"""How fast would a GPU train with the CPUs that it has? Measures the time of a penstock worker for
 a batch of each workload, and writes the profiles that `penstock simulate --profiles` reads.
 
-Only 1 and 2 workers are measured. The curve is reckoned: CPUs over the seconds of one worker for a
-batch, up to the step time of the GPU, which is an argument. These seconds are by the clock, from
-the rate of one worker whose trainer does nothing, so that a worker that waits for storage counts.
+Only 1 and 2 workers are measured. The curve is computed: CPUs over the seconds of one worker for a
+batch, up to the step time of the GPU, which is an argument. These seconds are wall-clock time, from
+the rate of one worker with an idle trainer, so that a worker that waits for storage counts.
 """
 
 from __future__ import annotations

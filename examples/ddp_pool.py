@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DDP whose ranks have their batches from one pool, which the same command starts.
+"""DDP whose ranks get their batches from one pool, which the same command starts.
 
 penstock run --pool-local 2 -m torch.distributed.run --nproc-per-node=2 examples/ddp_pool.py
 
@@ -28,8 +28,8 @@ class NoisyPoints(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    # A step has 32 samples, however many ranks there are. One worker of each rank's own serves
-    # beside the pool's.
+    # A step has 32 samples for any number of ranks. Each rank has one local worker in addition to
+    # the pool's.
     loader = DataLoader(
         NoisyPoints(), shuffle=True, num_workers=1, shard_by_rank=True, global_batch_size=32
     )

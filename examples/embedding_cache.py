@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains an embedding table in a slow file behind a cache that asks the loader which ids come next.
+"""Trains an embedding table in a slow file behind a cache that asks the loader for the next ids.
 
-Clicks come in the order of time, and an item that nobody clicks on any more stays forgotten. So who
-knows the next LIFE batches evicts the right rows, as an oracle would that knows the whole epoch.
+Clicks are in the order of time, and an item that is no longer clicked on stays forgotten. A cache
+that knows the next LIFE batches therefore evicts the right rows, as an oracle would that knows the
+whole epoch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a network on images as cameras give them, its normalising and resizing offloaded.
+"""Trains a network on camera images, with normalising and resizing offloaded.
 
-See what the workers run of it without training: `penstock explain examples/images.py`.
+To see which part could run in the workers, without training: `penstock explain examples/images.py`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's Trainer with penstock's loaders, and the preprocessing of its model in their workers.
+"""Lightning's Trainer with penstock's loaders, with its model's preprocessing in their workers.
 
 python examples/lightning_training.py
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quickstart's command line: every mistake is told before the first training starts."""
+"""The quickstart's command line: every mistake is reported before the first training starts."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _above_zero(text: str) -> float:
 
 
 def _check_can_write(parser: argparse.ArgumentParser, path: Path | None) -> None:
-    """Finds out before the training, not after it, that a result could not be written."""
+    """Checks before the training, not after it, that the results can be written."""
     if path is None:
         return
     if path.is_dir():

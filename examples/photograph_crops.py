@@ -2,7 +2,7 @@
 """Labelled photographs without a download: crops of pictures in scikit-image and scikit-learn.
 
 Sixteen photographs that the two wheels carry become an ImageFolder: the folder is the photograph a
-crop was taken from, and a model learns to tell them apart. Each photograph is cut into a grid of
+crop was taken from, and a model learns to distinguish them. Each photograph is cut into a grid of
 cells; a crop lies inside one cell, and about one cell in four is held out. So no pixel of a
 held-out crop is in any training crop.
 """
@@ -49,12 +49,12 @@ PHOTOGRAPHS = {
 
 
 class PhotographsError(Exception):
-    """The crops cannot be written or the folder given for them is somebody else's."""
+    """The crops cannot be written or the folder given for them has other contents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The recipe of the folder's content; a folder made by another recipe is made anew."""
+    """The recipe of the folder's content; a folder made by another recipe is made again."""
 
     train_count: int = 200  # crops per photograph
     held_out_count: int = 50
@@ -71,10 +71,10 @@ class Recipe:
 
 
 def prepare(folder: Path, recipe: Recipe, on_crop: Callable[[], None] | None = None) -> bool:
-    """Makes `folder` hold the crops of `recipe`, and returns whether they had to be written.
+    """Makes `folder` contain the crops of `recipe`, and returns whether they had to be written.
 
-    The crops are written beside `folder` and renamed into place when they are all there, so what
-    stands under that name is complete. A folder that holds anything else is left alone.
+    The crops are written next to `folder` and renamed into place when they are complete, so a
+    folder under that name is complete. A folder with any other content is left alone.
     """
     folder = folder.expanduser().absolute()
     _refuse_foreign(folder)

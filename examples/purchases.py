@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a wide and deep network on a table; its forward makes features larger than the rows.
 
-See what of it could run in the workers, and should: `penstock explain examples/purchases.py`.
+See which part could and should run in the workers: `penstock explain examples/purchases.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains one model three times: torch's DataLoader, the import swapped, and the model offloaded.
 
-Same photographs, same seed, same code; only the loader differs. The losses must be the same to the
-bit, and the exit status is 1 when they are not.
+Same photographs, same seed, same code; only the loader differs. The losses must be bit-for-bit
+identical; if they are not, the exit status is 1.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
-# glibc gives a large freed block back to the system, and faults it in again at the next step, or
-# keeps it, by where some small block happens to lie: 40 % of the speed, whatever the loader. These
-# trainings keep theirs, so that they differ by their loaders alone.
+# glibc either returns a large freed block to the system, and faults it in again at the next step,
+# or keeps it, depending on where some small block lies: 40 % of the speed, with any loader. These
+# trainings keep their blocks, so that they differ by their loaders alone.
 KEEP_FREED_MEMORY = dict.fromkeys(
     ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), "1000000000"
 )
 
 
 class PhotographNet(nn.Module):
-    """Takes photographs as they are, uint8 [B, 3, H, W]: pre-processing is part of the model."""
+    """Takes photographs as stored, uint8 [B, 3, H, W]: preprocessing is part of the model."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -140,7 +140,7 @@ def train(way: str, data: Path, args: argparse.Namespace) -> Run:
 
 
 def ledger_of(loader: Any) -> Any:
-    """Where the time of the steps went until now; torch's loader does not say."""
+    """How the time of the steps was spent until now; torch's loader does not report it."""
     return loader.stats().ledger if hasattr(loader, "stats") else None
 
 

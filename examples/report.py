@@ -79,7 +79,7 @@ class Run:
 
 
 def first_difference(runs: Sequence[Run]) -> str | None:
-    """The first step at which two trainings have other bits in their loss, or None."""
+    """The first step at which the losses of two trainings differ in any bit, or None."""
     first = runs[0]
     for run in runs[1:]:
         if len(run.losses) != len(first.losses):

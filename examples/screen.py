@@ -73,7 +73,7 @@ class Screen:
                 progress.update(progress.task_ids[0], visible=False)
 
     def summary(self, runs: Sequence[Run]) -> bool:
-        """Prints plan, table and verdict, and returns whether all losses are equal to the bit."""
+        """Prints plan, table and verdict, and returns whether all losses are bit-for-bit equal."""
         for run in runs:
             if run.plan_text is not None:
                 self.line()
@@ -117,7 +117,7 @@ class Screen:
 
 
 class Bar:
-    """One progress bar on a terminal, or now and then a line where there is none."""
+    """One progress bar on a terminal, or an occasional line elsewhere."""
 
     def __init__(self, screen: Screen, progress: Progress | None, label: str, total: int) -> None:
         self._screen = screen

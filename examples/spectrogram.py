@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a network that tells tones in noise, on waveforms of which its forward makes spectrograms.
+"""Trains a network that detects tones in noise, on waveforms from which its forward makes
+spectrograms.
 
-See what of it could run in the workers: `penstock explain examples/spectrogram.py`.
+See which part could run in the workers: `penstock explain examples/spectrogram.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ RATE_HZ, TONES_HZ = 16_000, torch.tensor([220.0, 330.0, 440.0, 880.0])
 
 
 class ToneNet(nn.Module):
-    """Takes waveforms as a recorder gives them: int16 [B, samples]."""
+    """Takes waveforms as recorded: int16 [B, samples]."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of the quickstart: photographs a second, and where the time of a step goes.
+"""The picture of the quickstart: photographs per second, and how the time of a step is spent.
 
-The ground is transparent, and each colour can be read on a white page and on a dark one. A style
-for dark pages would not do: within a page a browser may tell an image of another scheme than the
-page has.
+The ground is transparent, and each colour is readable on a white page and on a dark one. A style
+for dark pages would not do: within a page a browser may give an image another colour scheme than
+the page's.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _told(runs: Sequence[Run]) -> str:
 
 
 def _speeds(svg: ElementTree.Element, y: float, runs: Sequence[Run]) -> float:
-    """Draws the bars from ``y`` on and gives where they end, as the next one does."""
+    """Draws the bars from ``y`` on and returns where they end."""
     _text(svg, MARGIN, y, "Photographs per second", "head")
     first, most = runs[0].samples_per_s, max(run.samples_per_s for run in runs)
     y += 12
@@ -119,7 +119,7 @@ def _steps(svg: ElementTree.Element, y: float, timed: Sequence[Run], shown: Sequ
 
 
 def _shown_parts(timed: Sequence[Run]) -> list[str]:
-    """Those of which one of the trainings has at least SHARE_SHOWN of its time."""
+    """The parts that take at least SHARE_SHOWN of the time of one of the trainings."""
     return [
         name
         for name in PARTS
@@ -128,7 +128,7 @@ def _shown_parts(timed: Sequence[Run]) -> list[str]:
 
 
 def _legend_rows(shown: Sequence[str]) -> list[list[tuple[float, str, str]]]:
-    """Place, words and colour of each entry, in as many rows as they take."""
+    """Place, text and colour of each entry, in as many rows as they take."""
     rows: list[list[tuple[float, str, str]]] = [[]]
     x = float(MARGIN)
     for words, colour in [PARTS[name] for name in shown] + [REST]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of several ranks, written for torch's loader, that runs with penstock's as it is.
+"""A program of several ranks, written for torch's loader, that runs unmodified with penstock's.
 
 torchrun --nproc-per-node=2 -m penstock run examples/torchrun.py
 
-For a loader that shares the samples out itself, and resumes with other ranks, see ranks/ddp.py.
+For a loader that shards the samples itself, and resumes with other ranks, see ranks/ddp.py.
 """
 
 from __future__ import annotations

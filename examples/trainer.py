@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's Trainer as it is: after penstock.install() its loaders are penstock's.
+"""Hugging Face's Trainer, unmodified: after penstock.install() its loaders are penstock's.
 
 python examples/trainer.py
 """
@@ -17,7 +17,7 @@ import penstock
 
 
 class Sums(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Eight digits; the label is whether their sum is more than 36."""
+    """Eight digits; the label is whether their sum exceeds 36."""
 
     def __len__(self) -> int:
         return 512

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training with validation: one call of offload for both loaders, each of which keeps its own cut.
+"""Training with validation: one call of offload for both loaders, each with a separate cut.
 
 python examples/validation.py
 """

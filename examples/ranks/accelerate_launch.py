@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""accelerate: the loader is not prepared, and saved with the rest of the job.
+"""accelerate: the loader is not prepared, but saved with the rest of the job.
 
     accelerate launch --multi_gpu --num_processes 2 examples/ranks/accelerate_launch.py \
         --checkpoint job --stop-after 4
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--stop-after", type=int, help="the number of a step, then saved")
     args = parser.parse_args()
     accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
-    loader = make_loader()  # prepare() would share its batches out once more
+    loader = make_loader()  # prepare() would shard its batches again
     model = make_model()
     model, optimizer = accelerator.prepare(model, make_optimizer(model))
     accelerator.register_for_checkpointing(loader)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedDataParallel: a job that can be stopped, or killed, and goes on with other ranks.
+"""DistributedDataParallel: a job that can be stopped, or killed, and resumes with other ranks.
 
 torchrun --nproc-per-node=2 examples/ranks/ddp.py --state job.pt --stop-after 4
 torchrun --nproc-per-node=4 examples/ranks/ddp.py --state job.pt

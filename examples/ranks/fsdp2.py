@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 
 class Training:
-    """Model and optimizer, as DCP's Stateful; the loader is one by itself."""
+    """Model and optimizer, as DCP's Stateful; the loader is a separate one."""
 
     def __init__(self, model: Any, optimizer: Any) -> None:
         self.model, self.optimizer, self.step = model, optimizer, 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's Trainer: our loader in the place of its own, with the loader's state beside each
+"""Hugging Face's Trainer: our loader in place of the Trainer's, with the loader's state in each
 checkpoint.
 
     torchrun --nproc-per-node=2 examples/ranks/hf_trainer.py --output job --stop-after 4
@@ -57,7 +57,7 @@ def main() -> None:
         max_grad_norm=0,
         save_strategy="steps",
         save_steps=2,
-        ignore_data_skip=True,  # the loader is where it was
+        ignore_data_skip=True,  # the loader is in the same place
         remove_unused_columns=False,
         report_to=[],
         disable_tqdm=True,

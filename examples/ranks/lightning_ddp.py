@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning starts the ranks by itself; its checkpoints of mid-epoch have the loader's state.
+"""Lightning starts the ranks itself; its mid-epoch checkpoints contain the loader's state.
 
 python examples/ranks/lightning_ddp.py --checkpoints job --stop-after 4
 python examples/ranks/lightning_ddp.py --checkpoints job
@@ -46,7 +46,7 @@ def main() -> None:
         strategy="ddp",
         accelerator="cpu",
         devices=args.devices,
-        use_distributed_sampler=False,  # the loader shares the samples out
+        use_distributed_sampler=False,  # the loader shards the samples
         max_epochs=EPOCHS,
         max_steps=args.stop_after,
         logger=False,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the examples of this folder train: a small network on points with random noise.
+"""The training task of the examples in this folder: a small network on points with random noise.
 
-All of them have the same losses, to the bit: the loader gives each step the same samples and noise
+All of them have bit-for-bit the same losses: the loader gives each step the same samples and noise
 in any framework.
 """
 
@@ -28,7 +28,7 @@ class NoisyPoints(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def make_loader(**options: Any) -> DataLoader[Any]:
-    """A step has 16 samples, however many ranks there are. To be made when the ranks have met."""
+    """A step has 16 samples for any number of ranks. Call after the ranks have met."""
     options = {"shuffle": True, "num_workers": 1, "global_batch_size": 16, **options}
     return DataLoader(NoisyPoints(), shard_by_rank=True, **options)
 

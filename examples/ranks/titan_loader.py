@@ -2,8 +2,8 @@
 """torchtitan: its BaseDataLoader over penstock's loader, which may read from a pool.
 
 A model's configuration has `dataloader=PenstockDataLoader.Config(dataset_path="tokens.pt")`, with
-`pool="tcp://host:port"` for workers on other machines. The loader's state goes on with any number
-of data-parallel ranks.
+`pool="tcp://host:port"` for workers on other machines. The loader's state can be loaded with any
+number of data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -77,6 +77,6 @@ class PenstockDataLoader(BaseDataLoader):
             self.loader.load_state_dict(state_dict)
 
     def close(self) -> None:
-        """Ends the epoch that is under way, and with it the loader's workers."""
+        """Ends the current epoch, and with it the loader's workers."""
         if self._epochs is not None:
             self._epochs.close()
