@@ -124,8 +124,10 @@ class Looking(Dataset[dict[str, Any]]):
 def look(pool: PoolProcesses, worker: Worker) -> dict[str, Any]:
     """By the only worker, which is ended then."""
     ((_, _, server),) = worker.served()
-    (found,) = pooled(pool, Looking())
+    batches = iter(pooled(pool, Looking()))
+    found = next(batches)  # its process ends with `batches`
     assert parent_of(parent_of(found.pop("pid"))) == server
+    del batches
     assert worker.end() == 0
     return dict(found)
 
