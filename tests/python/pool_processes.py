@@ -252,7 +252,8 @@ def clients() -> int:
 
 
 def expect_clients(count: int) -> None:
-    """The kernel shows a thread for a moment after it was joined."""
+    """Wait for that count: the kernel shows a thread for a moment after it was joined, and a thread
+    has the name of the one that starts it until it sets its own."""
     deadline = time.monotonic() + 5
     while clients() != count and time.monotonic() < deadline:
         time.sleep(0.01)

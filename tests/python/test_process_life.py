@@ -15,6 +15,7 @@ import ctypes
 import gc
 import os
 import subprocess
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ HANG_S_MAX = 3600.0  # of a long life in another process
 # Memory that the allocators of a process may gain between two counts, however many turns lie
 # between: a leak of 400 bytes per turn is more in the long lives.
 MEMORY_NOISE = 4 * MIB
+SETTLE_S_MAX = 10.0
 OBJECT_NOISE = 60  # Python's and torch's caches; no life has so few turns that it hides one object
 
 Turn = Callable[[int], Any]
@@ -115,6 +117,17 @@ def _held_by(pid: int | str, whose: str) -> tuple[Counter[str], Counter[str]]:
     return Counter(counts), Counter({whose: int(resident.split()[1]) * KIB})
 
 
+def settled(before: Held) -> Held:
+    """Count until only memory has grown, or until the deadline: a process closes the descriptors of
+    a connection a moment after its peer has gone. A leak stays."""
+    deadline = time.monotonic() + SETTLE_S_MAX
+    while True:
+        now = Held.now()
+        is_settled = all(what.startswith("memory of") for what in now.since(before))
+        if is_settled or time.monotonic() >= deadline:
+            return now
+
+
 def live(turn: Turn, turns: int, warm: int) -> None:
     """Takes `warm` turns, counts, takes `turns` more and counts again.
 
@@ -129,7 +142,7 @@ def live(turn: Turn, turns: int, warm: int) -> None:
     for first in (warm, warm + turns):
         for number in range(first, first + turns):
             turn(number)
-        now = Held.now()
+        now = settled(before)
         grown = {whose: (now.memory[whose] - size) // KIB for whose, size in before.memory.items()}
         print(f"KiB after {turns} turns that were not there before: {grown}")
         more = now.since(before)
