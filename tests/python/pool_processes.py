@@ -245,6 +245,14 @@ def pool_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolPro
         pool.close()
 
 
+def wait_until(is_so: Callable[[], bool], what: Callable[[], object] = lambda: None) -> None:
+    """Wait for it at most SECONDS_MAX. The assertion that fails then shows `what()`."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
 def clients() -> int:
     """How many clients of a pool this process runs: each has one thread of that name."""
     names = (path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))

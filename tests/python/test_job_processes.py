@@ -26,7 +26,7 @@ import pytest
 import torch
 from ending_datasets import Hanging, Numbers, StartingADaemon
 from pool_datasets import CODE, ShardIterator, Shards, StatefulShards, digests
-from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
+from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of, wait_until
 from raw_zeromq import key_bytes
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
@@ -68,13 +68,6 @@ def expect_same_server(worker: Worker, pid: int) -> None:
     assert process_traces.is_running(pid)
     assert server_of(worker) == pid
     assert "another one starts" not in worker.output
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # ---- A job leaves no trace for the next one

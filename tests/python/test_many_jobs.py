@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import process_traces
 import pytest
-from pool_processes import SECONDS_MAX, PoolProcesses, Process, Worker, pool_of
+from pool_processes import PoolProcesses, Process, Worker, pool_of, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -29,13 +28,6 @@ def start_trainer(pool: PoolProcesses, first: int, count: int) -> Process:
     trainer = Process([str(first), str(count)], environment, program=program)
     pool.processes.append(trainer)
     return trainer
-
-
-def wait_until(is_so: Callable[[], bool], what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not is_so():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.02)
 
 
 class Lasting:

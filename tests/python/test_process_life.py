@@ -28,9 +28,9 @@ import pytest
 import simgpu
 import torch
 from device_process import run_on_new_simgpu
-from pool_processes import PoolProcesses, pool_of
+from pool_processes import PoolProcesses, pool_of, wait_until
 from sample_datasets import Computed, Streamed
-from test_job_processes import wait_until, warm_of
+from test_job_processes import warm_of
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
