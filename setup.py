@@ -42,7 +42,7 @@ def cmake_folder(sanitize: str = "", lint: bool = False) -> Path:
     try:
         torch = ".".join(version("torch").split(".")[:2])
     except PackageNotFoundError:
-        torch = "none"  # which CMake says, with what to do
+        torch = "none"  # CMake then fails with advice
     tag = f"{sys.implementation.cache_tag}{sys.abiflags}-torch-{torch}"
     name = sanitize or (f"lint-{tag}" if lint else tag)
     return ROOT / "build" / f"cmake-{name}"
@@ -53,7 +53,7 @@ def configure(folder: Path, options: dict[str, str]) -> None:
     wanted = {
         "CMAKE_HOME_DIRECTORY": str(ROOT),
         "Python_EXECUTABLE": sys.executable,
-        # From penstock/lib/torch_X_Y to the package of torch that lies beside penstock.
+        # From penstock/lib/torch_X_Y to torch, which is installed in the same folder as penstock.
         "PENSTOCK_TORCH_RPATH": "$ORIGIN/../../../torch/lib",
         **options,
     }
@@ -85,7 +85,7 @@ def run(*arguments: str) -> None:
 
 
 def install(folder: Path, target: Path) -> None:
-    """What CMake built comes below ``target``/penstock."""
+    """Install the result of CMake's build below ``target``/penstock."""
     for component, prefix in (("python", target), ("cpp", target / "penstock")):
         run("--install", str(folder), "--component", component, "--prefix", str(prefix))
 
@@ -131,7 +131,7 @@ class Native(Command):
             options["PENSTOCK_UNITY"] = "OFF"
         configure(folder, options)
         if self.configure_only:
-            # Brings compile_commands.json up to date with the source files that came or went.
+            # Brings compile_commands.json up to date with added and removed source files.
             run("--build", str(folder), "--target", "build.ninja")
         else:
             targets = ("--target", *PARTS) if self.install_to else ()
@@ -141,7 +141,7 @@ class Native(Command):
 
 
 def check_torch() -> None:
-    """Ends the build where the torch beside it is none that penstock is for."""
+    """End the build if penstock does not support the installed torch."""
     text = (ROOT / "python" / "penstock" / "_version.py").read_text(encoding="utf-8")
     minors = re.findall(r'"(\d+\.\d+)"', text.partition("TORCH_MINORS =")[2])
     try:
@@ -161,9 +161,9 @@ def check_torch() -> None:
 
 class BuildExtension(build_ext):
     """Has CMake build the native parts and put them where setuptools wants them: `_pool` and
-    penstock-server into the package, and what depends on the torch into lib/torch_X_Y. Folders that
-    PENSTOCK_NATIVE_PARTS names, separated by `:`, come into lib, too: what was built for other
-    torches (`make wheels`).
+    penstock-server into the package, and what depends on the torch into lib/torch_X_Y. The
+    folders in PENSTOCK_NATIVE_PARTS, separated by `:`, are copied into lib, too: they contain
+    builds for other torches (`make wheels`).
     """
 
     def build_extension(self, ext: Extension) -> None:

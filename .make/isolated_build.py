@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The build backend: that of setuptools, with the torch that penstock is to be built beside.
+"""The build backend: setuptools', which also requires the torch to build penstock for.
 
-A build belongs to one minor version of torch. In isolation pip knows nothing of the torch that is
-installed, so PENSTOCK_TORCH names it ("2.13"); without it, it is the newest that penstock is for,
-which pip would install for penstock anyway.
+A build works with one minor version of torch. An isolated build cannot see the installed torch, so
+PENSTOCK_TORCH names its version ("2.13"). The default is the newest supported version, which pip
+would install for penstock anyway.
 """
 
 from __future__ import annotations

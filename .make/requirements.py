@@ -3,9 +3,9 @@
 
 usage: requirements.py build|demo|frameworks|test|bench|lint
 
-`build` is what a build and penstock itself need; every other group is printed with it, so that pip
-resolves them together and never moves torch to another version. The environment variable TORCH says
-which torch: its minor version, the newest if it is not set.
+`build` has the requirements of a build and of penstock itself; every other group is printed with
+it, so that pip resolves them together and never moves torch to another version. The environment
+variable TORCH selects the minor version of torch (default: the newest).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     from pip._vendor import tomli as tomllib
 
-# What is installed beside each torch. torchaudio ends at 2.11.
+# The packages that are installed with each torch. torchaudio ends at 2.11.
 BESIDE = {
     "2.11": {"torch": "==2.11.*", "torchvision": "==0.26.*", "torchaudio": "==2.11.*"},
     "2.12": {"torch": "==2.12.*", "torchvision": "==0.27.*", "torchaudio": None},
@@ -31,7 +31,7 @@ BESIDE = {
 
 
 def for_torch(requirement: str) -> str | None:
-    """The requirement as the wanted torch has it; None if there is no such package beside it."""
+    """Return the requirement for the wanted torch; None if it has no such package."""
     wanted = os.environ.get("TORCH") or [*BESIDE][-1]
     if wanted not in BESIDE:
         sys.exit(

@@ -3,10 +3,10 @@
 
 usage: test_wheel.py [--torches "2.11 2.15"] [WHEEL...]
 
-Without a name it takes the wheels of dist/ for this Python. For each torch an environment of
-its own gets that torch and the wheel. With nothing but that environment on PATH,
-`penstock env`, the quickstart and a pool run there; then CMake builds the first C++ example against
-the wheel. At last pip is asked what it says on a system with another C library.
+The default is the wheels of dist/ for this Python. For each torch, a separate environment gets that
+torch and the wheel. With nothing but that environment on PATH, `penstock env`, the quickstart and a
+pool run there; then CMake builds the first C++ example against the wheel. Finally, pip must reject
+the wheel on a system with another C library.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def say(text: str) -> None:
 
 
 def run(*command: str | Path, folder: Path, environment: dict[str, str]) -> str:
-    """Shows and returns what a command prints; ends this program if it fails."""
+    """Run a command, print its output and return it; exit if the command fails."""
     line = [str(part) for part in command]
     print("$", " ".join(line), flush=True)
     done = subprocess.run(

@@ -3,10 +3,10 @@
 
 usage: wheels.py [--torches "2.11 2.15"] PYTHON...
 
-For each torch the native parts are compiled beside a torch of that version, in an environment of
-its own; then one wheel is put together of them. auditwheel copies libzmq, libsodium and libcrypto
-into it with what they need in turn, and leaves out the libraries of torch and of CUDA. The wheels
-come into dist/, and the lowest version of glibc that each needs stands in its name.
+For each torch, the native parts are compiled in a separate environment with that version; then one
+wheel is assembled from all of them. auditwheel copies libzmq, libsodium and libcrypto into it, with
+their dependencies, and leaves out the libraries of torch and of CUDA. The wheels are written to
+dist/, and the name of each has the lowest version of glibc that it needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 BUILD = Path("build/wheels")
 DIST = Path("dist")
 WHEEL_MB_MAX = 25.0
-# What comes with torch, and is loaded by the time that penstock is.
+# Libraries of torch, which are loaded before those of penstock.
 OF_TORCH = ("libtorch*.so", "libc10*.so", "libcudart.so.*")
 # The libraries of every Linux with glibc, which no wheel has.
 OF_THE_SYSTEM = re.compile(
@@ -77,7 +77,7 @@ def environment(python: str, tag: str, minor: str) -> Path | None:
             say(f"torch {minor} has no wheel for {tag}; the wheel of penstock will not serve it")
             return None
         sys.exit(fetched.stderr)
-    # The library that the part for CUDA is linked with; which one, torch's version.py says.
+    # The library that the part for CUDA is linked with; torch's version.py has its version.
     version = next(own.parents[1].glob("lib/*/site-packages/torch/version.py")).read_text()
     if cuda := re.search(r"^cuda\b.*= '(\d+)\.(\d+)'", version, re.MULTILINE):
         suffix = "" if int(cuda[1]) >= 13 else f"-cu{cuda[1]}"
@@ -94,7 +94,7 @@ def torch_in(python: Path) -> str:
 
 
 def native_parts(python: Path, tag: str, minor: str) -> Path:
-    """Compiles them beside that torch; returns the folder that a package would have."""
+    """Compile the native parts for that torch; return the folder that a package would have."""
     say(f"Compiling for {tag} and torch {minor} (on two cores 3 to 5 minutes)")
     target = BUILD / tag / f"parts-{minor}"
     shutil.rmtree(target, ignore_errors=True)
@@ -105,11 +105,11 @@ def native_parts(python: Path, tag: str, minor: str) -> Path:
 
 
 def licences(part: Path, target: Path) -> None:
-    """The licence of every library that comes into the wheel."""
+    """Copy the licence of every library that the wheel contains."""
     target.mkdir(parents=True, exist_ok=True)
     for line in run("ldd", next(part.glob("libpenstock.so.*"))).splitlines():
         found = re.search(r"^\s*(\S+) => (/\S+)", line)
-        # Those in site-packages are torch's and stay there.
+        # Libraries in site-packages are torch's and stay there.
         if found is None or OF_THE_SYSTEM.match(found[1]) or "/site-packages/" in found[2]:
             continue
         package = owner(Path(found[2]))
@@ -151,7 +151,7 @@ def build_wheel(python: str, torches: list[str]) -> Path:
 
 
 def repair(raw: Path) -> Path:
-    """Copies the libraries into the wheel, and gives it the name that says what it runs on."""
+    """Copy the libraries into the wheel, and put the supported platforms into its name."""
     tools = BUILD / "tools" / "bin"
     if not (tools / "auditwheel").exists():
         run(sys.executable, "-m", "venv", tools.parent)

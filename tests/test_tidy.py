@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Includes and imports follow the arrows of the map, and every outside library has its one door.
 
-`find_faults` reads a source tree; nothing need be built. It is tested on trees with planted faults.
+`find_faults` reads a source tree; no build is needed. It is tested on trees with planted faults.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "bindings": ("loader", "worker", "replica", "controller", "simulator", "sampling"),
 }
 
-# The same of the packages of python/penstock. "" is the façade: what stands in the root. `__init__`
-# and `__main__` there lead to everything and nothing leads to them. The module `drop_in` is a
+# The same of the packages of python/penstock. "" is the façade: the modules in the root. `__init__`
+# and `__main__` there may import every package, and none imports them. The module `drop_in` is a
 # room by itself, since it hands out the loader.
 PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "": (),
@@ -95,9 +95,10 @@ DOORS: tuple[tuple[str, str], ...] = (
     (r"condition_variable$", "base/"),
 )
 
-# What penstock's Python may import besides the standard library. sympy is how torch writes a size.
+# Packages that penstock's Python may import, as well as the standard library. torch writes sizes
+# with sympy.
 PACKAGES = {"penstock", "torch", "numpy", "cloudpickle", "sympy"}
-# What one module alone imports, inside of functions: the program may do without.
+# Packages that only one module imports, inside functions: a program may run without them.
 OPTIONAL_PACKAGES = {
     "opentelemetry": "python/penstock/observing/open_telemetry.py",
     "tqdm": "python/penstock/observing/waiting_meter.py",
@@ -109,7 +110,7 @@ SPDX = "SPDX-License-Identifier: Apache-2.0"
 
 
 def find_faults(root: Path) -> list[str]:
-    """Everything in a tree that goes against an arrow, a door or the rules for files, sorted."""
+    """Return the violations of arrows, doors and the rules for files in a tree, sorted."""
     return sorted(
         [
             *include_faults(root),
@@ -182,8 +183,8 @@ def import_faults(root: Path) -> Iterator[str]:
 def module_faults(
     node: ast.AST, is_engine: bool, is_lazy: bool, optional: set[str]
 ) -> Iterator[str]:
-    """What is wrong with one import statement; nothing for any other node. ``optional`` packages
-    may be imported lazily by its module."""
+    """Yield the faults of an import statement; none for any other node. Its module may import
+    ``optional`` packages lazily."""
     if isinstance(node, ast.Import):
         modules = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
@@ -228,10 +229,10 @@ def room_faults(root: Path) -> Iterator[str]:
 
 
 def compat_faults(root: Path) -> Iterator[str]:
-    """Private names of torch outside of compat, and inside those that a module does not look for.
+    """Yield private names of torch outside of compat, and in it names that no module looks for.
 
-    A name is private if it or a module on its way begins with one underscore. Attributes of objects
-    are known by the names that compat looks for.
+    A name is private if it or a module in its path starts with one underscore. Attributes of
+    objects are known by the names that compat looks for.
     """
     package = root / "python" / "penstock"
     trees = {path: ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))}
@@ -359,7 +360,7 @@ def circles(imports: dict[str, set[str]]) -> list[list[str]]:
 
 
 def type_checking(tree: ast.AST) -> Iterator[ast.AST]:
-    """What a type checker alone reads."""
+    """Yield the nodes that only type checkers read."""
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             yield node
@@ -372,7 +373,7 @@ def functions(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def name_faults(root: Path) -> Iterator[str]:
-    # The public headers are named after what programs use, and live in a folder of their own.
+    # The public headers are named after what programs use, and are in a separate folder.
     own = [path for path in cpp_files(root) if "include" not in path.relative_to(root).parts]
     counts = Counter(path.name for path in own)
     for name, count in counts.items():

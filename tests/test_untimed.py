@@ -2,8 +2,8 @@
 """No test is timed, and none is run again until it passes.
 
 A machine that does much else is slow, and a test that holds a measured time to a number fails
-there. What is about time is measured in bench/. Tests compare figures with one another, take the
-clock as an argument, or wait for what has to happen, up to a limit that only a hang reaches.
+there. Times are measured in bench/. Tests compare figures with one another, take the
+clock as an argument, or wait for an event, up to a limit that only a hang reaches.
 `find_faults` looks for the other kinds in the source.
 """
 
@@ -18,14 +18,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Their seconds are made up: what they test is a function of numbers.
+# Their seconds are made up: they test functions of numbers.
 PURE = {"test_advice.py", "test_simulate.py", "test_step_model.py", "test_worker_choice.py"}
 PURE_ROOMS = {"cluster", "graph", "sampling", "simulator"}  # of tests/cpp
 
 MEASURED = re.compile(r"(^|_)(s|ms|us|ns|seconds|share|elapsed|duration)$")
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "process_time", "thread_time", "time_ns"}
 HANG_LIMIT = re.compile(r"_MAX$")
-# Nothing, the whole, rounding, and what one unit has of another.
+# Zero, one, roundings, and ratios of units.
 PLAIN_NUMBERS = {0, 1, 60, 3600, 1000, 1e6, 1e9, 1e-3, 1e-6, 1e-9}
 CPP_TIMED = re.compile(r"(EXPECT|ASSERT)_(LT|LE|GT|GE)\(.*\b(now|clock_now)\(\)")
 CPP_HANG_LIMIT = re.compile(r"deadline|minutes\(|hours\(")

@@ -7,9 +7,9 @@ import importlib
 
 from workloads.workload import Workload
 
-# Those whose rate is measured.
+# Workloads whose rate is measured.
 WORKLOADS = ("large", "tiny", "photographs", "tabular", "audio", "nested", "text", "object_store")
-# Those whose dataset is large: how long workers take to get it, and what they make of its memory.
+# Workloads with a large dataset: the time until workers have it, and the memory that they use.
 HELD_WORKLOADS = ("object_list", "shared_list", "array", "tensor")
 
 

@@ -12,12 +12,12 @@ from torch.utils.data import Dataset
 
 from workloads.workload import Workload, index_batches
 
-SAMPLE_COUNT = 256  # 154 MB: more than any cache, so that samples come from memory
+SAMPLE_COUNT = 256  # 154 MB: more than any cache, so samples are read from memory
 EPOCH_SAMPLES = 16_384
 
 
 class ReadySamples(Dataset[torch.Tensor]):
-    """An epoch of `EPOCH_SAMPLES` that goes round the samples in memory."""
+    """An epoch of `EPOCH_SAMPLES` that cycles through the samples in memory."""
 
     def __init__(self, samples: torch.Tensor) -> None:
         self._samples = samples.unbind()

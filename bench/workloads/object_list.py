@@ -12,7 +12,7 @@ from workloads.workload import Workload, fetch_samples
 
 
 class Names(Dataset[int]):
-    """Reads a name and a label, and makes nothing of them."""
+    """Reads a name and a label without computing a result from them."""
 
     def __init__(self, samples: Any) -> None:
         self.samples = samples

@@ -25,7 +25,7 @@ SERVER = Path(__file__).resolve().parents[1] / "object_server.py"
 
 
 class Objects(Dataset[torch.Tensor]):
-    """An epoch of `EPOCH_SAMPLES` that goes round the objects; the server lives as long as this."""
+    """An epoch of `EPOCH_SAMPLES` that cycles through the objects; owns the server."""
 
     def __init__(self, folder: Path) -> None:
         file, answer_s = folder / "objects.bin", (folder / "answer_s").read_text()
@@ -51,7 +51,7 @@ class Objects(Dataset[torch.Tensor]):
         return f"{self._url}/{index % OBJECT_COUNT}"
 
     def store(self) -> HTTPFileSystem:
-        """The process's own. One for all threads, so that they share its connections."""
+        """Return the store of this process, whose connections all threads share."""
         with self._lock:
             if self._store is None or self._store_pid != os.getpid():
                 self._store, self._store_pid = HTTPFileSystem(), os.getpid()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tabular: Parquet read 4,096 rows at a time by an IterableDataset that makes the features.
 
-The columns are those of the usual click logs: 13 counts and 26 categories. Counts become one float
+The columns are as in the usual click logs: 13 counts and 26 categories. Counts become one float
 matrix (clip, log1p); ten of them are bucketized too; every category is hashed to its table; four
-pairs are crossed. Ids stay a tensor each, because each has an embedding table of its own.
+pairs are crossed. Ids stay a tensor each, because each has a separate embedding table.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Clicks(IterableDataset[Features]):
 
 
 def _tensor(column: pyarrow.Array) -> torch.Tensor:
-    # Arrow's memory is read-only and nothing here writes to it; the copy is 16 us a column.
+    # Arrow's memory is read-only, and no code here writes to it; the copy is 16 us a column.
     return torch.from_numpy(column.to_numpy().copy())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text: sentences of many lengths to token ids, padded by the user's own collate_fn; batch 64."""
+"""Text: sentences of many lengths to token ids, padded by a user-defined collate_fn; batch 64."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ class Workload:
     """One kind of data and of reading it, as a user who knows torch would write it.
 
     `build` makes the arguments of a DataLoader, which torch's class and ours get alike. `work` does
-    in process `index` of `count` what the workers do for their batches, without end, and yields
-    after each batch: no loader, no hand-over. `floor` is the ratio to torch that must be reached.
-    `penstock_options` are what a user of penstock adds to the arguments: options of its own.
-    `adapt_for_penstock` changes arguments to what a user of penstock gives in their place.
+    in process `index` of `count` the same work as the workers for their batches, without end, and
+    yields after each batch: no loader, no hand-over. `floor` is the ratio to torch that must be
+    reached. `penstock_options` are options of penstock that a user adds to the arguments.
+    `adapt_for_penstock` replaces arguments as a user of penstock would.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Workload:
     prepare: Callable[[Path, bool], None] | None = None
     work_process_count: int = 2
     floor: float = 0.97
-    # What bounds the floor: our rate over the bare sampler's is enough from this on. 0: nothing is.
+    # What bounds the floor: our rate over the bare sampler's is enough from this on. 0: unbounded.
     floor_of_sampler: float = 0.0
     # The CPU time per GB, over torch's, that must not be passed.
     ceiling_of_cpu: float = float("inf")
@@ -45,7 +45,7 @@ class Workload:
         """The folder with this workload's data, which is written when it is not there yet."""
         folder = out / (self.name + ("-quick" if quick else ""))
         if self.prepare is not None and not folder.is_dir():
-            # Renamed when complete, so that an interrupted run leaves nothing under the name.
+            # Renamed when complete, so that no incomplete folder has the name.
             partial = out / f"{folder.name}.partial-{os.getpid()}"
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)

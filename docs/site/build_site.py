@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the documentation site of pages, docstrings, headers and what the commands say.
+"""Builds the documentation site of pages, docstrings, headers and the help of the commands.
 
 usage: build_site.py [--out FOLDER]
 
 FOLDER (build/docs) gets `site`, with the pages; `cpp`, what Doxygen makes of the headers; and
-`source`, what Sphinx reads. The pages are read without a network. A warning of Doxygen or Sphinx, a
-link that leads to nothing, and whatever a page would load from elsewhere end the build with an
-error.
+`source`, the input of Sphinx. The pages are read without a network. A warning of Doxygen or Sphinx,
+a broken link, and a page that would load a file from another host end the build with an error.
 """
 
 from __future__ import annotations

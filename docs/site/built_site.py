@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at the HTML of a built site: every link leads to a page and a place in it, and nothing is
-loaded from elsewhere."""
+"""Checks the HTML of a built site: every link leads to a page and a place in it, and no page loads
+files from other hosts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read_pages(site: Path) -> dict[Path, Page]:
 
 
 def loaded_from_elsewhere(site: Path) -> list[str]:
-    """What the pages and style sheets would have a browser fetch from another host."""
+    """Return the addresses on other hosts that pages and style sheets make a browser fetch."""
     found = []
     for path, page in read_pages(site).items():
         found += [f"{path.relative_to(site)}: {one}" for one in page.loads if _ELSEWHERE.match(one)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sphinx's settings for the site; `build_site.py` calls it with the staged pages.
 
-Nothing is fetched when a page is read: Furo uses the system's fonts, and the search its own index.
+Pages load no files from other hosts: Furo uses the system's fonts, and the search a local index.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 highlight_language = "none"
 suppress_warnings = [
-    "myst.header",  # a page of the code's own may begin below a first heading
-    "misc.highlighting_failure",  # a listing may hold what its lexer does not know
-    # Each header opens the namespace anew, and Breathe leaves out the `requires` of overloads.
+    "myst.header",  # a README.md of the code may start below a first heading
+    "misc.highlighting_failure",  # a listing may contain syntax that its lexer does not know
+    # Each header reopens the namespace, and Breathe leaves out the `requires` of overloads.
     "duplicate_declaration.cpp",
 ]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the pages of the reference: of docstrings, of headers, and of what the commands say."""
+"""Writes the pages of the reference from docstrings, headers and the help of the commands."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of the repository are pages of the site, where each is, and what the navigation says.
+"""Which files of the repository are pages of the site, their places in it, and its navigation.
 
 The navigation is `docs/README.md`: its headings are the groups, the links of its tables the
 entries. So a page that is in the repository's index is in the site's, and there is one list.
@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 HOME = "README.md"
 CONTENTS = "docs/README.md"
-# Pages that stand beside the code and have a name of their own in the site.
+# Pages of code folders, and their names in the site.
 NAMED = {
     HOME: "index",
     CONTENTS: "contents",

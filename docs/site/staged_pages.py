@@ -2,8 +2,8 @@
 """Copies the pages of the repository to a folder from which Sphinx builds, with the site's links.
 
 A page that is linked is a page of the site, wherever in the repository it lies. Any other file that
-is linked, such as an example, gets a page that shows it; a folder one that lists its files. A link
-that leads to nothing is an error.
+is linked, such as an example, gets a page that shows it; a folder one that lists its files. A
+broken link is an error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COMMENT = re.compile(r"^<!--.*?-->\n?", re.MULTILINE | re.DOTALL)
 
 
 class BrokenLink(Exception):
-    """A link of a page leads to nothing in the repository."""
+    """A page has a link to a file that the repository does not have."""
 
 
 class Staging:
@@ -54,7 +54,7 @@ class Staging:
         self._seen = set(self._wanted)
 
     def write(self) -> None:
-        """Writes all pages, and those that they lead to. Raises BrokenLink."""
+        """Write all pages and the pages that they link to. Raises BrokenLink."""
         shutil.rmtree(self._folder, ignore_errors=True)
         in_navigation = {name for group in self._groups() for _, name in group.entries}
         while self._wanted:
@@ -121,7 +121,7 @@ class Staging:
             for one in self._in_folder(path)
             if (self._root / one).stat().st_size <= LISTING_BYTES_MAX
         ]
-        # The links above are those of a page in the folder; this page lies beside it.
+        # The links above are relative to a page in the folder; this page is in its parent.
         base = dirname(page_name(f"{path}/README.md")) or "."
         here = dirname(page_name(path))
         text = f"# `{path}`\n\n" + "\n".join(rows) + "\n"
@@ -153,7 +153,7 @@ def with_links(text: str, turn: Callable[[str], str]) -> str:
 
 
 def tracked_files(root: Path) -> frozenset[str]:
-    """The files of the repository, new ones too; without git, all but what is built."""
+    """Return the files of the repository, new ones too; without git, all but built ones."""
     if (root / ".git").exists():
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)

@@ -26,7 +26,7 @@ from penstock.errors import (
     WorkerError,
 )
 
-# Not in __all__, where it would hide the builtin from those who import all names.
+# Not in __all__, where it would hide the builtin from `import *`.
 from penstock.errors import TimeoutError as TimeoutError
 
 if TYPE_CHECKING:
@@ -128,14 +128,14 @@ if not TYPE_CHECKING:  # which takes every name to be there where there is this 
 
     def __getattr__(name: str) -> Any:
         if name == "_pool":
-            # Asked for before Python looks for the module, whose absence tells the user nothing.
+            # Looked for here, because Python's error for a missing module would not help the user.
             if spec := find_spec("penstock._pool"):
                 return import_module(spec.name)
             raise ImportError(import_module("penstock._native").refusal_without_parts())
         if name not in _HOMES and name != "_C":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         # First torch and the native part, which may be missing or for another torch: everything
-        # else would fail in ways that tell less.
+        # else would fail with less helpful errors.
         import_module("penstock._native").import_torch()
         native = import_module("penstock._C")
         if name == "_C":

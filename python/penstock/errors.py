@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions that are penstock's own.
+"""The exceptions that penstock defines.
 
 Where torch's DataLoader raises, penstock raises torch's type instead.
 """

@@ -44,7 +44,7 @@ def run_on_simgpu(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 def run_on_new_simgpu(
     function: Callable[..., Any], *args: Any, seconds_max: float = SECONDS_MAX
 ) -> Any:
-    """The same in a child of its own, in which nothing was measured before, and which ends."""
+    """Run the function in a new child, which has no earlier measurements, and end the child."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, initializer=_begin) as child:
         done = child.submit(_call, *_place_of(function), args, {})
@@ -52,7 +52,7 @@ def run_on_new_simgpu(
 
 
 def on_simgpu(test: _F) -> _F:
-    """Has a test run in the child; what it is given has to be picklable."""
+    """Make a test run in the child; its arguments must be picklable."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ def _begin() -> None:
     import simgpu
     import torch
 
-    # A child has its own start method, spawn, as the default; the tests' own process has this one.
+    # The default in a child is the method that started it, spawn; the test process has fork.
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     simgpu.register()
@@ -73,7 +73,7 @@ def _begin() -> None:
 
 
 def _add_bits(device: str) -> None:
-    """What is equal on a GPU is equal here. A division is the CPU's, and needs no other form."""
+    """Make results here equal wherever they are on a GPU. Division is the CPU's, unchanged."""
     from penstock import _C
 
     for table in _C.device_bits_tables():
@@ -83,7 +83,7 @@ def _add_bits(device: str) -> None:
 
 
 def _place_of(function: Callable[..., Any]) -> tuple[str, str, str]:
-    """A test may have set sys.path back to what it was before pytest added the module's folder."""
+    """Return the folder, too: a test may have removed it from sys.path, where pytest put it."""
     folder = Path(sys.modules[function.__module__].__file__ or "").parent
     return str(folder), function.__module__, function.__qualname__
 

@@ -3,7 +3,7 @@
 
 `register()` makes it known to torch, as `simgpu` with two devices and as the module `torch.simgpu`,
 for the rest of the process: torch takes one such device, once, and asks it about pinned memory from
-then on. So tests use it in processes of their own (`device_process.py`).
+then on. So tests use it in separate processes (`device_process.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "simgpu"
 
 @dataclass(frozen=True)
 class Counts:
-    """What the device was asked for."""
+    """The numbers of requests to the device."""
 
     kernels: int
     copies_in: int  # from the host
@@ -52,13 +52,12 @@ def _controls() -> Any:
     return torch.ops.simgpu
 
 
-# ---- What the device can be made to do
+# ---- Controls of the device
 
 
 @contextlib.contextmanager
 def held_copies() -> Iterator[None]:
-    """Copies run only when somebody waits for them, be it an event, a stream or a kernel behind
-    them."""
+    """Hold copies back until they are awaited: by an event, a stream or a later kernel."""
     _controls().set_held(True)
     try:
         yield
@@ -67,13 +66,13 @@ def held_copies() -> Iterator[None]:
 
 
 def set_copy_delay(seconds: float) -> None:
-    """How long a copy takes beyond its own time, unless somebody waits for it (0.002)."""
+    """Set the additional seconds of a copy that is not awaited (default: 0.002)."""
     _controls().set_copy_delay(round(seconds * 1e6))
 
 
 @contextlib.contextmanager
 def memory_limit(bytes_max: int, device: int = 0) -> Iterator[None]:
-    """What is allocated beyond it raises `torch.OutOfMemoryError`."""
+    """Limit the memory: allocations beyond it raise `torch.OutOfMemoryError`."""
     _controls().set_memory_limit(device, bytes_max)
     try:
         yield

@@ -234,8 +234,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             datasets in sequential order or shuffled by torch's sampler, if workers can verify that
             fetching does not change the dataset and that no other process can. Pass False if the
             program writes files between epochs that the dataset reads. Default: True.
-        pool (str | None): Address of a pool's controller, ``"tcp://host:port"``. The batches then
-            come from the pool's workers, on this machine or others, which may join, leave and fail
+        pool (str | None): Address of a pool's controller, ``"tcp://host:port"``. The pool's workers
+            then make the batches, on this machine or others; workers may join, leave and fail
             during training. With ``num_workers`` > 0, that many processes of this trainer serve in
             addition. The stream is bit-for-bit identical to ``num_workers=0, seeding="batch"``. The
             dataset, ``collate_fn`` and ``worker_init_fn`` are sent by cloudpickle.
@@ -460,7 +460,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self.multiprocessing_context = multiprocessing_context  # torch needs workers for it
 
     def __repr__(self) -> str:
-        dataset = getattr(self, "dataset", None)  # none before the constructor has come to it
+        dataset = getattr(self, "dataset", None)  # the constructor may not have set it yet
         parts = [f"<{type(dataset).__name__}>", *shown_options(self)]
         end = " (closed)" if self._is_closed else ""
         return f"{type(self).__name__}({', '.join(parts)}){end}"
@@ -476,7 +476,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """End the workers, the connection to a pool and all iterators of this loader now.
 
         Without this call they end when the loader is deleted. The batches that the program has stay
-        valid, and :meth:`stats`, :meth:`report` and :attr:`plan` go on working. Afterwards
+        valid, and :meth:`stats`, :meth:`report` and :attr:`plan` continue to work. Afterwards
         ``iter()``, :meth:`start_prefetch`, :meth:`lookahead`, :meth:`state_dict`,
         :meth:`load_state_dict` and ``next()`` of this loader's iterators raise
         :class:`penstock.ClosedError`: take a state before. A closed loader stays closed, and a copy
@@ -522,7 +522,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator = started.begin_anew(self, self._begin_iterator)
         self._newest_iterator = weakref.ref(iterator)
         self._given_iterators.add(iterator)
-        begin_steps = getattr(iterator, "begin_steps", None)  # torch's own has none
+        begin_steps = getattr(iterator, "begin_steps", None)  # torch's iterator has none
         if begin_steps is not None:
             begin_steps(time.perf_counter() - began_at)
         self._iter_count += 1
@@ -686,8 +686,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Report where the time of the steps so far went, and how to reduce it.
 
         May be called at any time from the training thread, for example at the end of an epoch. The
-        numbers are those of :meth:`stats`; the command ``penstock doctor`` also tries the advice
-        out.
+        report uses the numbers of :meth:`stats`; the command ``penstock doctor`` also tries the
+        advice out.
 
         Returns:
             LoaderReport: ``str()`` of it shows the waiting time by cause, the share of each worker,
@@ -991,7 +991,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 iterator.source.install_prefix(message)
 
     def _show_plan(self, plan: Plan | None) -> None:
-        """Makes ``plan`` the one of :attr:`plan`, and tells a pool of it."""
+        """Set :attr:`plan`, and report it to a pool."""
         before, self._plan = self._plan, plan
         if plan is not None and before is not None and plan.moved_calls != before.moved_calls:
             self._plan_changes += 1
@@ -1047,8 +1047,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
 
 def _end_iterator(iterator: Any) -> None:
-    """Ends its workers, or what it keeps in this process, and has ``next()`` raise ClosedError."""
-    # In the place of its methods, so that those of a loader that is open need not ask.
+    """End its workers or release its local resources; ``next()`` then raises ClosedError."""
+    # Replaces the methods, so that an open loader need not check whether it is closed.
     vars(iterator).update(
         _next_data=lambda: _refuse_closed("next()"),
         lookahead=lambda *arguments, **named: _refuse_closed("lookahead()"),

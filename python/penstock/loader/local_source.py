@@ -226,7 +226,7 @@ class LocalSource:
         self._client.remove_prefixes()
 
     def show_plan(self, plan: Plan | None, change_count: int) -> None:
-        """Nobody looks at workers that are the trainer's own."""
+        """Do nothing: no display shows the trainer's local workers."""
 
     def set_shipment(self, message: bytes | None) -> None:
         """Ignore the message: leaves are in shared memory anyway, so there is no gain."""

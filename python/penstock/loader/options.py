@@ -54,7 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "remainder": None,
     "replica_group": None,
 }
-# Of torch's options, those that `repr()` of a loader shows where they have other values.
+# The options of torch that `repr()` of a loader shows if they have other values.
 _TORCH_DEFAULTS: dict[str, Any] = {
     "batch_size": 1,
     "num_workers": 0,
@@ -70,7 +70,7 @@ _TORCH_DEFAULTS: dict[str, Any] = {
     "pin_memory_device": "",
     "in_order": True,
 }
-# Those that ask for more than torch's own iterator does.
+# The options that torch's iterator does not support.
 _BEYOND_TORCH = (
     "device",
     "seeding",
@@ -498,7 +498,7 @@ def shown_options(loader: LoaderFace) -> list[str]:
     for name, default in {**_TORCH_DEFAULTS, **DEFAULTS}.items():
         value = getattr(loader, name, default)
         if name == "prefetch_factor" and value == DEFAULT_PREFETCH_FACTOR:
-            continue  # torch's own where there are workers
+            continue  # torch's default with workers
         if name == "batch_size" and _has_own_batches(loader):
             continue
         if name == "collate_fn" and value in (default_collate, default_convert):
@@ -511,10 +511,10 @@ def shown_options(loader: LoaderFace) -> list[str]:
 
 
 def _shown_order(loader: LoaderFace) -> str:
-    """The argument that the order of a loader follows from; empty for a dataset's own order."""
+    """Return the argument that determines the order; empty for the order of the dataset."""
     if _has_own_batches(loader):
         return f"batch_sampler=<{type(loader.batch_sampler).__name__}>"
-    sampler = getattr(loader, "sampler", None)  # none before the constructor has come to it
+    sampler = getattr(loader, "sampler", None)  # the constructor may not have set it yet
     if type(sampler) is RandomSampler:
         return "shuffle=True"
     is_iterable = isinstance(getattr(loader, "dataset", None), IterableDataset)

@@ -72,8 +72,8 @@ class Source(Protocol):
     def remove_prefixes(self) -> None: ...
 
     def show_plan(self, plan: Plan | None, change_count: int) -> None:
-        """Tells whoever looks at the workers of the plan in force, None for none, and how often
-        other calls moved than before."""
+        """Report to displays of the workers the plan in force (None: no plan), and how often the
+        moved calls have changed."""
 
     def set_shipment(self, message: bytes | None) -> None:
         """Set the leaves that stay with the workers; None for none. For a source with a
