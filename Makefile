@@ -23,7 +23,7 @@ help:
 	@echo "  make wheels     a wheel for each of PYTHONS=\"python3.11 python3.12\", in dist; TORCHES=\"2.11 2.15\" for these alone"
 	@echo "  make test-wheel a wheel of dist in environments without a compiler, then with one for C++; TORCHES as above"
 	@echo "  make docs       the documentation as a site, with the references of Python and C++, in build/docs/site"
-	@echo "  make lint       clang-format, clang-tidy, ruff, mypy, and the English of the documents"
+	@echo "  make lint       clang-format, clang-tidy, ruff, mypy, and the English of documents and code"
 	@echo "  make bench      every figure quoted anywhere; ARGS goes to bench/loader.py and leaves out bench/cut.py"
 	@echo "  make fuzz       every parser of a peer's bytes against libFuzzer, FUZZ_SECONDS=60 each; ARGS names some of them"
 	@echo "  make chaos      live pools whose processes are killed, stopped, cut off and starved; ARGS=\"--only SCENARIO\" does one"

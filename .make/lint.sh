@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Layout and lint of the C++ and the Python, the types of the Python, and the prose of the documents. Runs every check,
-# then fails if one did.
+# Layout and lint of the C++ and the Python, the types of the Python, and the English of documents and code. Runs every
+# check, then fails if one did.
 set -u
 . .make/say.sh
 failed=
@@ -22,7 +22,7 @@ check "clang-format" clang-format-14 --dry-run -Werror $cpp_files
 check "ruff" "$VENV"/bin/ruff check $python_files
 check "ruff format" "$VENV"/bin/ruff format --check $python_files
 check "mypy --strict python" "$VENV"/bin/mypy --strict python
-check "prose of the documents" "$VENV"/bin/python .make/prose.py
+check "English of documents and code" "$VENV"/bin/python .make/prose.py
 check "clang-tidy (the first time minutes, then only what changed)" "$VENV"/bin/python .make/tidy.py
 [ -z "$failed" ] || stop "make lint: something above wants a change"
 say "clean"
