@@ -77,7 +77,7 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (is_in_slab && choices.mostly() && bytes.size() >= wire::kToTrainerHeadBytes + kPlaceBytes)
     std::fill_n(bytes.begin() + kTransientAt + 1, 3, std::byte{0});
   if (choices.mostly()) bytes[kAnswerKindAt] = static_cast<std::byte>(answer);
-  if (choices.mostly()) bytes[kAnswerKindAt + 1] &= std::byte{wire::kDescriptorFlags};
+  if (choices.mostly()) bytes[kAnswerKindAt + 1] &= std::byte{wire::kPoolAnswerFlags};
   if (choices.mostly()) bytes[kReservedAt] = std::byte{0};
   if (choices.mostly()) std::fill_n(bytes.begin() + kZeroAt, 4, std::byte{0});
   if (!is_batch && choices.mostly()) std::fill_n(bytes.begin() + kSampleCountAt, 4, std::byte{0});
