@@ -104,7 +104,8 @@ def test_sigterm_drains_and_a_drained_worker_is_not_started_again(pool: PoolProc
     reported(pool, 1)
     gone = worker.wait_for_lines(lambda line: line.endswith("ends: this worker was drained"))
     assert f" worker {first['id'][:8]} on " in gone[0]
-    ((_, _, pid),) = worker.served(1)
+    ((_, _, pid), (_, _, same_pid)) = worker.served(2)
+    assert pid == same_pid
     os.kill(pid, signal.SIGKILL)
     (_, _, (new_id, _, _)) = worker.served(3)
     deadline = time.monotonic() + SECONDS_MAX  # until the one that was killed counts as dead
