@@ -14,6 +14,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN = ROOT / "tests" / "fuzz" / "run.py"
 CANARY = re.compile(r"^canary\((\w+) \w+ (\S+)\s+\[=\[(.*?)\]=\]", re.MULTILINE | re.DOTALL)
+# Of those that need no torch.
+TARGETS = sorted(
+    path.name.removesuffix("_fuzz.cpp")
+    for path in RUN.parent.glob("*_fuzz.cpp")
+    if path.name != "loader_state_fuzz.cpp"
+)
 NO_TOOLS = 77
 # Enough for each canary to be found, with this libFuzzer seed; about a second each.
 INPUT_COUNT = 60_000
@@ -41,6 +47,16 @@ def test_what_each_canary_replaces_stands_once_in_its_source() -> None:
         for name, source, replaced in canaries
     }
     assert counts == dict.fromkeys(counts, 1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_target_compiles(target: str) -> None:
+    """`make test` builds no fuzz targets; a change of the sources can break them."""
+    includes = [f"-I{ROOT / folder}" for folder in ("csrc", "tests/cpp/wire")]
+    source = str(RUN.parent / f"{target}_fuzz.cpp")
+    command = ["c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", *includes, source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.long
