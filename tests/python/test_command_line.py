@@ -52,68 +52,68 @@ def call(
 @pytest.mark.parametrize(
     ("arguments", "where", "what"),
     [
-        ([], "", f"a command is missing: {', '.join(COMMANDS)}"),
+        ([], "", f"missing command; available commands: {', '.join(COMMANDS)}"),
         (["statsu"], "", "there is no command statsu; did you mean status?"),
-        (["wlak"], "", f"there is no command wlak; there are {', '.join(COMMANDS)}"),
+        (["wlak"], "", f"there is no command wlak; available commands: {', '.join(COMMANDS)}"),
         (["train.py"], "", "there is no command train.py; did you mean penstock run train.py?"),
         (["--verison"], "", "there is no option --verison; did you mean --version?"),
-        (["run"], "run", "the program is missing: name a file, or a module with -m"),
-        (["run", "-m"], "run", "-m is to be followed by the name of a module"),
+        (["run"], "run", "missing program; name a file, or a module with -m"),
+        (["run", "-m"], "run", "-m requires a module name"),
         (
             ["run", "--fast", "train.py"],
             "run",
-            "there is no option --fast; the program's own come after it",
+            "there is no option --fast; options of the program follow its name",
         ),
         (
             ["run", "--pool-local", "four", "train.py"],
             "run",
-            "--pool-local is 'four'; a whole number from 1 to 1024 is expected",
+            "--pool-local must be an integer from 1 to 1024, got 'four'",
         ),
         (
             ["run", "--pool-local=0", "train.py"],
             "run",
-            "--pool-local is '0'; a whole number from 1 to 1024 is expected",
+            "--pool-local must be an integer from 1 to 1024, got '0'",
         ),
         (
             ["run", "--pool-local", "train.py"],
             "run",
-            "--pool-local is 'train.py'; a whole number from 1 to 1024 is expected",
+            "--pool-local must be an integer from 1 to 1024, got 'train.py'",
         ),
-        (["explain"], "explain", "the program is missing: name a file, or a module with -m"),
+        (["explain"], "explain", "missing program; name a file, or a module with -m"),
         (
             ["explain", "--cut", "auto"],
             "explain",
-            "the program is missing: name a file, or a module with -m",
+            "missing program; name a file, or a module with -m",
         ),
         (
             ["explain", "--cut", "maximum", "train.py"],
             "explain",
-            "--cut is 'maximum'; did you mean maximal?",
+            "--cut must be auto, maximal or none, got 'maximum'; did you mean maximal?",
         ),
         (
             ["explain", "--format=xml", "train.py"],
             "explain",
-            "--format is 'xml'; text, json or dot is expected",
+            "--format must be text, json or dot, got 'xml'",
         ),
         (
             ["explain", "--svg", "none/plan.svg", "train.py"],
             "explain",
-            "--svg 'none/plan.svg' cannot be written, as there is no folder '{folder}/none'; name "
-            "a file in a folder that you may write to",
+            "--svg 'none/plan.svg' cannot be written, because the folder '{folder}/none' does not "
+            "exist; name a file in a writable folder",
         ),
         (
             ["explain", "--svg", ".", "train.py"],
             "explain",
-            "--svg '.' is a folder; name a file in a folder that you may write to",
+            "--svg '.' is a folder; name a file in a writable folder",
         ),
-        (["explain", "--format"], "explain", "--format FORMAT: the value is missing"),
+        (["explain", "--format"], "explain", "--format FORMAT requires a value"),
         (
             ["explain", "--fromat", "json", "train.py"],
             "explain",
             "there is no option --fromat; did you mean --format?",
         ),
         (["keys"], "keys", "DIR is missing"),
-        (["keys", "a", "b"], "keys", "'b' is one argument too many"),
+        (["keys", "a", "b"], "keys", "unexpected argument 'b'"),
         (["controller"], "controller", "--bind tcp://HOST:PORT is missing"),
         # A mistyped argument is reported before a missing one.
         (
@@ -129,24 +129,24 @@ def call(
         (
             ["worker", *POOL, "--processes", "many"],
             "worker",
-            "--processes is 'many'; a whole number from 1 to 1024 is expected",
+            "--processes must be an integer from 1 to 1024, got 'many'",
         ),
         (
             ["worker", *POOL, "--processes", "0"],
             "worker",
-            "--processes is '0'; a whole number from 1 to 1024 is expected",
+            "--processes must be an integer from 1 to 1024, got '0'",
         ),
         (
             ["worker", *POOL, "--patience", "0.5"],
             "worker",
-            "--patience is '0.5'; seconds from 1 on are expected",
+            "--patience must be a number of seconds >= 1, got '0.5'",
         ),
         (["status", *POOL, "--jsn"], "status", "there is no option --jsn; did you mean --json?"),
         (["status", *POOL, "-j"], "status", "there is no option -j"),
         (
             ["status", *POOL, "--timeout", "-1"],
             "status",
-            "--timeout is '-1'; seconds from 0.001 on are expected",
+            "--timeout must be a number of seconds >= 0.001, got '-1'",
         ),
         (
             ["status"],
@@ -173,8 +173,8 @@ def test_a_pool_for_one_program_is_refused_where_there_is_another(
     code, out, error = call("run", "--pool-local", "2", "train.py")
     assert (code, out) == (2, "")
     assert error.startswith(
-        "penstock run: --pool-local asks for a pool of the program's own, and PENSTOCK_POOL names "
-        "the one at tcp://alpha:7000; unset PENSTOCK_POOL, or leave --pool-local out\n"
+        "penstock run: --pool-local starts a separate pool, but PENSTOCK_POOL names the pool at "
+        "tcp://alpha:7000; unset PENSTOCK_POOL, or leave --pool-local out\n"
     )
 
 

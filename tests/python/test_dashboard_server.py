@@ -545,12 +545,12 @@ def test_a_port_that_is_taken_and_other_bad_options_are_told(
         (["--dashboard", "0.0.0.0:0", "--dashboard-open"], 1, "so it needs a token: leave"),
         (["--dashboard", "192.0.2.1:0", "--dashboard-token-file", str(token)], 1, "chmod 600"),
         (["--dashboard", "http"], 2, "PORT or ADDRESS:PORT is expected"),
-        (["--dashboard-token-file", str(token)], 2, "need --dashboard PORT"),
-        (["--dashboard-open"], 2, "need --dashboard PORT"),
+        (["--dashboard-token-file", str(token)], 2, "require --dashboard PORT"),
+        (["--dashboard-open"], 2, "require --dashboard PORT"),
         (
             ["--dashboard", "0", "--dashboard-open", "--dashboard-token-file", str(token)],
             2,
-            "asks for no token, and --dashboard-token-file has one; leave one out",
+            "--dashboard-open and --dashboard-token-file are mutually exclusive; leave one out",
         ),
         (["--dashboard", "0", "--keys", str(keys)], 1, "has no operator.secret"),
     ):

@@ -314,9 +314,9 @@ def _python_descendants(pid: int) -> set[int]:
 
 
 WRONG_CALLS = {
-    (): "the program is missing",
-    ("nothing.py",): "there is no file 'nothing.py' to run",
-    ("--steps", "1", "x.py"): "--steps is '1'; a whole number from 2",
+    (): "missing program; name a file",
+    ("nothing.py",): "the file 'nothing.py' does not exist",
+    ("--steps", "1", "x.py"): "--steps must be an integer from 2 to 100000, got '1'",
     ("--trails", "2", "x.py"): "there is no option --trails; did you mean --trials?",
 }
 

@@ -82,7 +82,9 @@ def test_two_adapters_on_one_folder_are_refused(elastic: Elastic) -> None:
         ["up", "--engine", "local", "--state", str(elastic.state)], elastic.pool.environment
     )
     assert second.wait() == 1
-    assert f"another penstock up runs on {elastic.state}; end it (penstock down)" in second.output
+    assert (
+        f"another penstock up is using {elastic.state}; stop it with penstock down" in second.output
+    )
 
 
 def test_state_and_logs_are_read_by_their_user_alone(elastic: Elastic) -> None:
@@ -130,11 +132,11 @@ def test_a_spent_budget_starts_nobody_and_says_so(elastic: Elastic) -> None:
 
 def test_arguments_that_make_no_sense_are_refused(elastic: Elastic) -> None:
     for arguments, words in [
-        (["--min", "5", "--max", "2"], "--min is 5 and --max is 2"),
-        (["--budget", "3"], "a --budget needs the --price"),
-        (["--price", "cheap"], "is 'cheap'; an amount from 0 on is expected"),
-        (["--worker-keys", "folder"], "--worker-keys needs --keys"),
-        (["--env", "NO_SUCH_NAME"], "is 'NO_SUCH_NAME'; the environment has no such variable"),
+        (["--min", "5", "--max", "2"], "--min must be <= --max (2), got 5"),
+        (["--budget", "3"], "--budget requires --price"),
+        (["--price", "cheap"], "--price must be an amount >= 0, got 'cheap'"),
+        (["--worker-keys", "folder"], "--worker-keys requires --keys"),
+        (["--env", "NO_SUCH_NAME"], "must name a variable of the environment, got 'NO_SUCH_NAME'"),
     ]:
         process = Process(["up", "--engine", "local", *arguments], elastic.pool.environment)
         assert process.wait() == 2

@@ -83,7 +83,7 @@ def test_a_secret_is_not_in_it(report: Report) -> None:
     hidden = ("TEST_TOKEN", "PASSPHRASE", "DB_PWD", "APIKEY_OF_ANN", "BEARER", "credentials")
     for name in hidden:
         shown = report["environment"][f"PENSTOCK_{name}"]
-        assert shown == ["set, 9 characters that are not shown"], name
+        assert shown == ["set, 9 characters (not shown)"], name
     assert report["environment"]["PENSTOCK_CODE_PATHS"] == ["/data/code"]
     assert report["environment"]["SLURM_JOB_ID"] == ["4711"]
     assert report["environment"]["PENSTOCK_KEYS"] == ["~/keys"]
@@ -115,7 +115,7 @@ def test_with_a_torch_that_cannot_be_imported_the_rest_is_told(tmp_path: Path) -
     assert found["torch"]["version"] == [
         "torch cannot be imported: OSError: libtorch_cpu.so: no such file"
     ]
-    assert found["penstock"]["native part loads"][0].startswith("no: it ends with status 1: ")
+    assert found["penstock"]["native part loads"][0].startswith("no: exit status 1: ")
     assert found["machine"]["C library"][0].startswith("glibc")
 
 
@@ -127,7 +127,7 @@ def test_a_native_part_that_ends_the_process_does_not_end_the_report(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     assert report_module._load_native_parts() == (
-        "no: it ends with status -11: it says nothing",
+        "no: exit status -11: no output",
         {},
     )
 
@@ -136,11 +136,11 @@ def test_a_fact_that_cannot_be_had_is_replaced_by_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     facts = report_module._facts(**machine_facts(tmp_path))
-    assert facts["CPU"][0].startswith("not known: FileNotFoundError: ")
+    assert facts["CPU"][0].startswith("unknown: FileNotFoundError: ")
     assert facts["machine"] == [platform.machine()]
     monkeypatch.setattr(report_module, "packages_on_path", lambda: 1 / 0)
     assert environment_report()["penstock"]["on the path"] == [
-        "not known: ZeroDivisionError: division by zero"
+        "unknown: ZeroDivisionError: division by zero"
     ]
 
 
@@ -154,7 +154,7 @@ def test_a_limit_of_a_container_is_told(tmp_path: Path) -> None:
     (group / "cpu.max").write_text("100000 100000\n")
     facts = report_module._facts(**machine_facts(tmp_path))
     assert facts["memory limit"] == ["3.0 GiB"]
-    assert facts["CPUs"][0].endswith(", 1 by the quotas of its cgroups")
+    assert facts["CPUs"][0].endswith(", 1 by its cgroup quotas")
 
 
 def test_each_penstock_on_the_path_is_named_in_its_order(tmp_path: Path) -> None:

@@ -619,7 +619,7 @@ def test_a_program_that_clings_to_life_is_ended_and_its_plan_is_printed(
     ("arguments", "reason"),
     [
         ("missing.py", r"can't open file '.*/missing.py': \[Errno 2\] No such file"),
-        ("-m missing", "there is no module named missing"),
+        ("-m missing", "no module named missing"),
     ],
 )
 def test_a_wrong_call_says_what_is_wrong(

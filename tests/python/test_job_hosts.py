@@ -207,7 +207,9 @@ def test_hosts_are_handed_on_as_they_were_given() -> None:
 
 @pytest.mark.parametrize("text", ["example.org", "a.org:443,", "a.org:443 b.org:443"])
 def test_hosts_that_are_none_are_told(text: str) -> None:
-    with pytest.raises(CommandError, match=r"HOST:PORT is expected, with commas"):
+    with pytest.raises(
+        CommandError, match=r"--job-hosts must be HOST:PORT entries separated by commas"
+    ):
         parsed("--isolate=network", "--job-hosts", text)
 
 

@@ -429,12 +429,15 @@ def parsed(*arguments: str) -> IsolationOptions:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--isolate", "kyes"], "'kyes'; did you mean keys?"),
-        (["--isolate", "everything"], "keys, files, tmp, network, user are expected, or none"),
-        (["--job-writes", "data"], "absolute paths"),
-        (["--job-uids", "0-5"], "two uids above 0"),
-        (["--job-uids", "9-5"], "two uids above 0"),
-        (["--job-memory", "4G"], "a whole number from"),
+        (["--isolate", "kyes"], "contains the unknown level 'kyes'; did you mean keys?"),
+        (
+            ["--isolate", "everything"],
+            "'everything'; levels are keys, files, tmp, network, user, or none",
+        ),
+        (["--job-writes", "data"], "must be absolute paths of folders"),
+        (["--job-uids", "0-5"], "must be two uids above 0"),
+        (["--job-uids", "9-5"], "must be two uids above 0"),
+        (["--job-memory", "4G"], "must be an integer from"),
     ],
 )
 def test_option_that_is_wrong_is_told(arguments: list[str], said: str) -> None:

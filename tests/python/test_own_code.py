@@ -208,7 +208,7 @@ def test_code_that_is_named_travels_beside_the_programs_own(
     out = run([*command, "--code", "../shared", "train.py"], program, environment)
     assert out.split("\n")[0] == "None [1, 3] [5, 7] [9, 11] pool"
     told = run([*command, "--code", "../none", "train.py"], program, environment, code=2)
-    assert "--code names '../none', which is not there" in told
+    assert "--code must name an existing folder or .py file, got '../none'" in told
     environment["PENSTOCK_CODE_PATHS"] = "/not/there"
     told = run([*command, "train.py"], program, environment, code=1)
     assert "the environment variable PENSTOCK_CODE_PATHS names '/not/there'" in told

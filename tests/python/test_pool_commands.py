@@ -124,7 +124,7 @@ def test_keys_are_made_for_users_and_machines_and_rotated(pool: Pool) -> None:
     for what, name in (("user", "ann"), ("machine", "beta")):
         code, out, err = pool.run("keys", "keys", f"--{what}", name, "--out", f"of-{name}")
         assert (code, err) == (0, "")
-        assert f"of-{name} is what" in out
+        assert f"of-{name} contains the keys" in out
         assert f"keys/{name}.{what}.public" in out
         assert (folder / f"{name}.{what}.public").exists()
     assert (pool.folder / "of-beta" / "worker.secret").exists()
@@ -161,14 +161,18 @@ def test_what_is_wrong_is_said(pool: Pool) -> None:
     for arguments, code, words in [
         (["drain", "abc", "--controller", endpoint], 1, "no worker has the name 'abc'"),
         (["status"], 2, "PENSTOCK_POOL"),
-        (["status", "--controller", endpoint, "--timeout", "-1"], 2, "--timeout is '-1'"),
+        (
+            ["status", "--controller", endpoint, "--timeout", "-1"],
+            2,
+            "--timeout must be a number of seconds >= 0.001",
+        ),
         (["status", "--controller", "ftp://a"], 1, "tcp://"),
         (["controller"], 2, "--bind"),
         (["controller", "--bind", endpoint], 1, endpoint),
         (["keys"], 2, "DIR is missing"),
-        (["keys", "a", "--user", "b"], 2, "--user NAME and --out FOLDER go together"),
-        (["keys", "a", "--machine", "b"], 2, "--machine NAME and --out FOLDER go together"),
-        (["keys", "a", "--out", "b"], 2, "--out FOLDER goes with --user NAME or --machine NAME"),
+        (["keys", "a", "--user", "b"], 2, "--user NAME requires --out FOLDER"),
+        (["keys", "a", "--machine", "b"], 2, "--machine NAME requires --out FOLDER"),
+        (["keys", "a", "--out", "b"], 2, "--out FOLDER requires --user NAME or --machine NAME"),
         (["keys", "a", "--rotate", "--finish"], 2, "--finish not allowed with argument --rotate"),
         (["keys", "a", "--rotate"], 1, "make keys with penstock keys, or correct the path"),
     ]:

@@ -216,10 +216,10 @@ def test_classes_of_the_program_can_be_pickled(run: Run, write: Write) -> None:
     [
         ("run missing.py", r"can't open file '.*/missing.py': \[Errno 2\] No such file"),
         ("run folder", r"can't open file '.*/folder': \[Errno 21\] Is a directory"),
-        ("run -m missing", "there is no module named missing"),
-        ("run -m json.missing", "there is no module named json.missing"),
-        ("run -m folder", "there is no module named folder.__main__"),
-        ("run -m sys", "sys has no code"),
+        ("run -m missing", "no module named missing"),
+        ("run -m json.missing", "no module named json.missing"),
+        ("run -m folder", "no module named folder.__main__"),
+        ("run -m sys", "sys has no code to run"),
     ],
 )
 def test_a_wrong_call_says_what_is_wrong(call: Call, arguments: str, reason: str) -> None:

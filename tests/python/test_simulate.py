@@ -141,12 +141,15 @@ def test_a_slow_link_ends_no_later_than_shares_in_proportion_by_far(simulate: Ca
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--servers", "8"], "--servers is '8'; servers and GPUs of each such as 8x8"),
-        (["--split", "0/0/0"], "--split is '0/0/0'; shares of image/language/speech"),
-        (["--policies", "penstok"], "--policies has 'penstok'; did you mean penstock?"),
-        (["--order", "lifo"], "--order is 'lifo'; did you mean fifo?"),
-        (["--noise", "nan"], "--noise is 'nan'; a number from 0 to 10 is expected"),
-        (["--seeds", "0"], "--seeds is '0'; a whole number from 1 to 1000 is expected"),
+        (["--servers", "8"], "--servers must be SERVERSxGPUS, such as 8x8"),
+        (["--split", "0/0/0"], "--split must be shares of image/language/speech"),
+        (
+            ["--policies", "penstok"],
+            "--policies contains the unknown policy 'penstok'; did you mean penstock?",
+        ),
+        (["--order", "lifo"], "--order must be fifo or srtf, got 'lifo'; did you mean fifo?"),
+        (["--noise", "nan"], "--noise must be a number from 0 to 10, got 'nan'"),
+        (["--seeds", "0"], "--seeds must be an integer from 1 to 1000, got '0'"),
     ],
 )
 def test_a_wrong_argument_is_named(simulate: Call, arguments: list[str], message: str) -> None:
@@ -169,14 +172,14 @@ def test_a_wrong_line_of_a_table_is_named(simulate: Call, tmp_path: Path) -> Non
 def test_a_file_that_is_not_there_or_no_text_is_named(simulate: Call, tmp_path: Path) -> None:
     assert "nowhere.csv" in simulate("--jobs", str(tmp_path / "nowhere.csv"))[2]
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
-    assert "bytes.csv is no text in UTF-8" in simulate("--jobs", str(tmp_path / "bytes.csv"))[2]
+    assert "bytes.csv is not valid UTF-8" in simulate("--jobs", str(tmp_path / "bytes.csv"))[2]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--preempt"], "--preempt is given and the order is fifo; "),
-        (["--windows", "2"], "--windows is 2 and needs a file of jobs and the jobs of a window; "),
+        (["--preempt"], "--preempt requires --order srtf, got --order fifo"),
+        (["--windows", "2"], "--windows 2 requires --jobs FILE and --first N"),
         (
             ["--windows", "2", "--jobs", str(TRACE), "--first", "400"],
             ": the first 400 of the jobs are to be left out, and there are ",
@@ -192,4 +195,4 @@ def test_options_that_lack_another_are_refused(
 
 def test_a_vc_without_a_file_is_refused(simulate: Call) -> None:
     code, _, err = simulate("--vc", "research")
-    assert code == 1 and "the VC is 'research' and there is no file of jobs" in err
+    assert code == 1 and "--vc 'research' requires a file of jobs" in err

@@ -156,7 +156,7 @@ def test_what_is_no_terminal_is_told_what_to_do(pool: PoolProcesses, start_top: 
 
 def test_a_pool_that_is_not_there_is_told_and_a_lone_json_too(pool: PoolProcesses) -> None:
     code, out, err = run_top(pool, "--json")
-    assert (code, out) == (2, "") and "--json needs --once" in err
+    assert (code, out) == (2, "") and "--json requires --once" in err
     pool.processes[0].end()
     code, out, err = run_top(pool, "--once", "--timeout", "0.3")
     assert (code, out) == (1, "")

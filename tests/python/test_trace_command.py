@@ -137,7 +137,7 @@ def test_ranks_leave_a_file_each_which_become_one() -> None:
     )
     assert done.returncode == 0, done.stderr
     merged = run("merge-traces", "-o", "job.json.gz", "trace.rank0.json", "trace.rank1.json")
-    assert merged.returncode == 0 and "of 2 traces" in merged.stdout, merged.stderr
+    assert merged.returncode == 0 and "from 2 traces" in merged.stdout, merged.stderr
     events = checked(Path("job.json.gz"))
     assert len({event["pid"] for event in events}) == 2
 
@@ -145,11 +145,11 @@ def test_ranks_leave_a_file_each_which_become_one() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--steps", "0", "train.py"), "--steps is '0'; a whole number from 1"),
+        (("--steps", "0", "train.py"), "--steps must be an integer from 1 to 1000000, got '0'"),
         (("-o", "no/trace.json", "train.py"), "there is no folder"),
         (("-o", ".", "train.py"), "is a folder"),
         (("--step", "3", "train.py"), "did you mean --steps?"),
-        ((), "the program is missing"),
+        ((), "missing program; name a file"),
         (("missing.py",), "can't open file"),
     ],
 )

@@ -26,7 +26,7 @@ class Command(NamedTuple):
 
 PROGRAM_COMMANDS = {
     "run": Command(
-        "program_commands", "run a Python program with penstock's DataLoader in torch's place"
+        "program_commands", "run a Python program with penstock's DataLoader instead of torch's"
     ),
     "explain": Command(
         "program_commands",
@@ -36,35 +36,40 @@ PROGRAM_COMMANDS = {
         "program_commands", "run a program and write a trace of its steps, for Perfetto and Chrome"
     ),
     "merge-traces": Command(
-        "program_commands", "make one trace of those of several ranks, or of torch.profiler"
+        "program_commands", "merge the traces of several ranks, or of torch.profiler, into one"
     ),
     "doctor": Command(
-        "program_commands", "say what limits a program, and try what would make it faster"
+        "program_commands",
+        "find a program's bottleneck, and measure changes that could speed it up",
     ),
 }
 POOL_COMMANDS = {
-    "keys": Command("pool_commands", "make the keys of a pool that spans machines"),
+    "keys": Command("pool_commands", "create the keys of a pool that spans machines"),
     "controller": Command("pool_commands", "run the controller of a pool"),
     "worker": Command("pool_commands", "run worker processes of a pool on this host"),
-    "up": Command("elastic_commands", "run a pool whose workers come and go with its jobs"),
-    "down": Command("elastic_commands", "end a pool that penstock up runs, with its workers"),
+    "up": Command(
+        "elastic_commands", "run a pool that starts and stops workers as its jobs need them"
+    ),
+    "down": Command(
+        "elastic_commands", "stop a pool started by penstock up, including its workers"
+    ),
     "status": Command("pool_commands", "show the workers and the jobs of a pool"),
-    "top": Command("pool_commands", "show the jobs and workers of a pool while they work"),
-    "costs": Command("pool_commands", "show what the jobs of a pool have cost"),
-    "drain": Command("pool_commands", "have a worker finish what it has begun and leave its pool"),
+    "top": Command("pool_commands", "show the jobs and workers of a pool, continuously updated"),
+    "costs": Command("pool_commands", "show the costs of the jobs of a pool"),
+    "drain": Command("pool_commands", "let a worker finish its current batches and leave its pool"),
 }
 CLUSTER_COMMANDS = {
     "simulate": Command(
-        "simulate_command", "simulate the jobs of a cluster by several ways to share its CPUs"
+        "simulate_command", "simulate a cluster's jobs under several policies for sharing its CPUs"
     ),
 }
 MACHINE_COMMANDS = {
-    "env": Command("environment_command", "print what a report of a fault needs to say"),
+    "env": Command("environment_command", "print system information for bug reports"),
 }
 COMMANDS = {**PROGRAM_COMMANDS, **POOL_COMMANDS, **CLUSTER_COMMANDS, **MACHINE_COMMANDS}
 OPTIONS = {
     "--version": "print the version of penstock",
-    "--cmake-dir": "print the folder for CMAKE_PREFIX_PATH, for programs in C++",
+    "--cmake-dir": "print the folder for CMAKE_PREFIX_PATH, for C++ programs",
     "-h, --help": "print this help",
 }
 # The exit status of Python and its tools for a usage error.
@@ -109,7 +114,7 @@ def _answer(arguments: list[str]) -> int:
 def _carry_out(arguments: list[str]) -> int:
     match arguments:
         case []:
-            raise CommandError(f"a command is missing: {', '.join(COMMANDS)}")
+            raise CommandError(f"missing command; available commands: {', '.join(COMMANDS)}")
         case ["--help" | "-h", *_]:
             print(_help(), end="")
         case ["--version", *_]:
@@ -126,7 +131,7 @@ def _carry_out(arguments: list[str]) -> int:
         case [name, *_] if name.endswith(".py"):
             raise CommandError(f"there is no command {name}; did you mean penstock run {name}?")
         case [name, *_]:
-            meant = did_you_mean(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+            meant = did_you_mean(name, COMMANDS) or f"; available commands: {', '.join(COMMANDS)}"
             raise CommandError(f"there is no command {name}{meant}")
     return 0
 
@@ -139,8 +144,8 @@ def cmake_dir() -> Path:
     folder = Path(__file__).resolve().parent.parent / "lib" / "cmake" / "Penstock"
     if not (folder / "PenstockConfig.cmake").is_file():
         raise CommandError(
-            f"{folder} has no PenstockConfig.cmake: this penstock was installed without the "
-            f"library for programs in C++; install it with pip install --no-build-isolation ."
+            f"{folder} has no PenstockConfig.cmake: penstock was installed without its C++ "
+            "library; install it with pip install --no-build-isolation ."
         )
     return folder
 
@@ -156,18 +161,18 @@ def _help() -> str:
     return f"""\
 usage: penstock COMMAND [ARGUMENT ...]
 
-penstock feeds training with data, and moves what a model does before its first trained layer into
-the processes that load the data.
+penstock loads training data, and moves the operations of a model that precede its first trained
+layer into the data workers.
 
 commands for a program:
 {programs}
 commands for a pool of data workers, on one machine or several:
 {pools}
-command for a cluster that is planned:
+command for planning a cluster:
 {clusters}
-command for questions about this machine:
+command for diagnosing this machine:
 {machines}
 options:
 {table(OPTIONS)}
-`penstock COMMAND --help` tells about one command. `python -m penstock` is the same as `penstock`.
+`penstock COMMAND --help` describes one command. `python -m penstock` is the same as `penstock`.
 """

@@ -61,7 +61,7 @@ class CommandParser(argparse.ArgumentParser):
                 raise self._no_option(name)
         found, rest = self.parse_known_args(arguments)
         if rest:
-            raise CommandError(f"{rest[0]!r} is one argument too many", self.command)
+            raise CommandError(f"unexpected argument {rest[0]!r}", self.command)
         return found
 
     def parse_before_program(
@@ -74,7 +74,7 @@ class CommandParser(argparse.ArgumentParser):
             name, has_value, _ = arguments[end].partition("=")
             action = self._option_string_actions.get(name)
             if action is None:
-                raise self._no_option(name, "; the program's own come after it")
+                raise self._no_option(name, "; options of the program follow its name")
             end += 1 if has_value or action.nargs == 0 else 2
         return self.parse(arguments[:end]), list(arguments[end:])
 
@@ -90,7 +90,7 @@ class CommandParser(argparse.ArgumentParser):
         if found := re.fullmatch(r"argument ([^:]*): (.*)", message, re.DOTALL):
             name, text = found[1].rpartition("/")[2], found[2]
         if text.startswith("expected one argument"):
-            raise CommandError(f"{self._with_value(name)}: the value is missing", self.command)
+            raise CommandError(f"{self._with_value(name)} requires a value", self.command)
         raise CommandError(f"{name} {text}".strip(), self.command)
 
     def _with_value(self, names: str) -> str:
@@ -158,9 +158,7 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
         if text in names:
             return text
         meant = did_you_mean(text, names)
-        raise argparse.ArgumentTypeError(
-            f"is {text!r}{meant}" if meant else f"is {text!r}; {_listed(names)} is expected"
-        )
+        raise argparse.ArgumentTypeError(f"must be {_listed(names)}, got {text!r}{meant}")
 
     return choose
 
@@ -171,9 +169,7 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
         if re.fullmatch(r"[+-]?\d{1,18}", text) and least <= int(text) <= most:
             return int(text)
-        raise argparse.ArgumentTypeError(
-            f"is {text!r}; a whole number from {least} to {most} is expected"
-        )
+        raise argparse.ArgumentTypeError(f"must be an integer from {least} to {most}, got {text!r}")
 
     return convert
 
@@ -188,7 +184,7 @@ def seconds(least: float) -> Callable[[str], float]:
             number = float("nan")
         if least <= number < 1e6:
             return number
-        raise argparse.ArgumentTypeError(f"is {text!r}; seconds from {least:g} on are expected")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds >= {least:g}, got {text!r}")
 
     return convert
 
@@ -201,7 +197,7 @@ def amount(text: str) -> float:
         value = float("nan")
     if 0 <= value < 1e9:
         return value
-    raise argparse.ArgumentTypeError(f"is {text!r}; an amount from 0 on is expected")
+    raise argparse.ArgumentTypeError(f"must be an amount >= 0, got {text!r}")
 
 
 def _listed(names: Sequence[str]) -> str:

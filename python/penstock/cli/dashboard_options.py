@@ -33,28 +33,31 @@ def add_dashboard(parser: CommandParser) -> None:
         "--dashboard",
         type=_listen_address,
         metavar="[ADDRESS:]PORT",
-        help="serve a dashboard and the metrics of the pool over HTTP; for this machine alone, "
-        "unless an ADDRESS is given; port 0 is a free one, which is printed (default: none)",
+        help="serve a dashboard and the metrics of the pool over HTTP, on this machine only "
+        "unless ADDRESS is given; port 0 selects a free port, which is printed (default: no "
+        "dashboard)",
     )
     parser.add_argument(
         "--dashboard-token-file",
         metavar="FILE",
-        help="file with the token that readers of the dashboard show; others must not be able to "
-        "read it (default: a token is drawn, and the log says how to open the dashboard with it)",
+        help="file with the token that readers of the dashboard must present; other users must "
+        "not be able to read it (default: a generated token; the log shows how to open the "
+        "dashboard with it)",
     )
     parser.add_argument(
         "--dashboard-open",
         action="store_true",
-        help="ask readers of the dashboard for no token; every user of this machine reads it then, "
-        "with the first digits of ids alone; not for an ADDRESS that other machines reach",
+        help="require no token: every user of this machine can then read the dashboard, which "
+        "shows only the first digits of ids; not allowed with an ADDRESS that other machines can "
+        "reach",
     )
     parser.add_argument(
         "--dashboard-name",
         action="append",
         default=[],
         metavar="NAME",
-        help="further name under which browsers open the dashboard, such as that of a proxy; may "
-        "be given several times",
+        help="additional host name under which browsers open the dashboard, such as the name of a "
+        "proxy; may be given several times",
     )
 
 
@@ -64,12 +67,12 @@ def dashboard_of(args: argparse.Namespace, command: str) -> Iterator[StartDashbo
     listens immediately, serves once it is started, and is closed on exit."""
     if args.dashboard is None:
         if args.dashboard_token_file or args.dashboard_name or args.dashboard_open:
-            raise CommandError("the other options of a dashboard need --dashboard PORT", command)
+            raise CommandError("the other dashboard options require --dashboard PORT", command)
         yield lambda endpoint, log: None
         return
     if args.dashboard_open and args.dashboard_token_file:
         raise CommandError(
-            "--dashboard-open asks for no token, and --dashboard-token-file has one; leave one out",
+            "--dashboard-open and --dashboard-token-file are mutually exclusive; leave one out",
             command,
         )
     # Imported here, as the other commands of a pool do not need it.
@@ -115,8 +118,8 @@ def _token_of(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[st
             file.write(f"{token}\n")
     except OSError as error:
         raise PenstockError(
-            f"a token for the dashboard cannot be written to {tempfile.gettempdir()} "
-            f"({error.strerror}); name a file that has one with --dashboard-token-file"
+            f"cannot write a dashboard token to {tempfile.gettempdir()} ({error.strerror}); name "
+            "a token file with --dashboard-token-file"
         ) from None
     return token, f"$(cat {path})"
 

@@ -114,7 +114,7 @@ def _start_of(program: Sequence[str]) -> Callable[[], None]:
         case [path, *rest]:
             return functools.partial(run_file, path, rest)
         case _:
-            raise AssertionError("doctor names a program")
+            raise AssertionError("doctor always passes a program")
 
 
 def _with_error(result: RunResult, error: BaseException) -> RunResult:

@@ -64,9 +64,9 @@ def _up(arguments: Sequence[str]) -> int:
         "up",
         "up --engine local|ray|slurm [--min N] [--max N] [OPTION ...]",
         """\
-Runs the controller of a pool and an engine that starts as many workers as its jobs have use for,
-and gives back those that they have none for. SIGTERM, Ctrl-C or `penstock down` ends it: workers
-finish their batches first. One that was killed goes on where it was when it is started again.""",
+Runs the controller of a pool and an engine that starts as many workers as the jobs need and
+releases idle ones. SIGTERM, Ctrl-C or `penstock down` stops the pool; its workers finish their
+batches first. A pool that was killed resumes when it is started again.""",
         """\
 examples:
   penstock up --engine local --max 8
@@ -77,68 +77,68 @@ examples:
         type=one_of(_ENGINES),
         metavar="NAME",
         required=True,
-        help=f"what runs the workers: {', '.join(_ENGINES)}",
+        help=f"engine that runs the workers: {', '.join(_ENGINES)}",
     )
     parser.add_argument(
         "--bind",
         default="tcp://127.0.0.1:0",
         metavar=ADDRESS,
-        help="address at which the controller listens; port 0 is a free one, which is printed, and "
-        "the same one after a restart (default: tcp://127.0.0.1:0)",
+        help="address at which the controller listens; port 0 selects a free port, which is "
+        "printed and used again after a restart (default: tcp://127.0.0.1:0)",
     )
     add_keys(parser)
     parser.add_argument(
         "--worker-keys",
         metavar="DIR",
-        help="folder of keys that the workers' machines have, with worker.secret and the public "
-        "keys (default: one that is made of --keys in --state, for as long as the pool lives)",
+        help="key folder on the workers' machines, with worker.secret and the public keys "
+        "(default: a folder in --state, created from --keys and removed when the pool ends)",
     )
     parser.add_argument(
         "--min",
         type=whole_number(0, _COUNT_MAX),
         default=0,
         metavar="N",
-        help="workers that are kept at any time (default: 0)",
+        help="minimum number of workers (default: 0)",
     )
     parser.add_argument(
         "--max",
         type=whole_number(0, _COUNT_MAX),
         default=64,
         metavar="N",
-        help="the most workers that there may be (default: 64)",
+        help="maximum number of workers (default: 64)",
     )
     parser.add_argument(
         "--idle",
         type=seconds(0),
         default=60.0,
         metavar="SECONDS",
-        help="time for which a worker is kept without use (default: 60)",
+        help="time after which an idle worker is released (default: 60)",
     )
     parser.add_argument(
         "--grace",
         type=seconds(0),
         default=DRAIN_GRACE_S,
         metavar="SECONDS",
-        help="time that a worker has to finish its batches before it is ended (default: 30)",
+        help="time for a worker to finish its batches before it is terminated (default: 30)",
     )
     parser.add_argument(
         "--price",
         type=amount,
         metavar="AMOUNT",
-        help="price of a worker's hour, for the status and the budget",
+        help="price per worker-hour, for the status and the budget",
     )
     parser.add_argument(
         "--budget",
         type=amount,
         metavar="AMOUNT",
-        help="what workers may cost in all; needs --price (default: no bound)",
+        help="maximum total cost of the workers; requires --price (default: unlimited)",
     )
     add_shares(parser)
     add_dashboard(parser)
     parser.add_argument(
         "--state",
         metavar="DIR",
-        help="folder of the journal, the logs and the workers' keys (default: "
+        help="folder for the journal, the logs and the workers' keys (default: "
         "~/.local/state/penstock/ENGINE)",
     )
     parser.add_argument("--partition", metavar="NAME", help="slurm: partition of the workers' jobs")
@@ -148,13 +148,13 @@ examples:
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
-        help="ray, slurm: CPUs of a worker (default: 1)",
+        help="ray, slurm: number of CPUs per worker (default: 1)",
     )
     parser.add_argument(
         "--memory",
         type=whole_number(1, 1 << 24),
         metavar="MB",
-        help="slurm: memory of a worker (default: the partition's)",
+        help="slurm: memory per worker (default: the partition's)",
     )
     parser.add_argument(
         "--env",
@@ -162,32 +162,30 @@ examples:
         action="append",
         default=[],
         metavar="NAME",
-        help="slurm: further environment variable that workers have as it is here; may be given "
-        "several times (default: PATH, HOME, LD_LIBRARY_PATH, PYTHON* and the like, no secrets)",
+        help="slurm: additional environment variable to pass to the workers; may be given several "
+        "times (default: PATH, HOME, LD_LIBRARY_PATH, PYTHON* and similar, no secrets)",
     )
     parser.add_argument(
         "--address",
         default="auto",
         metavar="HOST:PORT",
-        help="ray: address of the cluster (default: auto, the one of this machine)",
+        help="ray: address of the cluster (default: auto, this machine's cluster)",
     )
     parser.add_argument(
         "--resource",
         type=_resource,
         action="append",
         metavar="NAME=N",
-        help="ray: custom resource that a worker takes; may be given several times",
+        help="ray: custom resource that each worker requires; may be given several times",
     )
     add_isolation(parser)
     args = parser.parse(arguments)
     if args.min > args.max:
-        raise CommandError(
-            f"--min is {args.min} and --max is {args.max}; it must not be larger", "up"
-        )
+        raise CommandError(f"--min must be <= --max ({args.max}), got {args.min}", "up")
     if args.budget is not None and args.price is None:
-        raise CommandError("a --budget needs the --price of a worker's hour", "up")
+        raise CommandError("--budget requires --price, the price per worker-hour", "up")
     if args.worker_keys is not None and args.keys is None:
-        raise CommandError("--worker-keys needs --keys, the folder of the controller's", "up")
+        raise CommandError("--worker-keys requires --keys, the key folder of the controller", "up")
     state = Path(args.state or Path.home() / ".local" / "state" / "penstock" / args.engine)
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(state / "lock", "ab") as lock:
@@ -195,8 +193,8 @@ examples:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PenstockError(
-                f"another penstock up runs on {state}; end it (penstock down), or name another "
-                f"folder with --state"
+                f"another penstock up is using {state}; stop it with penstock down, or name "
+                "another folder with --state"
             ) from None
         _pool.close_memory()
         with dashboard_of(args, "up") as start_dashboard:
@@ -263,8 +261,8 @@ class _Elastic:
                 if not serving.is_alive():
                     raise PenstockError(
                         f"the controller has ended: {self._controller_error or 'it was stopped'}; "
-                        f"workers go on with the jobs that they have, and `penstock up` with the "
-                        f"same --state finds them again"
+                        "workers continue with their current jobs, and `penstock up` with the "
+                        "same --state finds them again"
                     )
                 if is_to_end:
                     time.sleep(_ENDING_TURN_S)
@@ -272,7 +270,7 @@ class _Elastic:
                     is_to_end = bool(select.select([end_fd], [], [], TURN_S)[0])
             if self._worker_keys is not None:
                 self._worker_keys.remove()
-        self._log.say("has ended, and no worker is left")
+        self._log.say("has ended; no workers are left")
         return 0
 
     def _serve(self) -> None:
@@ -285,7 +283,7 @@ class _Elastic:
 def _variable(text: str) -> str:
     """Parse the name of an environment variable, as an argparse type."""
     if text not in os.environ:
-        raise argparse.ArgumentTypeError(f"is {text!r}; the environment has no such variable")
+        raise argparse.ArgumentTypeError(f"must name a variable of the environment, got {text!r}")
     return text
 
 
@@ -295,7 +293,7 @@ def _resource(text: str) -> tuple[str, float]:
     with contextlib.suppress(ValueError):
         if name and equals and 0 < float(count) < 1e6:
             return name, float(count)
-    raise argparse.ArgumentTypeError(f"is {text!r}; NAME=N is expected, such as dataworker=1")
+    raise argparse.ArgumentTypeError(f"must be NAME=N, such as dataworker=1, got {text!r}")
 
 
 def _start_controller(args: Any, before: str, log: PoolLog) -> _pool.Controller:
@@ -308,8 +306,8 @@ def _start_controller(args: Any, before: str, log: PoolLog) -> _pool.Controller:
         except PenstockError as error:
             controller = start_controller(args.bind, args)  # fails, too, unless it was the port
             log.tell(
-                f"{error}; the controller takes another port, and what still looks for it at "
-                f"{before} has to be started again"
+                f"{error}; the controller uses another port; restart the processes that still "
+                f"connect to {before}"
             )
             return controller
     return start_controller(args.bind, args)
@@ -341,7 +339,7 @@ def _down(arguments: Sequence[str]) -> int:
         "down",
         f"down [--controller {ADDRESS}] [OPTION ...]",
         """\
-Ends a pool that `penstock up` runs: its workers finish their batches and leave, then the engine's
+Stops a pool started by `penstock up`: its workers finish their batches and leave, then the engine's
 adapter and the controller end. Returns when the controller has ended.""",
         "example:\n  penstock down --controller tcp://127.0.0.1:7000",
     )
@@ -352,13 +350,13 @@ adapter and the controller end. Returns when the controller has ended.""",
         has_engine = _pool.end_pool(where, args.keys, args.timeout)
     except errors.TimeoutError as error:
         raise errors.TimeoutError(
-            f"{error}. Where `penstock up` was killed, start `penstock up` again with the same "
-            f"--state, and end it then"
+            f"{error}. If `penstock up` was killed, start `penstock up` again with the same "
+            "--state, and then stop it"
         ) from error
     if not has_engine:
         raise PenstockError(
-            f"the controller at {where} has no engine, so there is nothing that could end its "
-            f"workers; end the controller and the workers where they were started"
+            f"the controller at {where} has no engine that could stop its workers; stop the "
+            "controller and the workers where they were started"
         )
     deadline = time.monotonic() + _END_LIMIT_S
     while time.monotonic() < deadline:
@@ -369,8 +367,8 @@ adapter and the controller end. Returns when the controller has ended.""",
             return 0
         time.sleep(0.2)
     raise PenstockError(
-        f"the pool at {where} has not ended within {_END_LIMIT_S:g} s; penstock status shows which "
-        f"workers are left"
+        f"the pool at {where} did not end within {_END_LIMIT_S:g} s; penstock status shows the "
+        "remaining workers"
     )
 
 

@@ -74,12 +74,12 @@ def _environment_command(arguments: Sequence[str]) -> int:
         "env",
         "env [--json]",
         """\
-Prints what a report of a fault needs: the versions of penstock, torch, CUDA, Python and the
-libraries of the system, which native part is used, the limits on CPUs, memory and files, and the
-environment variables that matter. Values that may be secret are left out, and the home directory is
-written ~. Nothing is sent anywhere.""",
+Prints system information for bug reports: the versions of penstock, torch, CUDA, Python and the
+system libraries, the native part in use, the limits on CPUs, memory and files, and the relevant
+environment variables. Values that may be secret are omitted, and the home directory is written as
+~. The report is printed only; it is not sent anywhere.""",
     )
-    parser.add_argument("--json", action="store_true", help="print an object of JSON")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     args = parser.parse(arguments)
     report = environment_report()
     print(json.dumps(report, indent=2) if args.json else _text(report))
@@ -112,7 +112,7 @@ def environment_report() -> Report:
         "python": _facts(
             version=lambda: " ".join(sys.version.split()),
             executable=lambda: _shown(sys.executable),
-            environment=lambda: "virtual" if sys.prefix != sys.base_prefix else "the system's",
+            environment=lambda: "virtual" if sys.prefix != sys.base_prefix else "system",
             free_threaded=lambda: "yes" if sysconfig.get_config_var("Py_GIL_DISABLED") else "no",
             packages=lambda: [f"{name} {found}" for name in _PACKAGES if (found := _version(name))],
         ),
@@ -134,7 +134,7 @@ def _facts(**sources: Callable[[], str | Iterable[str]]) -> dict[str, list[str]]
             value = source()
             lines = [value] if isinstance(value, str) else list(value)
         except Exception as error:  # the rest is reported even if this part is broken
-            lines = [f"not known: {type(error).__name__}: {error}"]
+            lines = [f"unknown: {type(error).__name__}: {error}"]
         found[name.replace("_", " ")] = [_shown(line) for line in lines]
     return found
 
@@ -148,7 +148,7 @@ def _packages() -> list[str]:
 
 def _native_parts() -> list[str]:
     return [
-        f"torch {part.torch_minor}, built beside {part.torch}, "
+        f"torch {part.torch_minor}, built with {part.torch}, "
         f"{f'with CUDA {part.cuda}' if part.cuda else 'without CUDA'}"
         f"{'' if part.module else ', for other Pythons'}"
         for part in native_parts()
@@ -172,14 +172,14 @@ def _load_native_parts() -> _Loaded:
             timeout=_LOADING_S_MAX,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return _Loaded(f"not known: {type(error).__name__}: {error}", {})
+        return _Loaded(f"unknown: {type(error).__name__}: {error}", {})
     told: dict[str, Any] = {}
     for line in done.stdout.splitlines():
         told |= json.loads(line)
     if done.returncode == 0:
         return _Loaded(f"yes, {told['module']}", told["libraries"])
-    last = done.stderr.strip().splitlines()[-1:] or ["it says nothing"]
-    outcome = f"no: it ends with status {done.returncode}: {last[0]}"
+    last = done.stderr.strip().splitlines()[-1:] or ["no output"]
+    outcome = f"no: exit status {done.returncode}: {last[0]}"
     return _Loaded(outcome, told.get("libraries", {}))
 
 
@@ -191,7 +191,7 @@ def _torch_facts() -> dict[str, list[str]]:
 
     def devices() -> list[str]:
         if not torch.cuda.is_available():
-            return ["none that torch can use"]
+            return ["none available to torch"]
         return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
     return _facts(
@@ -201,13 +201,12 @@ def _torch_facts() -> dict[str, list[str]]:
         GPUs=devices,
         GPU_driver=_gpu_driver,
         threads=lambda: (
-            f"{torch.get_num_threads()} of one operator, "
-            f"{torch.get_num_interop_threads()} beside each other"
+            f"{torch.get_num_threads()} intra-op, {torch.get_num_interop_threads()} inter-op"
         ),
         sharing_strategy=torch.multiprocessing.get_sharing_strategy,
         start_method=lambda: (
             torch.multiprocessing.get_start_method(allow_none=True)
-            or f"not chosen; {torch.multiprocessing.get_all_start_methods()[0]} by default"
+            or f"not set; {torch.multiprocessing.get_all_start_methods()[0]} by default"
         ),
     )
 
@@ -224,7 +223,7 @@ def _library_facts(loaded: _Loaded) -> dict[str, list[str]]:
     if not loaded.libraries:
         return {"not loaded": [_shown(loaded.outcome)]}
     return {
-        name: [_shown(line) for line in lines] or ["none of its own"]
+        name: [_shown(line) for line in lines] or ["not loaded as a separate library"]
         for name, lines in loaded.libraries.items()
     }
 
@@ -238,7 +237,7 @@ def _version(package: str) -> str | None:
 
 def _redacted(name: str, value: str) -> str:
     if looks_secret(name) and name != _KEY_FOLDER:
-        return f"set, {len(value)} characters that are not shown"
+        return f"set, {len(value)} characters (not shown)"
     return _shown(_LOGIN.sub("…@", value))
 
 
@@ -257,8 +256,8 @@ def machine_facts(root: Path = _ROOT) -> dict[str, Callable[[], str | Iterable[s
         "machine": platform.machine,
         "CPU": lambda: _field(root / "proc/cpuinfo", "model name|Processor|cpu model"),
         "CPUs": lambda: (
-            f"{os.cpu_count()} there, {len(os.sched_getaffinity(0))} that this process may run on, "
-            f"{usable_cpus(root)} by the quotas of its cgroups"
+            f"{os.cpu_count()} in total, {len(os.sched_getaffinity(0))} available to this "
+            f"process, {usable_cpus(root)} by its cgroup quotas"
         ),
         "memory": lambda: (
             f"{_kibibytes(root, 'MemTotal')}, of which {_kibibytes(root, 'MemAvailable')} are free"
@@ -274,12 +273,12 @@ def machine_facts(root: Path = _ROOT) -> dict[str, Callable[[], str | Iterable[s
 def _distribution(root: Path) -> str:
     text = (root / "etc/os-release").read_text(encoding="utf-8")
     name = re.search(r'^PRETTY_NAME="?(.*?)"?$', text, re.MULTILINE)
-    return name[1] if name else "no name"
+    return name[1] if name else "unknown"
 
 
 def _field(path: Path, names: str) -> str:
     found = re.search(rf"^(?:{names})\s*:\s*(.*)$", path.read_text(), re.MULTILINE)
-    return found[1] if found else "no name"
+    return found[1] if found else "unknown"
 
 
 def _kibibytes(root: Path, name: str) -> str:
@@ -307,7 +306,7 @@ def _memory_limit(root: Path) -> str:
                 # cgroups v1 represents "none" by a huge number.
                 if text.isdecimal() and int(text) < 1 << 60:
                     limits.append(int(text))
-    return in_units(min(limits)) if limits else "none by cgroups"
+    return in_units(min(limits)) if limits else "no cgroup limit"
 
 
 def _file_system(folder: Path) -> str:
@@ -339,7 +338,7 @@ def _low_limits() -> list[str]:
 def _container(root: Path) -> str:
     if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
         return "yes"
-    return "yes, Kubernetes" if os.environ.get("KUBERNETES_SERVICE_HOST") else "no sign of one"
+    return "yes, Kubernetes" if os.environ.get("KUBERNETES_SERVICE_HOST") else "none detected"
 
 
 def in_units(count: int) -> str:

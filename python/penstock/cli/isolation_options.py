@@ -18,64 +18,64 @@ def add_isolation(parser: CommandParser) -> None:
         "--isolate",
         type=_levels,
         metavar="LEVELS",
-        help="what jobs are kept from, with commas between: keys (the folder of keys), files "
-        "(writing outside of their own folders), tmp (/tmp, /var/tmp and /dev/shm of others), "
-        "network, user (each job has an account of its own, see --job-uids); or none. Keys are in "
-        "each of them. What is named and cannot be had is an error (default: keys, with a warning "
-        "where that cannot be had)",
+        help="accesses to deny to jobs, separated by commas: keys (the key folder), files "
+        "(writing outside their own folders), tmp (the shared /tmp, /var/tmp and /dev/shm), "
+        "network, user (each job runs under a separate account, see --job-uids); or none. Each of "
+        "them includes keys. A level that is given but unavailable is an error (default: keys, "
+        "with a warning if unavailable)",
     )
     parser.add_argument(
         "--job-writes",
         type=_folders,
         default=(),
         metavar="DIR[:DIR]",
-        help="with --isolate files: further folders that jobs may write in",
+        help="with --isolate files: additional folders that jobs may write to",
     )
     parser.add_argument(
         "--job-hosts",
         type=_hosts,
         default=(),
         metavar="HOST:PORT[,...]",
-        help="with --isolate network: what jobs may reach all the same, by an HTTP proxy that "
+        help="with --isolate network: hosts that jobs may still reach, through an HTTP proxy that "
         "HTTPS_PROXY and HTTP_PROXY name in their environment; *.NAME:PORT covers each name below "
-        "it, and a service of this machine is named by its address",
+        "NAME; name services on this machine by address",
     )
     parser.add_argument(
         "--job-uids",
         type=_uids,
         metavar="FIRST-LAST",
-        help="with --isolate user: uids that nobody else has; each job takes one that is free",
+        help="with --isolate user: range of uids reserved for jobs; each job gets a free one",
     )
     parser.add_argument(
         "--job-memory",
         type=whole_number(1 << 20, 1 << 50),
         metavar="BYTES",
-        help="memory of a job, by cgroup v2 with --job-group, else of each of its processes, by "
-        "RLIMIT_DATA (default: no bound)",
+        help="memory limit of a job, by cgroup v2 with --job-group, else of each of its "
+        "processes, by RLIMIT_DATA (default: unlimited)",
     )
     parser.add_argument(
         "--job-files",
         type=whole_number(64, 1 << 20),
         metavar="N",
-        help="files that a process of a job may have open (default: as many as the worker)",
+        help="maximum number of open files per job process (default: same as the worker)",
     )
     parser.add_argument(
         "--job-processes",
         type=whole_number(1, 1 << 22),
         metavar="N",
-        help="processes and threads of a job, by cgroup v2 with --job-group, else those of the "
-        "account, by RLIMIT_NPROC (default: no bound)",
+        help="maximum number of processes and threads of a job, by cgroup v2 with --job-group, "
+        "else of the account, by RLIMIT_NPROC (default: unlimited)",
     )
     parser.add_argument(
         "--job-group",
         metavar="DIR",
-        help="folder of cgroup v2 that is delegated to the worker; each job has a group in it",
+        help="cgroup v2 folder that is delegated to the worker; each job gets a group in it",
     )
     parser.add_argument(
         "--job-cpu-weight",
         type=whole_number(1, 10_000),
         metavar="N",
-        help="with --job-group: weight of a job among others that want CPUs (default: 100)",
+        help="with --job-group: CPU weight of a job relative to others (default: 100)",
     )
 
 
@@ -117,8 +117,8 @@ def _levels(text: str) -> frozenset[str]:
     names = text.split(",")
     for name in names:
         if name not in LEVELS:
-            meant = did_you_mean(name, LEVELS) or f"; {', '.join(LEVELS)} are expected, or none"
-            raise argparse.ArgumentTypeError(f"has {name!r}{meant}")
+            meant = did_you_mean(name, LEVELS) or f"; levels are {', '.join(LEVELS)}, or none"
+            raise argparse.ArgumentTypeError(f"contains the unknown level {name!r}{meant}")
     return frozenset(names)
 
 
@@ -126,7 +126,7 @@ def _folders(text: str) -> tuple[str, ...]:
     folders = tuple(text.split(":"))
     if not all(folder.startswith("/") for folder in folders):
         raise argparse.ArgumentTypeError(
-            f"is {text!r}; absolute paths of folders are expected, with ':' between them"
+            f"must be absolute paths of folders, separated by ':', got {text!r}"
         )
     return folders
 
@@ -136,8 +136,8 @@ def _hosts(text: str) -> tuple[str, ...]:
         return tuple(parse_named(host) for host in text.split(","))
     except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f"is {text!r}, where {error}; HOST:PORT is expected, with commas between several, such "
-            f"as data.example.org:443,*.example.com:443,127.0.0.1:9000"
+            "must be HOST:PORT entries separated by commas, such as "
+            f"data.example.org:443,*.example.com:443,127.0.0.1:9000, got {text!r}, where {error}"
         ) from None
 
 
@@ -145,6 +145,4 @@ def _uids(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,10})-(\d{1,10})", text)
     if found is not None and 0 < int(found[1]) <= int(found[2]) <= _UIDS_MAX:
         return int(found[1]), int(found[2])
-    raise argparse.ArgumentTypeError(
-        f"is {text!r}; two uids above 0 are expected, such as 70000-70099"
-    )
+    raise argparse.ArgumentTypeError(f"must be two uids above 0, such as 70000-70099, got {text!r}")

@@ -51,11 +51,11 @@ def _make_keys(arguments: Sequence[str]) -> int:
         "keys DIR [--user NAME --out FOLDER | --machine NAME --out FOLDER]\n"
         "keys DIR --rotate | --finish",
         """\
-Makes the keys of a pool: a pair for each role. A pool that spans machines needs them; one on a
-single machine has keys that this user's processes share. With --user, makes a folder of keys for
-one user's training programs, whom the pool then knows apart from others. With --machine, makes one
-for the workers of one machine, which can then be put out alone. With --rotate, replaces the keys of
-all roles while training goes on; --finish ends that.""",
+Creates the keys of a pool: a pair for each role. A pool that spans machines needs them; a pool on a
+single machine uses keys that this user's processes share. With --user, creates a key folder for one
+user's training programs, so that the pool can identify that user. With --machine, creates a key
+folder for the workers of one machine, whose access can then be revoked separately. With --rotate,
+replaces the keys of all roles while training continues; --finish completes the rotation.""",
         """\
 examples:
   penstock keys keys
@@ -66,69 +66,68 @@ examples:
     parser.add_argument(
         "folder",
         metavar="DIR",
-        help="folder for the keys, which is made, with mode 0700; with an option that of the pool, "
-        "and with --finish that of a host, too",
+        help="folder for the keys, created with mode 0700; with another option, the existing key "
+        "folder of the pool; with --finish, the key folder of the pool or of a host",
     )
     task = parser.add_mutually_exclusive_group()
-    task.add_argument("--user", metavar="NAME", help="make keys for a user of this pool")
-    task.add_argument("--machine", metavar="NAME", help="make keys for a machine with workers")
+    task.add_argument("--user", metavar="NAME", help="create keys for a user of this pool")
+    task.add_argument("--machine", metavar="NAME", help="create keys for a machine with workers")
     task.add_argument(
         "--rotate",
         action="store_true",
-        help="make new keys for all roles; the former ones count as well until --finish",
+        help="create new keys for all roles; the former keys stay valid until --finish",
     )
     task.add_argument(
         "--finish",
         action="store_true",
-        help="have the former keys count no more: whoever still uses them is out within seconds",
+        help="revoke the former keys: processes that still use them are rejected within seconds",
     )
     parser.add_argument(
-        "--out", metavar="FOLDER", help="folder for the user's or the machine's keys; it is made"
+        "--out", metavar="FOLDER", help="folder to create for the user's or the machine's keys"
     )
     args = parser.parse(arguments)
     folder = args.folder
     if args.out is None and args.user is not None:
-        raise CommandError("--user NAME and --out FOLDER go together", "keys")
+        raise CommandError("--user NAME requires --out FOLDER", "keys")
     if args.out is None and args.machine is not None:
-        raise CommandError("--machine NAME and --out FOLDER go together", "keys")
+        raise CommandError("--machine NAME requires --out FOLDER", "keys")
     if args.out is not None and args.user is None and args.machine is None:
-        raise CommandError("--out FOLDER goes with --user NAME or --machine NAME", "keys")
+        raise CommandError("--out FOLDER requires --user NAME or --machine NAME", "keys")
     if args.user is not None:
         _pool.make_user_keys(folder, args.user, args.out)
         said = (
-            f"{args.out} is what {args.user} needs to train, and {folder}/{args.user}.user.public "
-            f"lets {args.user} in: copy it to the key folders of the controller and the workers, "
-            f"which see it within seconds"
+            f"{args.out} contains the keys that {args.user} needs for training. To admit "
+            f"{args.user}, copy {folder}/{args.user}.user.public to the key folders of the "
+            "controller and the workers, which read it within seconds"
         )
     elif args.machine is not None:
         _pool.make_machine_keys(folder, args.machine, args.out)
         said = (
-            f"{args.out} is what the workers of {args.machine} need, and "
-            f"{folder}/{args.machine}.machine.public lets them in: copy it to the key folder of "
-            f"the controller, which sees it within seconds"
+            f"{args.out} contains the keys for the workers of {args.machine}. To admit them, copy "
+            f"{folder}/{args.machine}.machine.public to the key folder of the controller, which "
+            "reads it within seconds"
         )
     elif args.rotate:
         _pool.rotate_keys(folder)
         said = (
-            f"{folder} has new keys for each role, and the former ones count as well. Next:\n"
-            f"  1. copy the .former.public files to all key folders, then the other .public files, "
-            f"then the .secret file of each host's role\n"
-            f"  2. start the controller again, then the workers; start programs with the new keys\n"
-            f"  3. once none runs with the former keys, run penstock keys DIR --finish for each "
-            f"folder"
+            f"{folder} has new keys for each role; the former keys stay valid. Next:\n"
+            "  1. copy the .former.public files to all key folders, then the other .public files, "
+            "then the .secret file of each host's role\n"
+            "  2. restart the controller, then the workers; start programs with the new keys\n"
+            "  3. when no process uses the former keys any more, run penstock keys DIR --finish "
+            "for each folder"
         )
     elif args.finish:
         _pool.finish_rotation(folder)
         said = (
-            f"the former keys are out of {folder}: servers that have it let nobody in by them any "
-            f"more, within seconds"
+            f"the former keys were removed from {folder}: servers with this folder reject them "
+            "within seconds"
         )
     else:
         _pool.make_key_folder(folder)
         said = (
-            f"{folder} has a pair of keys for each role. A host needs all the .public files, and "
-            f"of the .secret ones that of the process there: controller, worker, trainer or "
-            f"operator"
+            f"{folder} has a pair of keys for each role. A host needs all .public files, and the "
+            ".secret file of each role that it runs: controller, worker, trainer or operator"
         )
     print(f"penstock keys: {said}.")
     return 0
@@ -139,8 +138,8 @@ def _control(arguments: Sequence[str]) -> int:
         "controller",
         f"controller --bind {ADDRESS} [--keys DIR] [--dashboard PORT] [OPTION ...]",
         """\
-Runs the controller of a pool, which shares the pool's workers out among its trainers, until SIGTERM
-or Ctrl-C ends it. Training goes on without it, and it may be started again at any time.""",
+Runs the controller of a pool, which distributes the pool's workers among its trainers, until
+SIGTERM or Ctrl-C. Training continues without it, and it can be restarted at any time.""",
         """\
 examples:
   penstock controller --bind tcp://127.0.0.1:7000
@@ -150,7 +149,7 @@ examples:
         "--bind",
         required=True,
         metavar=ADDRESS,
-        help="address to listen at; port 0 is a free port, which is printed",
+        help="address to listen at; port 0 selects a free port, which is printed",
     )
     add_shares(parser)
     add_keys(parser)
@@ -169,7 +168,7 @@ def _run_controller(args: argparse.Namespace, start_dashboard: StartDashboard) -
     signal.set_wakeup_fd(stop_write)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    shown_keys = args.keys or f"{_pool.shared_key_folder()}, which this user's processes share"
+    shown_keys = args.keys or f"{_pool.shared_key_folder()}, shared by this user's processes"
     log = PoolLog("penstock controller")
     log.say(f"listens at {controller.endpoint}, keys in {shown_keys}, process {os.getpid()}")
     for line in limit_lines:
@@ -216,28 +215,27 @@ examples:
     parser.add_argument(
         "--advertise",
         metavar=ADDRESS,
-        help="address that trainers are told to connect to, where that is another one than they "
-        "are bound to, as behind NAT (default: the one that is bound)",
+        help="address that trainers connect to, if it differs from the bound one, for example "
+        "behind NAT (default: the bound address)",
     )
     parser.add_argument(
         "--data-bind",
         metavar=ADDRESS,
-        help="address of the second port of the first worker, over which the bytes of batches "
-        "cross, sealed; each further worker takes the next port (default: a free port of the "
-        "interface of --bind)",
+        help="address of the second port of the first worker, for the encrypted bytes of batches; "
+        "each further worker takes the next port (default: a free port of the interface of --bind)",
     )
     parser.add_argument(
         "--data-advertise",
         metavar=ADDRESS,
-        help="address that trainers are told to connect to for the bytes of batches, where that is "
-        "another one than they can see (default: the host of --advertise, the port that is bound)",
+        help="address that trainers connect to for the bytes of batches, if it differs from the "
+        "one they can see (default: the host of --advertise, the bound port)",
     )
     parser.add_argument(
         "--patience",
         type=seconds(1),
         default=PATIENCE_S,
         metavar="SECONDS",
-        help="time after which a worker that has no trainer and hears nothing of its controller "
+        help="time after which a worker without a trainer and without contact to its controller "
         f"ends (default: {PATIENCE_S:g})",
     )
     parser.add_argument(
@@ -251,14 +249,16 @@ examples:
     parser.add_argument(
         "--powercap",
         metavar="DIR",
-        help="folder of the powercap tree, from which the energy of this host is read; the worker "
-        "ends if it cannot be (default: /sys/class/powercap, and the energy is unknown where that "
-        "cannot be read)",
+        help="powercap folder from which the energy use of this host is read; the worker ends if "
+        "it cannot be read (default: /sys/class/powercap; if that cannot be read, the energy is "
+        "unknown)",
     )
     add_isolation(parser)
     args = parser.parse(arguments)
     if args.powercap == "":
-        raise CommandError("--powercap is empty; name the folder of the powercap tree", "worker")
+        raise CommandError(
+            "--powercap must name the powercap folder, got an empty string", "worker"
+        )
     where = controller_of(parser, args)
     addresses = worker_addresses(
         where,
@@ -302,9 +302,9 @@ def _show_status(arguments: Sequence[str]) -> int:
         "status",
         f"status [--controller {ADDRESS}] [--all | --json] [OPTION ...]",
         """\
-Shows the workers of a pool and the jobs that they work for. A job has the batches a second that its
-trainer was given lately, and how much of that time the trainer waited for them. A job that asks for
-nothing, as between epochs, is idle.""",
+Shows the workers of a pool and their jobs. For each job, it shows the recent batches per second of
+its trainer, and the share of that time for which the trainer waited. A job that requests no
+batches, as between epochs, is idle.""",
         """\
 examples:
   penstock status --controller tcp://127.0.0.1:7000
@@ -312,10 +312,10 @@ examples:
     )
     add_controller(parser)
     parser.add_argument(
-        "--all", action="store_true", help="show jobs that have asked for nothing for long, too"
+        "--all", action="store_true", help="also show jobs that have been idle for long"
     )
     parser.add_argument(
-        "--json", action="store_true", help="print all that the controller knows, for programs"
+        "--json", action="store_true", help="print the controller's full status as JSON"
     )
     args = parser.parse(arguments)
     fields = json.loads(_pool.pool_status(controller_of(parser, args), args.keys, args.timeout))
@@ -331,8 +331,8 @@ def _top(arguments: Sequence[str]) -> int:
         "top",
         f"top [--controller {ADDRESS}] [--once [--json]] [OPTION ...]",
         """\
-Shows the jobs of a pool with their ranks, its workers, where the time of a step goes, and what
-happens, on the whole terminal. Keys are those of htop; F1 lists them. It changes nothing.""",
+Shows the jobs of a pool with their ranks, its workers, a breakdown of the step time, and events, on
+the whole terminal. The keys are htop's; F1 lists them. The display is read-only.""",
         """\
 examples:
   penstock top --controller tcp://127.0.0.1:7000
@@ -340,26 +340,28 @@ examples:
   penstock top --once --json > pool.json""",
     )
     add_controller(parser)
-    parser.add_argument("--once", action="store_true", help="print one frame as text, and end")
+    parser.add_argument("--once", action="store_true", help="print one frame as text and exit")
     parser.add_argument(
-        "--json", action="store_true", help="with --once: print what is known, for programs"
+        "--json", action="store_true", help="with --once: print the data of the frame as JSON"
     )
-    parser.add_argument("--tree", action="store_true", help="begin with ranks below their jobs")
+    parser.add_argument(
+        "--tree", action="store_true", help="start with the tree of jobs and their ranks"
+    )
     parser.add_argument(
         "--interval",
         type=seconds(0.1),
         default=_TOP_INTERVAL_S,
         metavar="SECONDS",
-        help=f"time between two looks (default: {_TOP_INTERVAL_S:g})",
+        help=f"refresh interval (default: {_TOP_INTERVAL_S:g})",
     )
     parser.add_argument(
         "--no-color",
         action="store_true",
-        help="use bold and reverse letters alone (default: colours, unless NO_COLOR is set)",
+        help="use only bold and reverse video (default: colours, unless NO_COLOR is set)",
     )
     args = parser.parse(arguments)
     if args.json and not args.once:
-        raise CommandError("--json needs --once", "top")
+        raise CommandError("--json requires --once", "top")
     # Imported here, as the other commands of a pool do not need it.
     from penstock.live.pool_view import PoolAddress, ask_pool
     from penstock.live.top_frame import frame_text
@@ -398,27 +400,27 @@ def _show_costs(arguments: Sequence[str]) -> int:
         "costs",
         f"costs [--controller {ADDRESS}] [--json] [OPTION ...]",
         """\
-Shows what the jobs of a pool have cost, those that have ended included: hours of workers and of
-CPUs, bytes, samples and energy; money and CO2 from the factors that are given. What is not known is
-called unknown, and is null in the JSON.""",
+Shows the costs of the jobs of a pool, including jobs that have ended: worker and CPU hours, bytes,
+samples and energy; money and CO2 by the given factors. Missing figures are shown as unknown, and
+are null in the JSON.""",
         """\
 examples:
   penstock costs --controller tcp://127.0.0.1:7000
   penstock costs --price-per-hour 0.04 --energy-price 0.30 --gco2-per-kwh 350""",
     )
     add_controller(parser)
-    parser.add_argument("--json", action="store_true", help="print the figures for programs")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument(
         "--price-per-hour",
         type=amount,
         metavar="AMOUNT",
-        help="price of a worker's hour (default: that of `penstock up --price`)",
+        help="price per worker-hour (default: the price given to `penstock up --price`)",
     )
     parser.add_argument(
-        "--energy-price", type=amount, metavar="AMOUNT", help="price of a kWh, in the same unit"
+        "--energy-price", type=amount, metavar="AMOUNT", help="price per kWh, in the same currency"
     )
     parser.add_argument(
-        "--gco2-per-kwh", type=amount, metavar="GRAMS", help="CO2 of a kWh, in grams"
+        "--gco2-per-kwh", type=amount, metavar="GRAMS", help="CO2 per kWh, in grams"
     )
     args = parser.parse(arguments)
     answer = _pool.pool_costs(
@@ -439,8 +441,8 @@ def _drain(arguments: Sequence[str]) -> int:
         "drain",
         f"drain WORKER [--controller {ADDRESS}] [OPTION ...]",
         """\
-Has a worker finish what it has begun, hand back the rest and leave its pool. It is not started
-again.""",
+Lets a worker finish its current batches, hand back the others and leave its pool. It is not
+restarted.""",
         """\
 example:
   penstock drain node7/4711 --controller tcp://127.0.0.1:7000""",
@@ -448,8 +450,8 @@ example:
     parser.add_argument(
         "worker",
         metavar="WORKER",
-        help="name of the worker, HOST/PROCESS as `penstock status` shows it, or its id, or how "
-        "its id begins",
+        help="worker to drain: its name (HOST/PROCESS, as `penstock status` shows it), its id or "
+        "a prefix of its id",
     )
     add_controller(parser)
     args = parser.parse(arguments)
@@ -458,8 +460,8 @@ example:
     worker = status.find_worker(args.worker)
     name = f"{name_of(worker)} ({worker['id']})"
     if not _pool.drain_worker(where, args.keys, int(worker["id"], 16), args.timeout):
-        raise ValueError(f"worker {name} has left the pool meanwhile")
-    print(f"penstock drain: worker {name} finishes what it has begun, and leaves")
+        raise ValueError(f"worker {name} has already left the pool")
+    print(f"penstock drain: worker {name} finishes its current batches and leaves the pool")
     return 0
 
 
@@ -480,9 +482,9 @@ def add_shares(parser: CommandParser) -> None:
         type=one_of(("gpu-progress", "max-min")),
         default="gpu-progress",
         metavar="NAME",
-        help="how workers are shared out among jobs: gpu-progress gives each an even share, as far "
-        "as it has use for it, and the rest to whom it helps most; max-min gives each as many as "
-        "any other (default: gpu-progress)",
+        help="how workers are distributed among jobs: gpu-progress gives each job an even share, "
+        "up to its need, and the rest to the jobs that they help most; max-min gives each job the "
+        "same number (default: gpu-progress)",
     )
     parser.add_argument(
         "--terms",
@@ -504,8 +506,8 @@ def add_keys(parser: CommandParser) -> None:
         "--keys",
         metavar="DIR",
         default=os.environ.get(KEYS_VARIABLE) or None,
-        help=f"folder that `penstock keys` made (default: {KEYS_VARIABLE}, else keys that this "
-        f"user's processes share on this machine)",
+        help=f"folder with the keys of the pool (default: {KEYS_VARIABLE}, else keys that this "
+        "user's processes share on this machine)",
     )
 
 

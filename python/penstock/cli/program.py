@@ -66,7 +66,7 @@ def run_module(name: str, arguments: list[str], prepare: Callable[[], None] = la
         loader: Any = spec.loader
         code = loader.get_code(spec.name) if hasattr(loader, "get_code") else None
         if code is None:
-            raise ProgramError(f"{name} has no code that could be run")
+            raise ProgramError(f"{name} has no code to run")
         sys.argv[0] = spec.origin or name
         main = ModuleType("__main__")
         main.__spec__ = spec
@@ -95,10 +95,10 @@ def _find_program(name: str) -> ModuleSpec:
     except ValueError:
         spec = None  # not a module name
     if spec is None:
-        raise ProgramError(f"there is no module named {name}")
+        raise ProgramError(f"no module named {name}")
     if spec.submodule_search_locations is not None:
         if name.endswith(".__main__"):
-            raise ProgramError(f"{name} is a package; it cannot be run")
+            raise ProgramError(f"{name} is a package and cannot be run")
         return _find_program(f"{name}.__main__")
     return spec
 
@@ -150,11 +150,11 @@ def start_of(program: list[str], command: str) -> Callable[..., None]:
         case ["-m", module, *rest]:
             return functools.partial(run_module, module, rest)
         case ["-m"]:
-            raise CommandError("-m is to be followed by the name of a module", command)
+            raise CommandError("-m requires a module name", command)
         case [path, *rest]:
             return functools.partial(run_file, path, rest)
         case _:
-            raise CommandError("the program is missing: name a file, or a module with -m", command)
+            raise CommandError("missing program; name a file, or a module with -m", command)
 
 
 @contextlib.contextmanager

@@ -55,18 +55,17 @@ def _run(arguments: Sequence[str]) -> int:
         "run",
         PROGRAM_USAGE.format(command="run"),
         """\
-Runs a Python program as python does, with penstock's DataLoader in the place of torch's. The
-program, its arguments and the frameworks that it uses stay as they are. What follows the program
-is for the program.""",
+Runs a Python program as python does, with penstock's DataLoader instead of torch's. The program,
+its arguments and its frameworks stay unchanged. Arguments after the program are passed to it.""",
         """\
-With PENSTOCK_POOL=tcp://HOST:PORT the program's loaders get their batches from the workers of the
-pool whose controller is there.
+With PENSTOCK_POOL=tcp://HOST:PORT, the program's loaders get their batches from the workers of the
+pool whose controller has this address.
 
-With --pool-local N they get them from a pool of the program's own: N worker processes and their
-controller, which are started on this machine before the program and end with it, whatever ends it.
-They listen on loopback, with the keys that this user's processes share (or those of PENSTOCK_KEYS).
-PENSTOCK_POOL has the controller's address, for the program and all that it starts: the ranks of a
-job share one pool when it is started around torchrun, as below.
+With --pool-local N, they get them from a separate pool: N worker processes and their controller,
+which are started on this machine before the program and end with it, even if it crashes. They
+listen on loopback, with the keys that this user's processes share (or the keys in PENSTOCK_KEYS).
+PENSTOCK_POOL is set to the controller's address, for the program and all processes that it starts:
+the ranks of a job share one pool if `penstock run` starts torchrun, as below.
 
 The exit code is the program's.
 
@@ -82,14 +81,15 @@ examples:
         action="append",
         default=[],
         metavar="PATH",
-        help="send the modules of this folder or file to a pool's workers, beside the program's "
-        "own; may be given several times (default: PENSTOCK_CODE_PATHS)",
+        help="send the modules of this folder or file to a pool's workers, in addition to the "
+        "program's modules; may be given several times (default: PENSTOCK_CODE_PATHS)",
     )
     parser.add_argument(
         "--pool-local",
         type=whole_number(1, PROCESSES_MAX),
         metavar="N",
-        help="start a pool of N worker processes on this machine for the program (default: none)",
+        help="start a pool of N worker processes on this machine for the program (default: no "
+        "pool)",
     )
     options, program = parser.parse_before_program(arguments)
     start = start_of(program, parser.command)
@@ -114,13 +114,13 @@ def _explain(arguments: Sequence[str]) -> int:
         PROGRAM_USAGE.format(command="explain"),
         """\
 Runs a program as `penstock run` does until it first calls a model with a batch of a DataLoader.
-Then it ends the program and prints what of that model could run in the data workers, what has to
-stay in the trainer, why, and what it costs.
+Then ends the program and prints which operations of the model could run in the data workers, which
+have to stay in the trainer, why, and their costs.
 
-Standard output is the plan alone; what the program prints goes to standard error.""",
+Standard output contains only the plan; the program's output is redirected to standard error.""",
         """\
-The exit code is 0 when there is a plan (also one that says why nothing moves), 1 when the program
-called no model with a batch, and the program's own when it fails.
+The exit code is 0 if there is a plan (even one that moves no operation), 1 if the program called no
+model with a batch, and the program's exit code if it fails.
 
 examples:
   penstock explain train.py --epochs 3
@@ -133,21 +133,21 @@ examples:
         type=one_of(("text", "json", "dot")),
         default="text",
         metavar="FORMAT",
-        help="print the plan as a table (text), as JSON (json) or as a graph for Graphviz (dot) "
-        "(default: text)",
+        help="format of the plan: a table (text), JSON (json) or a Graphviz graph (dot) (default: "
+        "text)",
     )
     parser.add_argument(
         "--cut",
         type=one_of(("auto", "maximal", "none")),
         metavar="CUT",
-        help="plan the cheapest cut (auto), a cut that moves all that can move (maximal), or no "
-        "cut (none) (default: that of the program's own penstock.offload, else auto)",
+        help="cut to plan: the cheapest (auto), one that moves all that can move (maximal), or no "
+        "cut (none) (default: the argument of the program's penstock.offload, else auto)",
     )
     parser.add_argument(
         "--svg",
         metavar="FILE",
-        help="draw the plan as a picture into this file, too; a browser shows it, with the reason "
-        "of a call when the pointer rests on it (default: none)",
+        help="also draw the plan as a picture into this file; browsers show the reason for a call "
+        "when the pointer rests on it (default: no picture)",
     )
     options, program = parser.parse_before_program(arguments)
     start = start_of(program, parser.command)
@@ -167,8 +167,8 @@ def _check_pool_local(worker_count: int, command: str) -> None:
     """Raise CommandError if a local pool makes no sense here, and warn if it is too large."""
     if address := os.environ.get(POOL_VARIABLE):
         raise CommandError(
-            f"--pool-local asks for a pool of the program's own, and {POOL_VARIABLE} names the one "
-            f"at {address}; unset {POOL_VARIABLE}, or leave --pool-local out",
+            f"--pool-local starts a separate pool, but {POOL_VARIABLE} names the pool at "
+            f"{address}; unset {POOL_VARIABLE}, or leave --pool-local out",
             command,
         )
     if (rank := os.environ.get("LOCAL_RANK")) and os.environ.get("WORLD_SIZE", "1") != "1":
@@ -182,8 +182,8 @@ def _check_pool_local(worker_count: int, command: str) -> None:
     if worker_count > cpu_count:
         print(
             f"penstock run: --pool-local {worker_count} starts more worker processes than the "
-            f"{cpu_count} CPUs that this process may use; workers that compute will wait for each "
-            f"other, and for the program",
+            f"{cpu_count} CPUs that this process may use; workers that compute will compete with "
+            "each other and with the program",
             file=sys.stderr,
         )
 
@@ -216,15 +216,13 @@ def _writable(path: str, command: str) -> Path:
     file = Path(os.path.abspath(path))
     reason = ""
     if not path or file.is_dir():
-        reason = "is a folder" if path else "is no name"
+        reason = "is a folder" if path else "is empty"
     elif not file.parent.is_dir():
-        reason = f"cannot be written, as there is no folder {str(file.parent)!r}"
+        reason = f"cannot be written, because the folder {str(file.parent)!r} does not exist"
     elif not os.access(file if file.exists() else file.parent, os.W_OK):
-        reason = "cannot be written, for want of permission"
+        reason = "cannot be written, because permission is denied"
     if reason:
-        raise CommandError(
-            f"--svg {path!r} {reason}; name a file in a folder that you may write to", command
-        )
+        raise CommandError(f"--svg {path!r} {reason}; name a file in a writable folder", command)
     return file
 
 
@@ -234,7 +232,7 @@ def _name_code_paths(paths: Sequence[str], command: str) -> None:
     for path in paths:
         if not os.path.exists(path):
             raise CommandError(
-                f"--code names {path!r}, which is not there; a folder or a .py file is expected",
+                f"--code must name an existing folder or .py file, got {path!r}",
                 command,
             )
     name_code_paths(paths)
@@ -245,13 +243,13 @@ def _trace(arguments: Sequence[str]) -> int:
         "trace",
         PROGRAM_USAGE.format(command="trace"),
         """\
-Runs a program as `penstock run` does, and writes where the time of a window of its steps went: a
-trace for https://ui.perfetto.dev or chrome://tracing. Its tracks are the trainer, each worker, the
-wire and the copy to the device; arrows lead from a batch's making to the step that it was for.""",
+Runs a program as `penstock run` does, and writes a trace that shows how a window of its steps spent
+its time, for https://ui.perfetto.dev or chrome://tracing. Its tracks are the trainer, each worker,
+the wire and the copy to the device; arrows connect the making of a batch with its step.""",
         """\
-The file is written when the window is full, or when the program ends, also by an error or Ctrl-C.
-Each of several ranks writes a file of its own, trace.rank0.json and so on; `penstock merge-traces`
-makes one of them. The exit code is the program's.
+The file is written when the window is full, or when the program ends, even by an error or Ctrl-C.
+Each of several ranks writes a separate file, trace.rank0.json and so on; `penstock merge-traces`
+merges them. The exit code is the program's.
 
 examples:
   penstock trace train.py --epochs 3
@@ -264,21 +262,21 @@ examples:
         type=whole_number(1, _TRACED_STEPS_MAX),
         default=200,
         metavar="N",
-        help="trace so many batches of all loaders together (default: 200)",
+        help="number of batches to trace, of all loaders together (default: 200)",
     )
     parser.add_argument(
         "--skip",
         type=whole_number(0, _TRACED_STEPS_MAX),
         default=0,
         metavar="K",
-        help="leave the first batches out (default: 0)",
+        help="number of batches to skip first (default: 0)",
     )
     parser.add_argument(
         "-o",
         "--output",
         default=_TRACE_FILE,
         metavar="FILE",
-        help=f"write this file, compressed if it ends in .gz (default: {_TRACE_FILE})",
+        help=f"output file, compressed if its name ends in .gz (default: {_TRACE_FILE})",
     )
     options, program = parser.parse_before_program(arguments)
     start = start_of(program, parser.command)
@@ -316,9 +314,9 @@ def _tell_of_trace(trace: StepTrace) -> None:
     assert trace.path is not None
     if trace.step_count == 0:
         print(
-            f"penstock trace: {trace.path} has no steps: no batch of a DataLoader was given in "
-            f"this process after those that --skip leaves out; processes that the program starts "
-            f"to train in are traced when they run under `penstock trace` themselves",
+            f"penstock trace: {trace.path} has no steps: no batch of a DataLoader was delivered "
+            "in this process after the batches that --skip omits; to trace processes that the "
+            "program starts for training, run them under `penstock trace`",
             file=sys.stderr,
         )
         return
@@ -336,18 +334,20 @@ def _merge_traces(arguments: Sequence[str]) -> int:
         "merge-traces",
         "merge-traces -o FILE TRACE [TRACE ...]",
         """\
-Makes one trace of several: those of the ranks of a job, and those of torch.profiler, on one clock.
-torch's trace of a process goes to that process's tracks.""",
+Merges the traces of the ranks of a job, and traces of torch.profiler, into one trace with a common
+clock. torch's trace of a process is added to that process's tracks.""",
         """\
 examples:
   penstock merge-traces -o job.json trace.rank0.json trace.rank1.json
   penstock merge-traces -o both.json.gz trace.json torch.json""",
     )
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="write this file")
-    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace, compressed or not")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="output file")
+    parser.add_argument(
+        "traces", nargs="+", metavar="TRACE", help="trace to merge, compressed or not"
+    )
     options = parser.parse(arguments)
     event_count = merge_traces(options.traces, options.output)
-    print(f"{options.output}: {event_count} events of {len(options.traces)} traces")
+    print(f"{options.output}: {event_count} events from {len(options.traces)} traces")
     return 0
 
 
@@ -357,16 +357,15 @@ def _doctor(arguments: Sequence[str]) -> int:
         "doctor [OPTION ...] PROGRAM.py [ARGUMENT ...]\n"
         "doctor [OPTION ...] -m MODULE [ARGUMENT ...]",
         f"""\
-Says what limits a program, and what makes it faster. Runs the program as `penstock run` does, ends
-it after some steps of its busiest loader, and prints what limits it. Then it runs the program again
-with other options of that loader, and prints what was predicted and what was measured.
+Finds the bottleneck of a program, and changes that speed it up. Runs the program as `penstock run`
+does, ends it after some steps of its busiest loader, and prints its bottleneck. Then runs the
+program again with other options of that loader, and prints predicted and measured step times.
 
-The program's files stay as they are, and its batches are those that it has without doctor: options
-that change their order are named, and tried with --allow-reordering alone. The program runs up to
-{_TRIALS + 2} times, each time from its beginning and without a terminal, and its output is not
-shown.""",
+The program's files are not changed, and its batches are the same as without doctor: options that
+change their order are listed, but tried only with --allow-reordering. The program runs up to
+{_TRIALS + 2} times, each time from the start and without a terminal; its output is not shown.""",
         """\
-The exit code is 0 when there is a diagnosis, and 1 when there is none or the program cannot be run
+The exit code is 0 if there is a diagnosis, and 1 if there is none or the program cannot be run
 twice.
 
 examples:
@@ -379,51 +378,55 @@ examples:
         type=whole_number(2, 100_000),
         default=_DOCTOR_STEPS,
         metavar="N",
-        help=f"measure at least so many steps in a run (default: {_DOCTOR_STEPS})",
+        help=f"minimum number of steps to measure in a run (default: {_DOCTOR_STEPS})",
     )
     parser.add_argument(
         "--seconds",
         type=seconds(0.5),
         default=_DOCTOR_SECONDS,
         metavar="S",
-        help=f"measure no longer than this, and fewer steps then (default: {_DOCTOR_SECONDS:g})",
+        help="maximum duration of a measurement, even if it has fewer steps (default: "
+        f"{_DOCTOR_SECONDS:g})",
     )
     parser.add_argument(
         "--trials",
         type=whole_number(0, 50),
         default=_TRIALS,
         metavar="K",
-        help=f"try at most so many changes, each in a run of its own (default: {_TRIALS})",
+        help=f"maximum number of changes to try, each in a separate run (default: {_TRIALS})",
     )
     parser.add_argument(
         "--timeout",
         type=seconds(1),
         default=_DOCTOR_TIMEOUT_S,
         metavar="S",
-        help=f"end a run that takes longer (default: {_DOCTOR_TIMEOUT_S:g})",
+        help=f"time limit of a run (default: {_DOCTOR_TIMEOUT_S:g})",
     )
     parser.add_argument(
         "--allow-reordering",
         action="store_true",
         help="also try options that change the order of the batches",
     )
-    parser.add_argument("--json", action="store_true", help="print an object of JSON")
+    parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
     options, program = parser.parse_before_program(arguments)
     if not program or program == ["-m"]:
-        raise CommandError("the program is missing: name a file, or a module with -m", "doctor")
+        raise CommandError("missing program; name a file, or a module with -m", "doctor")
     if program[0] != "-m" and not os.path.exists(program[0]):
-        raise CommandError(f"there is no file {program[0]!r} to run", "doctor")
+        raise CommandError(f"the file {program[0]!r} does not exist", "doctor")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise CommandError(
-            "doctor was started as one of several ranks, and each would run the program again and "
-            "again; start it once, by itself, for a program of one rank",
+            "doctor was started as one of several ranks, each of which would rerun the program; "
+            "start it once, for a program with one rank",
             "doctor",
         )
     signal.signal(signal.SIGTERM, _end_on_signal)
     try:
         return _examine(program, options)
     except KeyboardInterrupt:
-        print("penstock doctor: interrupted; all that it had started has ended", file=sys.stderr)
+        print(
+            "penstock doctor: interrupted; all processes that it started have ended",
+            file=sys.stderr,
+        )
         return INTERRUPTED_EXIT_CODE
 
 
@@ -438,10 +441,10 @@ def _examine(program: Sequence[str], options: object) -> int:
     runs = ProgramRuns(command, asked["steps"], asked["seconds"], asked["timeout"])
     allow_reordering: bool = asked["allow_reordering"]
 
-    _say("a run of the program as it is")
+    _say("running the program unchanged")
     found = examination.first_look(runs.run())
     if examination.is_worth_a_plan(found):
-        _say("a run that looks for what of the model could run in the workers")
+        _say("running the program to find the parts of the model that could run in the workers")
         examination.note_movable(found, runs.run(asks_for_plan=True), allow_reordering)
     else:
         examination.note_movable(found, None, allow_reordering)

@@ -88,11 +88,12 @@ def _parser() -> CommandParser:
         "simulate",
         "simulate [--jobs FILE] [OPTION ...]",
         """\
-Simulates the jobs of a cluster, and says how long they take by each way to share its CPUs. Each
-policy runs the same jobs, once for each seed; a seed decides which model each job is given.
-`penstock` runs the code of a pool's policy. `tuned` shares inside a server as Synergy does.
-`tf-data-service`, `cachew` and `ray-data` are one pool, of which each job takes what that system's
-rule says, and `infinite` is the bound. Rules of other systems are penstock's reading of them.""",
+Simulates the jobs of a cluster under several policies for sharing its CPUs, and prints their
+completion times. Each policy runs the same jobs, once for each seed; a seed decides the model of
+each job. `penstock` runs the code of a pool's policy. `tuned` shares CPUs within a server as
+Synergy does. With `tf-data-service`, `cachew` and `ray-data`, all jobs share one pool, and each
+takes as many CPUs as that system's rule assigns. `infinite` is the upper bound. The rules of other
+systems are penstock's interpretation of them.""",
         """\
 examples:
   penstock simulate
@@ -103,60 +104,60 @@ examples:
     add(
         "--jobs",
         metavar="FILE",
-        help="jobs to simulate, as CSV with the columns submit_s,duration_s,num_gpus,vc[,model] "
-        f"(default: {SYNTHETIC_JOBS} synthetic ones)",
+        help="CSV file of the jobs to simulate, with the columns "
+        f"submit_s,duration_s,num_gpus,vc[,model] (default: {SYNTHETIC_JOBS} synthetic jobs)",
     )
-    add("--vc", metavar="NAME", default="", help="virtual cluster whose jobs are taken of FILE")
+    add("--vc", metavar="NAME", default="", help="virtual cluster whose jobs are taken from FILE")
     add(
         "--first",
         type=whole_number(1, 1_000_000),
         metavar="N",
-        help=f"number of jobs, the first ones of {DURATION_MIN_S:g} s and more that the cluster "
-        "has GPUs for (default: all)",
+        help=f"number of jobs: the first ones of at least {DURATION_MIN_S:g} s for which the "
+        "cluster has enough GPUs (default: all)",
     )
     add(
         "--windows",
         type=whole_number(1, _WINDOWS_MAX),
         default=1,
         metavar="N",
-        help="number of windows of the trace, each of the next jobs as many as --first says; "
-        "intervals are then over windows (default: 1)",
+        help="number of windows of the trace, each with the next --first jobs; intervals are then "
+        "over windows (default: 1)",
     )
     add(
         "--profiles",
         metavar="FILE",
         default="synergy",
-        help="speed of models by CPUs, as CSV with the columns "
-        "model,class,iteration_s,batch,sample_bytes,cpu1,cpu2,..., or a table that penstock ships: "
-        "synergy, twelve models of Synergy, or measured, workloads of penstock's benchmarks "
-        "(default: synergy)",
+        help="speed of models by CPUs: a CSV file with the columns "
+        "model,class,iteration_s,batch,sample_bytes,cpu1,cpu2,..., or a table that penstock "
+        "includes: synergy, twelve models of Synergy, or measured, workloads of penstock's "
+        "benchmarks (default: synergy)",
     )
     add(
         "--servers",
         type=_servers,
         default=(8, 8),
         metavar="SERVERSxGPUS",
-        help="number of servers, and of GPUs in each (default: 8x8)",
+        help="number of servers and of GPUs per server (default: 8x8)",
     )
     add(
         "--cpus-per-gpu",
         type=whole_number(1, 1024),
         default=3,
         metavar="N",
-        help="CPUs of a server for each of its GPUs (default: 3)",
+        help="number of CPUs per GPU (default: 3)",
     )
     add(
         "--order",
         type=one_of(("fifo", "srtf")),
         default="fifo",
         metavar="ORDER",
-        help="order in which jobs get GPUs: fifo, or srtf, the shortest remaining time first "
+        help="order in which jobs get GPUs: fifo, or srtf, shortest remaining time first "
         "(default: fifo)",
     )
     add(
         "--preempt",
         action="store_true",
-        help="srtf: stop running jobs for shorter ones, each time at the cost of 60 s of work",
+        help="srtf: preempt running jobs for shorter ones, at a cost of 60 s of work each time",
     )
     add(
         "--split",
@@ -170,43 +171,44 @@ examples:
         type=_policies,
         default=list(_pool.CPU_POLICIES),
         metavar="NAME,...",
-        help=f"policies; each is compared with the first (default: {','.join(_pool.CPU_POLICIES)})",
+        help="policies to simulate; each is compared with the first (default: "
+        f"{','.join(_pool.CPU_POLICIES)})",
     )
     add(
         "--seeds",
         type=whole_number(1, _SEEDS_MAX),
         default=5,
         metavar="N",
-        help="number of seeds, from 0 on (default: 5)",
+        help="number of seeds, starting at 0 (default: 5)",
     )
     add(
         "--delay",
         type=seconds(0),
         default=5.0,
         metavar="SECONDS",
-        help="time from when a worker is given to a job until it works (default: 5)",
+        help="time from the assignment of a worker to a job until it works (default: 5)",
     )
     add(
         "--link",
         type=_number(0.001, 1e6),
         default=10.0,
         metavar="GBIT",
-        help="Gbit/s into each server (default: 10)",
+        help="inbound network bandwidth of each server in Gbit/s (default: 10)",
     )
     add(
         "--noise",
         type=_number(0, 10),
         default=0.1,
         metavar="SHARE",
-        help="standard deviation of the logarithm of what is measured (default: 0.1)",
+        help="standard deviation of the logarithm of measured values (default: 0.1)",
     )
     add(
         "--move-cost",
         type=seconds(0),
         default=_pool.POOL_MOVE_COST_S,
         metavar="SECONDS",
-        help="time that penstock's policy reckons a moved worker to lose (default: "
-        f"{_pool.POOL_MOVE_COST_S:g}, that of a pool)",
+        help="time that penstock's policy assumes a moved worker to lose (default: "
+        f"{_pool.POOL_MOVE_COST_S:g}, as in a pool)",
     )
     add(
         "--horizon",
@@ -214,30 +216,30 @@ examples:
         default=_pool.POOL_HORIZON_S,
         metavar="SECONDS",
         help="time over which penstock's policy counts the gain of a move (default: "
-        f"{_pool.POOL_HORIZON_S:g}, that of a pool)",
+        f"{_pool.POOL_HORIZON_S:g}, as in a pool)",
     )
     add(
         "--floor",
         type=_number(0, 1),
         default=_pool.POOL_FLOOR_SHARE,
         metavar="SHARE",
-        help="part of an even share of the CPUs that penstock's policy leaves to each GPU that has "
-        f"use for it (default: {_pool.POOL_FLOOR_SHARE:g}, that of a pool)",
+        help="fraction of an even share of the CPUs that penstock's policy leaves to each GPU "
+        f"that can use it (default: {_pool.POOL_FLOOR_SHARE:g}, as in a pool)",
     )
-    add("--json", action="store_true", help="print all figures of each run, for programs")
+    add("--json", action="store_true", help="print all figures of each run as JSON")
     return parser
 
 
 def _check(args: argparse.Namespace) -> None:
     if args.preempt and args.order != "srtf":
         raise ValueError(
-            f"--preempt is given and the order is {args.order}; it stops jobs for shorter ones, so "
-            "give --order srtf with it"
+            f"--preempt requires --order srtf, got --order {args.order}; it stops running jobs "
+            "for shorter ones"
         )
     if args.windows > 1 and (args.jobs is None or args.first is None):
         raise ValueError(
-            f"--windows is {args.windows} and needs a file of jobs and the jobs of a window; give "
-            "--jobs FILE and --first N with it"
+            f"--windows {args.windows} requires --jobs FILE and --first N, the number of jobs in "
+            "a window"
         )
 
 
@@ -245,9 +247,7 @@ def _jobs(args: argparse.Namespace, trace: str | None, window: int) -> _pool.Job
     gpu_count = math.prod(args.servers)
     if trace is None:
         if args.vc:
-            raise ValueError(
-                f"the VC is {args.vc!r} and there is no file of jobs; name one by --jobs FILE"
-            )
+            raise ValueError(f"--vc {args.vc!r} requires a file of jobs; name one with --jobs FILE")
         return _pool.JobTable.synthetic(
             job_count=args.first or SYNTHETIC_JOBS,
             gpu_count=gpu_count,
@@ -278,12 +278,12 @@ def _read(file: str) -> str:
     size = path.stat().st_size
     if size > _FILE_BYTES_MAX:
         raise ValueError(
-            f"{file} has {size} bytes; at most {_FILE_BYTES_MAX} are read; cut it down"
+            f"{file} must have at most {_FILE_BYTES_MAX} bytes, got {size}; shorten it"
         )
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as err:
-        raise ValueError(f"{file} is no text in UTF-8 ({err}); save it as UTF-8") from err
+        raise ValueError(f"{file} is not valid UTF-8 ({err}); save it as UTF-8") from err
 
 
 def _simulate(
@@ -327,8 +327,9 @@ def _text(args: argparse.Namespace, runs: Runs) -> str:
     windows = f"{args.windows} windows of {args.first} jobs, " if args.windows > 1 else ""
     order = f"{args.order}{' with preemption' if args.preempt else ''}"
     return (
-        f"{source}; {servers} servers of {gpus} GPUs, {args.cpus_per_gpu} CPUs a GPU, "
-        f"{order}, split {split} of image/language/speech, {windows}{args.seeds} seeds\n\n"
+        f"{source}; {servers} servers of {gpus} GPUs, {args.cpus_per_gpu} CPUs per GPU, {order}, "
+        f"split {split} of image/language/speech, {windows}{args.seeds} seeds\n"
+        "\n"
         f"{table(runs, args.windows)}"
     )
 
@@ -357,7 +358,7 @@ def _servers(text: str) -> tuple[int, int]:
     if found and int(found[1]) * int(found[2]) <= _GPUS_MAX:
         return int(found[1]), int(found[2])
     raise argparse.ArgumentTypeError(
-        f"is {text!r}; servers and GPUs of each such as 8x8, at most {_GPUS_MAX} GPUs, are expected"
+        f"must be SERVERSxGPUS, such as 8x8, with at most {_GPUS_MAX} GPUs in total, got {text!r}"
     )
 
 
@@ -368,7 +369,7 @@ def _split(text: str) -> tuple[float, float, float]:
     if found and any(float(share) > 0 for share in found.groups()):
         return float(found[1]), float(found[2]), float(found[3])
     raise argparse.ArgumentTypeError(
-        f"is {text!r}; shares of image/language/speech such as 20/70/10 are expected"
+        f"must be shares of image/language/speech, such as 20/70/10, got {text!r}"
     )
 
 
@@ -377,8 +378,10 @@ def _policies(text: str) -> list[str]:
     for name in names:
         if name not in _pool.CPU_POLICIES:
             meant = did_you_mean(name, _pool.CPU_POLICIES)
-            there_are = f"; there are {', '.join(_pool.CPU_POLICIES)}"
-            raise argparse.ArgumentTypeError(f"has {name!r}{meant or there_are}")
+            there_are = f"; policies are {', '.join(_pool.CPU_POLICIES)}"
+            raise argparse.ArgumentTypeError(
+                f"contains the unknown policy {name!r}{meant or there_are}"
+            )
     return list(dict.fromkeys(names))
 
 
@@ -391,7 +394,7 @@ def _number(least: float, most: float) -> Callable[[str], float]:
         if least <= number <= most:
             return number
         raise argparse.ArgumentTypeError(
-            f"is {text!r}; a number from {least:g} to {most:g} is expected"
+            f"must be a number from {least:g} to {most:g}, got {text!r}"
         )
 
     return convert
