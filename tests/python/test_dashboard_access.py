@@ -45,13 +45,13 @@ def test_an_address_is_a_port_with_or_without_a_host(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "PORT or ADDRESS:PORT is expected"),
-        ("http", "PORT or ADDRESS:PORT is expected"),
-        ("65536", "PORT or ADDRESS:PORT is expected"),
-        ("-1", "PORT or ADDRESS:PORT is expected"),
-        (":80", "PORT or ADDRESS:PORT is expected"),
-        ("::1:80", "stands in brackets"),
-        ("no-such-name.invalid:80", "no address of 'no-such-name.invalid' is known"),
+        ("", "must be PORT or ADDRESS:PORT"),
+        ("http", "must be PORT or ADDRESS:PORT"),
+        ("65536", "must be PORT or ADDRESS:PORT"),
+        ("-1", "must be PORT or ADDRESS:PORT"),
+        (":80", "must be PORT or ADDRESS:PORT"),
+        ("::1:80", "must have its IPv6 address in brackets"),
+        ("no-such-name.invalid:80", "cannot resolve 'no-such-name.invalid'"),
     ],
 )
 def test_another_address_is_refused_with_a_sentence(text: str, words: str) -> None:
@@ -89,14 +89,16 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> N
     ["", "short\n", "0123456789 abcdef\n", f"{TOKEN}\n{TOKEN}\n", b"\xff" * 32, "x" * 600],
 )
 def test_what_is_no_token_is_refused(tmp_path: Path, content: str | bytes) -> None:
-    with pytest.raises(PenstockError, match="that are no token.*openssl rand"):
+    with pytest.raises(
+        PenstockError, match="must contain one line of 16 to 512 letters.*openssl rand"
+    ):
         read_token(token_file(tmp_path, content))
 
 
 def test_a_token_file_that_is_none_is_told(tmp_path: Path) -> None:
-    with pytest.raises(PenstockError, match="No such file.*make one with"):
+    with pytest.raises(PenstockError, match="No such file.*create one with"):
         read_token(str(tmp_path / "missing"))
-    with pytest.raises(PenstockError, match="Is a directory.*make one with"):
+    with pytest.raises(PenstockError, match="Is a directory.*create one with"):
         read_token(str(tmp_path))
 
 

@@ -21,7 +21,7 @@ def test_edges_name_calls_by_their_places() -> None:
     assert pairs == {(None, 0), (0, 1), (1, 2), (0, 2), (2, 4), (None, 4), (4, None)}
     assert plan["calls"][4]["reason"] == "it takes a parameter that is trained"
     assert plan["calls"][3]["where"] == "both" and plan["calls_left_out"] == 2
-    assert plan["facts"][1].startswith("this plan: 4.1 ms of a worker and 4 ms of the trainer")
+    assert plan["facts"][1].startswith("this plan: 4.1 ms of worker time and 4 ms of trainer time")
 
 
 def test_a_large_plan_is_folded_as_its_picture_is() -> None:
@@ -63,7 +63,7 @@ def test_a_plan_that_was_measured_while_training_says_so() -> None:
     assert plan is not None
     (fact,) = plan["facts"]
     assert fact == (
-        "measured in the running loader 7 times, and changed for it 1 times: 21 ms a step"
+        "measured 7 times in the running loader, which changed the plan 1 times: 21 ms per step"
     )
 
 

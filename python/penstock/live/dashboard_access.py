@@ -20,8 +20,8 @@ from penstock.errors import PenstockError
 _TOKEN_BYTES_MIN, _TOKEN_BYTES_MAX = 16, 512
 _MAKE_TOKEN = "(umask 077; openssl rand -hex 32 > FILE)"
 _WHICH_TOKEN = (
-    "the one in the file that the controller was given with --dashboard-token-file, or else the "
-    "one that the controller's log leads to"
+    "the token in the file given to the controller with --dashboard-token-file, or else the token "
+    "that the controller's log points to"
 )
 
 
@@ -44,51 +44,54 @@ class ListenAddress:
 
 def parse_listen_address(text: str) -> ListenAddress:
     """Parse PORT, ADDRESS:PORT or [ADDRESS]:PORT. Raises ValueError with a sentence."""
-    expected = f"is {text!r}; PORT or ADDRESS:PORT is expected, such as 8080 or 10.0.0.1:8080"
+    expected = f"must be PORT or ADDRESS:PORT, such as 8080 or 10.0.0.1:8080, got {text!r}"
     host, colon, port = text.rpartition(":")
     host = host if colon else "127.0.0.1"
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise ValueError(f"is {text!r}; an IPv6 address stands in brackets, as in [::1]:8080")
+        raise ValueError(f"must have its IPv6 address in brackets, as in [::1]:8080, got {text!r}")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError(expected)
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ValueError(f"is {text!r}, and no address of {host!r} is known ({error})") from None
+        raise ValueError(
+            f"must be the address of a known host, got {text!r}: cannot resolve {host!r} ({error})"
+        ) from None
     return ListenAddress(host, str(found[0][4][0]).partition("%")[0], int(port))
 
 
 def read_token(path: str) -> str:
     """Return the token in a file that only its owner can read. Raises PenstockError."""
-    make = f"make one with {_MAKE_TOKEN}"
+    make = f"create one with {_MAKE_TOKEN}"
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise PenstockError(f"the token file {path} is no regular file; {make}")
+                raise PenstockError(f"the token file {path} must be a regular file; {make}")
             if status.st_mode & 0o077:
                 raise PenstockError(
                     f"the token file {path} can be read or written by others (mode "
-                    f"{status.st_mode & 0o777:04o}); take that away with chmod 600 {path}, and "
-                    f"make a new token if somebody may have read this one: {_MAKE_TOKEN}"
+                    f"{status.st_mode & 0o777:04o}); restrict it with chmod 600 {path}, and "
+                    f"create a new token if another user may have read this one: {_MAKE_TOKEN}"
                 )
             if status.st_uid not in (0, os.geteuid()):
                 raise PenstockError(
-                    f"the token file {path} belongs to user {status.st_uid}, who could change it; "
-                    f"{make}"
+                    f"the token file {path} must belong to root or to this user, got user "
+                    f"{status.st_uid}; {make}"
                 )
             content = file.read(_TOKEN_BYTES_MAX + 2)
     except OSError as error:
         raise PenstockError(
-            f"the token file {path} cannot be read ({error.strerror}); {make}"
+            f"cannot read the token file {path} ({error.strerror}); {make}"
         ) from None
     token = content.decode("ascii", "replace").removesuffix("\n")
     if not re.fullmatch(rf"[!-~]{{{_TOKEN_BYTES_MIN},{_TOKEN_BYTES_MAX}}}", token):
         raise PenstockError(
-            f"the token file {path} has {len(content)} bytes that are no token; expected is one "
-            f"line of {_TOKEN_BYTES_MIN} to {_TOKEN_BYTES_MAX} letters, digits and signs: {make}"
+            f"the token file {path} must contain one line of {_TOKEN_BYTES_MIN} to "
+            f"{_TOKEN_BYTES_MAX} letters, digits and signs, got {len(content)} bytes of other "
+            f"content; {make}"
         )
     return token
 
@@ -97,9 +100,8 @@ def check_openness(address: ListenAddress) -> None:
     """Raise PenstockError if other machines can reach a dashboard that has no token."""
     if not address.is_loopback:
         raise PenstockError(
-            f"other machines reach a dashboard at {address.host}, so it needs a token: leave "
-            f"--dashboard-open out, or let it listen on this machine alone (--dashboard "
-            f"{address.port})"
+            f"other machines can reach a dashboard at {address.host}, so it needs a token: leave "
+            f"--dashboard-open out, or listen on this machine only (--dashboard {address.port})"
         )
 
 
@@ -138,17 +140,15 @@ class DashboardAccess:
         shown = re.sub(r"[^!-~]", "?", host)[:100]
         return Refusal(
             421,
-            f"this dashboard is not known under the name in the request's Host, {shown!r}; open it "
-            f"by its address, or start the controller with --dashboard-name and that name",
+            f"the name in the request's Host, {shown!r}, is not a name of this dashboard; open it "
+            "by its address, or start the controller with --dashboard-name and that name",
         )
 
     def refusal_of_token(self, given: str) -> Refusal | None:
         """Check the token in a request's address."""
         if self._token is not None and _is_same(given, self._token):
             return None
-        return Refusal(
-            401, f"the token in the address is not that of this dashboard; take {_WHICH_TOKEN}"
-        )
+        return Refusal(401, f"the token in the address is wrong; use {_WHICH_TOKEN}")
 
     def refusal_of_stranger(self, authorization: str | None, cookie: str | None) -> Refusal | None:
         """Check a request's headers, if present. The comparison takes constant time."""
@@ -161,8 +161,8 @@ class DashboardAccess:
             return None
         return Refusal(
             401,
-            f"this dashboard needs a token, {_WHICH_TOKEN}: open it once with ?token=TOKEN at the "
-            f"end of its address; a program sends the header Authorization: Bearer TOKEN",
+            f"this dashboard requires a token, {_WHICH_TOKEN}: open it once with ?token=TOKEN at "
+            "the end of its address; programs send the header Authorization: Bearer TOKEN",
         )
 
     def set_cookie(self) -> str:
@@ -199,6 +199,6 @@ def check_operator_keys(keys: str | None) -> None:
     """Raise PenstockError if ``keys`` cannot be used to ask the controller for its status."""
     if keys is not None and not (Path(keys) / "operator.secret").exists():
         raise PenstockError(
-            f"the dashboard asks the controller as an operator does, and {keys} has no "
-            f"operator.secret; copy that of the pool to this machine, too"
+            f"the dashboard queries the controller as an operator, and {keys} has no "
+            "operator.secret; copy the pool's operator.secret to this folder"
         )

@@ -60,7 +60,7 @@ _HEADERS = {
 # until a page of this site leads on.
 _ENTRANCE = (
     b'<!doctype html><html lang="en"><meta charset="utf-8"><title>penstock</title>'
-    b'<meta http-equiv="refresh" content="0;url=/"><p><a href="/">Go on to the dashboard</a></p>'
+    b'<meta http-equiv="refresh" content="0;url=/"><p><a href="/">Open the dashboard</a></p>'
 )
 HOLDERS_MAX = 32  # connections that have shown the token
 STRANGERS_MAX = 64  # connections that have not shown the token
@@ -143,7 +143,7 @@ class NoPageError(Exception):
 def _since(query: dict[str, list[str]]) -> int:
     given = query.get("since", ["0"])[-1]
     if not re.fullmatch(r"[0-9]{1,15}", given):
-        raise ValueError(f"since is {given[:40]!r}; the number of a point or an event is expected")
+        raise ValueError(f"since must be the number of a point or an event, got {given[:40]!r}")
     return int(given)
 
 
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer a request that the standard library rejects."""
         self.close_connection = True
         phrase = message or HTTPStatus(code).phrase
-        self._send(code, f"the request is refused: {phrase}\n".encode(), _TEXT)
+        self._send(code, f"request rejected: {phrase}\n".encode(), _TEXT)
 
     def parse_request(self) -> bool:
         if not super().parse_request():
@@ -179,14 +179,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         if self._head.is_too_long:
             self.request_version = self.protocol_version  # may still be unset
-            sentence = f"the request is refused: its head has over {HEAD_BYTES_MAX} bytes"
+            sentence = f"request rejected: its head must have at most {HEAD_BYTES_MAX} bytes"
             self._refuse(431, sentence)
             return False
         if self.command not in ("GET", "HEAD"):
             command = self.command[:20]
             self._refuse(
                 405,
-                f"this dashboard shows and changes nothing: it answers GET and HEAD, not {command}",
+                f"this dashboard is read-only: it answers GET and HEAD, not {command}",
                 Allow="GET, HEAD",
             )
             return False
@@ -243,10 +243,10 @@ class _Handler(BaseHTTPRequestHandler):
                 path, query, self.headers.get("Accept", "")
             )
         except PenstockError as error:
-            self._send_trouble(503, f"nothing is known of the pool now: {error}", is_api)
+            self._send_trouble(503, f"pool status unavailable: {error}", is_api)
         except NoPageError:
             self._send_trouble(
-                404, f"there is no {path[:100]!r} here; the dashboard is at /", is_api
+                404, f"there is no page {path[:100]!r}; the dashboard is at /", is_api
             )
         except ValueError as error:
             self._send_trouble(400, str(error), is_api)
@@ -404,18 +404,18 @@ def _listening_trouble(address: ListenAddress, error: OSError) -> PenstockError:
     where = f"port {address.port} of {address.host}"
     if error.errno == errno.EADDRINUSE:
         return PenstockError(
-            f"the dashboard's {where} is taken by another process; name another one with "
-            f"--dashboard, or 0 for a free one, which is printed"
+            f"the dashboard's {where} is taken by another process; choose another port with "
+            "--dashboard, or 0 for a free one, which is printed"
         )
     if error.errno == errno.EADDRNOTAVAIL:
         return PenstockError(
-            f"the dashboard cannot listen at {address.host}, which is no address of this machine; "
-            f"name one that is, or 0.0.0.0 for all"
+            f"the dashboard cannot listen at {address.host}, which is not an address of this "
+            "machine; name one that is, or 0.0.0.0 for all"
         )
     if error.errno == errno.EACCES:
         return PenstockError(
-            f"the dashboard may not listen at {where}; ports below 1024 are root's, so name a "
-            f"higher one"
+            f"no permission for the dashboard to listen at {where}; ports below 1024 are reserved "
+            "for root, so choose a higher one"
         )
     return PenstockError(f"the dashboard cannot listen at {where}: {os.strerror(error.errno or 0)}")
 

@@ -99,7 +99,7 @@ def _assignments(before: PoolView, after: PoolView) -> Iterator[Change]:
         if now is not None:
             text = f"worker {worker.name} works for {after.job_title(now)}"
         else:
-            text = f"worker {worker.name} works for nobody"
+            text = f"worker {worker.name} has no job"
         yield Change("assigned", text, trainer=now, worker=worker.id)
 
 
@@ -108,8 +108,9 @@ def _hedges(before: PoolView, after: PoolView) -> Iterator[Change]:
     for trainer in after.trainers:
         count = trainer.hedged_batches - hedged.get(trainer.id, trainer.hedged_batches)
         if count > 0:
-            batches = "1 late batch was" if count == 1 else f"{count} late batches were"
-            text = f"{batches} asked of a second worker for {trainer.job} of {trainer.name}"
+            batches = "1 late batch" if count == 1 else f"{count} late batches"
+            job = f"{trainer.job} of {trainer.name}"
+            text = f"{batches} of {job} also requested from a second worker"
             yield Change("hedged", text, trainer=trainer.id)
 
 
@@ -117,7 +118,7 @@ def _plans(before: PoolView, after: PoolView) -> Iterator[Change]:
     changes = {trainer.id: trainer.plan_changes for trainer in before.trainers}
     for trainer in after.trainers:
         if trainer.plan_changes > changes.get(trainer.id, trainer.plan_changes):
-            text = f"other calls of {trainer.job} of {trainer.name} move to the workers than before"
+            text = f"{trainer.job} of {trainer.name} now moves other calls to the workers"
             yield Change("replanned", text, trainer=trainer.id)
 
 
@@ -129,7 +130,7 @@ def _goings(before: PoolView, after: PoolView) -> Iterator[Change]:
         if worker.state == "draining":
             yield Change("worker_left", f"worker {worker.name} left", worker=worker.id)
         else:
-            text = f"worker {worker.name} is gone, and had not drained"
+            text = f"worker {worker.name} disappeared without draining"
             if worker.works_for is not None:
                 text += f"; it worked for {before.job_title(worker.works_for)}"
             yield Change("worker_died", text, trainer=worker.works_for, worker=worker.id)
@@ -149,8 +150,8 @@ def _scaling(before: PoolView, after: PoolView) -> Iterator[Change]:
     if before.engine.wanted != after.engine.wanted:
         yield Change(
             "scaled",
-            f"engine {after.engine.name}: {after.engine.wanted} workers are wanted, "
-            f"{before.engine.wanted} were before; {after.engine.reason}",
+            f"engine {after.engine.name}: {after.engine.wanted} workers wanted, "
+            f"{before.engine.wanted} before; {after.engine.reason}",
         )
 
 

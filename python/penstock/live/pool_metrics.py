@@ -36,8 +36,14 @@ def pool_metrics(
     """Return the metrics in the order of the page."""
     return [
         Metric("penstock_build", "info", "version of penstock", [_plain(1, version=__version__)]),
-        _gauge("penstock_status_age_seconds", "time since the controller's status", now - view.at),
-        _gauge("penstock_controller_settled", "whether it assigns workers", float(view.is_settled)),
+        _gauge(
+            "penstock_status_age_seconds", "time since the controller's last status", now - view.at
+        ),
+        _gauge(
+            "penstock_controller_settled",
+            "whether the controller assigns workers",
+            float(view.is_settled),
+        ),
         *_worker_metrics(view),
         *_trainer_gauges(view, totals),
         *_counters(totals),
@@ -53,18 +59,18 @@ def _worker_metrics(view: PoolView) -> list[Metric]:
         Metric(
             "penstock_workers",
             "gauge",
-            "workers of the pool by what they do",
+            "workers of the pool by state",
             [_plain(by_state[state], state=state) for state in WORKER_STATES],
         ),
         _gauge(
             "penstock_workers_wanted",
-            "workers that the jobs have use for",
+            "workers that the jobs can use",
             pool["workers_wanted"],
         ),
         Metric(
             "penstock_trainers",
             "gauge",
-            "ranks of jobs by whether they ask for batches",
+            "ranks of jobs by whether they request batches",
             [
                 _plain(pool["trainers"] - pool["trainers_idle"], state="asking"),
                 _plain(pool["trainers_idle"], state="idle"),
@@ -72,7 +78,7 @@ def _worker_metrics(view: PoolView) -> list[Metric]:
         ),
         _gauge(
             "penstock_members_left_out",
-            "workers and trainers that the status had no room for",
+            "workers and trainers omitted from the status for lack of room",
             view.left_out,
         ),
     ]
@@ -90,19 +96,23 @@ def _trainer_gauges(view: PoolView, totals: PoolTotals) -> list[Metric]:
         return Metric(name, "gauge", help, samples)
 
     return [
-        sums("penstock_job_workers", "workers that a rank has", lambda one: one.workers),
+        sums("penstock_job_workers", "workers assigned to a rank", lambda one: one.workers),
         sums(
             "penstock_job_workers_wanted",
-            "workers that a rank has use for",
+            "workers that a rank can use",
             lambda one: 0 if one.is_idle else one.workers_wanted,
         ),
         sums(
-            "penstock_job_ready_batches", "batches that wait for it", lambda one: one.ready_batches
+            "penstock_job_ready_batches", "batches ready for a rank", lambda one: one.ready_batches
         ),
-        sums("penstock_job_asked_batches", "batches it asked for", lambda one: one.asked_batches),
+        sums(
+            "penstock_job_asked_batches",
+            "batches requested by a rank",
+            lambda one: one.asked_batches,
+        ),
         sums(
             "penstock_job_in_flight_bytes",
-            "bytes of the batches that are on their way",
+            "bytes of batches in transit",
             lambda one: one.bytes_in_flight,
         ),
     ]
@@ -115,37 +125,37 @@ def _counters(totals: PoolTotals) -> list[Metric]:
         Metric(
             "penstock_job_batches",
             "counter",
-            "batches that were delivered to a rank",
+            "batches delivered to a rank",
             [_of(key, one.batches) for key, one in by_key.items()],
         ),
         Metric(
             "penstock_job_batch_bytes",
             "counter",
-            "bytes of those batches, by their mean size at the time",
+            "bytes of delivered batches, by their mean size at the time",
             [_of(key, one.bytes) for key, one in by_key.items()],
         ),
         Metric(
             "penstock_job_waited_seconds",
             "counter",
-            "time for which a rank waited for a batch",
+            "time that a rank waited for batches",
             [_of(key, one.waited_s) for key, one in by_key.items()],
         ),
         Metric(
             "penstock_job_hedged_batches",
             "counter",
-            "late batches that were asked of a second worker",
+            "late batches also requested from a second worker",
             [_of(key, one.hedged) for key, one in by_key.items()],
         ),
         Metric(
             "penstock_job_steps",
             "counter",
-            "steps of ranks that report where their time goes",
+            "steps of ranks that report a time breakdown",
             [_of(key, one.steps) for key, one in steps],
         ),
         Metric(
             "penstock_job_step_seconds",
             "counter",
-            "time of steps, by the one place where each second went",
+            "time of steps, by the part in which each second was spent",
             [
                 _of(key, one.parts_s[part.name], part=part.name)
                 for key, one in steps
@@ -173,24 +183,36 @@ def _engine_metrics(engine: EngineView) -> Sequence[Metric]:
         Metric(
             "penstock_engine_workers",
             "gauge",
-            "workers of the engine by what becomes of them",
+            "workers of the engine by state",
             [_plain(count, engine=engine.name, state=state) for state, count in states.items()],
         ),
-        _gauge("penstock_engine_workers_wanted", "workers it is to run", engine.wanted),
-        _gauge("penstock_engine_workers_max", "the most workers it may run", engine.workers_max),
-        _gauge("penstock_engine_silent_seconds", "since its last report", engine.since_report_s),
+        _gauge(
+            "penstock_engine_workers_wanted",
+            "number of workers that the engine should run",
+            engine.wanted,
+        ),
+        _gauge(
+            "penstock_engine_workers_max",
+            "maximum number of workers of the engine",
+            engine.workers_max,
+        ),
+        _gauge(
+            "penstock_engine_silent_seconds",
+            "time since the engine's last report",
+            engine.since_report_s,
+        ),
         Metric(
             "penstock_engine_refusals",
             "counter",
-            "requests for workers that the engine did not grant",
+            "requests for workers that the engine refused",
             [_plain(engine.refusals)],
         ),
     ]
     if engine.spent is not None:
-        text = "what its workers have cost, in the unit of the price"
+        text = "cost of the workers so far, in the unit of the price"
         metrics.append(_gauge("penstock_engine_spent", text, engine.spent))
     if engine.budget is not None:
-        text = "what its workers may cost, in the unit of the price"
+        text = "cost limit of the workers, in the unit of the price"
         metrics.append(_gauge("penstock_engine_budget", text, engine.budget))
     return metrics
 

@@ -295,16 +295,16 @@ class StepPart:
 
 
 STEP_PARTS = (
-    StepPart("compute", "compute", "the program is at work between two batches", False),
-    StepPart("dataset", "dataset", "waiting for samples to be read"),
-    StepPart("collate", "collate", "waiting for samples to become a batch"),
-    StepPart("prefix", "prefix", "waiting for the part of the model that workers run"),
-    StepPart("worker", "free worker", "waiting for a worker to begin"),
-    StepPart("wire", "wire", "waiting for bytes to arrive"),
+    StepPart("compute", "compute", "the program computes between two batches", False),
+    StepPart("dataset", "dataset", "waiting for the dataset to read samples"),
+    StepPart("collate", "collate", "waiting for samples to be collated"),
+    StepPart("prefix", "prefix", "waiting for the model operations that workers run"),
+    StepPart("worker", "free worker", "waiting for a free worker"),
+    StepPart("wire", "wire", "waiting for the transfer of a batch"),
     StepPart("device", "device copy", "waiting for the copy to the device"),
-    StepPart("order", "order", "waiting for its turn while a later batch was here"),
-    StepPart("ranks", "other ranks", "waiting for ranks that take the same steps"),
-    StepPart("loader", "loader", "the loader's own work in the trainer", False),
+    StepPart("order", "order", "waiting for its turn while a later batch is ready"),
+    StepPart("ranks", "other ranks", "waiting for other ranks that take the same steps"),
+    StepPart("loader", "loader", "the loader's work in the trainer", False),
 )
 
 

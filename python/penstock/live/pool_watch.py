@@ -82,7 +82,7 @@ class PoolWatch:
             raise PenstockError(self._trouble)
         age_s = time.monotonic() - self._taken_at
         if age_s > STALE_S:
-            why = self._trouble or "it answers no more"
+            why = self._trouble or "the controller no longer answers"
             raise PenstockError(f"the last status is {age_s:.0f} s old: {why}")
         return self._view
 
@@ -118,7 +118,7 @@ class PoolWatch:
         trainer that has left since its id was read has none. Raises ValueError for an invalid id
         and for an invalid plan."""
         if not re.fullmatch(r"[0-9a-f]{8}([0-9a-f]{8})?", trainer):
-            raise ValueError(f"trainer is {trainer[:40]!r}; an id that /api/status has is expected")
+            raise ValueError(f"trainer must be an id from /api/status, got {trainer[:40]!r}")
         with self._lock:
             self._current()
             ids = self._trainer_ids
@@ -163,8 +163,7 @@ def shown_plan_graph(told: str) -> dict[str, Any] | None:
         return _graph(json.loads(told))
     except Exception as error:
         raise ValueError(
-            f"the trainer has reported something that is no plan "
-            f"({type(error).__name__}: {str(error)[:200]})"
+            f"the trainer has reported an invalid plan ({type(error).__name__}: {str(error)[:200]})"
         ) from error
 
 
@@ -243,20 +242,20 @@ def _facts(plan: dict[str, Any]) -> list[str]:
     """Return sentences on the prices of the plan."""
     facts = []
     cuts = {
-        "none": "nothing moved",
-        "maximal": "all moved that can",
+        "none": "no cut",
+        "maximal": "maximal cut",
         "chosen": "this plan",
         "exact": "without cut_tolerance",
     }
     for total in plan["totals"]:
         facts.append(
-            f"{cuts.get(total['cut'], total['cut'])}: {1e3 * total['worker_s']:.3g} ms of a worker "
-            f"and {1e3 * total['trainer_s']:.3g} ms of the trainer a batch, "
-            f"{total['boundary_bytes'] / 1e6:.3g} MB for the trainer to read"
+            f"{cuts.get(total['cut'], total['cut'])}: {1e3 * total['worker_s']:.3g} ms of worker "
+            f"time and {1e3 * total['trainer_s']:.3g} ms of trainer time per batch, "
+            f"{total['boundary_bytes'] / 1e6:.3g} MB read by the trainer"
         )
     if (priced := plan["priced"]) is not None:
         facts.append(
-            f"measured in the running loader {priced['times']} times, and changed for it "
-            f"{priced['changes']} times: {1e3 * priced['step_s']:.3g} ms a step"
+            f"measured {priced['times']} times in the running loader, which changed the plan "
+            f"{priced['changes']} times: {1e3 * priced['step_s']:.3g} ms per step"
         )
     return facts

@@ -39,18 +39,18 @@ _KEYS = (
 _HELP = (
     ("Arrows PgUp PgDn Home End, k j", "move; left and right show more columns"),
     ("Tab, Shift-Tab", "next and previous table"),
-    ("F3 /", "search while you type; F3 goes on to the next, Enter and Esc end it"),
-    ("n", "next row that the search finds"),
-    ("F4 \\", "show rows with a text only; a|b is one of both, Esc shows all again"),
+    ("F3 /", "incremental search; F3 finds the next match, Enter and Esc close it"),
+    ("n", "next match of the search"),
+    ("F4 \\", "show only rows that contain a text; a|b matches either, Esc shows all rows"),
     ("F5 t", "tree: ranks below jobs, workers below ranks and hosts"),
-    ("+ - Enter, *", "in the tree: fold the row, or all"),
+    ("+ - Enter, *", "in the tree: fold or unfold the row, or all rows"),
     ("F6 < > , .", "choose the column to sort by"),
-    ("I", "turn the order round"),
-    ("u", "jobs of one user only"),
-    ("Space, U", "tag a row, which sums up tagged jobs; untag all"),
-    ("F", "the cursor follows its row when the order changes"),
-    ("Z", "pause and go on"),
-    ("r, Ctrl-L", "ask the controller at once; draw the screen again"),
+    ("I", "reverse the sort order"),
+    ("u", "show the jobs of one user only"),
+    ("Space, U", "tag a row (tagged jobs are summed up); untag all"),
+    ("F", "keep the cursor on its row when the order changes"),
+    ("Z", "pause or resume"),
+    ("r, Ctrl-L", "refresh now; redraw the screen"),
     ("F1 h ?", "this help"),
     ("F10 q Ctrl-C", "quit"),
 )
@@ -111,9 +111,9 @@ def _head_lines(state: TopState, columns: int, now: float) -> Iterator[Line]:
         return
     yield from _summary(view, columns)
     if state.trouble:
-        yield [Span(f"as it was {now - view.at:.0f} s ago: {state.trouble}", "bad")]
+        yield [Span(f"last update {now - view.at:.0f} s ago: {state.trouble}", "bad")]
     elif state.is_paused:
-        yield [Span(f"paused {now - view.at:.0f} s ago; Z goes on", "warn")]
+        yield [Span(f"paused {now - view.at:.0f} s ago; press Z to resume", "warn")]
     tabs: Line = []
     for table in TABLES:
         style = "tab" if table is state.table else "dim"
@@ -123,7 +123,7 @@ def _head_lines(state: TopState, columns: int, now: float) -> Iterator[Line]:
 
 def _summary(view: PoolView, columns: int) -> Iterator[Line]:
     totals = view.totals()
-    settled = "" if view.is_settled else "; it has just started and assigns nobody yet"
+    settled = "" if view.is_settled else "; starting, no workers are assigned yet"
     yield [
         Span("penstock top", "title"),
         Span(f"  controller {view.controller[:8]} at {view.endpoint}{settled}"),
@@ -133,7 +133,7 @@ def _summary(view: PoolView, columns: int) -> Iterator[Line]:
     states = ", ".join(f"{by_state[state]} {state}" for state in WORKER_STATES if by_state[state])
     serving = by_state["serving"] / totals["workers"] if totals["workers"] else 0.0
     is_measured = all(one.is_measured or one.is_idle for one in view.trainers)
-    wanted = f"{totals['workers_wanted']} wanted" if is_measured else "measuring how many to want"
+    wanted = f"{totals['workers_wanted']} wanted" if is_measured else "demand not measured yet"
     yield [
         Span("workers "),
         *_bar(serving, bar, "good"),
@@ -151,10 +151,10 @@ def _summary(view: PoolView, columns: int) -> Iterator[Line]:
     if view.engine is not None:
         yield _engine_line(view.engine)
     if view.policy_trouble:
-        text = f"workers are shared out evenly, since the policy failed: {view.policy_trouble}"
+        text = f"workers are distributed evenly, since the policy failed: {view.policy_trouble}"
         yield [Span(text, "bad")]
     if view.left_out:
-        text = f"{view.left_out} members are left out: the status has no room for them"
+        text = f"{view.left_out} members are omitted: the status has no room for them"
         yield [Span(text, "warn")]
 
 
@@ -165,9 +165,9 @@ def _engine_line(engine: EngineView) -> Line:
         money = f"; {engine.spent:.2f}{of} spent"
     line = [
         Span(
-            f"engine {engine.name}: {engine.running} at work, {engine.starting} starting, "
-            f"{engine.stopping} leaving, {engine.wanted} wanted of {engine.workers_min} to "
-            f"{engine.workers_max}{money}; {engine.reason}"
+            f"engine {engine.name}: {engine.running} running, {engine.starting} starting, "
+            f"{engine.stopping} stopping, {engine.wanted} wanted ({engine.workers_min} to "
+            f"{engine.workers_max}){money}; {engine.reason}"
         )
     ]
     trouble = engine.trouble or engine.refusal
@@ -185,7 +185,7 @@ def _body_lines(state: TopState, size: Size) -> list[Line]:
     state.page_rows = max(1, size.lines - has_head)
     selected = state.settle(rows)
     if not rows:
-        what = "nothing passes the filter" if state.filter or state.user else "there are none"
+        what = "no row matches the filter" if state.filter or state.user else "none"
         return [[Span(f"{state.table.name}: {what}", "dim")]]
     texts = _table_texts(state.table, rows)
     left, top = state.place.left, state.place.top
@@ -299,7 +299,7 @@ def _beside(left: list[Line], right: list[Line]) -> list[Line]:
 
 
 def _help_lines(table: Table) -> Iterator[Line]:
-    yield [Span(f"penstock top {__version__}", "title"), Span(" shows a pool and changes nothing.")]
+    yield [Span(f"penstock top {__version__}", "title"), Span(" is a read-only view of a pool.")]
     yield []
     for keys, meaning in _HELP:
         yield [Span(f"{keys:>30}", "key"), Span(f"  {meaning}")]
@@ -307,7 +307,7 @@ def _help_lines(table: Table) -> Iterator[Line]:
     yield [Span(f"columns of {table.name}:", "title")]
     for column in table.columns:
         yield [Span(f"{column.title:>30}", "key"), Span(f"  {column.meaning}")]
-    yield [Span("any key goes back", "dim")]
+    yield [Span("press any key to return", "dim")]
 
 
 def _clipped(lines: list[Line], size: Size) -> list[Line]:

@@ -117,7 +117,7 @@ def _group_row(group: JobGroup) -> Row:
             workers=workers, wanted=wanted, batches=rate, bytes=moved, waits=waited,
             flight=flight, delivered=delivered,
         ),
-        detail="the ranks of one job, summed up; it waits as much as the rank that waits most",
+        detail="totals of the ranks of one job; its waiting share is the maximum of its ranks",
         tone=_tone_of_waiting(waited),
         user=first.user or "",
         rate=rate or 0.0,
@@ -146,11 +146,11 @@ def _trainer_row(trainer: TrainerView, parent: str | None) -> Row:
     }
     detail, tone = trainer.reason, _tone_of_waiting(trainer.waited_share)
     if trainer.is_idle:
-        detail = f"asks for nothing since {trainer.idle_s:.0f} s, as between epochs"
+        detail = f"idle for {trainer.idle_s:.0f} s, as between epochs"
         tone = "dim"
         cells |= {"wanted": "-", "batches": "idle", "bytes": "-", "waits": "-"}
     elif trainer.workers == 0:
-        detail, tone = f"has no worker; {trainer.reason}", "bad"
+        detail, tone = f"no workers; {trainer.reason}", "bad"
     return Row(
         id=trainer.id,
         cells=cells,
@@ -179,27 +179,27 @@ def _worker_rows(looks: Looks, is_tree: bool) -> list[Row]:
     if is_tree:  # workers below their hosts
         for host in dict.fromkeys(worker.host for worker in looks.view.workers):
             count = sum(worker.host == host for worker in looks.view.workers)
-            cells = {"worker": host, "state": f"{count} here"}
-            rows.append(Row(id=f"host {host}", cells=cells, detail="a machine with its workers"))
+            cells = {"worker": host, "state": f"{count} workers"}
+            rows.append(Row(id=f"host {host}", cells=cells, detail="machine with its workers"))
     for worker in looks.view.workers:
         rows.append(_worker_row(worker, titles, f"host {worker.host}" if is_tree else None))
     return rows
 
 
 def _worker_row(worker: WorkerView, titles: Mapping[str, str], parent: str | None) -> Row:
-    works_for = "nobody"
+    works_for = "no job"
     if worker.works_for is not None:
-        works_for = titles.get(worker.works_for, f"trainer {worker.works_for[:8]}, which is gone")
+        works_for = titles.get(worker.works_for, f"trainer {worker.works_for[:8]}, which has left")
     unfit = [titles[one] for one in worker.unfit_for if one in titles]
     tone = {"serving": "good", "free": "", "stuck": "bad"}.get(worker.state, "warn")
-    detail = f"runs {worker.software or 'versions that are not known'}"
+    detail = f"runs {worker.software or 'unknown versions'}"
     if unfit:
         detail, tone = (
-            f"cannot run {', '.join(unfit)}: {worker.unfit_reason or 'it did not say why'}",
+            f"cannot run {', '.join(unfit)}: {worker.unfit_reason or 'no reason given'}",
             "bad",
         )
     if worker.since_report_s > _SILENT_S:
-        detail, tone = f"has not reported for {worker.since_report_s:.0f} s", "bad"
+        detail, tone = f"no report for {worker.since_report_s:.0f} s", "bad"
     return Row(
         id=worker.id,
         cells={
@@ -241,16 +241,16 @@ def _stage_row(trainer: TrainerView, before: Ledger | None, parent: str | None) 
         if lately.steps > 0:
             keys["step"] = 1e3 * lately.total_s / lately.steps
         keys |= lately.shares()
-        detail = "shares of the time of its steps since the last look; of all steps at first"
+        detail = "shares of the step time since the last refresh; of all steps at first"
     elif trainer.step_s is not None and trainer.starved_s is not None:
         step_s = trainer.step_s + trainer.starved_s
         keys["step"] = 1e3 * step_s
         if step_s > 0:
             keys["compute"] = trainer.step_s / step_s
             keys["waiting"] = trainer.starved_s / step_s
-        detail = "it reports no ledger: only how long it works and how long it waits is known"
+        detail = "no time breakdown reported: only computing and waiting times are known"
     else:
-        detail = "nothing is measured yet"
+        detail = "no measurements yet"
     if trainer.ledger is not None and "compute" in keys:
         keys["waiting"] = sum(keys[part.name] for part in STEP_PARTS if part.is_waiting)
     for name, value in keys.items():
@@ -291,20 +291,22 @@ TABLES = (
     Table(
         "Jobs",
         (
-            Column("job", "JOB", "the program and its dataset; below it ranks and workers"),
-            Column("user", "USER", "whose key its trainer has"),
+            Column("job", "JOB", "program and dataset, with ranks and workers below it"),
+            Column("user", "USER", "user whose key the trainer uses"),
             Column("trainer", "TRAINER", "host and process"),
-            Column("id", "ID", "how its id begins"),
-            Column("workers", "WORKERS", "that it has", True),
-            Column("wanted", "WANTED", "workers that it has use for", True),
-            Column("batches", "BATCH/s", "batches that it was given lately", True),
-            Column("bytes", "BYTES/s", "those batches times their size", True),
-            Column("waits", "WAITS", "share of its time in which it waits for a batch", True),
-            Column("ready", "READY", "batches that wait for it", True),
-            Column("asked", "ASKED", "batches that it has asked for", True),
-            Column("flight", "FLIGHT", "bytes of the batches that are on their way", True),
-            Column("delivered", "DELIVERED", "batches since it began", True),
-            Column("limit", "LIMITED BY", "what would have to be more or faster"),
+            Column("id", "ID", "first digits of the id"),
+            Column("workers", "WORKERS", "number of workers", True),
+            Column("wanted", "WANTED", "number of workers that the job can use", True),
+            Column("batches", "BATCH/s", "recent batches per second", True),
+            Column(
+                "bytes", "BYTES/s", "recent bytes per second, from the size of the batches", True
+            ),
+            Column("waits", "WAITS", "share of the time spent waiting for a batch", True),
+            Column("ready", "READY", "batches ready for the trainer", True),
+            Column("asked", "ASKED", "batches requested by the trainer", True),
+            Column("flight", "FLIGHT", "bytes of batches in transit", True),
+            Column("delivered", "DELIVERED", "batches delivered since the start", True),
+            Column("limit", "LIMITED BY", "current bottleneck"),
         ),
         "job",
         _job_rows,
@@ -313,11 +315,11 @@ TABLES = (
         "Workers",
         (
             Column("worker", "WORKER", "host and process"),
-            Column("id", "ID", "how its id begins"),
+            Column("id", "ID", "first digits of the id"),
             Column("state", "STATE", "serving, free, moving to another job, stuck, or draining"),
-            Column("job", "WORKS FOR", "the job, and the trainer's host and process"),
-            Column("address", "REACHED AT", "where trainers connect to it"),
-            Column("seen", "SEEN s", "since its last report", True),
+            Column("job", "WORKS FOR", "the job, with the trainer's host and process"),
+            Column("address", "REACHED AT", "address that trainers connect to"),
+            Column("seen", "SEEN s", "seconds since its last report", True),
             Column("software", "SOFTWARE", "its versions"),
         ),
         "worker",
@@ -326,10 +328,10 @@ TABLES = (
     Table(
         "Stages",
         (
-            Column("job", "JOB", "the program and its dataset, by rank"),
-            Column("id", "ID", "how its id begins"),
+            Column("job", "JOB", "program and dataset, by rank"),
+            Column("id", "ID", "first digits of the id"),
             Column("step", "STEP ms", "from one batch to the next", True),
-            Column("waiting", "WAITING", "all shares but those of compute and loader", True),
+            Column("waiting", "WAITING", "sum of all shares except compute and loader", True),
             *(Column(p.name, p.title.upper(), p.meaning, True) for p in STEP_PARTS),
         ),
         "job",
@@ -340,7 +342,7 @@ TABLES = (
         (
             Column("when", "WHEN", "time of day"),
             Column("kind", "KIND", "joined, died, left, assigned, hedged, replanned or scaled"),
-            Column("text", "EVENT", "what happened"),
+            Column("text", "EVENT", "description"),
         ),
         "when",
         _event_rows,

@@ -67,21 +67,21 @@ def check_terminal() -> None:
     """Raise PenstockError if the terminal cannot show a full screen."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise PenstockError(
-            "needs a terminal, and standard input or output is none; print one frame with --once, "
-            "or --once --json for programs"
+            "needs a terminal, but standard input or output is not one; print one frame with "
+            "--once, or --once --json for programs"
         )
     name = os.environ.get("TERM", "")
     try:
         curses.setupterm(fd=sys.stdout.fileno())
     except curses.error as error:
         raise PenstockError(
-            f"the terminal {name!r} is not known here ({error}); set TERM, for example to xterm, "
-            f"or print one frame with --once"
+            f"unknown terminal {name!r} ({error}); set TERM, for example to xterm, or print one "
+            "frame with --once"
         ) from None
     if not curses.tigetstr("cup"):
         raise PenstockError(
-            f"the terminal {name!r} cannot move its cursor; set TERM to what it is, or print one "
-            f"frame with --once"
+            f"the terminal {name!r} cannot move its cursor; set TERM correctly, or print one "
+            "frame with --once"
         )
 
 

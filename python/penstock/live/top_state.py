@@ -267,7 +267,7 @@ class TopState:
         self._find_next(self.search, from_here=False)
 
     def _open_sort(self) -> None:
-        choices = [("", "as the controller has them")]
+        choices = [("", "order of the controller")]
         choices += [(column.name, column.title) for column in self.table.columns]
         names = [name for name, _ in choices]
         self.menu = Menu("Sort by", choices, names.index(self.place.sort))

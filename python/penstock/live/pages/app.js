@@ -59,10 +59,10 @@ function refresh() {
   if (trouble === "") lastNewsAt = feed.newsAt;
   document.body.classList.toggle("is-old", trouble !== "");
   at("trouble").hidden = trouble === "";
-  const age = lastNewsAt === null ? "" : `No news for ${Math.round((Date.now() - lastNewsAt) / 1000)} s: `;
+  const age = lastNewsAt === null ? "" : `No update for ${Math.round((Date.now() - lastNewsAt) / 1000)} s: `;
   if (trouble !== "") setText(at("trouble"), `${age}${trouble}.`);
   if (status === null) return;
-  const state = status.is_settled ? "" : "; it has just started and assigns nobody yet";
+  const state = status.is_settled ? "" : "; starting, no workers are assigned yet";
   setText(at("controller"), `controller ${status.controller.slice(0, 8)} at ${status.endpoint}${state}`);
   const told = feed.newEvents.filter((event) => TOLD.has(event.kind));
   if (told.length > 0) setText(at("news"), told.map((event) => event.text).join("; "));
@@ -72,7 +72,7 @@ function refresh() {
 function setTheme(theme) {
   if (theme === "system") document.documentElement.removeAttribute("data-theme");
   else document.documentElement.dataset.theme = theme;
-  setText(at("theme"), theme === "system" ? "Theme: as the system" : `Theme: ${theme}`);
+  setText(at("theme"), `Theme: ${theme}`);
 }
 
 function keptTheme() {

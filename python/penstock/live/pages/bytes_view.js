@@ -12,7 +12,7 @@ const MACHINES_MAX = 24; // of one side of the drawing
 
 export class BytesView {
   constructor() {
-    this._chart = new LineChart("Bytes a second", "of all batches that the pool's workers deliver", bytes, { atLeast: 1000 });
+    this._chart = new LineChart("Bytes per second", "of all batches delivered by the pool's workers", bytes, { atLeast: 1000 });
     this._svg = drawn("svg", { class: "drawing", role: "img" });
     this._table = new KeptTable("Between machines", [
       { title: "From", text: (one) => one.from },
@@ -26,7 +26,7 @@ export class BytesView {
     this.node = element(
       "div",
       {},
-      element("p", { class: "hint" }, "A rank's bytes are its batches a second times their size, in even parts from each of its workers."),
+      element("p", { class: "hint" }, "The bytes per second of a rank are its batches per second times their size, divided evenly among its workers."),
       element("figure", {}, element("figcaption", {}, "From workers to trainers"), this._svg),
       this._table.node,
       element("div", { class: "charts" }, this._chart.node),
@@ -36,7 +36,7 @@ export class BytesView {
   update(feed) {
     const flows = (this._flows = flowsOf(feed.status));
     this._draw(flows);
-    this._table.update(flows, "No bytes cross now.");
+    this._table.update(flows, "No bytes are in transit.");
     const to = feed.status.at;
     const points = feed.points.filter((point) => point.at >= to - 300);
     this._chart.update(points, [{ name: "all", colour: COLOURS[0], values: points.map((point) => point.bytes_per_s) }], to - 300, to);
@@ -65,15 +65,15 @@ export class BytesView {
         parts.push(drawn("rect", { x, y: y - 15, width: box, height: 30, rx: 6, fill: "var(--surface)", stroke: "var(--line)" }));
         parts.push(drawn("text", { class: "strong", x: x + 10, y: y + 4 }, name.length > letters ? `${name.slice(0, letters - 1)}…` : name));
       }
-    if (flows.length === 0) parts.push(drawn("text", { x: 10, y: 30 }, "No bytes cross now."));
+    if (flows.length === 0) parts.push(drawn("text", { x: 10, y: 30 }, "No bytes are in transit."));
     this._svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    this._svg.setAttribute("aria-label", flows.length > 0 ? flows.map(toldOf).join("; ") : "No bytes cross now.");
+    this._svg.setAttribute("aria-label", flows.length > 0 ? flows.map(toldOf).join("; ") : "No bytes are in transit.");
     this._svg.replaceChildren(...parts);
   }
 }
 
 function toldOf(flow) {
-  return `${flow.from} to ${flow.to}: ${bytes(flow.bytesPerS)} a second from ${flow.workers} workers`;
+  return `${flow.from} to ${flow.to}: ${bytes(flow.bytesPerS)} per second from ${flow.workers} workers`;
 }
 
 // By pairs of machines, those with most bytes first.

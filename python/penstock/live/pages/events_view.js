@@ -19,7 +19,7 @@ const KINDS = {
 export class EventsView {
   constructor() {
     this._list = element("ol", { class: "events", "aria-label": "Events, newest first" });
-    this._nothing = element("p", { class: "hint" }, "Nothing has happened since the controller began.");
+    this._nothing = element("p", { class: "hint" }, "No events since the controller started.");
     this._hidden = new Set();
     const boxes = Object.entries(KINDS).map(([kind, [name]]) =>
       element("label", {}, element("input", { type: "checkbox", checked: true, onchange: (event) => this._turn(kind, event.target.checked) }), name),

@@ -119,7 +119,7 @@ async function read(path) {
   try {
     answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
   } catch {
-    throw new Error("the controller does not answer; it has ended, or the network to it is gone. Training goes on without it");
+    throw new Error("the controller does not answer; it has ended, or its network connection is down. Training continues without it");
   }
   if (answer.ok) return answer.json();
   const text = await answer.text();

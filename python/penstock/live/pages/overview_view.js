@@ -12,9 +12,9 @@ const LINES_MAX = 6; // of trainers in one chart
 export class OverviewView {
   constructor() {
     this._tiles = element("dl", { class: "tiles" });
-    this._batches = new LineChart("Batches a second", "of the pool, and of its busiest ranks", rate, { atLeast: 1 });
-    this._waiting = new LineChart("Waiting", "share of a rank's time in which it waits for a batch", share, { atLeast: 0.05, most: 1 });
-    this._workers = new LineChart("Workers", "that there are, and that serve", count, { atLeast: 2, isWhole: true });
+    this._batches = new LineChart("Batches per second", "of the pool, and of its busiest ranks", rate, { atLeast: 1 });
+    this._waiting = new LineChart("Waiting", "share of the time that a rank waits for a batch", share, { atLeast: 0.05, most: 1 });
+    this._workers = new LineChart("Workers", "all workers, and serving workers", count, { atLeast: 2, isWhole: true });
     this._window = WINDOWS[1][1];
     this._colours = new Map();
     this._buttons = WINDOWS.map(([name, seconds]) =>
@@ -30,7 +30,7 @@ export class OverviewView {
       { title: "Delivered", isNumber: true, text: (one) => count(one.delivered_batches) },
       { title: "Ready", isNumber: true, text: (one) => count(one.ready_batches) },
       { title: "Limited by", text: limitOf },
-      { title: "Why so many workers", text: (one) => (one.is_idle ? `asks for nothing since ${Math.round(one.idle_s)} s` : one.reason) },
+      { title: "Reason for worker count", text: (one) => (one.is_idle ? `idle for ${Math.round(one.idle_s)} s` : one.reason) },
     ]);
     this._engine = element("p", { class: "panel", hidden: true });
     this.node = element(
@@ -68,9 +68,9 @@ export class OverviewView {
     const single = shown.length > 1 ? shown.map((one) => ({ name: titleOf(one), colour: this._colourOf(one.id), values: of(one, 0) })) : [];
     this._batches.update(points, [all, ...single], to - this._window, to);
     this._waiting.update(points, shown.map((one) => ({ name: titleOf(one), colour: this._colourOf(one.id), values: of(one, 1) })), to - this._window, to);
-    const workers = [["there", "var(--rest)", "workers"], ["serving", COLOURS[0], "workers_serving"]];
+    const workers = [["all", "var(--rest)", "workers"], ["serving", COLOURS[0], "workers_serving"]];
     this._workers.update(points, workers.map(([name, colour, key]) => ({ name, colour, values: points.map((point) => point[key]) })), to - this._window, to);
-    this._jobs.update(trainers, "No job trains with this pool now.");
+    this._jobs.update(trainers, "No job uses this pool now.");
   }
 
   // A rank keeps its colour in all charts, and when others come and go.
@@ -82,11 +82,11 @@ export class OverviewView {
   _showTiles(totals) {
     const states = totals.workers_by_state;
     const tiles = [
-      ["Batches a second", rate(totals.batches_per_s), "of all jobs"],
-      ["Bytes a second", bytes(totals.bytes_per_s), "batches times their size"],
-      ["Waiting", share(totals.waited_share), "mean of the ranks that ask"],
+      ["Batches per second", rate(totals.batches_per_s), "of all jobs"],
+      ["Bytes per second", bytes(totals.bytes_per_s), "batches times their size"],
+      ["Waiting", share(totals.waited_share), "mean of the active ranks"],
       ["Workers", count(totals.workers), `${states.serving} serving, ${states.free} free`],
-      ["Ranks", count(totals.trainers), totals.trainers_idle > 0 ? `${totals.trainers_idle} idle` : "none is idle"],
+      ["Ranks", count(totals.trainers), totals.trainers_idle > 0 ? `${totals.trainers_idle} idle` : "none idle"],
     ];
     keepChildren(
       this._tiles,
@@ -107,8 +107,8 @@ export class OverviewView {
     const spent = engine.spent === null ? "" : `; ${engine.spent.toFixed(2)}${engine.budget === null ? "" : ` of ${engine.budget}`} spent`;
     setText(
       this._engine,
-      `Engine ${engine.name}: ${engine.running} at work, ${engine.starting} starting, ${engine.stopping} leaving, ` +
-        `${engine.wanted} wanted of ${engine.workers_min} to ${engine.workers_max}${spent}; ${engine.reason}${trouble ? `; ${trouble}` : ""}`,
+      `Engine ${engine.name}: ${engine.running} running, ${engine.starting} starting, ${engine.stopping} stopping, ` +
+        `${engine.wanted} wanted (${engine.workers_min} to ${engine.workers_max})${spent}; ${engine.reason}${trouble ? `; ${trouble}` : ""}`,
     );
   }
 }

@@ -17,7 +17,7 @@ export class PlanView {
     this._verdict = element("p", { class: "panel" });
     this._svg = drawn("svg", { class: "drawing", role: "group" });
     this._detail = element("dl", { class: "detail panel", "aria-live": "polite" });
-    this._figure = element("figure", {}, element("figcaption", {}, "Calls ", element("small", {}, "choose a box to see why it is where it is; arrow keys go through them")), this._svg);
+    this._figure = element("figure", {}, element("figcaption", {}, "Calls ", element("small", {}, "select a box to see why its call runs there; arrow keys move between boxes")), this._svg);
     this._facts = element("ul", { class: "panel facts" });
     this.node = element("div", {}, element("div", { class: "tools" }, element("label", { for: "plan-of" }, "Plan of ", this._choice)), this._verdict, this._facts, element("div", { class: "plan" }, this._figure, this._detail));
     this._shown = "";
@@ -63,7 +63,7 @@ export class PlanView {
     this._figure.hidden = calls.length === 0;
     this._detail.hidden = calls.length === 0;
     const facts = plan === null ? [] : [...plan.facts];
-    if (plan?.calls_left_out > 0) facts.push(`${plan.calls_left_out} calls are not drawn: there are too many`);
+    if (plan?.calls_left_out > 0) facts.push(`${plan.calls_left_out} calls are omitted from the drawing`);
     this._facts.replaceChildren(...facts.map((fact) => element("li", {}, fact)));
     this._facts.hidden = facts.length === 0;
     setText(this._verdict, plan === null ? whyNone(known, hasTrainer) : plan.verdict);
@@ -109,7 +109,7 @@ export class PlanView {
     const heads = [["in the workers", 4, "start"], ["in the trainer", width - 4, "end"]].map(([name, at, anchor]) => drawn("text", { class: "strong", x: at, y: 18, "text-anchor": anchor }, name));
     this._svg.setAttribute("viewBox", `0 0 ${width} ${TOP + (calls.length + 1) * ROW}`);
     const count = (some) => some.reduce((sum, call) => sum + call.count, 0);
-    this._svg.setAttribute("aria-label", `The plan: ${count(calls.filter((call) => call.where === "worker"))} of ${count(calls)} calls are in the workers`);
+    this._svg.setAttribute("aria-label", `Plan: ${count(calls.filter((call) => call.where === "worker"))} of ${count(calls)} calls run in the workers`);
     this._svg.replaceChildren(...heads, ...batch, ...paths, ...nodes, ...labels);
     this._choose(0);
   }
@@ -125,10 +125,10 @@ export class PlanView {
     const rows = [
       [call.count > 1 ? "Calls" : "Call", call.count > 1 ? call.members.join(", ") : call.name],
       ["Runs in", WHERE[call.where] ?? call.where],
-      ["Why", call.reason],
-      ["Time", `${seconds(call.seconds)} a batch`],
-      ["Makes", bytes(call.bytes)],
-      ["Takes", inputs.length > 0 ? [...new Set(inputs)].join(", ") : "no tensor of a batch"],
+      ["Reason", call.reason],
+      ["Time", `${seconds(call.seconds)} per batch`],
+      ["Output", bytes(call.bytes)],
+      ["Inputs", inputs.length > 0 ? [...new Set(inputs)].join(", ") : "no tensor of a batch"],
     ];
     this._detail.replaceChildren(...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
   }
@@ -145,11 +145,11 @@ export class PlanView {
 }
 
 function whyNone(known, hasTrainer) {
-  if (!hasTrainer) return "No job trains with this pool now.";
-  if (known === undefined) return "Asking for the plan.";
+  if (!hasTrainer) return "No job uses this pool now.";
+  if (known === undefined) return "Requesting the plan.";
   if (known.trouble !== undefined) return known.trouble;
   if (known.hasLeft) return "This job has ended.";
-  return "No plan is reported: this program has not called penstock.offload, or its plan is not made yet. penstock explain shows what could move.";
+  return "No plan reported: this program has not called penstock.offload, or its plan is not ready yet. penstock explain shows which calls could move.";
 }
 
 function batchTensors(leaves) {

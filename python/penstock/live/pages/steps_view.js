@@ -20,7 +20,7 @@ const COLOURS = {
 
 export class StepsView {
   constructor() {
-    this._hint = element("p", { class: "hint" }, "Each second of a step is in one place: at work, or waiting for something. These are the last 15 seconds.");
+    this._hint = element("p", { class: "hint" }, "Each second of a step belongs to one part: working, or waiting in one stage. The last 15 seconds are shown.");
     this._legend = element("ul", { class: "legend" });
     this._ranks = element("div");
     this.node = element("div", {}, this._hint, element("div", { class: "panel" }, this._legend), this._ranks);
@@ -28,7 +28,7 @@ export class StepsView {
 
   update(feed) {
     const { trainers, step_parts } = feed.status;
-    const parts = [...step_parts, { name: "waiting", title: "waiting", meaning: "waiting for a batch; this trainer does not report for what" }];
+    const parts = [...step_parts, { name: "waiting", title: "waiting", meaning: "waiting for a batch, without a reported cause" }];
     const rows = trainers.map((trainer) => ({ trainer, ...timesOf(trainer, feed.ledgerLately(trainer)) }));
     const used = parts.filter((part) => part.name !== "waiting" || rows.some((row) => "waiting" in row.times));
     keepChildren(
@@ -45,7 +45,7 @@ export class StepsView {
       () => element("section", { class: "panel rank" }, element("h3"), element("p", { class: "hint" }), element("div", { class: "bar", role: "img" }), element("ul", { class: "legend" })),
       (section, row) => showRank(section, row, parts),
     );
-    if (trainers.length === 0) this._ranks.replaceChildren(element("p", { class: "hint" }, "No job trains with this pool now."));
+    if (trainers.length === 0) this._ranks.replaceChildren(element("p", { class: "hint" }, "No job uses this pool now."));
     if (trainers.length === 0) this._ranks.keptChildren = undefined;
   }
 }
@@ -57,19 +57,19 @@ function timesOf(trainer, ledger) {
     return { times: Object.fromEntries(times), note: `${ledger.steps} steps` };
   }
   if (trainer.step_s !== null && trainer.starved_s !== null)
-    return { times: { compute: trainer.step_s, waiting: trainer.starved_s }, note: "it reports no ledger: what it waits for is not known" };
-  return { times: {}, note: "nothing is measured yet" };
+    return { times: { compute: trainer.step_s, waiting: trainer.starved_s }, note: "no time breakdown reported: the cause of waiting is unknown" };
+  return { times: {}, note: "no measurements yet" };
 }
 
 function showRank(section, { trainer, times, note }, parts) {
   const [title, hint, bar, legend] = section.children;
   const total = Object.values(times).reduce((sum, s) => sum + s, 0);
   setText(title, titleOf(trainer));
-  setText(hint, total > 0 ? `${seconds(total)} a step; ${note}` : note);
+  setText(hint, total > 0 ? `${seconds(total)} per step; ${note}` : note);
   const there = parts.filter((part) => times[part.name] > 0);
   keepChildren(bar, there, (part) => part.name, (part) => barOf(part.name), (span, part) => (span.style.flexGrow = times[part.name] / total));
   const told = there.map((part) => `${part.title} ${share(times[part.name] / total)}`).join(", ");
-  bar.setAttribute("aria-label", `A step of ${titleOf(trainer)}: ${told || note}`);
+  bar.setAttribute("aria-label", `Step of ${titleOf(trainer)}: ${told || note}`);
   keepChildren(
     legend,
     there,

@@ -52,14 +52,14 @@ export function toneOfWaiting(value) {
 }
 
 const LIMITS = {
-  unknown: "not known yet",
+  unknown: "not measured yet",
   trainer: "the trainer",
   workers: "the workers' CPUs",
-  waiting: "the workers, which wait",
+  waiting: "waiting in the workers",
   link: "the link",
   storage: "the storage",
   sampler: "the sampler",
-  other: "something else than workers",
+  other: "causes other than workers",
 };
 
 export function limitOf(trainer) {

@@ -25,7 +25,7 @@ export class WorkersView {
       { title: "Worker", text: (one) => one.name },
       { title: "State", text: (one) => one.state, tone: (one) => TONES[one.state] ?? "" },
       { title: "Works for", text: (one) => this._workOf(one) },
-      { title: "Reached at", text: (one) => one.endpoint },
+      { title: "Address", text: (one) => one.endpoint },
       { title: "Reported", isNumber: true, text: (one) => `${one.since_report_s.toFixed(1)} s ago`, tone: (one) => (one.since_report_s > SILENT_S ? "bad" : null) },
       { title: "Cannot run", text: (one) => this._unfitOf(one) },
       { title: "Software", text: (one) => one.software || "–" },
@@ -34,7 +34,7 @@ export class WorkersView {
       "div",
       {},
       element("div", { class: "panel" }, this._bar, this._legend),
-      element("div", { class: "tools" }, element("label", {}, "Show workers with ", this._search)),
+      element("div", { class: "tools" }, element("label", {}, "Filter workers: ", this._search)),
       this._table.node,
     );
   }
@@ -74,16 +74,16 @@ export class WorkersView {
     );
     const wanted = this._search.value.trim().toLowerCase();
     const shown = workers.filter((one) => `${one.name} ${one.id} ${one.state} ${this._workOf(one)} ${one.endpoint}`.toLowerCase().includes(wanted));
-    this._table.update(shown, workers.length > 0 ? "No worker has this text." : "The pool has no workers: start some with penstock worker.");
+    this._table.update(shown, workers.length > 0 ? "No worker matches." : "The pool has no workers: start some with penstock worker.");
   }
 
   _workOf(worker) {
-    if (worker.works_for === null) return "nobody";
-    return this._titles.get(worker.works_for) ?? `trainer ${worker.works_for.slice(0, 8)}, which is gone`;
+    if (worker.works_for === null) return "no job";
+    return this._titles.get(worker.works_for) ?? `trainer ${worker.works_for.slice(0, 8)}, which has left`;
   }
 
   _unfitOf(worker) {
     const jobs = worker.unfit_for.map((id) => this._titles.get(id)).filter((title) => title !== undefined);
-    return jobs.length > 0 ? `${jobs.join(", ")}: ${worker.unfit_reason ?? "it did not say why"}` : "–";
+    return jobs.length > 0 ? `${jobs.join(", ")}: ${worker.unfit_reason ?? "no reason given"}` : "–";
   }
 }
