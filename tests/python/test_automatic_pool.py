@@ -251,4 +251,4 @@ def test_workers_that_cannot_be_started_are_done_without(
     assert stream(loader) == expected
     assert int(loader.num_workers) == 2
     assert "4 workers could not be started" in caplog.text
-    assert "the loader goes on with 2" in caplog.text
+    assert "the loader continues with 2" in caplog.text

@@ -50,7 +50,7 @@ class Advice:
             return str(self.diagnosis)
         first = self.changes[0]
         note = f" {first.note}" if first.note else ""
-        return f"{self.diagnosis} To try first: {first.text}.{note}"
+        return f"{self.diagnosis} Try first: {first.text}.{note}"
 
 
 def advise(seen: Observation, allow_reordering: bool = False) -> Advice:
@@ -198,18 +198,18 @@ def note_on(seen: Observation, settings: LoaderSettings) -> str:
     now, notes = seen.settings, []
     if settings.fetch_threads > 1 and now.fetch_threads == 1:
         notes.append(
-            "The dataset has to be thread-safe, and random numbers that its samples draw from the "
-            "global generators can then not be repeated."
+            "The dataset must be thread-safe, and random numbers that its samples draw from the "
+            "global generators are then not reproducible."
         )
     if settings.num_workers != now.num_workers and seen.order_of_workers:
         notes.append(
-            "The order of the batches of an iterable dataset follows from num_workers, and the "
-            "dataset has to share its samples out by get_worker_info()."
+            "The batch order of an iterable dataset depends on num_workers, and the dataset must "
+            "divide its samples among the workers by get_worker_info()."
         )
     if settings.persistent_workers and not now.persistent_workers:
-        notes.append("Workers that stay do not see what the program changes in the dataset.")
+        notes.append("Persistent workers do not see changes that the program makes to the dataset.")
     if settings.in_order != now.in_order:
-        notes.append("Batches then come in another order in each run.")
+        notes.append("The batch order then differs from run to run.")
     return " ".join(notes)
 
 
@@ -218,25 +218,26 @@ def _of_options_named_only(seen: Observation, diagnosis: Diagnosis) -> Iterator[
     settings = seen.settings
     if seen.order_of_workers and not seen.has_pool and diagnosis.limit in _MAKING:
         yield Change(
-            "num_workers=N with a dataset that shares its samples out, or seeding='batch' with "
-            "shards=N, after which the number of workers does not change the batches",
+            "num_workers=N with a dataset that divides its samples among the workers, or "
+            "seeding='batch' with shards=N, after which the number of workers does not affect the "
+            "batches",
             None,
-            note="Either changes the order of the batches once.",
+            note="Either changes the batch order once.",
         )
     if settings.num_workers > 1 and settings.in_order and diagnosis.limit in _UNEVEN:
         free = replace(settings, in_order=False)
         yield Change(
             "in_order=False",
             predicted_step_s(seen, free),
-            note="Batches then come in another order in each run.",
+            note="The batch order then differs from run to run.",
         )
         if settings.seeding is None and not seen.order_of_workers:
             any_worker = replace(settings, seeding="batch")
             yield Change(
                 "seeding='batch'",
                 predicted_step_s(seen, any_worker),
-                note="Any worker then may make any batch. Random numbers of samples are others, "
-                "once, and the same for any number of workers.",
+                note="Any worker can then make any batch. Random numbers of samples change once, "
+                "and are then the same for any number of workers.",
             )
 
 
@@ -264,41 +265,41 @@ def _of_surroundings(
         yield from _pool(seen, promised_step_s)
     if limit is Limit.STORAGE:
         yield Change(
-            "where files are cold: a copy on a local disk, fewer and larger files, or a cache of "
-            "the object store's answers",
+            "where files are not cached: a copy on a local disk, fewer and larger files, or a "
+            "cache for the object store",
             None,
         )
     if limit is Limit.SLOW_SAMPLES:
         names = ", ".join(name for _, name in seen.slow_samples[:3])
-        yield Change(f"look at the slowest samples: {names}", None)
+        yield Change(f"examine the slowest samples: {names}", None)
     if limit is Limit.COLLATE:
         yield Change(
             "a collate_fn that stacks tensors once (torch's default_collate runs natively here), "
-            "or samples that are tensors and not Python objects",
+            "or samples that are tensors instead of Python objects",
             None,
         )
     if limit is Limit.TRANSFORM:
         yield Change(
-            "the part of the transform that is the same for all samples, inside the model: "
-            "penstock.offload() moves it to the workers as batches",
+            "the part of the transform that is the same for all samples, moved into the model: "
+            "penstock.offload() runs it in the workers, on whole batches",
             None,
         )
     if limit is Limit.LINK:
         yield Change(
-            "fewer bytes: uint8 in place of float32 for images, converted in the model, with "
-            "penstock.offload(), which also leaves out what the model does not read",
+            "fewer bytes: uint8 instead of float32 for images, converted in the model, with "
+            "penstock.offload(), which also omits tensors that the model does not read",
             None,
         )
-        yield Change("num_workers of the trainer's own beside the pool, or a faster link", None)
+        yield Change("local workers in addition to the pool (num_workers), or a faster link", None)
     if limit is Limit.MEMORY:
         yield from _memory(seen)
     if limit is Limit.LOADER:
-        yield Change("a larger batch_size", None, note="It changes the training.")
+        yield Change("a larger batch_size", None, note="This changes the training.")
     if limit is Limit.DEVICE or (seen.is_on_gpu and not seen.settings.pin_memory):
         yield Change("device='cuda', which copies batches ahead of use", None)
     if limit is Limit.TRAINER and seen.movable_s is None and not seen.is_offloaded:
         yield Change(
-            "`penstock explain` says whether a part of the model could run in the workers", None
+            "`penstock explain` shows whether part of the model could run in the workers", None
         )
 
 
@@ -313,7 +314,7 @@ def _pool(seen: Observation, promised_step_s: float) -> Iterator[Change]:
         f"a pool of {count} worker{'s' if count > 1 else ''} on other machines (penstock worker; "
         f"PENSTOCK_POOL=tcp://HOST:PORT), with {count} CPUs for them",
         max(own_s, seen.making_s / count),
-        note="Random numbers of samples are then those of seeding='batch'.",
+        note="Random numbers of samples then follow seeding='batch'.",
     )
 
 
@@ -322,16 +323,16 @@ def _memory(seen: Observation) -> Iterator[Change]:
     room = int(1.2 * seen.batch_bytes * (seen.settings.prefetch_factor + 1)) + 1
     if seen.inline_batches or seen.copied_batches:
         yield Change(
-            f"PENSTOCK_ARENA_BYTES={room}, the shared memory of one worker, for "
-            f"{seen.settings.prefetch_factor} batches of {spoken_bytes(seen.batch_bytes)} ahead "
-            f"and one more",
+            f"PENSTOCK_ARENA_BYTES={room}, the shared memory of one worker, which holds "
+            f"{seen.settings.prefetch_factor} prefetched batches of "
+            f"{spoken_bytes(seen.batch_bytes)} and one more",
             None,
         )
     if seen.copied_batches:
-        yield Change("let go of batches that are done with: each one that is kept is a copy", None)
+        yield Change("release batches after use: each batch that is kept is copied", None)
     if seen.memory_reads_per_s > 0 or not (seen.inline_batches or seen.copied_batches):
         yield Change(
-            f"less memory: fewer batches ahead than {ahead} (prefetch_factor, prefetch_bytes), "
-            f"fewer workers, a dataset in penstock.SharedList",
+            f"less memory: fewer than {ahead} batches ahead (prefetch_factor, prefetch_bytes), "
+            "fewer workers, a dataset in penstock.SharedList",
             None,
         )

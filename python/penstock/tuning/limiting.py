@@ -83,7 +83,7 @@ def diagnose(seen: Observation) -> Diagnosis:
         found = look(seen)
         if found is not None:
             return found
-    raise AssertionError("making a batch is what remains")
+    raise AssertionError("_making() always finds a diagnosis")
 
 
 def _memory(seen: Observation) -> Diagnosis | None:
@@ -94,15 +94,15 @@ def _memory(seen: Observation) -> Diagnosis | None:
         return Diagnosis(
             Limit.MEMORY,
             f"Memory limits the program: {seen.inline_batches} of {seen.delivered} batches of "
-            f"{spoken_bytes(seen.batch_bytes)} found no shared memory, and were copied through a "
-            f"socket.",
+            f"{spoken_bytes(seen.batch_bytes)} found no shared memory and were copied through a "
+            "socket.",
         )
     if seen.copied_batches >= _NO_MEMORY_SHARE * seen.delivered:
         return Diagnosis(
             Limit.MEMORY,
             f"Memory limits the program: {seen.copied_batches} of {seen.delivered} batches of "
-            f"{spoken_bytes(seen.batch_bytes)} were copied, since the program holds more of them "
-            f"than the workers' shared memory has room for.",
+            f"{spoken_bytes(seen.batch_bytes)} were copied, because the program holds more of "
+            "them than fit into the workers' shared memory.",
         )
     free = seen.memory_free_bytes
     is_short = free is not None and free < max(_MEMORY_FREE_MIN, 2 * seen.batch_bytes)
@@ -110,7 +110,7 @@ def _memory(seen: Observation) -> Diagnosis | None:
         return Diagnosis(
             Limit.MEMORY,
             f"Memory limits the program: {spoken_bytes(free or 0)} are free, and the system read "
-            f"{seen.memory_reads_per_s:.0f} pages a second back from disk.",
+            f"{seen.memory_reads_per_s:.0f} pages per second back from disk.",
         )
     return None
 
@@ -123,8 +123,8 @@ def _worker_start(seen: Observation) -> Diagnosis | None:
         return None
     return Diagnosis(
         Limit.WORKER_START,
-        f"The beginnings of epochs limit the program: workers are started anew for each epoch of "
-        f"{seen.epoch_steps:.0f} steps, and its first batch came after "
+        "Worker startup limits the program: workers are restarted for each epoch of "
+        f"{seen.epoch_steps:.0f} steps, and the first batch of an epoch arrived after "
         f"{spoken_time(seen.start_s)}: {spoken_share(share_s / whole_s)} of the time.",
     )
 
@@ -135,23 +135,23 @@ def _trainer(seen: Observation) -> Diagnosis | None:
     if seen.loader_s > _LOADER_SHARE_MIN * seen.step_s:
         return Diagnosis(
             Limit.LOADER,
-            f"Handing over batches limits the program: the loader takes "
-            f"{spoken_time(seen.loader_s)} of a step of {spoken_time(seen.step_s)} for it. Batches "
-            f"of more samples would share that.",
+            "Delivering batches limits the program: the loader takes "
+            f"{spoken_time(seen.loader_s)} of a step of {spoken_time(seen.step_s)} for it. Larger "
+            "batches would reduce this share.",
         )
-    waits = f"it waits for batches {_waiting(seen)}"
+    waits = f"it waits for batches for {_waiting(seen)}"
     movable_s = seen.movable_s or 0.0
     if movable_s > _MOVABLE_SHARE_MIN * seen.step_s and not seen.is_offloaded:
         return Diagnosis(
             Limit.OFFLOAD,
-            f"The program's own work limits it: a step takes {spoken_time(seen.step_s)}, and "
-            f"{waits}. Of its work, {spoken_time(movable_s)} is preprocessing that the workers "
-            f"could do.",
+            f"The program's computation limits it: a step takes {spoken_time(seen.step_s)}, and "
+            f"{waits}. Of the computation, {spoken_time(movable_s)} is preprocessing that the "
+            "workers could do.",
         )
     return Diagnosis(
         Limit.TRAINER,
-        f"The program's own work limits it: a step takes {spoken_time(seen.step_s)}, and {waits}. "
-        f"The loader keeps up.",
+        f"The program's computation limits it: a step takes {spoken_time(seen.step_s)}, and "
+        f"{waits}. The loader is fast enough.",
     )
 
 
@@ -164,17 +164,17 @@ def _elsewhere(seen: Observation) -> Diagnosis | None:
         "wire_s": lambda share: Diagnosis(
             Limit.LINK,
             f"The link to the workers limits the program: for {spoken_share(share)} of a step it "
-            f"waits while bytes of a batch are on their way. A batch is "
+            f"waits for the transfer of a batch. A batch is "
             f"{spoken_bytes(seen.batch_bytes)}"
             + (
-                f", {spoken_bytes(seen.batch_bytes / seen.step_s)} a second."
+                f", {spoken_bytes(seen.batch_bytes / seen.step_s)} per second."
                 if seen.step_s
                 else "."
             ),
         ),
         "device_s": lambda share: Diagnosis(
             Limit.DEVICE,
-            f"Copying to the device limits the program: it waits for that for "
+            "Copying to the device limits the program: it waits for the copy for "
             f"{spoken_share(share)} of a step.",
         ),
         "ranks_s": lambda share: Diagnosis(
@@ -202,7 +202,7 @@ def _single_samples(seen: Observation) -> Diagnosis | None:
         return None
     return Diagnosis(
         Limit.SLOW_SAMPLES,
-        f"Single slow samples limit the program: {slow}, where a sample takes "
+        f"Single slow samples limit the program: {slow}, while a sample takes "
         f"{spoken_time(seen.dataset_s / max(1, seen.batch_samples))} on average, and "
         f"{_waits(seen)}.",
     )
@@ -221,10 +221,10 @@ def _prefetch(seen: Observation) -> Diagnosis | None:
         return None
     return Diagnosis(
         Limit.PREFETCH,
-        f"Looking ahead too little limits the program: batches take different times, the workers "
-        f"would keep up on average ({spoken_time(seen.making_s)} for a batch, "
-        f"{settings.num_workers} at once, while a step computes {spoken_time(seen.compute_s)}), "
-        f"and still {_waits(seen)}.",
+        "Too few prefetched batches limit the program: batch times vary, the workers would keep "
+        f"up on average ({spoken_time(seen.making_s)} per batch, {settings.num_workers} in "
+        f"parallel, while a step computes for {spoken_time(seen.compute_s)}), and still "
+        f"{_waits(seen)}.",
     )
 
 
@@ -233,7 +233,7 @@ def _no_workers(seen: Observation) -> Diagnosis | None:
         return None
     return Diagnosis(
         Limit.WORKERS,
-        f"Nobody makes batches while the program computes (num_workers=0): "
+        "No worker makes batches while the program computes (num_workers=0): "
         f"{_shares_of_making(seen)}, and {_waits(seen)}.",
     )
 
@@ -247,11 +247,11 @@ def _storage(seen: Observation) -> Diagnosis | None:
         return None
     return Diagnosis(
         Limit.STORAGE,
-        f"The dataset waits for storage, a network or a lock: a worker takes "
-        f"{spoken_time(seen.making_s)} for a batch, of which it computes "
-        f"{spoken_time(seen.worker_cpu_s or 0.0)}, waits for a CPU "
-        f"{spoken_time(seen.worker_delay_s)} and for something else {spoken_time(waits_s)}, and "
-        f"{_waits(seen)}.",
+        "The dataset waits for storage, a network or a lock: a worker takes "
+        f"{spoken_time(seen.making_s)} per batch, of which it computes for "
+        f"{spoken_time(seen.worker_cpu_s or 0.0)}, waits for a CPU for "
+        f"{spoken_time(seen.worker_delay_s)} and for other resources for {spoken_time(waits_s)}, "
+        f"and {_waits(seen)}.",
     )
 
 
@@ -262,10 +262,11 @@ def _few_workers(seen: Observation) -> Diagnosis | None:
     more = replace(settings, num_workers=seen.cpus)
     if not _cures(modelled_step_s(seen, more), _WORKERS_CURE_SHARE, seen):
         return None
-    who = "1 of them shares" if settings.num_workers == 1 else f"{settings.num_workers} share"
+    count = settings.num_workers
+    who = "1 worker shares" if count == 1 else f"{count} workers share"
     return Diagnosis(
         Limit.WORKERS,
-        f"Too few workers limit the program: a worker takes {spoken_time(seen.making_s)} for a "
+        f"Too few workers limit the program: a worker takes {spoken_time(seen.making_s)} per "
         f"batch ({_shares_of_making(seen)}), {who} {seen.cpus} CPUs with the program, and "
         f"{_waits(seen)}.",
     )
@@ -277,13 +278,13 @@ def _stage(seen: Observation) -> Diagnosis:
         Limit.TRANSFORM: "The dataset's transform",
         Limit.COLLATE: "Collating",
         Limit.PREFIX: "The part of the model that runs in the workers",
-        Limit.DATASET: "The dataset's own code",
+        Limit.DATASET: "The dataset's code",
     }[stage]
     room = "the pool's workers are busy" if seen.has_pool else f"{seen.cpus} CPUs are busy with it"
     return Diagnosis(
         stage,
         f"{who} limits the program: it takes {spoken_time(seconds)} of the "
-        f"{spoken_time(seen.making_s)} of a worker for a batch, {room}, and {_waits(seen)}.",
+        f"{spoken_time(seen.making_s)} that a worker takes per batch, {room}, and {_waits(seen)}.",
     )
 
 
@@ -358,7 +359,7 @@ def _shares_of_making(seen: Observation) -> str:
         "moved calls": seen.prefix_s,
     }
     shown = [f"{name} {spoken_time(seconds)}" for name, seconds in parts.items() if seconds > 0]
-    return ", ".join(shown) or "nothing was timed"
+    return ", ".join(shown) or "no stage was timed"
 
 
 def replayed_step_s(

@@ -114,7 +114,7 @@ class TrainerClock:
             try:
                 milliseconds = began.elapsed_time(ended)
             except RuntimeError:
-                logger.debug("the events of %s have no times", self._device, exc_info=True)
+                logger.debug("the events of %s have no timestamps", self._device, exc_info=True)
                 self._make_event = None
                 self._open = None
                 self._pending.clear()

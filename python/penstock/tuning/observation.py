@@ -134,7 +134,7 @@ class LoaderSettings:
         words = [f"{name}={value!r}" for name, value in self.changes_from(before).items()]
         if self.offload and not before.offload:
             words.append("penstock.offload(model, loader)")
-        return ", ".join(words) or "as it is"
+        return ", ".join(words) or "unchanged"
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> LoaderSettings:

@@ -61,8 +61,8 @@ class WorkerTuner:
         ones."""
         self._native.give_up(workers_before)
         _log.warning(
-            "%d workers could not be started (%s), so the loader goes on with %d; raise the limits "
-            "of processes and memory to have more",
+            "%d workers could not be started (%s), so the loader continues with %d; raise the "
+            "process and memory limits to have more",
             workers,
             str(error),  # a record that is kept would keep its traceback, and with it the pool
             workers_before,
@@ -88,8 +88,8 @@ def first_count(num_workers: Any, seeding: Any, shards: Any) -> Any:
     is_asked_for = isinstance(num_workers, str) and num_workers == AUTO
     if isinstance(num_workers, str) and not is_asked_for:
         raise TypeError(
-            f'num_workers is {num_workers!r}; a number of 0 or more, or the word "auto", is '
-            f'expected; pass num_workers="auto" to have penstock choose'
+            f'num_workers must be an integer >= 0 or "auto", got {num_workers!r}; pass '
+            'num_workers="auto" to let penstock choose'
         )
     if not is_asked_for and not isinstance(num_workers, AutomaticCount):
         return num_workers
