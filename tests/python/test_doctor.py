@@ -189,7 +189,7 @@ FAILING = {
         """,
         "the program reads from standard input",
     ),
-    "no_loader": ("print('no loader here')", "no DataLoader of it gave two batches"),
+    "no_loader": ("print('no loader here')", "none of its DataLoaders delivered two batches"),
     "fails": ("raise ValueError('a fault of its own')", "ValueError: a fault of its own"),
 }
 

@@ -143,6 +143,6 @@ def test_the_doctor_names_the_calls_of_a_device(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "call that workers could make" in done.stdout, done.stdout + done.stderr
+    assert "call that workers could run" in done.stdout, done.stdout + done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("flip"))
     assert DEVICE in line

@@ -246,7 +246,7 @@ def _observation_of(result: RunResult, found: Examination) -> Observation | None
 
 
 def _fails_unchanged(found: Examination, run: Run, say: Say) -> bool:
-    say("the trial failed; the program runs once more as it is")
+    say("the trial failed; running the program unchanged once more")
     trial, _ = _tried(found, run, found.base.settings, found.base.whole_step_s)
     return trial.measured_step_s is None
 
@@ -254,15 +254,15 @@ def _fails_unchanged(found: Examination, run: Run, say: Say) -> bool:
 def why_nothing_was_seen(result: RunResult) -> str:
     if result.has_asked_input and (result.error or not result.loaders):
         return (
-            "the program reads from standard input, and doctor, which runs it several times, has "
-            "nothing to give it there; pass its answers as arguments or in a file"
+            "the program reads from standard input, which is empty because doctor runs the "
+            "program several times; pass its answers as arguments or in a file"
         )
     if result.error:
         return f"the program failed: {result.error_type}: {result.error}"
     return (
-        "the program came to its end and no DataLoader of it gave two batches in this process; "
-        "with several ranks, run it with one, and with torch's loader in a library that keeps it "
-        "under another name, make the loader by penstock.DataLoader"
+        "the program ended, and none of its DataLoaders delivered two batches in this process; "
+        "run a program with several ranks with one rank, and if a library keeps torch's loader "
+        "under another name, create the loader by penstock.DataLoader"
     )
 
 
@@ -270,17 +270,16 @@ def cannot_repeat(failure: str, result: RunResult | None) -> str:
     """Explain why a second, unchanged run of the program failed."""
     kind = result.error_type if result is not None else ""
     reasons = {
-        "FileExistsError": "it refuses to write where its first run has written; have it write to "
-        "a new folder each time, or remove what the first run left",
-        "FileNotFoundError": "its first run has used up or moved what it reads; have it leave its "
-        "input where it is",
+        "FileExistsError": "it does not overwrite the output of its first run; have it write to a "
+        "new folder each time, or remove that output",
+        "FileNotFoundError": "its first run has used up or moved its input; have it leave its "
+        "input in place",
     }
     why = reasons.get(
         kind,
-        "what the first run left behind, or took away, stops it; make it a program that can be run "
-        "again",
+        "the first run left or removed something that it needs; make the program repeatable",
     )
-    return f"The program cannot be run twice: its second run, unchanged, failed ({failure}): {why}."
+    return f"The program cannot be run twice: its second, unchanged run failed ({failure}): {why}."
 
 
 def diagnosis_text(found: Examination) -> str:
@@ -290,27 +289,28 @@ def diagnosis_text(found: Examination) -> str:
     lines = [
         f"Loader {found.loader} (over {found.dataset}; num_workers={settings.num_workers}, "
         f"fetch_threads={settings.fetch_threads}, prefetch_factor={settings.prefetch_factor}, "
-        f"persistent_workers={settings.persistent_workers}), {base.steps} steps seen.",
+        f"persistent_workers={settings.persistent_workers}), {base.steps} steps.",
         "",
         *_wrapped(str(found.advice.diagnosis)),
         "",
-        *table(["stage", "a batch takes", "at most", "at work"], stage_rows(base)),
+        *table(["stage", "time per batch", "at most", "busy"], stage_rows(base)),
     ]
     waiting = sorted(base.waiting.items(), key=lambda one: -one[1])
     told = [
-        f"{PARTS[name]} {spoken_time(seconds)}"
+        f"{spoken_time(seconds)} for {PARTS[name]}"
         for name, seconds in waiting
         if seconds > 0.01 * base.step_s
     ]
-    lines += ["", f"Of a step of {spoken_time(base.whole_step_s)} the program waits "
-              f"{spoken_share(base.waiting_s / max(base.step_s, 1e-12))}"
-              + (f": for {', '.join(told)}." if told else ".")]  # fmt: skip
+    lines += ["", "The program waits for "
+              f"{spoken_share(base.waiting_s / max(base.step_s, 1e-12))} of a step of "
+              f"{spoken_time(base.whole_step_s)}"
+              + (f": {', '.join(told)}." if told else ".")]  # fmt: skip
     if found.movable_calls:
         rows = [
             [call.operator, call.device or "CPU", spoken_time(call.seconds)]
             for call in found.movable_calls
         ]
-        lines += ["", *table(["call that workers could make", "runs on", "a batch takes"], rows)]
+        lines += ["", *table(["call that workers could run", "runs on", "time per batch"], rows)]
     return "\n".join(lines)
 
 
@@ -319,9 +319,9 @@ def changes_text(found: Examination) -> str:
     base = found.base
     lines = []
     if found.trials:
-        rows = [["as it is", "", spoken_time(base.whole_step_s), _rate(base.whole_step_s)]]
+        rows = [["unchanged", "", spoken_time(base.whole_step_s), _rate(base.whole_step_s)]]
         rows += [_trial_row(found, trial) for trial in found.trials]
-        lines += table(["change", "a step, predicted", "measured", "steps a second"], rows)
+        lines += table(["change", "predicted step", "measured", "steps/s"], rows)
         failures = [trial for trial in found.trials if trial.failure]
         lines += [
             f"{_words(found, trial)} failed: {trial.failure.splitlines()[0]}" for trial in failures
@@ -337,7 +337,7 @@ def stage_rows(seen: Observation) -> list[list[str]]:
     """Return the row of each stage: the seconds per batch, the rate that it alone would allow, and
     the share of the time in which it is busy."""
     at_once = max(1, seen.settings.num_workers) if not seen.has_pool else max(1, seen.pool_workers)
-    who = f"{at_once} at once" if at_once > 1 else "1 at once"
+    who = f"{at_once} in parallel" if at_once > 1 else "1 in parallel"
     transform_s = seen.transform_s or 0.0
     stages = [
         ("dataset", seen.dataset_s - transform_s, at_once),
@@ -416,7 +416,7 @@ def _advice_lines(found: Examination) -> list[str]:
     if advice is not None:
         gain = base.whole_step_s / max(found.best_step_s, 1e-12)
         lines += [
-            f"Advice: a step takes {spoken_time(found.best_step_s)} in place of "
+            f"Advice: a step takes {spoken_time(found.best_step_s)} instead of "
             f"{spoken_time(base.whole_step_s)} ({gain:.2g} times as fast) with",
             "",
             *(f"    {line}" for line in advice.splitlines()),
@@ -424,18 +424,20 @@ def _advice_lines(found: Examination) -> list[str]:
         if note := note_on(base, found.best):
             lines += ["", *_wrapped(note)]
     elif found.trials:
-        lines.append("Advice: leave the loader as it is. No change that was tried is faster.")
+        lines.append(
+            "Advice: leave the loader unchanged. None of the changes that were tried is faster."
+        )
     elif not any(change.settings for change in found.advice.changes):
-        lines.append("No option of the loader promises to make it faster.")
+        lines.append("No option of the loader promises an improvement.")
     tried = {trial.settings for trial in found.trials}
     named = [
         one for one in found.advice.changes if one.settings is None or one.settings not in tried
     ]
     if named:
-        lines += ["", "Not tried here:" if found.trials else "What to do:"]
+        lines += ["", "Not tried:" if found.trials else "Suggestions:"]
         for change in named:
             promise = (
-                f" (a step of {spoken_time(change.predicted_step_s)})"
+                f" (predicted step: {spoken_time(change.predicted_step_s)})"
                 if change.predicted_step_s is not None
                 else ""
             )

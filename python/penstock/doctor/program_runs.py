@@ -113,17 +113,17 @@ class ProgramRuns:
 
     def _without_result(self, code: int, is_late: bool, output: Path) -> str:
         lines = output.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
-        told = "".join(f"\n  {line}" for line in lines) or " nothing"
+        told = "".join(f"\n  {line}" for line in lines) or " none"
         if is_late:
             how = (
-                f"had not given enough batches after {self._timeout_s:g} s and was ended; give it "
-                f"less to do before its first batch, or --timeout more seconds"
+                f"did not deliver enough batches within {self._timeout_s:g} s and was ended; "
+                "shorten the work before its first batch, or raise --timeout"
             )
         elif code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
-            how = f"ended with exit code {code} before anything was known of its loaders"
-        return f"the program {how}; the last that it printed:{told}"
+            how = f"ended with exit code {code} before its loaders were observed"
+        return f"the program {how}; its last output:{told}"
 
 
 def end_with_parent() -> None:
