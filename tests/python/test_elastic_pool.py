@@ -157,8 +157,10 @@ def kill_the_worker(elastic: Elastic) -> None:
 
 def waits_for_the_journal(elastic: Elastic, up: Process, why: str) -> None:
     """`penstock up` reports in its log and in the status why it starts no workers."""
-    (line,) = up.wait_for_lines(lambda line: "no worker is started, and those that run" in line)
-    assert f"since the journal cannot be written ({why})" in line
+    (line,) = up.wait_for_lines(
+        lambda line: "no workers are started, and running workers continue" in line
+    )
+    assert f"because the journal cannot be written ({why})" in line
 
     def is_told(status: dict[str, Any]) -> bool:
         refusal = (status["engine"] or {}).get("refusal") or ""
@@ -179,7 +181,7 @@ def test_pool_on_a_full_disk_starts_no_worker_and_ends_when_asked(
         kill_the_worker(elastic)
         waits_for_the_journal(elastic, up, "File too large")
         assert elastic.processes() == {}
-    up.wait_for_lines(lambda line: "workers are started again" in line)
+    up.wait_for_lines(lambda line: "workers are started as needed" in line)
     elastic.has_workers(1)
     with full_disk(up):
         if how == "down":
@@ -201,7 +203,7 @@ def test_pool_that_starts_on_a_full_disk_follows_the_workers_of_before(elastic: 
     elastic.has_workers(1)
     assert elastic.processes() == before
     free_disk(up)
-    up.wait_for_lines(lambda line: "workers are started again" in line)
+    up.wait_for_lines(lambda line: "workers are started as needed" in line)
     assert up.end() == 0, up.output
     assert elastic.processes() == {}
 

@@ -71,7 +71,7 @@ def test_what_an_engine_does_not_grant_is_told_and_asked_for_later(pool: PoolPro
     for _ in range(3):
         assert adapter.turn()
     assert len(engine.names) == 2
-    assert said == ["the engine scripted starts 2 of 4: no room is left"]
+    assert said == ["the engine scripted started 2 of 4 workers: no room is left"]
     status = pool.status()["engine"]
     assert (status["refusals"], status["refusal"]) == (1, "no room is left")
     assert status["starting"] == 2
@@ -125,7 +125,7 @@ def test_a_worker_that_ends_at_once_is_not_started_again_at_once(pool: PoolProce
     assert second - first >= 1
     assert third - second >= 2
     assert any("it is asked again in" in reason for reason in reasons)
-    ended = r"worker pk-\S+ has ended by itself \d s after it was started; its last words: pk-\S+"
+    ended = r"worker pk-\S+ ended \d s after its start; its last output: pk-\S+"
     assert any(re.fullmatch(f"{ended} dies", refusal) for refusal in refusals)
 
 
@@ -137,7 +137,7 @@ def test_an_engine_that_fails_at_a_start_is_told_of(pool: PoolProcesses) -> None
         assert adapter.turn()
     status = pool.status()["engine"]
     assert status["refusal"].endswith(
-        "at a call to start 4 workers: ZeroDivisionError: division by zero"
+        "failed to start 4 workers: ZeroDivisionError: division by zero"
     )
     assert status["refusals"] >= 1
 
@@ -148,9 +148,7 @@ def test_an_engine_that_fails_is_told_and_nobody_is_started(pool: PoolProcesses)
     adapter = adapter_of(pool, engine, said)
     for _ in range(3):
         assert adapter.turn()
-    assert said == [
-        "the engine scripted failed at a call to list its workers: KeyError: 'surprise'"
-    ]
+    assert said == ["the engine scripted failed to list its workers: KeyError: 'surprise'"]
     assert engine.spawned == []
     assert "surprise" in pool.status()["engine"]["trouble"]
     engine.error = None
@@ -170,7 +168,7 @@ def test_an_adapter_without_its_controller_changes_nothing(pool: PoolProcesses) 
     pool.processes[0].process.wait()
     assert adapter.turn()
     assert engine.names == before
-    assert "the controller gives no orders" in said[-1]
+    assert "no orders from the controller" in said[-1]
 
 
 def test_worker_whose_keys_cannot_be_copied_is_not_started(pool: PoolProcesses) -> None:
@@ -187,11 +185,11 @@ def test_worker_whose_keys_cannot_be_copied_is_not_started(pool: PoolProcesses) 
         assert adapter.turn()
     assert engine.spawned == []
     why = f"the workers' keys cannot be copied (No such file or directory): {secret}"
-    assert said == [f"no worker is started, and those that run go on, since {why}"]
+    assert said == [f"no workers are started, and running workers continue, because {why}"]
     assert pool.status()["engine"]["refusal"].startswith("the workers' keys cannot be copied")
     (keys / "elsewhere").rename(secret)
     adapter.turn()
-    assert said[1:] == ["all is written, and workers are started again as they are wanted"]
+    assert said[1:] == ["writing works again; workers are started as needed"]
     for _ in range(60):
         adapter.turn()
         if engine.spawned:
@@ -219,7 +217,7 @@ def test_the_end_of_the_pool_does_not_wait_for_ever_for_an_engine_that_does_not_
     assert adapter.turn(is_to_end=True)
     monkeypatch.setattr(adapter_module, "_END_PATIENCE_S", 0.0)
     assert adapter.turn(), "it is not to end"
-    with pytest.raises(PenstockError, match="workers that may be left: the cluster is gone; once"):
+    with pytest.raises(PenstockError, match="workers may be left: the cluster is gone; once"):
         adapter.turn(is_to_end=True)
     engine.error = None
     assert not adapter.turn(is_to_end=True)

@@ -73,7 +73,7 @@ def test_a_journal_of_something_else_is_named_with_its_line(tmp_path: Path, line
     Journal(path)
     with open(path, "a") as file:
         file.write(line + "\n")
-    with pytest.raises(PenstockError, match=f"journal {path} cannot be read: line 2 is"):
+    with pytest.raises(PenstockError, match=f"cannot read the journal {path}: line 2 is"):
         Journal(path)
 
 

@@ -46,7 +46,7 @@ def engine_of(
 
 def test_what_slurm_refuses_is_told_in_its_words(slurm: SlurmPool) -> None:
     engine = engine_of(slurm, partition="nowhere")
-    with pytest.raises(EngineRefusal, match="sbatch ended with 1: .*invalid partition"):
+    with pytest.raises(EngineRefusal, match="sbatch failed with exit code 1: .*invalid partition"):
         engine.spawn(["pk-7e57-1"])
     assert engine.workers() == {}
 

@@ -131,8 +131,8 @@ class Adapter:
             self._end_mute_since = now
         if now - self._end_mute_since >= _END_PATIENCE_S:
             raise PenstockError(
-                f"the pool ends with workers that may be left: {trouble}; once the engine answers, "
-                f"start `penstock up` again with the same --state, and end it then"
+                f"the pool ends, but workers may be left: {trouble}; once the engine answers, "
+                "start `penstock up` again with the same --state, and then stop it"
             )
 
     def _list(self) -> dict[str, WorkerState]:
@@ -143,7 +143,7 @@ class Adapter:
                 del self._asked_at[name]
             elif now - self._asked_at[name] > _SPAWNED_SHOWN_S:
                 del self._asked_at[name]
-                self._note_failed_start(name, "was started, and the engine does not tell of it")
+                self._note_failed_start(name, "was started, but the engine does not list it")
         self._note_failed_starts(workers, now)
         if self._granted_at is not None and now - self._granted_at >= _YOUNG_S:
             self._refusal = ""
@@ -173,14 +173,12 @@ class Adapter:
         for name in (before or {}).keys() - workers.keys() - self._journal.stopped_at.keys():
             age_s = now - (before or {})[name]
             if age_s < _YOUNG_S:
-                self._note_failed_start(
-                    name, f"has ended by itself {age_s:.0f} s after it was started"
-                )
+                self._note_failed_start(name, f"ended {age_s:.0f} s after its start")
 
     def _note_failed_start(self, name: str, what: str) -> None:
         words = self._engine.last_words(name)
         self._note_refusal(
-            f"worker {name} {what}" + (f"; its last words: {words}" if words else "")
+            f"worker {name} {what}" + (f"; its last output: {words}" if words else "")
         )
         self._tell(self._refusal)
 
@@ -208,7 +206,7 @@ class Adapter:
         try:
             return _pool.report_scale(self._controller, self._key_folder, report, _ASK_LIMIT_S)
         except PenstockError as error:
-            self._tell(f"the controller gives no orders: {error}")
+            self._tell(f"no orders from the controller: {error}")
             return None
 
     def _present_count(self, workers: dict[str, WorkerState], stops: set[str]) -> int:
@@ -249,7 +247,8 @@ class Adapter:
                 del self._asked_at[name]
             self._note_refusal(str(error))
             self._tell(
-                f"the engine {self._engine.title} starts {error.granted_count} of {count}: {error}"
+                f"the engine {self._engine.title} started {error.granted_count} of {count} "
+                f"workers: {error}"
             )
         except EngineTrouble as error:  # the engine's next list shows which ones were started
             self._note_refusal(str(error))
@@ -274,9 +273,9 @@ class Adapter:
         trouble = self._kept_trouble()
         if trouble and self._is_kept:
             self._refusal_count += 1
-            self._say(f"no worker is started, and those that run go on, since {trouble}")
+            self._say(f"no workers are started, and running workers continue, because {trouble}")
         elif not trouble and not self._is_kept:
-            self._say("all is written, and workers are started again as they are wanted")
+            self._say("writing works again; workers are started as needed")
         self._is_kept = not trouble
 
     def close(self) -> None:
@@ -322,8 +321,7 @@ class BoundedCalls:
         if isinstance(outcome, EngineRefusal | EngineTrouble):
             raise outcome
         raise EngineTrouble(
-            f"the engine {self._title} failed at a call to {what}: "
-            f"{type(outcome).__name__}: {outcome}"
+            f"the engine {self._title} failed to {what}: {type(outcome).__name__}: {outcome}"
         ) from outcome
 
     def _trouble(self, what: str) -> EngineTrouble:

@@ -54,8 +54,8 @@ class Journal:
                 self._apply(json.loads(line))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise PenstockError(
-                    f"the journal {self._path} cannot be read: line {number} is {line[:80]!r}; if "
-                    f"no worker of the pool runs any more, remove the file"
+                    f"cannot read the journal {self._path}: line {number} is {line[:80]!r}; if no "
+                    "worker of the pool is running, remove the file"
                 ) from error
 
     def _apply(self, entry: Any) -> None:

@@ -56,7 +56,7 @@ class LocalEngine:
                     )
             except OSError as error:
                 raise EngineRefusal(
-                    f"this machine starts no process: {error}", granted_count
+                    f"cannot start a process on this machine: {error}", granted_count
                 ) from error
             self._children[name] = child
 

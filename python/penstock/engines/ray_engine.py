@@ -82,7 +82,7 @@ class RayEngine:
                     self._command, {**self._variables, NAME_VARIABLE: name}
                 )
             except (ValueError, ray.exceptions.RayError) as error:
-                raise EngineRefusal(f"Ray made no actor: {error}", granted_count) from error
+                raise EngineRefusal(f"Ray created no actor: {error}", granted_count) from error
             self._states[name] = WorkerState.STARTING
 
     def stop(self, name: str, *, at_once: bool) -> None:
@@ -105,7 +105,7 @@ class RayEngine:
         try:
             found = ray.util.list_named_actors(all_namespaces=True)
         except ray.exceptions.RayError as error:
-            raise EngineTrouble(f"Ray does not list its actors: {error}") from error
+            raise EngineTrouble(f"Ray cannot list its actors: {error}") from error
         names = [
             actor["name"]
             for actor in found
@@ -132,8 +132,8 @@ class RayEngine:
             import ray.util
         except ImportError as error:
             raise EngineTrouble(
-                f"the engine ray needs the package ray, which cannot be imported ({error}); "
-                f"install it here and on the cluster's nodes"
+                f"the engine ray requires the package ray, which cannot be imported ({error}); "
+                "install it here and on the nodes of the cluster"
             ) from error
         if not ray.is_initialized():
             try:
@@ -144,9 +144,7 @@ class RayEngine:
                     logging_level=logging.WARNING,
                 )
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise EngineTrouble(
-                    f"there is no cluster of Ray at {self._address}: {error}"
-                ) from error
+                raise EngineTrouble(f"no Ray cluster at {self._address}: {error}") from error
         return ray
 
     def _request(self, ray: Any, count: int) -> None:

@@ -92,8 +92,8 @@ class SlurmEngine:
         for name in names:
             if not WORKER_NAME.fullmatch(name):
                 raise EngineRefusal(
-                    f"a worker's name must be pk-HEX-NUMBER, got {name[:80]!r}; it stands in a "
-                    f"job's script"
+                    f"a worker name must be pk-HEX-NUMBER, got {name[:80]!r}; it is written into a "
+                    "job script"
                 )
         make_log_folder(self._log_folder)
         first = self._first_of_row(names)
@@ -207,13 +207,13 @@ def _run(
             env=environment,
         )
     except subprocess.TimeoutExpired as error:
-        raise EngineTrouble(f"{command[0]} has not ended within {_CALL_LIMIT_S:g} s") from error
+        raise EngineTrouble(f"{command[0]} did not end within {_CALL_LIMIT_S:g} s") from error
     except OSError as error:
         raise EngineTrouble(
-            f"{command[0]} cannot be run: {error}; the engine slurm needs its commands on PATH"
+            f"cannot run {command[0]}: {error}; the engine slurm needs its commands on PATH"
         ) from error
     if done.returncode != 0:
         raise EngineTrouble(
-            f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[:500]}"
+            f"{command[0]} failed with exit code {done.returncode}: {done.stderr.strip()[:500]}"
         )
     return done.stdout

@@ -36,7 +36,7 @@ class WorkerKeys:
         if not (source / _SECRET).exists():
             raise PenstockError(
                 f"the key folder {source} has no {_SECRET}, which workers need: copy it there, or "
-                f"name the folder that the workers' machines have with --worker-keys"
+                "name the key folder of the workers' machines with --worker-keys"
             )
         self.catch_up()
 
