@@ -254,26 +254,26 @@ def test_traces_of_other_clocks_and_other_files_are_refused(tmp_path: Path) -> N
     (tmp_path / "cut.json").write_text('{"traceEvents": [')
     (tmp_path / "other.json").write_text('{"rows": 3}')
     for name, words in (
-        ("old.json", "clock is not known"),
-        ("cut.json", "cut off"),
+        ("old.json", "clock is unknown"),
+        ("cut.json", "is truncated"),
         ("other.json", "no list of traceEvents"),
     ):
         with pytest.raises(ValueError, match=words):
             penstock.merge_traces([tmp_path / "ours.json", tmp_path / name], tmp_path / "b.json")
-    with pytest.raises(ValueError, match="no traces"):
+    with pytest.raises(ValueError, match="requires at least one trace"):
         penstock.merge_traces([], tmp_path / "b.json")
     assert not (tmp_path / "b.json").exists()
 
 
 def test_what_cannot_be_done_is_said_at_once(tmp_path: Path) -> None:
     for options, words in (
-        ({"steps": 0}, "steps is 0; a whole number from 1"),
-        ({"steps": 2.5}, "steps is 2.5"),
-        ({"skip": -1}, "skip is -1; a whole number from 0"),
+        ({"steps": 0}, "steps must be an integer from 1 to 1000000, got 0"),
+        ({"steps": 2.5}, "steps must be an integer from 1 to 1000000, got 2.5"),
+        ({"skip": -1}, "skip must be an integer from 0 to 1000000, got -1"),
     ):
         with pytest.raises(ValueError, match=words):
             penstock.trace(tmp_path / "trace.json", **options)  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
+    with pytest.raises(FileNotFoundError, match="the folder .*/no does not exist"):
         penstock.trace(tmp_path / "no" / "trace.json").__enter__()
     with pytest.raises(IsADirectoryError, match="is a folder"):
         penstock.trace(tmp_path).__enter__()

@@ -146,7 +146,7 @@ def test_ranks_leave_a_file_each_which_become_one() -> None:
     ("arguments", "words"),
     [
         (("--steps", "0", "train.py"), "--steps must be an integer from 1 to 1000000, got '0'"),
-        (("-o", "no/trace.json", "train.py"), "there is no folder"),
+        (("-o", "no/trace.json", "train.py"), "no does not exist; create it"),
         (("-o", ".", "train.py"), "is a folder"),
         (("--step", "3", "train.py"), "did you mean --steps?"),
         ((), "missing program; name a file"),

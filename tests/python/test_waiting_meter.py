@@ -78,9 +78,9 @@ def test_the_words_stay_until_it_is_time_for_others() -> None:
 def test_what_is_no_loader_of_ours_is_refused() -> None:
     theirs = torch.utils.data.DataLoader(Rows())
     for call in (penstock.WaitingMeter, penstock.progress):
-        with pytest.raises(TypeError, match=r"a penstock.DataLoader is expected"):
+        with pytest.raises(TypeError, match=r"a penstock.DataLoader is required"):
             call(theirs)
-    with pytest.raises(ValueError, match="every_s is -1"):
+    with pytest.raises(ValueError, match="every_s must be a number of seconds >= 0, got -1"):
         penstock.WaitingMeter(DataLoader(Rows()), every_s=-1)
 
 

@@ -72,7 +72,7 @@ def to_opentelemetry(
         from opentelemetry import metrics, trace
     except ImportError as error:
         raise ImportError(
-            "penstock.to_opentelemetry() needs the package opentelemetry-api, which is not "
+            "penstock.to_opentelemetry() requires the package opentelemetry-api, which is not "
             "installed: pip install 'penstock[otel]', and an SDK, such as opentelemetry-sdk"
         ) from error
     tracer = trace.get_tracer("penstock", __version__, tracer_provider) if spans else None
@@ -261,19 +261,20 @@ class _Series:
             "penstock.batches",
             [by_loader(self._batches)],
             "{batch}",
-            "Batches that were given",
+            "Delivered batches",
         )
         meter.create_observable_counter(
             "penstock.batch.io",
             [by_loader(self._bytes)],
             "By",
-            "Bytes of batches",
+            "Bytes of delivered batches",
         )
-        meter.create_observable_counter(
-            "penstock.step.time", [seconds], "s", "Where the time of the steps went, by part"
-        )
+        meter.create_observable_counter("penstock.step.time", [seconds], "s", "Step time, by part")
         meter.create_observable_gauge(
-            "penstock.batches.ready", [by_loader(self._ready)], "{batch}", "Batches here, not taken"
+            "penstock.batches.ready",
+            [by_loader(self._ready)],
+            "{batch}",
+            "Batches ready for the program",
         )
 
 

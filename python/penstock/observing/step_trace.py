@@ -129,7 +129,7 @@ class StepTrace:
 
     def __enter__(self) -> StepTrace:
         if self._owner_pid:
-            raise ValueError("this trace was begun before; penstock.trace() makes another")
+            raise ValueError("this trace was already started; penstock.trace() creates another")
         check_writable(self._asked_path.absolute())
         self._owner_pid = os.getpid()
         # The monotonic clock's time when the Unix clock showed a whole second.
@@ -198,9 +198,7 @@ def _program_name() -> str:
 
 def _check_count(name: str, count: object, least: int) -> None:
     if type(count) is not int or not least <= count <= STEPS_MAX:
-        raise ValueError(
-            f"{name} is {count!r}; a whole number from {least} to {STEPS_MAX} is expected"
-        )
+        raise ValueError(f"{name} must be an integer from {least} to {STEPS_MAX}, got {count!r}")
 
 
 @dataclass(frozen=True, slots=True)

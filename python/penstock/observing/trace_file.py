@@ -23,16 +23,16 @@ _ID_STEP = 1 << 40  # between the flows of one file and of the next
 def check_writable(path: Path) -> None:
     """Raise OSError, with a sentence, if no file can be written to ``path``."""
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; the name of a file is expected for the trace")
+        raise IsADirectoryError(f"{path} is a folder; name a file for the trace")
     if not path.parent.is_dir():
         raise FileNotFoundError(
-            f"the trace cannot be written to {path}: there is no folder {path.parent}; make it, or "
-            f"name another file"
+            f"cannot write the trace to {path}: the folder {path.parent} does not exist; create "
+            "it, or name another file"
         )
     if not os.access(path.parent, os.W_OK):
         raise PermissionError(
-            f"the trace cannot be written to {path}: {path.parent} may not be written to; name a "
-            f"file elsewhere"
+            f"cannot write the trace to {path}: {path.parent} is not writable; name a file "
+            "elsewhere"
         )
 
 
@@ -58,13 +58,12 @@ def read_trace(path: Path) -> dict[str, Any]:
             data = gzip.decompress(data)
         trace = json.loads(data)
     except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{path} is no trace in JSON, or is cut off: {error}") from error
+        raise ValueError(f"{path} is not a JSON trace, or is truncated: {error}") from error
     if isinstance(trace, list):  # the short form of the format
         trace = {"traceEvents": trace}
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ValueError(
-            f"{path} has no list of traceEvents; a trace that penstock or torch.profiler wrote is "
-            f"expected"
+            f"{path} has no list of traceEvents; pass a trace written by penstock or torch.profiler"
         )
     return trace
 
@@ -100,14 +99,16 @@ def merge_traces(traces: Sequence[str | os.PathLike[str]], path: str | os.PathLi
     target = Path(path)
     check_writable(target)
     if not traces:
-        raise ValueError("merge_traces() was given no traces; the names of files are expected")
+        raise ValueError(
+            "merge_traces() requires at least one trace; pass the names of trace files"
+        )
     read = [read_trace(Path(name)) for name in traces]
     bases = [int(trace.get(BASE, 0)) for trace in read]
     if len({base == 0 for base in bases}) > 1:
         alone = [str(name) for name, base in zip(traces, bases, strict=True) if base == 0]
         raise ValueError(
-            f"{', '.join(alone)} has no {BASE}, so its clock is not known and it cannot be put "
-            f"beside the others; traces of penstock and of torch.profiler have it"
+            f"{', '.join(alone)} has no {BASE}, so its clock is unknown and it cannot be merged "
+            "with the others; traces of penstock and of torch.profiler have it"
         )
     base = min(bases)
     pids: dict[Any, int | None] = {}  # the rank of each process number

@@ -54,7 +54,7 @@ class WaitingMeter:
             or not isinstance(every_s, (int, float))
             or (not 0 <= every_s < math.inf)
         ):
-            raise ValueError(f"every_s is {every_s!r}; seconds from 0 on are expected")
+            raise ValueError(f"every_s must be a number of seconds >= 0, got {every_s!r}")
         self._loader = _own_loader(loader)
         self._every_s = every_s
         now = self._now()
@@ -113,9 +113,8 @@ def _own_loader(loader: Any) -> DataLoader[Any]:
     if not isinstance(found, DataLoader):
         kind = f"{type(loader).__module__}.{type(loader).__qualname__}"
         raise TypeError(
-            f"a {kind} does not count what it is waited for; a penstock.DataLoader is expected: "
-            f"import it in the place of torch's, or call penstock.install() before the loader is "
-            f"made"
+            f"a penstock.DataLoader is required, got a {kind}, which records no waiting times; "
+            "import it instead of torch's, or call penstock.install() before creating the loader"
         )
     return found
 
@@ -147,8 +146,8 @@ def progress(loader: torch.utils.data.DataLoader[Any], **options: Any) -> tqdm[A
         from tqdm.auto import tqdm
     except ImportError as error:
         raise ImportError(
-            "penstock.progress() draws its bar by tqdm, which is not installed: pip install tqdm; "
-            "penstock.WaitingMeter gives the same words for any other bar"
+            "penstock.progress() requires tqdm, which is not installed: pip install tqdm; "
+            "penstock.WaitingMeter provides the same text for any other progress bar"
         ) from error
     meter = WaitingMeter(loader)
 
