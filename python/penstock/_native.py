@@ -84,17 +84,17 @@ def refusal(
         return refusal_without_parts(packages, package)
     if minor not in TORCH_MINORS:
         return (
-            f"penstock {__version__} is for torch {_RANGE} and this is torch {torch_version}; "
-            f"install one of these (pip install '{_PIP_RANGE}'), "
-            f"or a penstock that is for torch {minor}"
+            f"penstock {__version__} supports torch {_RANGE}, got torch {torch_version}; install "
+            f"a supported torch (pip install '{_PIP_RANGE}'), or a penstock that supports torch "
+            f"{minor}"
         )
     part = next((part for part in parts if part.torch_minor == minor), None)
     if part is None:
         built = ", ".join(part.torch_minor for part in parts)
         return (
-            f"this penstock was built for torch {built} and this is torch {torch_version}; build "
-            f"penstock again beside this torch ({_BUILD}), install a wheel of penstock, which has "
-            f"parts for torch {_RANGE}, or install torch {built}"
+            f"this penstock was built for torch {built}, got torch {torch_version}; rebuild "
+            f"penstock with this torch ({_BUILD}), install a penstock wheel, which supports torch "
+            f"{_RANGE}, or install torch {built}"
         )
     if part.penstock != __version__:
         return (
@@ -106,8 +106,8 @@ def refusal(
         running = f"{sys.version_info[0]}.{sys.version_info[1]}"
         built = ", ".join(sorted(path.name for path in part.folder.glob("_C*.so"))) or "nothing"
         return (
-            f"the native parts in {part.folder} are not for this Python, {running} "
-            f"({sys.implementation.cache_tag}): there is {built}; install penstock with this Python"
+            f"the native parts in {part.folder} were not built for this Python, {running} "
+            f"({sys.implementation.cache_tag}): found {built}; install penstock with this Python"
         )
     return None
 
@@ -119,10 +119,10 @@ def refusal_without_parts(
     found = packages_on_path() if packages is None else packages
     others = [str(one.folder) for one in found if one.is_built]
     remedy = (
-        f"another one, which has them, lies in {' and '.join(others)}: take the first off the path "
-        f"(the folder that the program is started in, PYTHONPATH)"
+        f"another penstock, which has them, is in {' and '.join(others)}: remove the first one "
+        "from the path (the folder in which the program is started, PYTHONPATH)"
         if others
-        else "it is a source tree that was not built: install it with `pip install .`"
+        else "it is a source tree that was not built; install it with `pip install .`"
     )
     return f"the penstock in {package} has no native parts; {remedy}"
 
@@ -131,8 +131,8 @@ def import_torch() -> ModuleType:
     """Import torch, to which the native part links, after a check of their common requirement."""
     if c_library() is None:
         raise ImportError(
-            "penstock's native parts, and torch, are for the GNU C library, and this Python runs "
-            "on another one (musl, as in Alpine Linux); use a Python of a distribution with glibc, "
+            "penstock's native parts and torch require the GNU C library, and this Python runs on "
+            "another one (musl, as in Alpine Linux); use a Python of a distribution with glibc, "
             "such as Debian's"
         )
     return importlib.import_module("torch")
@@ -158,9 +158,9 @@ def load(name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except ImportError as error:
         raise ImportError(
-            f"{part.module} cannot be loaded: {error}; it was built beside torch {part.torch}, and "
-            f"this is torch {torch.__version__} with {c_library()}. `python -m penstock env` says "
-            f"more"
+            f"{part.module} cannot be loaded: {error}; it was built with torch {part.torch}, and "
+            f"this is torch {torch.__version__} with {c_library()}. `python -m penstock env` "
+            "shows details"
         ) from error
     return module
 
@@ -170,9 +170,10 @@ def warn_of_others(packages: Sequence[FoundPackage]) -> None:
     other = [found for found in packages if found.is_built and found.version != __version__]
     if other:
         warnings.warn(
-            f"two penstocks are on Python's path: {PACKAGE} (version {__version__}), which is "
-            f"used, and {other[0].folder} (version {other[0].version}); processes with another "
-            f"path would use the other one. Uninstall one, or take its folder off PYTHONPATH",
+            f"two versions of penstock are on Python's path: {PACKAGE} (version {__version__}), "
+            f"which is used, and {other[0].folder} (version {other[0].version}); processes with "
+            "another path would use the other one. Uninstall one, or remove its folder from "
+            "PYTHONPATH",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -61,16 +61,16 @@ def test_a_torch_outside_of_the_range_is_named_with_the_range(tmp_path: Path) ->
     package = package_with(tmp_path, *TORCH_MINORS)
     for torch_version in ("2.10.2", "2.99.0a0"):
         assert refused(package, torch_version) == (
-            f"penstock {__version__} is for torch {TORCH_MINORS[0]} to {TORCH_MINORS[-1]} and this "
-            f"is torch {torch_version}; install one of these (pip install 'torch>=2.11,<2.16'), or "
-            f"a penstock that is for torch {minor_of(torch_version)}"
+            f"penstock {__version__} supports torch {TORCH_MINORS[0]} to {TORCH_MINORS[-1]}, got "
+            f"torch {torch_version}; install a supported torch (pip install 'torch>=2.11,<2.16'), "
+            f"or a penstock that supports torch {minor_of(torch_version)}"
         )
 
 
 def test_a_torch_that_this_build_is_not_for_is_told_what_it_is_for(tmp_path: Path) -> None:
     said = refused(package_with(tmp_path, "2.11"), "2.13.0") or ""
-    assert said.startswith("this penstock was built for torch 2.11 and this is torch 2.13.0; build")
-    assert "install a wheel of penstock" in said
+    assert said.startswith("this penstock was built for torch 2.11, got torch 2.13.0; rebuild")
+    assert "install a penstock wheel" in said
 
 
 def test_files_of_two_versions_are_found(tmp_path: Path) -> None:
@@ -85,7 +85,8 @@ def test_parts_for_another_python_are_named(tmp_path: Path) -> None:
     module.rename(module.with_name("_C.cpython-27-x86_64-linux-gnu.so"))
     said = refused(package, "2.11.0") or ""
     assert (
-        "are not for this Python" in said and "there is _C.cpython-27-x86_64-linux-gnu.so" in said
+        "were not built for this Python" in said
+        and "found _C.cpython-27-x86_64-linux-gnu.so" in said
     )
 
 
@@ -94,11 +95,11 @@ def test_a_tree_that_was_not_built_says_where_a_built_one_is(tmp_path: Path) -> 
     built = FoundPackage(tmp_path / "site" / "penstock", __version__, True)
     package = package_with(tmp_path)
     assert (refused(package, "2.11.0", tree) or "").endswith(
-        "has no native parts; it is a source tree that was not built: install it with "
+        "has no native parts; it is a source tree that was not built; install it with "
         "`pip install .`"
     )
     said = refused(package, "2.11.0", tree, built) or ""
-    assert f"another one, which has them, lies in {built.folder}: take the first off" in said
+    assert f"another penstock, which has them, is in {built.folder}: remove the first one" in said
 
 
 def test_two_versions_on_the_path_are_warned_of() -> None:
@@ -108,7 +109,7 @@ def test_two_versions_on_the_path_are_warned_of() -> None:
         warn_of_others([used, FoundPackage(Path("/a/penstock"), __version__, True)])
         warn_of_others([used, FoundPackage(Path("/b/penstock"), "0.0.9", False)])
     with pytest.warns(
-        RuntimeWarning, match=r"two penstocks are on .*/c/penstock \(version 0.0.9\)"
+        RuntimeWarning, match=r"two versions of penstock are on .*/c/penstock \(version 0.0.9\)"
     ):
         warn_of_others([used, FoundPackage(Path("/c/penstock"), "0.0.9", True)])
 
@@ -147,7 +148,7 @@ def test_a_program_that_finds_a_tree_first_is_told_so(source_tree: Path, stateme
     assert last.startswith(
         f"ImportError: the penstock in {source_tree}/penstock has no native parts"
     )
-    assert "another one, which has them, lies in " in last and "PYTHONPATH" in last
+    assert "another penstock, which has them, is in " in last and "PYTHONPATH" in last
 
 
 @pytest.mark.slow
@@ -156,7 +157,7 @@ def test_a_module_that_does_not_load_names_its_torch_and_this_one(source_tree: P
     package_with(source_tree, minor)
     done = python("import penstock\npenstock.DataLoader", source_tree)
     last = done.stderr.splitlines()[-1]
-    assert "cannot be loaded: " in last and f"built beside torch {minor}.1" in last
+    assert "cannot be loaded: " in last and f"built with torch {minor}.1" in last
     assert f"this is torch {torch.__version__} with glibc" in last
 
 
@@ -170,5 +171,5 @@ def test_another_c_library_is_refused_before_torch_is_imported(
 
     monkeypatch.setattr(os, "confstr", confstr)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ImportError, match="are for the GNU C library, and this Python runs on an"):
+    with pytest.raises(ImportError, match="require the GNU C library, and this Python runs on an"):
         _native.load("penstock._C")

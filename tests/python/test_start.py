@@ -239,7 +239,7 @@ def test_a_torch_that_this_build_is_not_for_is_refused_before_the_native_part_lo
         "from penstock import _C",
         "from penstock.cut.offloading import offload",
     ]
-    said = "this penstock was built for torch 1.2 and this is torch"
+    said = "this penstock was built for torch 1.2, got torch"
     program = OTHER_TORCH + "".join(
         f"assert {said!r} in refusal({statement!r})\n" for statement in statements
     )
