@@ -76,12 +76,14 @@ def configure(folder: Path, options: dict[str, str]) -> None:
 def run(*arguments: str) -> None:
     cmake = shutil.which("cmake")
     if cmake is None or shutil.which("ninja") is None:
-        sys.exit("building penstock needs cmake and ninja; try: apt-get install cmake ninja-build")
+        sys.exit(
+            "building penstock requires cmake and ninja; try: apt-get install cmake ninja-build"
+        )
     try:
         subprocess.run([cmake, *arguments], check=True)
     except subprocess.CalledProcessError as err:
         command = " ".join(arguments)
-        sys.exit(f"cmake {command} failed with status {err.returncode}; its messages are above")
+        sys.exit(f"cmake {command} failed with status {err.returncode}; see its messages above")
 
 
 def install(folder: Path, target: Path) -> None:
@@ -97,9 +99,9 @@ class Native(Command):
     user_options = [
         ("with-tests", None, "also build the C++ tests"),
         ("with-bench", None, "also build the C++ benchmarks"),
-        ("configure-only", None, "only tell clang-tidy how each source is compiled"),
-        ("show-folder", None, "only say where the native part is built"),
-        ("install-to=", None, "build what belongs into a package alone, and put it there"),
+        ("configure-only", None, "only write the compile commands for clang-tidy"),
+        ("show-folder", None, "only print the folder in which the native part is built"),
+        ("install-to=", None, "build only the files of a package, and copy them into it"),
         ("sanitize=", None, "address or thread: build only the C++ tests, with these sanitizers"),
     ]
     boolean_options = ["with-tests", "with-bench", "configure-only", "show-folder"]
@@ -148,14 +150,15 @@ def check_torch() -> None:
         torch = version("torch")
     except PackageNotFoundError:
         sys.exit(
-            f"penstock is built beside a torch, and {sys.executable} has none; install one of "
-            f"{minors[0]} to {minors[-1]} into it, or leave --no-build-isolation out: then pip "
-            f"fetches the torch that PENSTOCK_TORCH names, else {minors[-1]}"
+            f"penstock is built with an installed torch, and {sys.executable} has none; install "
+            f"torch {minors[0]} to {minors[-1]} into it, or omit --no-build-isolation: pip then "
+            f"fetches the torch named by PENSTOCK_TORCH, else {minors[-1]}"
         )
     if ".".join(torch.split(".")[:2]) not in minors:
         sys.exit(
-            f"penstock is for torch {minors[0]} to {minors[-1]}, and {sys.executable} has torch "
-            f"{torch}; install one of these into it, or take a penstock that is for this torch"
+            f"penstock supports torch {minors[0]} to {minors[-1]}, and {sys.executable} has torch "
+            f"{torch}; install a supported torch into it, or use a penstock that supports this "
+            "torch"
         )
 
 

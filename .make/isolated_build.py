@@ -29,10 +29,7 @@ def torch_to_build_beside() -> str:
     newest = _NEWEST_FOR.get(sys.version_info[:2], minors[-1])
     wanted = os.environ.get("PENSTOCK_TORCH") or newest
     if wanted not in minors:
-        sys.exit(
-            f"PENSTOCK_TORCH is {wanted!r}; penstock is for torch {minors[0]} to {minors[-1]}: "
-            f"give one of {', '.join(minors)}"
-        )
+        sys.exit(f"PENSTOCK_TORCH must be one of {', '.join(minors)}, got {wanted!r}")
     return f"torch=={wanted}.*"
 
 

@@ -35,7 +35,7 @@ def for_torch(requirement: str) -> str | None:
     wanted = os.environ.get("TORCH") or [*BESIDE][-1]
     if wanted not in BESIDE:
         sys.exit(
-            f"TORCH={wanted} is no torch that penstock is tested with; use {' or '.join(BESIDE)}"
+            f"TORCH must be {' or '.join(BESIDE)}, which penstock is tested with, got {wanted}"
         )
     name = re.match(r"[\w-]+", requirement)[0]
     if name not in BESIDE[wanted]:

@@ -47,7 +47,7 @@ def run(*command: str | Path, folder: Path, environment: dict[str, str]) -> str:
 
 def expect(pattern: str, text: str) -> None:
     if not re.search(pattern, text):
-        sys.exit(f"test_wheel.py: there is no {pattern!r} in what was printed above")
+        sys.exit(f"test_wheel.py: the output above does not contain {pattern!r}")
 
 
 def installed(wheel: Path, minor: str) -> Path:
@@ -71,7 +71,7 @@ def installed(wheel: Path, minor: str) -> Path:
 def without_a_compiler(programs: Path, minor: str, folder: Path) -> None:
     environment = {"PATH": str(programs), "HOME": str(folder), "LANG": "C.UTF-8"}
     if there := [name for name in COMPILERS if shutil.which(name, path=str(programs))]:
-        sys.exit(f"test_wheel.py: {programs} has {', '.join(there)}")
+        sys.exit(f"test_wheel.py: {programs} contains {', '.join(there)}")
     python = programs / "python"
     report = json.loads(
         run(python, "-m", "penstock", "env", "--json", folder=folder, environment=environment)
@@ -92,7 +92,7 @@ def without_a_compiler(programs: Path, minor: str, folder: Path) -> None:
     pooled = run(*command, folder=folder, environment=environment)
     expect(r"(?m)^16 batches, iterator pool$", pooled)
     if digest(own) != digest(pooled):
-        sys.exit("test_wheel.py: the pool's batches are not those of own workers")
+        sys.exit("test_wheel.py: the pool's batches differ from the batches of local workers")
 
 
 def digest(text: str) -> str:
@@ -134,7 +134,7 @@ def on_another_c_library(wheel: Path, folder: Path) -> None:
     print("$ pip download --platform musllinux_1_2_x86_64 penstock")
     print(done.stderr)
     if done.returncode == 0 or "No matching distribution found for penstock" not in done.stderr:
-        sys.exit("test_wheel.py: pip took a wheel for glibc to be one for musl")
+        sys.exit("test_wheel.py: pip accepted a glibc wheel for musl")
 
 
 def main() -> None:
@@ -150,7 +150,7 @@ def main() -> None:
         sys.exit(f"dist/ has no wheel for {tag}; `make wheels` builds one")
     for wheel in wheels:
         for minor in torches:
-            say(f"{wheel.name} beside torch {minor}")
+            say(f"{wheel.name} with torch {minor}")
             folder = BUILD / f"run-{minor}"
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)

@@ -67,14 +67,14 @@ def environment(python: str, tag: str, minor: str) -> Path | None:
         run(python, "-m", "venv", own.parents[1])
     if torch_in(own).startswith(f"{minor}."):
         return own.absolute()
-    say(f"Fetching torch {minor} for {tag}, to compile with: no more than its headers are used")
+    say(f"Fetching torch {minor} for {tag}; only its headers are used")
     pip = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run(*pip, "setuptools>=77,<82", "wheel")
     command = [*map(str, pip), "--no-deps", "--only-binary", ":all:", f"torch=={minor}.*"]
     fetched = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     if fetched.returncode != 0:
         if "No matching distribution" in fetched.stderr:
-            say(f"torch {minor} has no wheel for {tag}; the wheel of penstock will not serve it")
+            say(f"torch {minor} has no wheel for {tag}; the wheel of penstock will not support it")
             return None
         sys.exit(fetched.stderr)
     # The library that the part for CUDA is linked with; torch's version.py has its version.
@@ -115,7 +115,7 @@ def licences(part: Path, target: Path) -> None:
         package = owner(Path(found[2]))
         text = Path("/usr/share/doc") / package / "copyright"
         if not package or not text.is_file():
-            sys.exit(f"there is no licence of {found[2]}, which would come into the wheel")
+            sys.exit(f"no licence found for {found[2]}, which the wheel would contain")
         shutil.copyfile(text, target / f"{package}.txt")
 
 
@@ -132,13 +132,13 @@ def build_wheel(python: str, torches: list[str]) -> Path:
     tag = tag_of(python)
     environments = {minor: found for minor in torches if (found := environment(python, tag, minor))}
     if not environments:
-        sys.exit(f"{python}: there is none of the torches {', '.join(torches)} for {tag}")
+        sys.exit(f"{python}: none of the torch versions {', '.join(torches)} supports {tag}")
     parts = {minor: native_parts(own, tag, minor) for minor, own in environments.items()}
     *others, newest = environments
     texts = BUILD / tag / "licences"
     shutil.rmtree(texts, ignore_errors=True)
     licences(parts[newest], texts)
-    say(f"Putting the wheel for {tag} together")
+    say(f"Assembling the wheel for {tag}")
     raw = BUILD / tag / "raw"
     shutil.rmtree(raw, ignore_errors=True)
     folders = [*(parts[minor] for minor in others), texts.absolute()]
@@ -167,7 +167,7 @@ def repair(raw: Path) -> Path:
     wheel = next(repaired.glob("*.whl"))
     megabytes = wheel.stat().st_size / 1e6
     if megabytes > WHEEL_MB_MAX:
-        sys.exit(f"{wheel} has {megabytes:.1f} MB; it may have {WHEEL_MB_MAX:.0f}")
+        sys.exit(f"{wheel} must have at most {WHEEL_MB_MAX:.0f} MB, got {megabytes:.1f} MB")
     DIST.mkdir(exist_ok=True)
     glibc = sorted(re.findall(r"manylinux_2_(\d+)_", wheel.name), key=int)
     say(f"{DIST / wheel.name}: {megabytes:.1f} MB, for glibc 2.{glibc[0]} or later")
@@ -176,13 +176,13 @@ def repair(raw: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--torches", default="", help="minor versions, instead of all")
+    parser.add_argument("--torches", default="", help="minor versions (default: all)")
     parser.add_argument("pythons", nargs="+", metavar="PYTHON")
     args = parser.parse_args()
     known = torch_minors()
     torches = args.torches.replace(",", " ").split() or known
     if wrong := [minor for minor in torches if minor not in known]:
-        sys.exit(f"{', '.join(wrong)}: penstock is for torch {known[0]} to {known[-1]}")
+        sys.exit(f"{', '.join(wrong)}: penstock supports torch {known[0]} to {known[-1]}")
     torches.sort(key=known.index)
     for python in args.pythons:
         print(build_wheel(python, torches))

@@ -39,8 +39,8 @@ def main() -> int:
     except subprocess.CalledProcessError as error:
         print(f"build_site.py: {error.cmd[0]} failed; its messages are above", file=sys.stderr)
         return 1
-    faults = [f"leads to nothing: {one}" for one in broken_links(site)]
-    faults += [f"is loaded from elsewhere: {one}" for one in loaded_from_elsewhere(site)]
+    faults = [f"broken link: {one}" for one in broken_links(site)]
+    faults += [f"external resource: {one}" for one in loaded_from_elsewhere(site)]
     for fault in faults:
         print(f"build_site.py: {fault}", file=sys.stderr)
     if not faults:

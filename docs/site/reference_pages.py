@@ -82,7 +82,7 @@ def _directive(kind: str, path: str, *options: str) -> str:
 def commands_page() -> str:
     parts = [
         "# The commands",
-        "`python -m penstock` is the same as `penstock`. Each command tells about itself:",
+        "`python -m penstock` is the same as `penstock`. This is the help of each command:",
         f"```text\n{help_of()}```",
     ]
     for name in COMMANDS:
@@ -107,9 +107,9 @@ def cpp_page(root: Path) -> str:
     first = "penstock.h"
     parts = [
         "# The C++ API",
-        "The headers that `find_package(Penstock)` brings, from their comments. [Training loops in "
-        "C++](../how-to/cpp.md) shows their use. Doxygen's own pages, one for each class, are "
-        '<a href="../cpp/index.html">beside these</a>.',
+        "The headers that `find_package(Penstock)` provides, with their comments. [Training loops "
+        "in C++](../how-to/cpp.md) shows their use. Doxygen's pages, one for each class, are <a "
+        'href="../cpp/index.html">separate</a>.',
     ]
     for header in [first, *(one for one in headers if one != first)]:
         parts.append(f"## {header}\n\n{_directive('doxygenfile', header)}")

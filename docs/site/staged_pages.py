@@ -97,7 +97,7 @@ class Staging:
         if f"{path}/README.md" in self._files:
             path = f"{path}/README.md"
         if path not in self._files and not self._in_folder(path):
-            raise BrokenLink(f"{page} links to {link}, and the repository has no {path}")
+            raise BrokenLink(f"{page} links to {link}, but the repository has no {path}")
         if path not in self._seen:
             self._seen.add(path)
             self._wanted.append(path)
@@ -106,7 +106,7 @@ class Staging:
 
     def _picture(self, page: str, path: str, link: str) -> str:
         if path not in self._files:
-            raise BrokenLink(f"{page} shows {link}, and the repository has no {path}")
+            raise BrokenLink(f"{page} shows {link}, but the repository has no {path}")
         name = f"pictures/{Path(path).name}"
         (self._folder / "pictures").mkdir(parents=True, exist_ok=True)
         shutil.copy(self._root / path, self._folder / name)
