@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Subset
 
 from penstock import DataLoader
 from penstock.pool.worker_errors import describe_error
-from penstock.worker.failed_sample import spoken_sample
+from penstock.worker.map_fetchers import spoken_sample
 
 needs_notes = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="an exception carries notes from Python 3.11 on"

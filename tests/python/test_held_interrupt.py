@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.worker.held_interrupt import HeldInterrupt, release_in_child
+from penstock.worker.worker_start import HeldInterrupt, release_in_child
 
 PROGRAM = """
 import os, signal, sys, time

@@ -83,7 +83,7 @@ WHOSE_BYTES = {
         "OwnWorkers._address",
         ".recv",
     ): "a pipe's to a child of this trainer",
-    ("worker/pickled_once.py", "_Unpickler", "pickle.Unpickler"): "the parent's, in a local worker",
+    ("worker/worker_start.py", "_Unpickler", "pickle.Unpickler"): "the parent's, in a local worker",
     ("pool/pool_job.py", "unpack_job", "pickle.loads"): "the trainer's, in a worker",
     ("cut/prefix_compiler.py", "main", "torch.load"): "the trainer's, in a process that it started",
     (
@@ -107,8 +107,7 @@ WHOSE_BYTES = {
     ("pool/factory_job.py", "open_factory_job", "torch.jit.load"): "the trainer's, in a worker",
     ("pool/factory_job.py", "_make", "importlib.import_module"): "a name of the trainer's, in a "
     "worker: a module that is there",
-    ("pool/running_job.py", "_indices_of", "pickle.loads"): "the trainer's, in a worker",
-    ("worker/worker_main.py", "_indices_of", "pickle.loads"): "the trainer's, in a local worker",
+    ("worker/request_feed.py", "indices_of", "pickle.loads"): "the trainer's, in a worker",
     ("worker/shared_list.py", "SharedList.__getitem__", "pickle.loads"): "the process's own memory",
     ("worker/shared_list.py", "SharedList.__iter__", "pickle.loads"): "the process's own memory",
 }

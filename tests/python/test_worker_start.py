@@ -29,8 +29,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
-from penstock.worker.pickled_once import PickledOnce
-from penstock.worker.start_turns import StartTurns
+from penstock.worker.worker_start import PickledOnce, StartTurns
 
 BIG = 40_000  # elements: more than the pickle itself holds
 METHODS = ["spawn", "forkserver"]

@@ -42,9 +42,8 @@ from penstock.stream.shard_state import (
     load_dataset_state,
     shard_state,
 )
-from penstock.worker.failed_sample import spoken_sample
 from penstock.worker.fetching import FetchSpec, InProcessFetcher
-from penstock.worker.sample_clock import timed_collate
+from penstock.worker.map_fetchers import spoken_sample, timed_collate
 from penstock.worker.threaded_fetch import make_pool
 
 

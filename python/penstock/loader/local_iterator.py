@@ -57,7 +57,7 @@ from penstock.stream.indices import AskedIndices, IndexOrder, is_untouched, reco
 from penstock.stream.progress import Progress
 from penstock.worker.batch_pickle import dumps_index, loads
 from penstock.worker.fetching import FetchSpec
-from penstock.worker.out_of_turn import AfterOthers, OutOfTurn
+from penstock.worker.request_feed import AfterOthers, OutOfTurn
 
 if TYPE_CHECKING:
     from penstock.tuning.load_meter import LoadMeter

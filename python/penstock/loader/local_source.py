@@ -37,11 +37,9 @@ from penstock.program_line import warn
 from penstock.stream.progress import Progress
 from penstock.worker.arena_cap import arena_bytes
 from penstock.worker.fetching import FetchSpec
-from penstock.worker.held_interrupt import HeldInterrupt
-from penstock.worker.pickled_once import PickledOnce
-from penstock.worker.start_turns import StartTurns
-from penstock.worker.stuck_worker import spoken_debt
 from penstock.worker.worker_main import WorkerChannel, WorkerSpec, worker_loop
+from penstock.worker.worker_process import spoken_debt
+from penstock.worker.worker_start import HeldInterrupt, PickledOnce, StartTurns
 
 if TYPE_CHECKING:
     from penstock.graph.plan import Plan

@@ -49,7 +49,7 @@ from penstock.ranks.sharding import JobRank
 from penstock.stream.progress import Progress
 from penstock.worker.arena_cap import arena_bytes
 from penstock.worker.fetching import FetchSpec
-from penstock.worker.held_interrupt import HeldInterrupt, release_in_child
+from penstock.worker.worker_start import HeldInterrupt, release_in_child
 
 if TYPE_CHECKING:
     from penstock.graph.plan import Plan

@@ -14,11 +14,11 @@ from penstock.pool.descriptor_limit import raise_descriptor_limit
 from penstock.pool.job_journal import JobJournal
 from penstock.pool.job_loop import serve_jobs
 from penstock.pool.job_shelf import JobShelf
-from penstock.pool.process_setup import about_worker, ignore_end_signals, set_up_process
+from penstock.pool.process_setup import about_worker, ignore_end_signals
 from penstock.pool.worker_spec import PoolWorkerSpec
 from penstock.worker.arena_cap import arena_bytes, job_bytes
 from penstock.worker.slab_collate import lend_slabs_to_torch
-from penstock.worker.stuck_worker import offer_stack
+from penstock.worker.worker_process import offer_stack, set_up_process
 
 
 def run_worker(

@@ -11,24 +11,10 @@ import socket
 import numpy as np
 import torch
 
-from penstock import _C
 from penstock._version import __version__
-from penstock.compat.iterators import (
-    set_thread_name,
-    set_worker_signal_handlers,
-    torch_collate,
-)
+from penstock.compat.iterators import torch_collate
 from penstock.pool.pool_status import spoken_numerics
 from penstock.pool.process_settings import ProcessState
-from penstock.worker.arrow_memory import tune_arrow_memory
-
-
-def set_up_process() -> None:
-    set_worker_signal_handlers()
-    set_thread_name("pt_data_worker")
-    _C.tune_malloc()
-    tune_arrow_memory()
-    torch.set_num_threads(1)
 
 
 def load_what_is_loaded_late() -> None:
@@ -46,8 +32,8 @@ def ignore_end_signals() -> None:
     way. They have a handler and are not ignored, because programs that a dataset starts would
     inherit ignored signals.
 
-    Call this after :func:`set_up_process`, since torch installs a SIGTERM handler, and again if a
-    job's modules may have replaced these handlers.
+    Call this after `worker_process.set_up_process`, since torch installs a SIGTERM handler, and
+    again if a job's modules may have replaced these handlers.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not _do_nothing:

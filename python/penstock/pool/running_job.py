@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import random
 import struct
 from collections import OrderedDict
@@ -28,7 +27,7 @@ from penstock.stream.table_rows import plain_rows
 from penstock.worker.batch_pickle import dumps
 from penstock.worker.fetching import BatchPlace, FetchSpec, SeededFetcher, copy_for_shard
 from penstock.worker.fingerprint import Fingerprint, fingerprint
-from penstock.worker.out_of_turn import in_its_place
+from penstock.worker.request_feed import in_its_place, indices_of
 from penstock.worker.slab_collate import collating_into
 from penstock.worker.threaded_fetch import FetchPool, make_pool
 
@@ -151,7 +150,7 @@ class RunningJob:
             if self._is_iterable:
                 epoch.find_lane(work, shard_id)
             place = BatchPlace(work.sequence, shard_id, work.first_place)
-            indices, place = in_its_place(_indices_of(work), place)
+            indices, place = in_its_place(indices_of(work), place)
             batch = epoch.fetch(indices, place)
         except BaseException as error:
             if self._is_iterable and isinstance(error, StopIteration):
@@ -304,8 +303,3 @@ def _start_of(state: bytes) -> ShardStart | None:
     (batch_count,) = _BATCH_COUNT.unpack_from(state)
     rest = state[_BATCH_COUNT.size :]
     return ShardStart(batch_count, _C.decode_value(rest) if rest else None)
-
-
-def _indices_of(work: _C.PoolWork) -> Any:
-    indices = work.indices()
-    return pickle.loads(indices) if work.is_pickled else indices

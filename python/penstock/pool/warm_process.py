@@ -22,13 +22,9 @@ from penstock.pool.job_isolation import IsolatedJobs, JobIsolation, JobPlace
 from penstock.pool.job_network import ProxyProcess
 from penstock.pool.job_process import run_job
 from penstock.pool.pool_log import PoolLog
-from penstock.pool.process_setup import (
-    about_worker,
-    ignore_end_signals,
-    load_what_is_loaded_late,
-    set_up_process,
-)
+from penstock.pool.process_setup import about_worker, ignore_end_signals, load_what_is_loaded_late
 from penstock.pool.spawned_job import seconds_since_start, spawn_job
+from penstock.worker.worker_process import set_up_process
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import torch
 
 from penstock.compat.iterators import ExceptionWrapper
 from penstock.errors import PenstockError, SharedMemoryError, UnsentBatchError, WorkerError
-from penstock.worker.failed_sample import name_sample, spoken_sample
+from penstock.worker.map_fetchers import name_sample, spoken_sample
 
 TEXT_BYTES_MAX = 64 * 1024
 # The name of the error type with which a worker refuses to send a batch.

@@ -40,9 +40,13 @@ from penstock.stream.shard_state import (
     load_dataset_state,
     shard_state,
 )
-from penstock.worker.failed_sample import NamingMapFetcher
-from penstock.worker.row_fetcher import RowFetcher, SampleRows
-from penstock.worker.sample_clock import TimedMapFetcher, timed_collate
+from penstock.worker.map_fetchers import (
+    NamingMapFetcher,
+    RowFetcher,
+    SampleRows,
+    TimedMapFetcher,
+    timed_collate,
+)
 from penstock.worker.threaded_fetch import (
     FetchPool,
     ThreadedMapFetcher,

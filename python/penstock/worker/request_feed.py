@@ -4,12 +4,19 @@
 At the end of an epoch, the trainer may request batches of the next one, which may never start. They
 are made immediately if that is unobservable, that is, if the dataset has not changed and the random
 number generators can be restored; otherwise they wait for their epoch.
+
+After a resume, batches may be requested out of turn: with a number other than the position in the
+epoch that determines the random numbers (`OutOfTurn`); or after other batches, made and discarded,
+that bring a map-style dataset to its earlier state (`AfterOthers`).
 """
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +24,10 @@ import torch
 from penstock import _C
 from penstock.stream.batch_seeds import generator_states, put_back
 from penstock.worker.dataset_watch import Watch
+from penstock.worker.fetching import BatchPlace
 
-_IDLE_S = (
-    3600.0  # one wait for a request; the native side detects a dead trainer and signals by itself
-)
+# One wait for a request; the native side detects a dead trainer and signals by itself.
+_IDLE_S = 3600.0
 
 
 class RequestFeed:
@@ -126,3 +133,57 @@ class RequestFeed:
         put_back(self._generators)
         if self._watch is not None and self._fetch_count > 0:
             self._watch.note_dropped(self._fetch_count)
+
+
+def indices_of(request: _C.WorkerRequest | _C.PoolWork) -> Any:
+    indices = request.indices()
+    return pickle.loads(indices) if request.is_pickled else indices
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OutOfTurn:
+    """Replaces the indices in a request."""
+
+    indices: Any
+    place: int
+
+    def __repr__(self) -> str:
+        """Return the repr of the indices, which a message about a late batch shows."""
+        return repr(self.indices)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AfterOthers:
+    """Replaces the indices in the first request to a worker."""
+
+    indices: Any
+    others: tuple[tuple[Any, int, int], ...]  # indices, number and first place of each
+
+    def __repr__(self) -> str:
+        return repr(self.indices)
+
+
+def make_others(
+    indices: Any,
+    place: BatchPlace,
+    fetch: Callable[[Any, BatchPlace], Any],
+    begin: Callable[[], None],
+) -> Any:
+    """Make the preceding batches, if there are any, and return the indices."""
+    if type(indices) is not AfterOthers:
+        return indices
+    for others, number, first_place in indices.others:
+        begin()
+        try:
+            fetch(others, BatchPlace(number, place.shard_id, first_place))
+        except Exception:
+            pass  # it was also raised before the state was taken
+    begin()
+    return indices.indices
+
+
+def in_its_place(indices: Any, place: BatchPlace) -> tuple[Any, BatchPlace]:
+    """Return the indices themselves, and the position of their batch."""
+    if type(indices) is not OutOfTurn:
+        return indices, place
+    return indices.indices, place._replace(sequence=indices.place)

@@ -14,7 +14,7 @@ from penstock.compat.iterators import torch_collate
 from penstock.compat.storages import new_shared, replace_new_shared
 from penstock.stream.table_rows import is_collate_map_untouched
 from penstock.worker.fetching import FetchSpec
-from penstock.worker.row_fetcher import SampleRows
+from penstock.worker.map_fetchers import SampleRows
 
 
 class SlabServer(Protocol):

@@ -29,9 +29,7 @@ from penstock.compat.iterators import (
     ExceptionWrapper,
     WorkerInfo,
     numpy_seed,
-    set_thread_name,
     set_worker_info,
-    set_worker_signal_handlers,
 )
 from penstock.errors import ClosedError
 from penstock.stream.batch_seeds import EpochSeeds
@@ -44,10 +42,8 @@ from penstock.stream.shard_state import (
     load_shard_between_epochs,
 )
 from penstock.stream.table_rows import plain_rows
-from penstock.worker.arrow_memory import tune_arrow_memory
 from penstock.worker.batch_pickle import dumps
 from penstock.worker.dataset_watch import DatasetWatch, FetchWatch, RowsWatch, Watch
-from penstock.worker.failed_sample import name_sample, spoken_sample
 from penstock.worker.fetching import (
     BatchPlace,
     Fetcher,
@@ -57,14 +53,12 @@ from penstock.worker.fetching import (
     datasets_of_shards,
 )
 from penstock.worker.fingerprint import Fingerprint, fingerprint
-from penstock.worker.held_interrupt import release_in_child
-from penstock.worker.out_of_turn import in_its_place, make_others
-from penstock.worker.pickled_once import PickledOnce
-from penstock.worker.request_feed import RequestFeed
+from penstock.worker.map_fetchers import name_sample, spoken_sample
+from penstock.worker.request_feed import RequestFeed, in_its_place, indices_of, make_others
 from penstock.worker.slab_collate import collating_into, lend_slabs_to_torch
-from penstock.worker.start_turns import StartTurn
-from penstock.worker.stuck_worker import offer_stack
 from penstock.worker.threaded_fetch import FetchPool, make_pool
+from penstock.worker.worker_process import offer_stack, set_up_process
+from penstock.worker.worker_start import PickledOnce, StartTurn, release_in_child
 
 
 class WorkerChannel:
@@ -145,7 +139,7 @@ def _work(
     worker_id: int,
     num_workers: int,
 ) -> None:
-    _set_up_process(base_seed, worker_id)
+    _prepare(base_seed, worker_id)
     set_worker_info(
         WorkerInfo(
             id=worker_id, num_workers=num_workers, seed=base_seed + worker_id, dataset=fetch.dataset
@@ -171,16 +165,12 @@ def _work(
             pool.close()
 
 
-def _set_up_process(base_seed: int, worker_id: int) -> None:
+def _prepare(base_seed: int, worker_id: int) -> None:
     # The collector would write to every container that the trainer had at the fork, and the system
     # would copy its page. Objects that exist now live as long as the worker.
     gc.freeze()
-    set_worker_signal_handlers()
-    set_thread_name("pt_data_worker")
+    set_up_process()
     offer_stack()
-    _C.tune_malloc()
-    tune_arrow_memory()
-    torch.set_num_threads(1)
     random.seed(base_seed + worker_id)
     torch.manual_seed(base_seed + worker_id)
     np.random.seed(numpy_seed(base_seed, worker_id))
@@ -234,7 +224,7 @@ def _serve(
         if request.is_epoch or request.is_early_epoch:
             ended_shards.clear()
             if spec.is_seeded_by_batch:
-                seeds = EpochSeeds(*_indices_of(request))
+                seeds = EpochSeeds(*indices_of(request))
                 datasets = datasets or datasets_of_shards(fetch, shards)
                 fetcher = SeededFetcher(
                     into_slab,
@@ -274,7 +264,7 @@ def _serve(
             try:
                 last = fetcher = of_epochs.get(request.epoch, fetcher)
                 place = BatchPlace(request.sequence, request.shard_id, request.first_place)
-                indices = make_others(_indices_of(request), place, fetcher.fetch, server.begin)
+                indices = make_others(indices_of(request), place, fetcher.fetch, server.begin)
                 batch = fetcher.fetch(*in_its_place(indices, place))
                 threads_drew = fetcher.threads_drew
             except Exception as error:
@@ -330,11 +320,6 @@ def _state_after(fetcher: Fetcher | None, shard_id: int) -> bytes | None:
     except Exception as error:  # the batch itself is valid
         failure = f"the state of a shard was refused by pickle: {type(error).__name__}: {error}"
         return pickle.dumps(StateFailure(failure))
-
-
-def _indices_of(request: _C.WorkerRequest) -> Any:
-    indices = request.indices()
-    return pickle.loads(indices) if request.is_pickled else indices
 
 
 def _answer_end(server: _C.WorkerServer, request: _C.WorkerRequest, state: bytes | None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show the stack of a worker that does not answer.
+"""Set up the process of a worker, and show the stack of a worker that does not answer.
 
 In every worker, faulthandler writes the Python stacks of all threads to a file in memory on a
 signal, which works even while native code holds the interpreter lock. The trainer sends the signal
@@ -11,20 +11,52 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 import time
 from pathlib import Path
+
+import torch
+
+from penstock import _C
+from penstock.compat.iterators import set_thread_name, set_worker_signal_handlers
 
 _SIGNAL = signal.SIGRTMIN + 11
 _FILE_NAME = "penstock-stack"
 _OWN_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _DUMP_SECONDS_MAX = 1.0
 _LINES_MAX = 40
-SAMPLES_SHOWN_MAX = 200  # characters
+_SAMPLES_SHOWN_MAX = 200  # characters
 _STATES = {
     "T": "it is stopped by a signal",
     "D": "it waits inside of the kernel, as for a disk or a network file system that is silent",
     "Z": "it is dead",
 }
+
+
+def set_up_process() -> None:
+    """Prepare this process for making batches: torch's signal handlers and number of threads in a
+    worker, and memory that is kept for the next batch."""
+    set_worker_signal_handlers()
+    set_thread_name("pt_data_worker")
+    _C.tune_malloc()
+    _make_arrow_use_malloc()
+    torch.set_num_threads(1)
+
+
+def _make_arrow_use_malloc() -> None:
+    """Make pyarrow allocate by malloc, unless the program has chosen one of Arrow's pools.
+
+    Arrow's default pool returns freed pages to the system after some milliseconds, so that every
+    batch read from Parquet incurs page faults for them. A pyarrow that is imported later reads the
+    environment variable.
+    """
+    variable = "ARROW_DEFAULT_MEMORY_POOL"
+    if variable in os.environ:
+        return
+    os.environ[variable] = "system"
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None and arrow.default_memory_pool().backend_name == "mimalloc":
+        arrow.set_memory_pool(arrow.system_memory_pool())
 
 
 def offer_stack() -> None:
@@ -35,13 +67,13 @@ def offer_stack() -> None:
 
 def spoken_debt(worker_id: int, pid: int | None, sequence: int, samples: str) -> str:
     """Describe the batch that a worker has not delivered, its samples if they have indices, and the
-    worker's stack. Wait as `where_it_is` does."""
-    shown = samples if len(samples) <= SAMPLES_SHOWN_MAX else samples[:SAMPLES_SHOWN_MAX] + "..."
+    worker's stack. Wait as `_where_it_is` does."""
+    shown = samples if len(samples) <= _SAMPLES_SHOWN_MAX else samples[:_SAMPLES_SHOWN_MAX] + "..."
     what = f"batch {sequence}, samples {shown}" if shown else f"batch {sequence}"
-    return f"Worker {worker_id} (pid {pid}) owes {what}; {where_it_is(pid)}".rstrip()
+    return f"Worker {worker_id} (pid {pid}) owes {what}; {_where_it_is(pid)}".rstrip()
 
 
-def where_it_is(pid: int | None) -> str:
+def _where_it_is(pid: int | None) -> str:
     """Return the stacks of a worker, most recent call first, or the reason for their absence; end
     with a newline.
 

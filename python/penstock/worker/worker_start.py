@@ -1,14 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of several new processes, pickled for the first of them and read by all.
+"""Start worker processes: take turns with their imports, pickle their arguments once for all, and
+delay Ctrl-C around a fork.
 
-``Process.start()`` pickles its arguments into the new process's pipe, and waits there until that
-process has imported the modules that it needs to read them, one worker after the other. Here, the
-pipe carries a few descriptors, and the pickle is in memory that every process maps.
+**Turns.** Importing torch keeps a core busy for more than a second. If all workers in new
+interpreters import it at the same time, all are ready at the same late time; if they take turns,
+the first ones make batches while the others start, and the last one is ready no later. Worker k
+waits for worker k - core_count: for the end of file of a pipe whose other end only that worker
+holds, and closes when its imports are done or when it dies. The trainer is not involved.
 
-Reductions that need the process being started (locks, queues, connections, shared tensors) pass
-descriptors through it. These are recorded while the pickle is made, and passed to every process in
-the same order. Objects that may be consumed only once, or that count their holders, are still
-pickled for each process: CUDA tensors, and storages under the sharing strategy ``file_system``.
+**Arguments.** ``Process.start()`` pickles its arguments into the new process's pipe, and waits
+there until that process has imported the modules that it needs to read them, one worker after the
+other. Here, the pipe carries a few descriptors, and the pickle is in memory that every process
+maps. Reductions that need the process being started (locks, queues, connections, shared tensors)
+pass descriptors through it. These are recorded while the pickle is made, and passed to every
+process in the same order. Objects that may be consumed only once, or that count their holders, are
+still pickled for each process: CUDA tensors, and storages under the sharing strategy
+``file_system``.
+
+**Ctrl-C.** Python runs hooks around a fork and discards their exceptions. An interrupt during a
+hook is lost: by a child, which then serves a trainer that has given up, or by the trainer, which
+continues training. An interrupt between the fork and the registration of the child at the trainer
+leaves a child that is never ended. ``spawn`` and a fork server have no such hooks, and their
+children end by themselves if they are not sent their work.
 """
 
 from __future__ import annotations
@@ -18,18 +31,118 @@ import gc
 import mmap
 import os
 import pickle
+import signal
 import sys
+import threading
 from collections.abc import Callable
-from multiprocessing import context, popen_forkserver, popen_spawn_posix, reduction
+from multiprocessing import connection, context, popen_forkserver, popen_spawn_posix, reduction
+from operator import itemgetter, methodcaller
+from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.multiprocessing import get_sharing_strategy
 
+# Importing a worker's main module may run any code, which may even wait for another worker.
+_TURN_S_MAX = 10.0
 _MAPPED_BYTES_MIN = 64 << 10  # a smaller array is as fast in the pickle
 _ALIGNMENT = 64
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+_held: list[HeldInterrupt] = []  # at most the context in which this process was forked
+
+
+class StartTurns:
+    """The pipes between the workers of one pool. Confined to the thread that starts them.
+
+    Call :meth:`close` when all workers are started, or when one could not be.
+    """
+
+    def __init__(self, worker_count: int, core_count: int) -> None:
+        self._worker_count = worker_count
+        self._core_count = core_count
+        self._awaited: dict[int, int] = {}  # by the waiting worker
+        self._held: int | None = None  # by the worker that is being started
+        self._next_worker = 0
+
+    def next_turn(self) -> StartTurn:
+        """Return the turn of the next worker. The previous worker must have been started."""
+        self._drop_held()
+        worker_id, self._next_worker = self._next_worker, self._next_worker + 1
+        if worker_id + self._core_count < self._worker_count:
+            self._awaited[worker_id + self._core_count], self._held = os.pipe()
+        return StartTurn(self._awaited.get(worker_id), self._held)
+
+    def close(self) -> None:
+        self._drop_held()
+        while self._awaited:
+            os.close(self._awaited.popitem()[1])
+
+    def _drop_held(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            os.close(held)
+
+
+class StartTurn:
+    """One worker's turn, which must be the first of its arguments.
+
+    It ends when it is unpickled: the worker's imports are done by then.
+    """
+
+    def __init__(self, awaited: int | None = None, held: int | None = None) -> None:
+        self._awaited = awaited
+        self._held = held
+
+    def begin_with_name(self, process: Any) -> None:
+        """Make ``process``, which is not started yet, wait for its turn."""
+        if self._awaited is not None:
+            process.name = _AwaitedName.make(process.name, self._awaited)
+
+    def __reduce__(self) -> Any:
+        return _end_turn, (None if self._held is None else reduction.DupFd(self._held),)
+
+
+def _end_turn(held: Any) -> StartTurn:
+    if held is not None:
+        os.close(held.detach())
+    return StartTurn()
+
+
+class _AwaitedName(str):
+    """The name of a process, which the process reads first, before its main module.
+
+    It is pickled as calls that wait for the turn and then return the name. They call only functions
+    of Python's standard library, since ours are not available without importing torch. A second
+    pickle, in the process object, does not wait.
+    """
+
+    awaited: int | None
+
+    @classmethod
+    def make(cls, name: str, awaited: int) -> _AwaitedName:
+        made = cls(name)
+        made.awaited = awaited
+        return made
+
+    def __reduce__(self) -> Any:
+        if self.awaited is None:
+            return str, (str(self),)
+        fd = _Call(methodcaller("detach"), reduction.DupFd(self.awaited))
+        self.awaited = None
+        wait, close = _Call(connection.wait, [fd], _TURN_S_MAX), _Call(os.close, fd)
+        return itemgetter(2), ((wait, close, str(self)),)
+
+
+class _Call:
+    """The result of a function that is called on unpickling."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self._call
 
 
 class PickledOnce:
@@ -296,3 +409,51 @@ def _map(descriptor: Any, kind: type[mmap.mmap], access: int) -> Any:
         return kind(fd, 0, access=access) if os.fstat(fd).st_size > 0 else None
     finally:
         os.close(fd)
+
+
+class HeldInterrupt:
+    """A context that records SIGINT; the signal takes effect at the end of the context.
+
+    A child that is forked in the context calls `release_in_child`. Only the main thread is
+    interrupted, so in other threads this has no effect; nor if SIGINT is ignored or has the
+    system's default action.
+    """
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+        self._frame: FrameType | None = None
+        self._is_noted = False
+
+    def __enter__(self) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread() and callable(handler):
+            self._handler = handler
+            _held.append(self)
+            signal.signal(signal.SIGINT, self._note)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Restore SIGINT's handler, and call it if the signal was recorded, which may raise."""
+        if self._handler is None:
+            return
+        handler, self._handler = self._handler, None
+        _held.remove(self)
+        signal.signal(signal.SIGINT, handler)
+        if self._is_noted:
+            handler(signal.SIGINT, self._frame)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._is_noted, self._frame = True, frame
+
+
+def release_in_child() -> None:
+    """End the context in which this process was forked; raise as its end does."""
+    while _held:
+        _held[-1].release()
