@@ -21,7 +21,13 @@ def shared_key_folder() -> str: ...
 # The least number of files that a serving process should be able to have open.
 DESCRIPTOR_LIMIT_LEAST: int
 
-def raise_descriptor_limit() -> list[str]: ...
+def raise_descriptor_limit() -> list[str]:
+    """Raise this process's soft limit of open files to its hard limit, to at most 2**20.
+
+    Return lines for the log: that the limit has changed, and that it is still too low. Call it only
+    in penstock's server processes; a training program keeps the limit that it was given.
+    """
+
 def close_memory() -> None:
     """Let only root read or trace this process from now on; it leaves no core dump."""
 

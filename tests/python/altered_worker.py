@@ -15,7 +15,7 @@ import sys
 
 from penstock.cli.command_parser import CommandParser
 from penstock.cli.isolation_options import add_isolation, isolation_of
-from penstock.pool import server_program
+from penstock.pool import worker_supervisor
 from penstock.pool.job_isolation import plan_isolation
 from penstock.pool.worker_spec import PoolWorkerSpec
 from penstock.pool.worker_supervisor import Supervisor
@@ -31,9 +31,9 @@ if __name__ == "__main__":
     name, argument, controller, keys, *options = sys.argv[1:]
     parser = CommandParser("worker", "worker", "")
     add_isolation(parser)
-    program = server_program._WARM_PROGRAM
+    program = worker_supervisor._WARM_PROGRAM
     altered = _ALTER.format(name=name, argument=argument)
-    server_program._WARM_PROGRAM = program.replace("from penstock.pool.warm_process", altered)
+    worker_supervisor._WARM_PROGRAM = program.replace("from penstock.pool.warm_process", altered)
     spec = PoolWorkerSpec(
         bind="tcp://127.0.0.1:0",
         advertised=None,

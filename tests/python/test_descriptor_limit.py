@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from penstock import _pool
+from penstock.cli.environment_command import DESCRIPTOR_LIMIT_LEAST
 from penstock.loader.process_limits import check_can_connect
-from penstock.pool import descriptor_limit
 
 
 @contextlib.contextmanager
@@ -50,8 +50,7 @@ def lines_under(soft: int, hard: int) -> list[str]:
         [
             sys.executable,
             "-c",
-            "from penstock.pool.descriptor_limit import raise_descriptor_limit\n"
-            "print(*raise_descriptor_limit(), sep='\\n')",
+            "from penstock import _pool\nprint(*_pool.raise_descriptor_limit(), sep='\\n')",
         ],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
         capture_output=True,
@@ -64,7 +63,7 @@ def lines_under(soft: int, hard: int) -> list[str]:
 
 @pytest.mark.slow
 def test_limit_of_a_process_that_serves_is_raised_and_reported() -> None:
-    least = descriptor_limit.LEAST
+    least = DESCRIPTOR_LIMIT_LEAST
     assert least == _pool.DESCRIPTOR_LIMIT_LEAST
     changed, low = lines_under(200, 256)
     assert changed == "may have 256 files open; its limit was 200"
@@ -92,4 +91,4 @@ def test_environment_report_names_a_low_hard_limit() -> None:
     )
     first, *_, last = done.stdout.splitlines()
     assert first == "files: 256"
-    assert last.startswith(f"files are too few for a pool's processes: {descriptor_limit.LEAST}")
+    assert last.startswith(f"files are too few for a pool's processes: {DESCRIPTOR_LIMIT_LEAST}")

@@ -32,8 +32,8 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from penstock import DataLoader, _pool
 from penstock.errors import PenstockError, PoolWarning
-from penstock.pool import server_program
-from penstock.pool.server_program import ServerProgram
+from penstock.pool import worker_supervisor
+from penstock.pool.worker_supervisor import ServerProgram
 
 pytestmark = pytest.mark.slow
 
@@ -716,7 +716,7 @@ def test_a_fork_that_the_system_refuses_ends_no_worker(pool: PoolProcesses) -> N
 def test_without_the_program_a_worker_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(server_program._pool, "__file__", str(tmp_path / "_pool.so"))
+    monkeypatch.setattr(worker_supervisor._pool, "__file__", str(tmp_path / "_pool.so"))
     where = re.escape(str(tmp_path / "penstock-server"))
     with pytest.raises(PenstockError, match=f"{where}.*install penstock again"):
         ServerProgram(is_quiet=False)

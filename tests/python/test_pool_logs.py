@@ -20,8 +20,7 @@ from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
 from torch.utils.data import TensorDataset
 
 from penstock import DataLoader, _pool
-from penstock.pool.job_journal import JobJournal
-from penstock.pool.pool_log import PoolLog, printable
+from penstock.pool.pool_log import JobJournal, PoolLog, printable
 
 HOST = re.escape(socket.gethostname())
 LINE = re.compile(

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, TensorDataset
 from penstock import DataLoader, _pool
 from penstock.cli.command_line import main
 from penstock.pool.pool_status import name_of
-from penstock.pool.worker_addresses import WorkerAddress, worker_addresses
+from penstock.pool.worker_spec import WorkerAddress, worker_addresses
 
 pytestmark = pytest.mark.slow
 

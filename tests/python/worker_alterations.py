@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from penstock.pool import fork_check, job_process, job_versions, running_job
+from penstock.pool import job_process, job_versions, running_job, warm_process
 from penstock.worker import batch_pickle
 
 
@@ -133,7 +133,7 @@ def refuse_forks(count: str) -> None:
 def hang_after_forks(seconds_max: str) -> None:
     """Hang in each forked child, like a library that waits there for a thread that the child lacks;
     the check for such hangs takes ``seconds_max``."""
-    fork_check.SECONDS_MAX = float(seconds_max)
+    warm_process.FORK_CHECK_S_MAX = float(seconds_max)
     os.register_at_fork(after_in_child=lambda: time.sleep(10_000))
 
 

@@ -43,7 +43,6 @@ from penstock.engines.ray_engine import RayEngine
 from penstock.engines.slurm_engine import SlurmEngine
 from penstock.engines.worker_keys import WorkerKeys
 from penstock.errors import PenstockError
-from penstock.pool.descriptor_limit import raise_descriptor_limit
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.worker_spec import DRAIN_GRACE_S, PATIENCE_S
 
@@ -206,7 +205,7 @@ class _Elastic:
 
     def __init__(self, args: Any, state: Path) -> None:
         self._log = PoolLog("penstock up")
-        self._limit_lines = raise_descriptor_limit()
+        self._limit_lines = _pool.raise_descriptor_limit()
         journal = Journal(state / "journal")
         self._controller = _start_controller(args, journal.endpoint, self._log)
         endpoint = self._controller.endpoint

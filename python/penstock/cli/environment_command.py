@@ -27,11 +27,13 @@ from penstock._native import c_library, native_parts
 from penstock._packages_on_path import packages_on_path
 from penstock._version import TORCH_MINORS, __version__
 from penstock.cli.command_parser import CommandParser, carry_out
-from penstock.pool.descriptor_limit import LEAST
 from penstock.secret_names import looks_secret
 from penstock.tuning.process_resources import usable_cpus
 
 _NAME_COLUMNS = 22
+# Below this, few connections fit in addition to a dataset's files. The same as
+# _pool.DESCRIPTOR_LIMIT_LEAST, since this command runs without native parts.
+DESCRIPTOR_LIMIT_LEAST = 4096
 # By section and name, the lines of the value.
 Report = dict[str, dict[str, list[str]]]
 
@@ -327,11 +329,11 @@ def _limit(name: str) -> str:
 
 def _low_limits() -> list[str]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY or hard >= LEAST:
+    if hard == resource.RLIM_INFINITY or hard >= DESCRIPTOR_LIMIT_LEAST:
         return []
     return [
-        f"files are too few for a pool's processes: {LEAST} or more are recommended; raise the "
-        f"hard limit (ulimit -Hn, LimitNOFILE of a systemd unit)"
+        f"files are too few for a pool's processes: {DESCRIPTOR_LIMIT_LEAST} or more are "
+        f"recommended; raise the hard limit (ulimit -Hn, LimitNOFILE of a systemd unit)"
     ]
 
 

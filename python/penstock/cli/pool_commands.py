@@ -25,11 +25,12 @@ from penstock.cli.dashboard_options import StartDashboard, add_dashboard, dashbo
 from penstock.cli.isolation_options import add_isolation, isolation_of
 from penstock.engines.engine import NAME_VARIABLE
 from penstock.pool.cost_text import cost_text
-from penstock.pool.descriptor_limit import raise_descriptor_limit
+from penstock.pool.job_isolation import plan_isolation
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.pool_status import PoolStatus, name_of
 from penstock.pool.status_text import status_text
 from penstock.pool.terms import Terms, read_terms
+from penstock.pool.worker_spec import DRAIN_GRACE_S, PATIENCE_S, PoolWorkerSpec, worker_addresses
 
 POOL_VARIABLE = "PENSTOCK_POOL"
 KEYS_VARIABLE = "PENSTOCK_KEYS"
@@ -161,7 +162,7 @@ examples:
 
 
 def _run_controller(args: argparse.Namespace, start_dashboard: StartDashboard) -> int:
-    limit_lines = raise_descriptor_limit()
+    limit_lines = _pool.raise_descriptor_limit()
     controller = start_controller(args.bind, args)
     stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # Python sees a signal only after the native loop; the descriptor is written immediately.
@@ -181,9 +182,6 @@ def _run_controller(args: argparse.Namespace, start_dashboard: StartDashboard) -
 
 def _work(arguments: Sequence[str]) -> int:
     # Imported here, as the other commands do not need it.
-    from penstock.pool.job_isolation import plan_isolation
-    from penstock.pool.worker_addresses import worker_addresses
-    from penstock.pool.worker_spec import DRAIN_GRACE_S, PATIENCE_S, PoolWorkerSpec
     from penstock.pool.worker_supervisor import Supervisor
 
     parser = CommandParser(

@@ -71,6 +71,7 @@ from penstock.loader.variable_pool import (
 )
 from penstock.pool.known_pickle import KnownPickle
 from penstock.pool.travelling_code import TravellingCode
+from penstock.pool.worker_spec import arena_bytes
 from penstock.program_line import warn
 from penstock.ranks.replica_group import ReplicaGroup, check_place, ranks_of
 from penstock.ranks.sharding import RankSharding, check_without_sharding, order_generator
@@ -81,7 +82,6 @@ from penstock.stream.shard_state import ResumedDataset, copied_state
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tuning.load_meter import LoadMeter
 from penstock.tuning.worker_tuner import AutomaticCount, WorkerTuner, first_count
-from penstock.worker.arena_cap import arena_bytes
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext

@@ -33,9 +33,9 @@ from penstock.loader.parked_client import Recaller
 from penstock.loader.process_limits import explain, explain_later_kills, fork_turn, retire_at_forks
 from penstock.loader.source import NativeThread, StreamOptions
 from penstock.pool.unpicklable import find_unpicklable
+from penstock.pool.worker_spec import arena_bytes
 from penstock.program_line import warn
 from penstock.stream.progress import Progress
-from penstock.worker.arena_cap import arena_bytes
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.worker_main import WorkerChannel, WorkerSpec, worker_loop
 from penstock.worker.worker_process import spoken_debt

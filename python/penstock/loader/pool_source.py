@@ -41,13 +41,12 @@ from penstock.pool.pool_job import Job, job_id, pack_job
 from penstock.pool.pool_status import spoken_numerics
 from penstock.pool.pool_worker import run_worker
 from penstock.pool.process_settings import JobSettings
-from penstock.pool.worker_spec import PoolWorkerSpec
+from penstock.pool.worker_spec import PoolWorkerSpec, arena_bytes
 from penstock.program_line import warn
 from penstock.ranks.job_store import job_identity
 from penstock.ranks.replica_group import FeedWatch, ReplicaGroup
 from penstock.ranks.sharding import JobRank
 from penstock.stream.progress import Progress
-from penstock.worker.arena_cap import arena_bytes
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.worker_start import HeldInterrupt, release_in_child
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from penstock import _C
 from penstock.errors import ClosedError, PenstockError, UnsupportedError
-from penstock.pool.job_journal import JobJournal
 from penstock.pool.job_shelf import JobShelf
+from penstock.pool.pool_log import JobJournal
 from penstock.pool.worker_errors import (
     describe_error,
     end_forked_child,

@@ -20,12 +20,11 @@ import torch
 
 from penstock import _C
 from penstock.pool.job_isolation import JobPlace
-from penstock.pool.job_journal import JobJournal
 from penstock.pool.job_loop import serve_jobs
 from penstock.pool.job_shelf import JobShelf
-from penstock.pool.pool_log import PoolLog
-from penstock.pool.process_setup import ignore_end_signals
-from penstock.worker.arena_cap import arena_bytes
+from penstock.pool.pool_log import JobJournal, PoolLog
+from penstock.pool.process_settings import ignore_end_signals
+from penstock.pool.worker_spec import arena_bytes
 from penstock.worker.slab_collate import lend_slabs_to_torch
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.pool.descriptor_limit import raise_descriptor_limit
+from penstock import _pool
 from penstock.pool.job_hosts import JobHost, NamedHosts, is_denied
 from penstock.pool.job_isolation import JobIsolation
 from penstock.pool.job_network import MESSAGE
@@ -53,7 +53,7 @@ def run_proxy(isolation: Mapping[str, Any], fd: int) -> None:
     """Serve until the warm process at the other end of ``fd`` has ended."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # draining workers still need the proxy
-    raise_descriptor_limit()
+    _pool.raise_descriptor_limit()
     plan = JobIsolation(**isolation)
     # The isolation that all jobs share: the proxy cannot read keys, either.
     bounded = replace(plan, no_network="", has_private_tmp=False, data_bytes=None)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``penstock run --pool-local``: the pool that a program starts on its own machine.
 
-A separate process, the *keeper* (:mod:`.pool_keeper`), runs the controller and supervises the
-workers. It is not a child of the program, because a program that waits for all of its children must
-not find one that it never started. The keeper ends with the program, for any reason.
+A separate process, the *keeper* (`keep_pool`), runs the controller and supervises the workers. It
+is not a child of the program, because a program that waits for all of its children must not find
+one that it never started. The keeper ends when the program ends, for any reason, and on SIGTERM.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
+from penstock import _pool
 from penstock.errors import PenstockError
-from penstock.pool.pool_keeper import GRACE_S, KeeperOrders, KeeperReport
+from penstock.pool.worker_spec import PATIENCE_S, PoolWorkerSpec
+from penstock.pool.worker_supervisor import Supervisor
 
 _START_S_MAX = 60.0
-_END_S_MAX = GRACE_S + 5.0  # includes a second signal; then the keeper is killed
+_GRACE_S = 5.0  # for workers to leave after the end of the program that they served
+_END_S_MAX = _GRACE_S + 5.0  # includes a second signal; then the keeper is killed
 # The keeper gets this process's module path, so it finds modules in any folder. Its parent exits as
 # soon as the keeper has been forked.
 _PROGRAM = """\
@@ -30,9 +34,10 @@ import json, os, sys
 if os.fork():
     os._exit(0)
 sys.path[:] = json.loads(sys.argv[1])
-from penstock.pool.pool_keeper import keep_pool
+from penstock.pool.local_pool import keep_pool
 sys.exit(keep_pool(json.loads(sys.argv[2])))
 """
+_LOOPBACK = "tcp://127.0.0.1:0"
 
 
 class LocalPool:
@@ -87,8 +92,8 @@ class LocalPool:
         if os.getpid() != self._owner_pid or self._keeper_fd < 0:
             return
         for number, wait_s in (
-            (signal.SIGTERM, GRACE_S),
-            (signal.SIGTERM, _END_S_MAX - GRACE_S),
+            (signal.SIGTERM, _GRACE_S),
+            (signal.SIGTERM, _END_S_MAX - _GRACE_S),
             (signal.SIGKILL, None),
         ):
             with contextlib.suppress(ProcessLookupError):
@@ -122,3 +127,56 @@ def _no_start(seen: str) -> PenstockError:
         f"the process that should run the pool did not start: {seen}; what it printed says why, "
         f"or the system was out of memory or process numbers"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperOrders:
+    worker_count: int
+    key_folder: str | None  # None: the keys that this user's processes share
+    program_fd: int  # a descriptor of the program's process
+    report_fd: int  # for one report; open for as long as the keeper lives
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperReport:
+    """A report that the controller listens, or why there is no pool."""
+
+    pid: int
+    endpoint: str = ""
+    refusal: str = ""
+
+    def write(self, fd: int) -> None:
+        os.write(fd, json.dumps(asdict(self)).encode() + b"\n")
+
+
+def keep_pool(settings: dict[str, object]) -> int:
+    """Run the pool that a `KeeperOrders` describes; return the exit code."""
+    orders = KeeperOrders(**settings)  # type: ignore[arg-type]
+    for fd in (orders.program_fd, orders.report_fd):
+        os.set_inheritable(fd, False)
+    _pool.raise_descriptor_limit()
+    try:
+        controller = _pool.Controller.start(_LOOPBACK, orders.key_folder)
+        spec = PoolWorkerSpec(
+            bind=_LOOPBACK,
+            advertised=None,
+            data_bind=None,
+            data_advertised=None,
+            controller=controller.endpoint,
+            key_folder=orders.key_folder,
+            patience_s=PATIENCE_S,
+            parent_pid=os.getpid(),
+        )
+        supervisor = Supervisor([spec] * orders.worker_count, is_quiet=True)
+    except (PenstockError, ValueError, OSError) as error:
+        KeeperReport(os.getpid(), refusal=str(error)).write(orders.report_fd)
+        return 1
+    stop_read, stop_write = os.pipe2(os.O_CLOEXEC)
+    serving = threading.Thread(target=controller.run, args=(stop_read,))
+    serving.start()
+    KeeperReport(os.getpid(), endpoint=controller.endpoint).write(orders.report_fd)
+    try:
+        return supervisor.run(end_fd=orders.program_fd, grace_s=_GRACE_S)
+    finally:
+        os.write(stop_write, b"x")
+        serving.join()

@@ -9,14 +9,12 @@ import os
 import signal
 from collections.abc import Callable
 
-from penstock import _C
-from penstock.pool.descriptor_limit import raise_descriptor_limit
-from penstock.pool.job_journal import JobJournal
+from penstock import _C, _pool
 from penstock.pool.job_loop import serve_jobs
 from penstock.pool.job_shelf import JobShelf
-from penstock.pool.process_setup import about_worker, ignore_end_signals
-from penstock.pool.worker_spec import PoolWorkerSpec
-from penstock.worker.arena_cap import arena_bytes, job_bytes
+from penstock.pool.pool_log import JobJournal
+from penstock.pool.process_settings import about_worker, ignore_end_signals
+from penstock.pool.worker_spec import PoolWorkerSpec, arena_bytes, job_bytes
 from penstock.worker.slab_collate import lend_slabs_to_torch
 from penstock.worker.worker_process import offer_stack, set_up_process
 
@@ -34,7 +32,7 @@ def run_worker(
     messages that need attention. Raise PenstockError if serving cannot continue. Call it in the
     main thread of a dedicated process.
     """
-    raise_descriptor_limit()
+    _pool.raise_descriptor_limit()
     server = _C.PoolServer.start(
         bind=spec.bind,
         advertised=spec.advertised,

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from penstock import _C
 from penstock.pool.job_isolation import JobPlace
 from penstock.pool.job_process import run_job
-from penstock.pool.process_setup import ignore_end_signals, load_what_is_loaded_late
+from penstock.pool.process_settings import ignore_end_signals, load_what_is_loaded_late
 from penstock.worker.worker_process import set_up_process
 
 _PROGRAM = """\

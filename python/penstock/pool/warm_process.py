@@ -2,29 +2,42 @@
 """The warm process of a pool worker, from which job processes are forked: it has imported all that
 they need, runs no user code, and has no key of the pool. If it cannot be forked, it spawns them.
 
-Its own code runs in one thread, so that a fork copies all of it.
+Its own code runs in one thread, so that a fork copies all of it. A trial fork at its start tests
+whether a forked child can compute here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import hashlib
 import os
 import re
+import select
 import shutil
+import signal
+import time
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock import _C
-from penstock.pool.descriptor_limit import raise_descriptor_limit
-from penstock.pool.fork_check import fork_fault
+import torch
+
+from penstock import _C, _pool
 from penstock.pool.job_isolation import IsolatedJobs, JobIsolation, JobPlace
 from penstock.pool.job_network import ProxyProcess
 from penstock.pool.job_process import run_job
 from penstock.pool.pool_log import PoolLog
-from penstock.pool.process_setup import about_worker, ignore_end_signals, load_what_is_loaded_late
+from penstock.pool.process_settings import (
+    about_worker,
+    ignore_end_signals,
+    load_what_is_loaded_late,
+)
 from penstock.pool.spawned_job import seconds_since_start, spawn_job
 from penstock.worker.worker_process import set_up_process
+
+FORK_CHECK_S_MAX = 20.0  # for the child; a busy machine takes one or two
+_ELEMENTS = 1 << 17  # enough for torch to use several threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +57,7 @@ def run_warm(settings: dict[str, Any], channel_fd: int) -> int:
     warm = _WarmProcess(_C.WarmChannel.open(channel_fd), warm_settings, isolated, proxy)
     set_up_process()
     ignore_end_signals()  # the server ends this process
-    raise_descriptor_limit()
+    _pool.raise_descriptor_limit()
     # Python warns about forking with threads: numpy's library has some, and handles the fork.
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=re.escape(__name__))
     load_what_is_loaded_late()
@@ -74,7 +87,7 @@ class _WarmProcess:
     def check_fork(self) -> None:
         """Spawn each job if this process cannot be forked, and log that."""
         start_s = seconds_since_start()
-        fault = fork_fault()
+        fault = _fork_fault()
         if fault is not None:
             self._is_forking = False
             PoolLog("penstock worker").tell(
@@ -128,3 +141,79 @@ class _WarmProcess:
 
     def _folder_of(self, job: int) -> str:
         return os.path.join(self._settings.code_root, f"job-{job}")
+
+
+def _fork_fault() -> str | None:
+    """Return how a forked child fails to compute with torch, as words that follow "a forked child";
+    None if it computes the same as this process. Block for at most `FORK_CHECK_S_MAX`.
+
+    A library loaded by torch or at startup may keep a forked child from computing: by a handler
+    that it runs after a fork, or by threads and locks that the child inherits. A fork that the
+    system refuses for the moment is not a fault: the next one may succeed.
+    """
+    expected = _computed()
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    try:
+        try:
+            pid = os.fork()
+        except (OSError, MemoryError):
+            return None
+        if pid == 0:
+            _answer(write_fd)
+        os.close(write_fd)
+        write_fd = -1
+        answer = _read_until(read_fd, time.monotonic() + FORK_CHECK_S_MAX)
+        if answer is None:
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    finally:
+        for fd in (read_fd, write_fd):
+            if fd >= 0:
+                os.close(fd)
+    if answer is None:
+        return f"did not compute with torch within {FORK_CHECK_S_MAX:g} s"
+    if status != 0:
+        return f"ended while it computed with torch ({_ending(status)})"
+    return None if answer == expected else "computed something else with torch"
+
+
+def _answer(write_fd: int) -> None:
+    status = 1
+    try:
+        torch.set_num_threads(2)  # as a dataset may; not in the parent, whose threads no child has
+        os.write(write_fd, _computed())
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _computed() -> bytes:
+    """Compute a hash that is bit-for-bit identical for any number of threads."""
+    drawn = torch.rand(64, 64, generator=torch.Generator().manual_seed(1))
+    many = torch.arange(_ELEMENTS, dtype=torch.float32)
+    found = hashlib.sha256()
+    for tensor in (drawn, drawn @ drawn, many * many):
+        found.update(tensor.numpy().tobytes())
+    return found.digest()
+
+
+def _read_until(fd: int, deadline: float) -> bytes | None:
+    """Read until the other end is closed; return None if the deadline passes first."""
+    text = b""
+    waiting = select.poll()
+    waiting.register(fd, select.POLLIN)
+    while True:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not waiting.poll(left_s * 1e3):
+            return None
+        piece = b""
+        with contextlib.suppress(InterruptedError):
+            piece = os.read(fd, 4096)
+        if not piece:
+            return text
+        text += piece
+
+
+def _ending(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
