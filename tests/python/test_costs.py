@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, IterableDataset
 from penstock import DataLoader, _pool
 from penstock.cli.command_line import main
 from penstock.loader.stats import LoaderStats
-from penstock.pool.cost_text import cost_text
+from penstock.pool.pool_status import cost_text
 
 BILL = {
     "worker_hours": 1.5,

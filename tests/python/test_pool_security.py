@@ -46,8 +46,7 @@ from raw_zeromq import (
 from penstock import DataLoader, _pool
 from penstock.cli.command_line import main
 from penstock.errors import PenstockError
-from penstock.pool.pool_status import PoolStatus
-from penstock.pool.status_text import status_text
+from penstock.pool.pool_status import PoolStatus, status_text
 
 pytestmark = pytest.mark.slow
 

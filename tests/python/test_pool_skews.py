@@ -37,8 +37,7 @@ from raw_zeromq import (
 import penstock
 from penstock import DataLoader, _pool
 from penstock.errors import PenstockError, PoolWarning
-from penstock.pool.pool_status import PoolStatus
-from penstock.pool.status_text import status_text
+from penstock.pool.pool_status import PoolStatus, status_text
 
 pytestmark = pytest.mark.slow
 

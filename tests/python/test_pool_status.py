@@ -16,8 +16,7 @@ from pool_processes import SECONDS_MAX, PoolProcesses, pool_of
 from torch.utils.data import TensorDataset
 
 from penstock import DataLoader
-from penstock.pool.pool_status import PoolStatus
-from penstock.pool.status_text import status_text
+from penstock.pool.pool_status import PoolStatus, status_text
 
 SOFTWARE = "penstock 0.1.0, torch 2.11.0, Python 3.11.7"
 CONTROLLER = {

@@ -19,8 +19,7 @@ from pool_processes import SECONDS_MAX, PoolProcesses, Process, Worker, pool_of
 from test_pool_worker import reported
 
 from penstock import DataLoader, _pool
-from penstock.pool.pool_status import PoolStatus
-from penstock.pool.status_text import status_text
+from penstock.pool.pool_status import PoolStatus, status_text
 
 pytestmark = pytest.mark.slow
 

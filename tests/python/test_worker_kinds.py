@@ -20,8 +20,7 @@ from torch import nn
 import penstock
 from penstock import _C, DataLoader
 from penstock.errors import PoolWarning
-from penstock.pool.pool_status import PoolStatus, name_of
-from penstock.pool.status_text import status_text
+from penstock.pool.pool_status import PoolStatus, name_of, status_text
 
 STEPS = 61
 OTHER_KIND = {"ATEN_CPU_CAPABILITY": "default"}

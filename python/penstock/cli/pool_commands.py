@@ -24,11 +24,9 @@ from penstock.cli.command_parser import (
 from penstock.cli.dashboard_options import StartDashboard, add_dashboard, dashboard_of
 from penstock.cli.isolation_options import add_isolation, isolation_of
 from penstock.engines.engine import NAME_VARIABLE
-from penstock.pool.cost_text import cost_text
 from penstock.pool.job_isolation import plan_isolation
 from penstock.pool.pool_log import PoolLog
-from penstock.pool.pool_status import PoolStatus, name_of
-from penstock.pool.status_text import status_text
+from penstock.pool.pool_status import PoolStatus, cost_text, name_of, status_text
 from penstock.pool.terms import Terms, read_terms
 from penstock.pool.worker_spec import DRAIN_GRACE_S, PATIENCE_S, PoolWorkerSpec, worker_addresses
 
