@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pool.code_folder import CodeFolder
+from penstock.pool.job_code import CodeFolder
 
 HOLDER = """\
 import sys
-from penstock.pool.code_folder import CodeFolder
+from penstock.pool.job_code import CodeFolder
 folder = CodeFolder()
 print(folder.path, flush=True)
 sys.stdin.read()
@@ -27,7 +27,7 @@ folder.remove()
 # The process that made the folder has ended, and its child has it.
 HANDED_ON = """\
 import os, sys
-from penstock.pool.code_folder import CodeFolder
+from penstock.pool.job_code import CodeFolder
 folder = CodeFolder()
 if os.fork() > 0:
     os._exit(0)
@@ -37,7 +37,7 @@ sys.stdin.read()
 """
 MAKER = """\
 import os, sys
-from penstock.pool.code_folder import CodeFolder
+from penstock.pool.job_code import CodeFolder
 for _ in range(50):
     folder = CodeFolder()
     assert os.path.isdir(folder.path), folder.path

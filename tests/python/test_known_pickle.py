@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, _DatasetKind, default_collate
 
-from penstock.pool.known_pickle import KnownPickle
+from penstock.pool.job_pickle import KnownPickle
 from penstock.pool.pool_job import Job, job_id, pack_job
 from penstock.worker.fetching import FetchSpec
 

@@ -104,8 +104,8 @@ WHOSE_BYTES = {
     ("live/dashboard_server.py", "_Handler._refuse", ".recv"): "bytes that are thrown away",
     ("cli/program.py", "run_file", "compile"): "the user's own program",
     ("cli/program.py", "_run", "exec"): "the user's own program",
-    ("pool/factory_job.py", "open_factory_job", "torch.jit.load"): "the trainer's, in a worker",
-    ("pool/factory_job.py", "_make", "importlib.import_module"): "a name of the trainer's, in a "
+    ("pool/pool_job.py", "open_factory_job", "torch.jit.load"): "the trainer's, in a worker",
+    ("pool/pool_job.py", "_make", "importlib.import_module"): "a name of the trainer's, in a "
     "worker: a module that is there",
     ("worker/request_feed.py", "indices_of", "pickle.loads"): "the trainer's, in a worker",
     ("worker/shared_list.py", "SharedList.__getitem__", "pickle.loads"): "the process's own memory",

@@ -69,7 +69,7 @@ from penstock.loader.variable_pool import (
     named_pool,
     use_variable,
 )
-from penstock.pool.known_pickle import KnownPickle
+from penstock.pool.job_pickle import KnownPickle
 from penstock.pool.travelling_code import TravellingCode
 from penstock.pool.worker_spec import arena_bytes
 from penstock.program_line import warn

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from penstock.loader.parked_client import ParkedClient
 from penstock.loader.step_times import PastWork
-from penstock.pool.known_pickle import KnownPickle
+from penstock.pool.job_pickle import KnownPickle
 from penstock.pool.travelling_code import TravellingCode
 from penstock.stream.batch_seeds import DrawWarning
 from penstock.stream.progress import Progress

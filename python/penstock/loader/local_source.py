@@ -32,7 +32,7 @@ from penstock.loader.options import any_worker_serves
 from penstock.loader.parked_client import Recaller
 from penstock.loader.process_limits import explain, explain_later_kills, fork_turn, retire_at_forks
 from penstock.loader.source import NativeThread, StreamOptions
-from penstock.pool.unpicklable import find_unpicklable
+from penstock.pool.job_pickle import find_unpicklable
 from penstock.pool.worker_spec import arena_bytes
 from penstock.program_line import warn
 from penstock.stream.progress import Progress

@@ -36,7 +36,7 @@ from penstock.loader.source import (
     StreamOptions,
     with_workers_apart,
 )
-from penstock.pool.code_folder import CodeFolder
+from penstock.pool.job_code import CodeFolder
 from penstock.pool.pool_job import Job, job_id, pack_job
 from penstock.pool.pool_status import spoken_numerics
 from penstock.pool.pool_worker import run_worker

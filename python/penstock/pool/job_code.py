@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pack modules at the trainer, and make them importable at a worker.
 
-A folder becomes a zip file of its code files (selected by code_files.py). A worker extracts it and
-imports from it as if the folder were in its sys.path.
+A folder becomes a zip file of its code files (selected by code_files.py). A worker extracts it into
+a temporary folder and imports from it as if the folder were in its sys.path.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import importlib
 import io
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence, Set
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import UnsupportedError
@@ -232,3 +235,70 @@ def _check_entries(entries: Sequence[zipfile.ZipInfo]) -> None:
 def _is_safe(name: str) -> bool:
     parts = name.split("/")
     return "\\" not in name and "\0" not in name and not {"", ".", ".."} & set(parts)
+
+
+class CodeFolder:
+    """The temporary folder into which a pool worker extracts the modules of jobs, with mode 0700;
+    it exists from construction until :meth:`remove`.
+
+    The process that started the worker owns the folder, since a killed worker cannot remove it. A
+    folder left by a killed owner is removed by the next owner that the same user starts. A folder
+    in use is locked. Its process id would not be enough: containers that share /tmp have separate
+    process ids, and ids are reused.
+    """
+
+    def __init__(self) -> None:
+        _remove_orphans()
+        self.path, self._lock_fd = _make_locked()
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+def _folder_prefix() -> str:
+    return f"penstock-code-{os.getuid()}-"
+
+
+def _make_locked() -> tuple[str, int | None]:
+    while True:
+        # The process id is for people who look into /tmp.
+        path = tempfile.mkdtemp(prefix=f"{_folder_prefix()}{os.getpid()}-")
+        try:
+            lock_fd = _try_lock(path)
+        except OSError:
+            return path, None  # this file system has no locks, so the folder is never removed early
+        if lock_fd is not None:
+            return path, lock_fd
+        # Another process took the folder for an orphan before it was locked.
+
+
+def _try_lock(path: str) -> int | None:
+    """Return a descriptor that locks the folder until it is closed; None if another process has
+    locked or removed the folder.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            stack.callback(os.close, lock_fd)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_there = os.path.samestat(os.fstat(lock_fd), os.lstat(path))
+        except (BlockingIOError, FileNotFoundError):
+            return None
+        if is_there:
+            stack.pop_all()
+            return lock_fd
+    return None
+
+
+def _remove_orphans() -> None:
+    for path in Path(tempfile.gettempdir()).glob(f"{_folder_prefix()}*"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid != os.getuid():
+                continue
+            lock_fd = _try_lock(str(path))
+            if lock_fd is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock_fd)

@@ -15,23 +15,34 @@ and functions that use a package of which more was imported in the meantime.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import io
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pickle import PickleBuffer, PicklingError
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 import torch
 
 from penstock.compat.storages import typed_storage, untyped_part
+from penstock.worker.fetching import FetchSpec
+from penstock.worker.fingerprint import Fingerprint, fingerprint
 
 _ANYWHERE = ("cpu", "meta")  # devices that every worker has
 _CLASS_MAKERS = ("_make_skeleton_class", "_make_skeleton_enum")
 _TRACKER_ID = re.compile("[0-9a-f]{32}")
+# An inspection may take this long, or as long as the pickling that it could have avoided.
+_LOOK_S_MIN = 0.25
+# Limits of the search for a part that cannot be pickled.
+_SEARCH_BYTES_MAX = 256 << 20  # pickled during the search in total: some seconds
+_SEARCH_TRIES_MAX = 2000
+_SEARCH_ITEMS_MAX = 200  # examined per container
+_SEARCH_DEPTH_MAX = 12
 
 
 class Sink(Protocol):
@@ -89,10 +100,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             _check_device(obj.device)
         elif isinstance(obj, torch.UntypedStorage):
             _check_device(obj.device)
-            memory: Any = _bytes_of(obj).numpy()
+            memory: Any = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()
             return _storage, (PickleBuffer(memory),) if obj.nbytes() else ()
         elif isinstance(obj, torch.storage.TypedStorage):
-            return _typed_storage, (untyped_part(obj), obj.dtype)
+            return typed_storage, (untyped_part(obj), obj.dtype)
         elif isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read it to the end and send the text.
             raise PicklingError(f"cannot pickle an open file ({obj.name!r})")
@@ -135,10 +146,6 @@ def _as_here(obj: Any, reduced: Any) -> Any:
     return make, (*first, None, extra), *rest
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
-
-
 def _storage(data: bytearray | None = None) -> torch.UntypedStorage:
     """Return a storage on the memory that the unpickler has read."""
     if data is None:
@@ -146,5 +153,164 @@ def _storage(data: bytearray | None = None) -> torch.UntypedStorage:
     return torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
 
 
-def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
-    return typed_storage(storage, dtype)
+class KnownPickle:
+    """The hash of the objects that were pickled last for the jobs of one loader, so that a dataset
+    that has not changed since the previous epoch is not pickled again.
+
+    A job is identified by the hash of its pickle. Pickling and hashing 20 GB takes a minute;
+    inspecting the same data takes seconds: see :mod:`penstock.worker.fingerprint`, which also
+    explains what an inspection cannot see: the content of files. Objects that it cannot prove to be
+    unchanged are pickled again. Confined to the trainer's thread.
+    """
+
+    def __init__(self) -> None:
+        self._look: tuple[Any, Fingerprint] | None = None  # before they were pickled
+        self._found: tuple[Any, set[str]] | None = None  # the hash, and the modules in the pickle
+        self._allowed_s = _LOOK_S_MIN
+        self._failed_s = 0.0  # an inspection with this time limit was inconclusive
+
+    def recall(
+        self, fetch: FetchSpec, init_fn: Callable[[int], None] | None
+    ) -> tuple[Any, set[str]] | None:
+        """Return a copy of the hash and the modules of the last pickle if these objects are known
+        to be unchanged since then. Otherwise, the caller must pickle them and call :meth:`note`."""
+        before, self._look = self._look, self._look_at(fetch, init_fn)
+        if self._found is None or before is None or self._look != before:
+            self._found = None
+            return None
+        found, modules = self._found
+        return found.copy(), modules
+
+    def note(self, found: Any, modules: set[str], pickling_s: float) -> None:
+        """Record the hash of the pickled objects that were last passed to :meth:`recall`."""
+        self._found = (found.copy(), modules)
+        self._allowed_s = max(_LOOK_S_MIN, pickling_s)
+
+    def _look_at(
+        self, fetch: FetchSpec, init_fn: Callable[[int], None] | None
+    ) -> tuple[Any, Fingerprint] | None:
+        if self._allowed_s < 2 * self._failed_s:
+            return None
+        roots = (fetch.dataset, fetch.collate_fn, init_fn)
+        found = fingerprint(*roots, cost_s_max=self._allowed_s)
+        self._failed_s = self._allowed_s if found is None else 0.0
+        if found is None:
+            return None
+        options = (fetch.dataset_kind, fetch.auto_collation, fetch.drop_last, fetch.fetch_threads)
+        return (*options, fetch.shards), found
+
+
+class Unpicklable(NamedTuple):
+    path: str  # such as "dataset.index['connection']"
+    value: Any
+
+
+def find_unpicklable(roots: Mapping[str, Any]) -> Unpicklable | None:
+    """Return the innermost part, below one of ``roots``, that cannot be pickled, for a message that
+    names it.
+
+    Return None if it was not found within a bounded number of tries.
+    """
+    search = _Search()
+    for name, root in roots.items():
+        if search.fails(root):
+            whole = Unpicklable(name, root)
+            return search.innermost(whole) or whole
+    return None
+
+
+class _EnoughError(Exception):
+    """The search has pickled as much as it may."""
+
+
+class _Search:
+    def __init__(self) -> None:
+        self._bytes_left = _SEARCH_BYTES_MAX
+        self._tries_left = _SEARCH_TRIES_MAX
+        self._seen: dict[int, Any] = {}  # by id, kept alive so that ids stay unique
+        self._failed: set[int] = set()
+
+    def write(self, data: Any) -> None:
+        self._bytes_left -= memoryview(data).nbytes
+        if self._bytes_left < 0:
+            raise _EnoughError
+
+    def fails(self, value: Any) -> bool:
+        """Return whether the value cannot be pickled and was not examined before."""
+        if self._bytes_left < 0 or self._tries_left == 0:
+            return False
+        self._tries_left -= 1
+        self._seen[id(value)] = value
+        try:
+            pickle_into(self, value)
+        except _EnoughError:
+            return False
+        except Exception:  # the reduction of a part may raise anything
+            self._failed.add(id(value))
+            return True
+        return False
+
+    def innermost(self, whole: Unpicklable, depth: int = 0) -> Unpicklable | None:
+        """Return the innermost failing part; None if it fails only by a reference back to an object
+        that is being examined."""
+        if depth == _SEARCH_DEPTH_MAX:
+            return whole
+        leads_back = False
+        for part in _parts(whole):
+            if id(part.value) in self._seen:
+                leads_back |= id(part.value) in self._failed
+            elif self.fails(part.value):
+                found = self.innermost(part, depth + 1)
+                if found is not None:
+                    return found
+                leads_back = True
+        return None if leads_back else whole
+
+
+def _parts(whole: Unpicklable) -> Iterator[Unpicklable]:
+    """Yield the objects that pickle would follow from this one; none if the object cannot be
+    examined.
+    """
+    try:
+        yield from _parts_of(whole.path, whole.value)
+    except Exception:
+        return
+
+
+def _parts_of(path: str, value: Any) -> Iterator[Unpicklable]:
+    if isinstance(value, dict):
+        for key, item in list(value.items())[:_SEARCH_ITEMS_MAX]:
+            yield Unpicklable(f"{path}[{key!r}]", item)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value[:_SEARCH_ITEMS_MAX]):
+            yield Unpicklable(f"{path}[{index}]", item)
+    elif isinstance(value, functools.partial):
+        for name in ("func", "args", "keywords"):
+            yield Unpicklable(f"{path}.{name}", getattr(value, name))
+    elif isinstance(value, types.MethodType):
+        yield Unpicklable(f"{path}.__self__", value.__self__)
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield Unpicklable(path, value.__func__)
+    elif isinstance(value, types.FunctionType):
+        yield from _parts_of_function(path, value)
+        return
+    own = vars(value) if hasattr(value, "__dict__") else {}
+    for name, item in list(own.items())[:_SEARCH_ITEMS_MAX]:
+        yield Unpicklable(f"{path}.{name}", item)
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name):
+                yield Unpicklable(f"{path}.{name}", getattr(value, name))
+    if not isinstance(value, type):
+        yield Unpicklable(path, type(value))
+
+
+def _parts_of_function(path: str, function: types.FunctionType) -> Iterator[Unpicklable]:
+    names = inspect.getclosurevars(function)
+    for name, item in names.nonlocals.items():
+        yield Unpicklable(f"{path} -> the variable {name}", item)
+    for name, item in names.globals.items():
+        yield Unpicklable(f"{path} -> the global {name}", item)
+    for item in function.__defaults__ or ():
+        yield Unpicklable(f"{path} -> a default", item)

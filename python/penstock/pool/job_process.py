@@ -20,8 +20,7 @@ import torch
 
 from penstock import _C
 from penstock.pool.job_isolation import JobPlace
-from penstock.pool.job_loop import serve_jobs
-from penstock.pool.job_shelf import JobShelf
+from penstock.pool.job_shelf import JobShelf, serve_jobs
 from penstock.pool.pool_log import JobJournal, PoolLog
 from penstock.pool.process_settings import ignore_end_signals
 from penstock.pool.worker_spec import arena_bytes

@@ -13,7 +13,7 @@ import sys
 
 from penstock import _C
 from penstock.errors import PenstockError
-from penstock.pool.code_folder import CodeFolder
+from penstock.pool.job_code import CodeFolder
 from penstock.pool.pool_worker import run_worker
 from penstock.pool.worker_spec import PoolWorkerSpec
 

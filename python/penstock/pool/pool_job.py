@@ -9,16 +9,17 @@ job_pickle.py keeps random parts out of the pickle for that.
 
 Each epoch uses the dataset as it is at the start of the epoch, as torch's new workers do. If an
 inspection of its data shows that it has not changed, the previous hash of its pickle is used again
-(known_pickle.py). Otherwise, :func:`job_id` pickles it again and keeps only the hash; the header is
+(`KnownPickle`). Otherwise, :func:`job_id` pickles it again and keeps only the hash; the header is
 at the end of the blob for that reason.
 
 Unpickling a job runs the trainer's code: only workers do it, and only for a trainer whose key the
-pool accepts.
+pool accepts. The job of a C++ trainer has no pickle: it names the dataset.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -28,15 +29,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from typing import Any, NamedTuple
 
+import torch
+from torch.utils.data import IterableDataset, default_collate, default_convert
+
+from penstock.compat.iterators import DatasetKind
 from penstock.errors import PenstockError, UnsupportedError
 from penstock.pool.job_code import PackedCode, extract_code, put_in_front
-from penstock.pool.job_pickle import pickle_into
+from penstock.pool.job_pickle import KnownPickle, find_unpicklable, pickle_into
 from penstock.pool.job_versions import Versions, imports_of, installed_version, reason_to_refuse
-from penstock.pool.known_pickle import KnownPickle
 from penstock.pool.process_settings import JobSettings
-from penstock.pool.unpicklable import find_unpicklable
 from penstock.pool.worker_errors import place_of_process
 from penstock.worker.fetching import FetchSpec
 
@@ -130,6 +134,62 @@ def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) 
     return Job(
         fetch, init_fn, header.shard_count, header.trust_workers, header.name, settings, folders
     )
+
+
+def is_of_cpp(blob: bytes) -> bool:
+    """Return whether the blob is a job of a C++ trainer: JSON, written by
+    ``csrc/dataset/job_text.cpp``, at the place of the header, and no pickle. It names a dataset
+    factory, whose module the worker imports as any local program would; no code of the trainer
+    runs.
+    """
+    try:
+        parts = json.loads(blob[_header_span(blob)])
+    except (struct.error, ValueError, RecursionError):
+        return False
+    return isinstance(parts, dict) and "kind" in parts
+
+
+def open_factory_job(blob: bytes, get_blob: Callable[[bytes], bytes]) -> Job:
+    """Create the dataset that a C++ trainer's job names. Raise JobRefused if this is impossible
+    here."""
+    worker = f"{socket.gethostname()}:{os.getpid()}"
+    try:
+        parts = json.loads(blob[_header_span(blob)])
+        name, here = parts["name"], Versions.here({})
+        # A C++ program has no Python and no packages to compare.
+        made_with = _versions_of({**parts["made_with"], "python": here.python, "packages": {}})
+        begin = f"the job {name!r} cannot run here"
+        if parts["kind"] != "factory":
+            raise JobRefused(
+                f"{begin}: its dataset is a plug-in, which penstock-worker loads; this worker "
+                f"({worker}) runs Python; start penstock-worker for it"
+            )
+        if reason := reason_to_refuse(made_with, here, installed_version, worker):
+            raise JobRefused(f"{begin}: {reason}")
+        transform_id = parts["transform"]
+        collate = default_convert if parts["batch_size"] is None else default_collate
+        if transform_id is not None:
+            module = torch.jit.load(io.BytesIO(get_blob(bytes.fromhex(transform_id))))
+            collate = _Transformed(collate, module)
+        dataset = _make(parts["factory"], parts["arguments"], begin, worker)
+        is_iterable = isinstance(dataset, IterableDataset)
+        return Job(
+            fetch=FetchSpec(
+                dataset_kind=DatasetKind.Iterable if is_iterable else DatasetKind.Map,
+                dataset=dataset,
+                auto_collation=parts["batch_size"] is not None,
+                collate_fn=collate,
+                drop_last=parts["drop_last"],
+                fetch_threads=1,
+            ),
+            init_fn=None,
+            shard_count=parts["shard_count"],
+            trust_workers=False,
+            name=name,
+            is_of_cpp=True,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(worker, error) from error
 
 
 def check_can_be_sent(fetch: FetchSpec, init_fn: Callable[[int], None] | None) -> None:
@@ -234,12 +294,15 @@ def _read_header(blob: bytes, worker: str) -> _Header:
         if reason is None:
             return _checked(_Header(**{**parts, "made_with": made_with}))
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise JobRefused(
-            f"a job cannot run here: this worker ({worker}) cannot read the parts that it was sent "
-            f"({type(error).__name__}: {error}) as a job; install the same version of penstock on "
-            f"both"
-        ) from error
+        raise _unreadable(worker, error) from error
     raise JobRefused(f"the job {name!r} cannot run here: {reason}")
+
+
+def _unreadable(worker: str, error: Exception) -> JobRefused:
+    return JobRefused(
+        f"a job cannot run here: this worker ({worker}) cannot read the parts that it was sent "
+        f"({type(error).__name__}: {error}) as a job; install the same version of penstock on both"
+    )
 
 
 def _versions_of(parts: Any) -> Versions:
@@ -302,3 +365,40 @@ def _told(error: BaseException, header: _Header, byte_count: int, worker: str) -
         f"this worker ({place_of_process()}) could not unpickle its dataset ({said}); files and "
         f"devices that it names have to be there on every worker"
     )
+
+
+def _make(factory: str, arguments: Any, begin: str, worker: str) -> Any:
+    module_name, colon, function_name = factory.partition(":")
+    if not colon or not module_name or not function_name:
+        raise JobRefused(
+            f"{begin}: its factory is {factory!r}; 'module:function' is expected, such as "
+            f"'my_package.datasets:photographs'"
+        )
+    try:
+        function = import_module(module_name)
+        for part in function_name.split("."):
+            function = getattr(function, part)
+        return function(**({} if arguments is None else arguments))  # type: ignore[operator]
+    except BaseException as error:  # the user's modules may raise anything
+        raise JobRefused(
+            f"{begin}: on this worker ({worker}, working directory {os.getcwd()}), the factory "
+            f"{factory} failed with {type(error).__name__}: {error}; its module has to be "
+            f"importable there, and what it names has to be there"
+        ) from error
+
+
+class _Transformed:
+    """A collate function followed by a scripted module, which takes the parts of the batch."""
+
+    def __init__(self, collate: Callable[[Any], Any], module: Any) -> None:
+        self._collate = collate
+        self._module = module
+
+    def __call__(self, samples: Any) -> Any:
+        batch = self._collate(samples)
+        with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            if isinstance(batch, dict):
+                return self._module(**batch)
+            if isinstance(batch, (list, tuple)):
+                return self._module(*batch)
+            return self._module(batch)

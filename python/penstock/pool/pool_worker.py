@@ -10,8 +10,7 @@ import signal
 from collections.abc import Callable
 
 from penstock import _C, _pool
-from penstock.pool.job_loop import serve_jobs
-from penstock.pool.job_shelf import JobShelf
+from penstock.pool.job_shelf import JobShelf, serve_jobs
 from penstock.pool.pool_log import JobJournal
 from penstock.pool.process_settings import about_worker, ignore_end_signals
 from penstock.pool.worker_spec import PoolWorkerSpec, arena_bytes, job_bytes

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from penstock import _pool
 from penstock.errors import PenstockError, SharedMemoryError
-from penstock.pool.code_folder import CodeFolder
+from penstock.pool.job_code import CodeFolder
 from penstock.pool.job_isolation import IsolationOptions, JobIsolation, plan_isolation
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.worker_spec import PoolWorkerSpec, arena_bytes, job_bytes
