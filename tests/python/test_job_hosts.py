@@ -26,15 +26,15 @@ from penstock import DataLoader, _pool
 from penstock.cli.command_parser import CommandError, CommandParser
 from penstock.cli.isolation_options import add_isolation, isolation_arguments, isolation_of
 from penstock.pool import job_proxy
-from penstock.pool.job_hosts import JobHost, NamedHosts, is_denied, parse_named
 from penstock.pool.job_isolation import (
     IsolationOptions,
+    JobHost,
     JobIsolation,
-    JobPlace,
+    parse_named,
     plan_isolation,
 )
-from penstock.pool.job_network import MESSAGE, ProxyProcess
-from penstock.pool.job_proxy import Request
+from penstock.pool.job_place import MESSAGE, JobPlace, ProxyProcess
+from penstock.pool.job_proxy import NamedHosts, Request, is_denied
 
 NO_NAMESPACE = _pool.JobSeparation(no_network="namespace", has_loopback=True).refusal()
 NO_MOUNTS = _pool.JobSeparation(hiding="mounts", hidden=["/nowhere"]).refusal()

@@ -28,14 +28,9 @@ from penstock.cli.command_line import main
 from penstock.cli.command_parser import CommandError, CommandParser
 from penstock.cli.isolation_options import add_isolation, isolation_arguments, isolation_of
 from penstock.engines.engine import WorkerCommand
-from penstock.pool import job_group, job_isolation
-from penstock.pool.job_isolation import (
-    IsolatedJobs,
-    IsolationOptions,
-    JobIsolation,
-    JobPlace,
-    plan_isolation,
-)
+from penstock.pool import job_place
+from penstock.pool.job_isolation import IsolationOptions, JobIsolation, plan_isolation
+from penstock.pool.job_place import IsolatedJobs, JobPlace
 
 IS_ROOT = os.geteuid() == 0
 UIDS = "70000-70003"
@@ -530,7 +525,7 @@ def test_group_that_a_killed_worker_left_is_removed_by_the_next(group: Path) -> 
     os.waitpid(pid, 0)
     (group / f"penstock-{pid}-4").mkdir()
     (group / f"penstock-{os.getpid()}-9").mkdir()
-    job_group.JobGroups(str(group), {})
+    job_place.JobGroups(str(group), {})
     assert [one.name for one in group.iterdir() if one.is_dir()] == [f"penstock-{os.getpid()}-9"]
 
 
@@ -549,7 +544,7 @@ def test_memory_is_bounded_by_a_limit_where_a_group_has_no_such_controller(group
 def test_uids_are_shared_by_workers_and_what_has_one_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_isolation, "_UIDS_FOLDER", str(tmp_path / "uids"))
+    monkeypatch.setattr(job_place, "_UIDS_FOLDER", str(tmp_path / "uids"))
     told: list[str] = []
     first, second = (
         IsolatedJobs(JobIsolation(uids=[70000, 70001]), str(tmp_path)) for _ in range(2)

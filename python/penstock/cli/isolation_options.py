@@ -7,8 +7,7 @@ import argparse
 import re
 
 from penstock.cli.command_parser import CommandParser, did_you_mean, whole_number
-from penstock.pool.job_hosts import parse_named
-from penstock.pool.job_isolation import LEVELS, IsolationOptions
+from penstock.pool.job_isolation import LEVELS, IsolationOptions, parse_named
 
 _UIDS_MAX = 2**32 - 2
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Isolate job processes from keys, files, the network and each other: the operator's options, the
-machine's capabilities, and the setup of each job.
+"""Isolate job processes from keys, files, the network and each other: the operator's options, and
+the machine's capabilities. job_place.py sets up each job.
 
 csrc/base/job_separation.h describes the mechanisms. The process that starts workers does not load
 torch, so this module does not either.
@@ -8,24 +8,23 @@ torch, so this module does not either.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import ipaddress
 import os
-import shutil
-import signal
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from penstock import _pool
 from penstock.errors import PenstockError
-from penstock.pool import job_group
-from penstock.pool.job_network import ProxyProcess, enter_job
 
 LEVELS = ("keys", "files", "tmp", "network", "user")
-_UIDS_FOLDER = "/run/penstock-job-uids"
+_HOST_PART = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"  # a part of a name; bucket names may have _
+_HOST_NAME = re.compile(rf"{_HOST_PART}(?:\.{_HOST_PART})*")
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[^][:@/?#\s]{1,253}):([0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class IsolationOptions:
 
     levels: frozenset[str] | None = None  # None: keys, if possible; empty: no levels
     job_writes: tuple[str, ...] = ()
-    job_hosts: tuple[str, ...] = ()  # as job_hosts.parse_named() returns them
+    job_hosts: tuple[str, ...] = ()  # as parse_named() returns them
     job_uids: tuple[int, int] | None = None  # the first and the last
     job_memory: int | None = None  # bytes
     job_files: int | None = None
@@ -96,9 +95,6 @@ class JobIsolation:
             or self.hiding == "rules"
             or bool(self.uids)
         )
-
-
-# ---- Capabilities of the machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +240,7 @@ def _limited(plan: JobIsolation, options: IsolationOptions) -> tuple[JobIsolatio
     news = []
     settings: dict[str, str] = {}
     wanted: set[str] = set()
-    has = set() if options.job_group is None else job_group.controllers_of(options.job_group)
+    has = set() if options.job_group is None else _controllers_of(options.job_group)
     if options.job_memory is not None:
         if "memory" in has:
             wanted.add("memory")
@@ -283,7 +279,7 @@ def _limited(plan: JobIsolation, options: IsolationOptions) -> tuple[JobIsolatio
         settings["cpu.weight"] = str(options.job_cpu_weight)
     if options.job_group is not None:
         folder = os.path.realpath(options.job_group)
-        job_group.enable(folder, wanted)
+        _enable_controllers(folder, wanted)
         plan = replace(plan, group=folder, group_settings=settings)
     return plan, news
 
@@ -299,153 +295,74 @@ def _folders_of_python() -> list[str]:
     return sorted(path for path in found if os.path.isdir(path))
 
 
-# ---- Setup for each job
+def _controllers_of(folder: str) -> set[str]:
+    """Return the controllers available to groups below ``folder``. Raise ValueError if it is not a
+    cgroup v2 folder in which groups can be created."""
+    try:
+        names = Path(folder, "cgroup.controllers").read_text().split()
+    except OSError as error:
+        raise ValueError(
+            f"--job-group must be a folder of cgroup v2, got {folder} ({error.strerror}); make one "
+            f"below /sys/fs/cgroup, or have systemd delegate one (Delegate=yes)"
+        ) from None
+    if not os.access(folder, os.W_OK) or not os.access(f"{folder}/cgroup.procs", os.W_OK):
+        raise ValueError(
+            f"--job-group must be a folder that this account may write, got {folder}; delegate it "
+            f"(Delegate=yes of a systemd unit, or chown it and its cgroup.procs)"
+        )
+    return set(names)
+
+
+def _enable_controllers(folder: str, controllers: set[str]) -> None:
+    """Enable these controllers for groups below ``folder``. Raise ValueError if that is refused."""
+    try:
+        if controllers:
+            text = " ".join(f"+{name}" for name in sorted(controllers))
+            Path(folder, "cgroup.subtree_control").write_text(text)
+        trial = os.path.join(folder, f"penstock-{os.getpid()}-0")
+        os.mkdir(trial)
+        os.rmdir(trial)
+    except OSError as error:
+        raise ValueError(
+            f"--job-group must be a folder in which groups can be made, got {folder} "
+            f"({error.strerror}); it must have no process of its own, and be delegated to this "
+            f"account"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
-class JobPlace:
-    """The destination of one job's process. As JSON, it can be passed to a spawned process."""
+class JobHost:
+    """A host and a port. ``name`` is in lower case; an address is in its canonical form."""
 
-    isolation: dict[str, Any] = field(default_factory=dict)  # of a JobIsolation
-    folder: str = ""  # for its modules
-    private: str = ""  # its temporary folder; "": the job has no private one
-    group: str = ""
-    uid: int | None = None
-    job: int = 0
-    proxy_fd: int | None = None  # for registering the job with the proxy, if there is one
+    name: str
+    port: int
+    is_address: bool = False
 
-    def enter(self) -> None:
-        """Move this process there permanently. Call it in the process while it has one thread and
-        before it runs any code of the job. Raise OSError or UnsupportedError."""
-        isolation = JobIsolation(**self.isolation)
-        if self.group:
-            job_group.join(self.group)
-        isolation.separation(self.private, self.folder, self.uid).separate()
-        if self.private:
-            private = "/tmp" if isolation.has_private_tmp else self.private
-            os.environ["TMPDIR"] = private
-            tempfile.tempdir = None  # drop the cached folder
-            if self.uid is not None:
-                os.environ["HOME"] = private
-        if self.proxy_fd is not None:
-            enter_job(self.proxy_fd, self.job)
-
-
-class IsolatedJobs:
-    """The folders, accounts and groups of one warm process's jobs. Confined to its thread."""
-
-    def __init__(
-        self, isolation: JobIsolation, code_root: str, proxy: ProxyProcess | None = None
-    ) -> None:
-        """``code_root`` has a separate folder for each job; its creator removes it. ``proxy`` is
-        given if jobs may reach named hosts."""
-        self._isolation = isolation
-        self._code_root = code_root
-        self._proxy = proxy
-        self._jobs: set[int] = set()  # jobs that have not ended
-        self._uids = _Uids(isolation.uids) if isolation.uids else None
-        self._groups = (
-            job_group.JobGroups(isolation.group, isolation.group_settings)
-            if isolation.group
-            else None
-        )
-        if isolation.uids:
-            os.chmod(code_root, 0o711)  # other accounts may pass, but cannot list names
-
-    def try_prepare(self, job: int, folder: str, tell: Callable[[str], None]) -> JobPlace | None:
-        """Return a place for the process of ``job``, whose modules are in ``folder``. If the system
-        lacks room for it, report that by ``tell`` and return None."""
-        self._jobs.add(job)
+    @staticmethod
+    def parse(text: str) -> JobHost:
+        """Parse HOST:PORT. Raise ValueError."""
+        found = _AUTHORITY.fullmatch(text)
+        if found is None or not 0 < int(found[2]) < 1 << 16:
+            raise ValueError(f"{text!r} is no HOST:PORT")
+        name = found[1].removeprefix("[").removesuffix("]").removesuffix(".").lower()
         try:
-            return self._prepare(job, folder)
-        except OSError as error:
-            tell(f"the process of a job could not be started: {error}")
-            return None
+            return JobHost(str(ipaddress.ip_address(name)), int(found[2]), is_address=True)
+        except ValueError:
+            # If the last part is a number, the system may parse the name as an address.
+            is_name = _HOST_NAME.fullmatch(name) and not name.rpartition(".")[2].isdigit()
+            if found[1].startswith("[") or not is_name:
+                raise ValueError(f"{text!r} has no name of a host and no address") from None
+        return JobHost(name, int(found[2]))
 
-    def _prepare(self, job: int, folder: str) -> JobPlace:
-        uid = None if self._uids is None else self._uids.take(job)
-        group = "" if self._groups is None else self._groups.make(job)
-        proxy_fd = None if self._proxy is None else self._proxy.fd
-        place = JobPlace(self._isolation.fields(), group=group, uid=uid, job=job, proxy_fd=proxy_fd)
-        if not self._isolation.has_folder:
-            return place
-        private = self._private(job)
-        for path in (folder, private):
-            os.makedirs(path, mode=0o700, exist_ok=True)
-            if uid is not None:
-                os.chown(path, uid, uid)
-        return replace(place, folder=folder, private=private)
-
-    def close_in_child(self) -> None:
-        """Call in a forked job process."""
-        if self._uids is not None:
-            self._uids.close()
-        if self._proxy is not None:
-            self._proxy.close_in_child()
-
-    def clear(self, job: int) -> None:
-        """End and remove the remains of a job that has ended."""
-        self._jobs.discard(job)
-        if self._groups is not None:
-            self._groups.remove(job)
-        if self._uids is not None:
-            self._uids.give_back(job)
-        if self._proxy is not None:
-            self._proxy.end(job)
-        shutil.rmtree(self._private(job), ignore_errors=True)
-
-    def close(self) -> None:
-        """Clear all jobs; their processes have ended."""
-        for job in list(self._jobs):
-            self.clear(job)
-        if self._proxy is not None:
-            self._proxy.close()
-
-    def _private(self, job: int) -> str:
-        return os.path.join(self._code_root, f"tmp-{job}")
+    def __str__(self) -> str:
+        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
 
 
-class _Uids:
-    """Uids, each of which belongs to one job on this machine at a time. A file locks a uid that is
-    taken, so that the machine's workers may share a range."""
-
-    def __init__(self, uids: Sequence[int]) -> None:
-        self._first, self._last = uids
-        self._taken: dict[int, tuple[int, int]] = {}  # uid and descriptor by job
-        os.makedirs(_UIDS_FOLDER, mode=0o700, exist_ok=True)
-
-    def take(self, job: int) -> int:
-        """Return a free uid. Raise OSError if all are taken."""
-        for uid in range(self._first, self._last + 1):
-            fd = os.open(f"{_UIDS_FOLDER}/{uid}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
-                continue
-            self._taken[job] = (uid, fd)
-            return uid
-        raise OSError(
-            f"all uids of --job-uids {self._first}-{self._last} are taken by other jobs; name more"
-        )
-
-    def give_back(self, job: int) -> None:
-        """Kill every process with the job's uid: no other program uses that uid."""
-        if job not in self._taken:
-            return
-        uid, fd = self._taken.pop(job)
-        pid = os.fork()
-        if pid == 0:
-            with contextlib.suppress(OSError):
-                os.setresuid(uid, uid, uid)
-                os.kill(-1, signal.SIGKILL)
-            os._exit(0)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
-        os.close(fd)
-
-    def close(self) -> None:
-        """Call in a job process, which does not need the locks. They stay with the parent."""
-        for _, fd in self._taken.values():
-            os.close(fd)
-        self._taken.clear()
+def parse_named(text: str) -> str:
+    """Parse a host as an operator names it, optionally with a leading ``*.`` for all names below
+    it. Return its canonical form; raise ValueError."""
+    wildcard = "*." if text.startswith("*.") else ""
+    host = JobHost.parse(text.removeprefix(wildcard))
+    if wildcard and host.is_address:
+        raise ValueError(f"{text!r} has * before an address")
+    return f"{wildcard}{host}"

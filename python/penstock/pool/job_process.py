@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from penstock import _C
-from penstock.pool.job_isolation import JobPlace
+from penstock.pool.job_place import JobPlace
 from penstock.pool.job_shelf import JobShelf, serve_jobs
 from penstock.pool.pool_log import JobJournal, PoolLog
 from penstock.pool.process_settings import ignore_end_signals

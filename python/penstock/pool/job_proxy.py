@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP proxy through which jobs without a network reach the hosts that the operator has named.
-It is a separate process (job_network.py), outside the jobs' network namespaces.
+It is a separate process (job_place.py), outside the jobs' network namespaces.
 
 A job requests a tunnel (CONNECT), or a resource by its complete address (GET http://...). The proxy
 resolves names itself and connects only to addresses that it has checked. All input from a job is
@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import re
 import resource
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock import _pool
-from penstock.pool.job_hosts import JobHost, NamedHosts, is_denied
-from penstock.pool.job_isolation import JobIsolation
-from penstock.pool.job_network import MESSAGE
+from penstock.pool.job_isolation import JobHost, JobIsolation
+from penstock.pool.job_place import MESSAGE
 from penstock.pool.pool_log import PoolLog
 
 JOB_CONNECTIONS_MAX = 128  # further ones wait in the system's queue, which is bounded, too
@@ -47,6 +47,8 @@ _FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):(.*)")
 _HOP_FIELDS = frozenset(
     ("connection", "host", "keep-alive", "proxy-authorization", "proxy-connection", "upgrade")
 )
+# Cloud metadata services, from which machines get credentials, whose addresses are not link-local.
+_METADATA = frozenset(("fd00:ec2::254", "100.100.100.200"))
 
 
 def run_proxy(isolation: Mapping[str, Any], fd: int) -> None:
@@ -324,3 +326,43 @@ async def _answer(loop: asyncio.AbstractEventLoop, client: socket.socket, answer
 
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(exchange(), _ANSWER_S_MAX)
+
+
+class NamedHosts:
+    """The hosts of ``--job-hosts``."""
+
+    def __init__(self, named: Iterable[str]) -> None:
+        """``named`` has hosts as returned by `parse_named`."""
+        self._named = frozenset(named)
+
+    def has(self, host: JobHost) -> bool:
+        if str(host) in self._named:
+            return True
+        if host.is_address:
+            return False
+        parts = host.name.split(".")
+        above = (".".join(parts[place:]) for place in range(1, len(parts)))
+        return any(f"*.{name}:{host.port}" in self._named for name in above)
+
+
+def is_denied(address: str) -> bool:
+    """Return whether names must not resolve to this address, because it belongs to this machine or
+    to internal services of its network: otherwise, a name server could choose such a service."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    if ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast:
+        return True
+    return str(ip) in _METADATA or _is_of_this_machine(ip)
+
+
+def _is_of_this_machine(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Return whether this machine has the address: the system reaches its addresses from
+    themselves. No packet is sent."""
+    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.connect((str(ip), 9))
+        except OSError:  # no route to it
+            return False
+        return bool(ipaddress.ip_address(trial.getsockname()[0]) == ip)

@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from penstock import _C
-from penstock.pool.job_isolation import JobPlace
+from penstock.pool.job_place import JobPlace
 from penstock.pool.job_process import run_job
 from penstock.pool.process_settings import ignore_end_signals, load_what_is_loaded_late
 from penstock.worker.worker_process import set_up_process
@@ -23,7 +23,7 @@ _PROGRAM = """\
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 settings = json.loads(sys.argv[2])
-from penstock.pool.job_isolation import JobPlace
+from penstock.pool.job_place import JobPlace
 JobPlace(**settings.pop("place")).enter()  # while this process has one thread
 from penstock.pool.spawned_job import run_spawned
 run_spawned(settings)

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from penstock import _C, _pool
-from penstock.pool.job_isolation import IsolatedJobs, JobIsolation, JobPlace
-from penstock.pool.job_network import ProxyProcess
+from penstock.pool.job_isolation import JobIsolation
+from penstock.pool.job_place import IsolatedJobs, JobPlace, ProxyProcess
 from penstock.pool.job_process import run_job
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.process_settings import (
