@@ -382,7 +382,7 @@ def test_a_number_that_is_read_from_a_tensor_keeps_what_is_computed_with_it() ->
 
 
 def test_a_branch_on_values_is_not_one_graph() -> None:
-    with pytest.raises(Unlowerable, match="not one whole graph"):
+    with pytest.raises(Unlowerable, match="not a single graph"):
         lowered(lambda x: x if x.sum() > 0 else -x, FLOATS)
 
 

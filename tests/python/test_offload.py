@@ -291,7 +291,7 @@ def test_a_tensor_from_elsewhere_stays_and_the_batchs_own_part_moves() -> None:
     assert pool.plan is not None
     assert [call.operator.partition(" at")[0] for call in pool.plan.moved] == ["mul"]
     kept = {call.operator.partition(" at")[0]: call.reason for call in pool.plan.kept}
-    assert kept["abs"] == "it reads L['noise'], which is not the batch's own"
+    assert kept["abs"] == "it reads L['noise'], which is not part of the batch"
     assert kept["linear"] == "it reads net.weight, which training changes"
 
 

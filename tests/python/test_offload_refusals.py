@@ -192,8 +192,8 @@ def test_what_moves_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     told = [r.getMessage() for r in caplog.records if "run in the workers" in r.getMessage()]
     assert len(told) == 1
     assert re.match(
-        r"penstock: \d+ of \d+ calls run in the workers, which spares the trainer about .* ms of "
-        r"work a batch; the workers spend .* ms on it\. print\(loader\.plan\) shows which",
+        r"penstock: \d+ of \d+ calls run in the workers, which saves the trainer about .* ms of "
+        r"work per batch; the workers spend .* ms on it\. print\(loader\.plan\) shows which",
         told[0],
     )
     assert str(pool.plan).startswith(f"{len(pool.plan.moved)} of ")

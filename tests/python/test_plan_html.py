@@ -64,7 +64,7 @@ def test_a_programs_text_is_text() -> None:
     assert texts(tree, "details/ol/li") == [f"because of {ODD}"]
     assert {element.tag for element in tree.iter()}.isdisjoint({"script", "m"})
     refused = tree_of(Plan(refused=ODD))
-    assert "".join(refused.itertext()) == f"nothing moves: {ODD}"
+    assert "".join(refused.itertext()) == f"no call moves: {ODD}"
 
 
 @pytest.mark.parametrize(("count", "is_open"), [(OPEN_CALLS_MAX, True), (600, False)])

@@ -121,7 +121,7 @@ def test_the_calls_of_a_chain_that_has_to_stay_share_a_box_and_those_that_moved_
     texts = ["".join(text.itertext()) for text in tree.iter(f"{SVG}text")]
     assert {"linear … linear (55)", "m.py:5-59 · 55.000 ms", "64 B"} <= {*texts}
     told = [title.text or "" for title in tree.iter(f"{SVG}title")]
-    ending = "and 31 more calls\n\nhas to stay in the trainer:\nit reads a"
+    ending = "and 31 more calls\n\nmust stay in the trainer:\nit reads a"
     assert len([text for text in told if text.endswith(ending)]) == 1
 
 
@@ -141,7 +141,7 @@ def test_text_of_a_program_is_text() -> None:
     shown = "<script>&\"'\\x00\\x1b[2J at <m>.py:1"
     assert f"{shown}, 1.000 ms\n\nruns in the workers:\n{shown}" in told
     refused = ElementTree.fromstring(format_svg(Plan(refused=ODD)))
-    assert "nothing moves: <script>" in "".join(refused.itertext())
+    assert "no call moves: <script>" in "".join(refused.itertext())
 
 
 def test_it_has_its_colours_for_light_and_dark_and_fetches_nothing() -> None:

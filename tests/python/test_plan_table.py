@@ -27,14 +27,14 @@ PRICE = RunningPrice(
 
 def test_a_running_price_says_what_a_step_takes_of_whom() -> None:
     assert format_price(PRICE) == (
-        "Priced 7 times from the running loader, changed 2 times: a step takes 5 ms, of the "
-        "trainer 4 ms, of one of 3 workers 6 ms."
+        "Priced 7 times from the running loader, changed 2 times: a step takes 5 ms, the "
+        "trainer 4 ms, one of 3 workers 6 ms."
     )
 
 
 def test_a_price_says_how_long_the_link_takes() -> None:
     text = format_price(dataclasses.replace(PRICE, link_s=0.0071))
-    assert text.endswith("of one of 3 workers 6 ms, of the link 7.1 ms.")
+    assert text.endswith("one of 3 workers 6 ms, the link 7.1 ms.")
 
 
 def test_a_plan_for_a_pool_says_what_is_sent() -> None:
@@ -54,5 +54,5 @@ def test_a_price_says_that_a_change_was_taken_back() -> None:
     held = dataclasses.replace(PRICE, changes=1, worker_count=1, is_held=True)
     text = format_price(held)
     assert "changed once: " in text
-    assert "of one of 1 worker " in text
-    assert text.endswith(" A change that made steps longer was taken back.")
+    assert ", one of 1 worker " in text
+    assert text.endswith(" A change that made steps longer was reverted.")

@@ -92,5 +92,5 @@ def test_a_plan_that_is_too_long_is_told_in_part_and_says_how_much_is_missing() 
 
 def test_a_refusal_is_told_as_its_sentence() -> None:
     told = json.loads(told_plan(Plan(refused="it has no graph"), 4096))
-    assert told["verdict"] == "nothing moves: it has no graph"
+    assert told["verdict"] == "no call moves: it has no graph"
     assert told["calls"] == []

@@ -53,8 +53,8 @@ def test_calls_on_a_device_have_its_times_and_its_name() -> None:
         assert calls[name].worker_s > 0, calls[name]
     assert plan.copy_bytes_per_s is not None and plan.copy_bytes_per_s > 0
     text = " ".join(str(plan).split())
-    assert f"Trainer ms of calls on {DEVICE} are the device's, by its events" in text
-    assert "Copies from pinned memory to it ran at" in text
+    assert f"Trainer ms of calls on {DEVICE} are device times, measured by events" in text
+    assert "Copies from pinned memory to the device ran at" in text
 
 
 @on_simgpu

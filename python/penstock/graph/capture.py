@@ -165,10 +165,10 @@ def capture_whole(
     except Exception as error:
         if not captured:
             raise SeveralGraphs(
-                f"the model is not one whole graph: {first_sentence(error)}"
+                f"the model is not a single graph: {first_sentence(error)}"
             ) from error
     if not captured:
-        raise Unlowerable("there is nothing to move: no tensor operator was captured")
+        raise Unlowerable("nothing to move: no tensor operator was captured")
     # Dynamo keeps the backend, and therefore the list, until the process ends.
     last = captured[-1]
     captured.clear()
@@ -282,7 +282,7 @@ def refuse_by_construction(graph_module: fx.GraphModule) -> None:
     """
     begun = Counter(node.target for node in graph_module.graph.nodes if node.op == "call_function")
     if begun[AUTOCAST_BEGIN] != begun[AUTOCAST_END]:
-        raise Unlowerable("autocast begins or ends in the middle of a part of forward")
+        raise Unlowerable("autocast is entered or left inside a captured part of forward")
     for node in graph_module.graph.nodes:
         name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
         if isinstance(node.target, HigherOrderOperator):
@@ -291,16 +291,16 @@ def refuse_by_construction(graph_module: fx.GraphModule) -> None:
         is_number = isinstance(node.meta.get("example_value"), torch.SymFloat)
         if node.meta.get("unbacked_bindings") and not is_number:
             # Dynamo asserts its assumption about that size; eager assumes no size.
-            raise Unrunnable(f"{call_label(node)} gives a tensor whose size depends on contents")
+            raise Unrunnable(f"{call_label(node)} returns a tensor whose size depends on values")
         if _is_split_addcdiv(node):
             raise Unrunnable(f"{call_label(node)} is one operator in eager and three in Dynamo")
         if node.op in ("call_method", "call_function") and name in STALE_SHAPES:
             raise Unrunnable(
-                f"{call_label(node)} changes the shape of a tensor in place, which Dynamo loses"
-                f" track of; {name.removesuffix('_')} is another tensor and no trouble"
+                f"{call_label(node)} changes the shape of a tensor in place, which Dynamo cannot"
+                f" track; use {name.removesuffix('_')}, which returns another tensor"
             )
         if OPTIMIZER_FILES in (node.meta.get("stack_trace") or ""):
-            raise Unrunnable("an optimizer steps where the batch is read, too")
+            raise Unrunnable("the code that reads the batch also steps an optimizer")
         if node.op == "call_function" and name == "_enter_inference_mode":
             raise Unlowerable("forward switches inference_mode")
         if node.op == "call_function" and name.endswith("_increment_nesting"):

@@ -123,7 +123,7 @@ class _Printer:
             elif expression in self._symbols:
                 dims.append(self._symbols[expression])
             else:
-                raise Unlowerable(f"a batch tensor has the size {expression}")
+                raise Unlowerable(f"a batch tensor has an unknown size, {expression}")
         return f"[{', '.join(dims)}]"
 
     def _unit_labels(self) -> dict[int, str]:
@@ -224,7 +224,7 @@ class _Printer:
             return name
 
         if has_unknown(expression):
-            raise Unlowerable(f"the size {expression} follows from the values of a tensor")
+            raise Unlowerable(f"the size {expression} depends on the values of a tensor")
         return fold(expression, lambda symbol: self._size_names[symbol], str, binary)
 
 
@@ -271,7 +271,7 @@ def literal(value: Any) -> str:
         return f"memory_format:{str(value).removeprefix('torch.')}"
     if isinstance(value, torch.device):
         return f"device:{value}"
-    raise Unlowerable(f"a {type(value).__name__} has no form in the text of a prefix")
+    raise Unlowerable(f"a {type(value).__name__} cannot be written in the text of a prefix")
 
 
 def quoted(text: str) -> str:

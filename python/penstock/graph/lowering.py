@@ -55,7 +55,7 @@ PLAIN_RESULTS = (
     type(None),
 )
 
-IS_NO_OPERATOR = "it is no operator: it has an effect, and nothing to compute"
+IS_NO_OPERATOR = "it is not an operator: it has a side effect and computes no value"
 
 
 @dataclass
@@ -131,7 +131,7 @@ def lower(
         except Exception as error:
             reason = str(error).strip().splitlines()
             raise Unlowerable(
-                f"{notes.present_call()} cannot be written down: "
+                f"{notes.present_call()} cannot be recorded: "
                 f"{type(error).__name__}: {reason[0] if reason else ''}"
             ) from error
     if shape_env is not None:
@@ -291,7 +291,7 @@ class CallNotes(fx.Interpreter):
 
     def _fake_attribute(self, node: fx.Node, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
-            raise Unlowerable(f"the graph holds {node.target}, which is not a tensor")
+            raise Unlowerable(f"the graph contains {node.target}, which is not a tensor")
         fake = self._mode.from_tensor(value, static_shapes=True)
         name = Name(f"%a{len(self.attributes)}")
         self._recorder.name_input(fake, name)
@@ -354,4 +354,4 @@ def _key(step: Any) -> Any:
     for attribute in ("idx", "key", "name"):
         if hasattr(step, attribute):
             return getattr(step, attribute)
-    raise Unlowerable(f"a result is nested in a way that has no index: {step}")
+    raise Unlowerable(f"a result is nested in an unsupported way: {step}")

@@ -186,8 +186,8 @@ def _spoken_state(label: str) -> str:
     if source != label:
         return f"{source}, which training changes"
     if label.startswith("L['___"):
-        return "what Python made of a value in the middle of forward"
-    return f"{label}, which is not the batch's own"
+        return "a value that Python code computed in the middle of forward"
+    return f"{label}, which is not part of the batch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,8 @@ def _overloads_of(operator: Any) -> list[OpOverload]:
     if isinstance(operator, OpOverloadPacket):
         return [getattr(operator, name) for name in operator.overloads()]
     raise TypeError(
-        f"stateless was given a {type(operator).__name__}, where an operator was expected; pass "
-        f"what torch.library.custom_op makes, or one of torch.ops"
+        f"stateless needs an operator, got a {type(operator).__name__}; pass a result of "
+        f"torch.library.custom_op, or an operator of torch.ops"
     )
 
 
@@ -110,14 +110,14 @@ def _refuse_effects(overload: OpOverload) -> None:
     if schema.is_mutable:
         reason = "writes to its arguments"
     elif aliases:
-        reason = "returns memory of its arguments"
+        reason = "returns memory that belongs to its arguments"
     elif torch.Tag.nondeterministic_seeded in overload.tags:
         reason = "draws random numbers"
     else:
         return
     raise ValueError(
-        f"stateless was given {schema.name}, which {reason} as its schema says ({schema}); an "
-        f"operator without effects was expected: leave it undeclared, and it stays in the trainer"
+        f"stateless needs an operator without side effects, got {schema.name}, which {reason} "
+        f"according to its schema ({schema}); leave it undeclared, and it stays in the trainer"
     )
 
 

@@ -258,7 +258,7 @@ def _told_fields(plan: PlanRecord, calls: list[PlannedCall], left_out: int) -> d
         )
     known = {call.index for call in calls} | {None}
     return {
-        "verdict": verdict(plan) if plan.refused is None else f"nothing moves: {plan.refused}",
+        "verdict": verdict(plan) if plan.refused is None else f"no call moves: {plan.refused}",
         "refused": plan.refused,
         "raw_bytes": plan.raw_bytes,
         "boundary_bytes": plan.boundary_bytes,
@@ -291,7 +291,7 @@ def format_dot(plan: PlanRecord) -> str:
     lines = ["digraph plan {", "  node [shape=box];"]
     if plan.refused is not None:
         lines += [
-            f"  {_quote('refused')} [label={_quote(f'nothing moves: {plan.refused}')}];",
+            f"  {_quote('refused')} [label={_quote(f'no call moves: {plan.refused}')}];",
             "}",
         ]
         return "\n".join(lines)
@@ -300,7 +300,7 @@ def format_dot(plan: PlanRecord) -> str:
     for place, name in _CLUSTERS:
         title = f"{name}, {totals[place] * 1e3:.3f} ms per batch"
         if place == "trainer":
-            title += " on what could move"
+            title += " on movable calls"
         lines += [f"  subgraph {_quote(f'cluster_{place}')} {{", f"    label={_quote(title)};"]
         lines += [f"    {_dot_node(call)}" for call in calls if call.place == place]
         lines.append("  }")
@@ -355,7 +355,7 @@ def format_html(plan: PlanRecord) -> str:
     from untrusted documents.
     """
     if plan.refused is not None:
-        return _html_whole([_html_verdict(f"nothing moves: {plan.refused}")])
+        return _html_whole([_html_verdict(f"no call moves: {plan.refused}")])
     calls = [*plan.moved, *plan.kept]
     reasons = NumberedReasons(calls)
     is_open = ' open="open"' if len(calls) <= OPEN_CALLS_MAX else ""
@@ -365,7 +365,7 @@ def format_html(plan: PlanRecord) -> str:
         [
             _html_verdict(verdict(plan)),
             _table(totals[0], [_row(_cells(row)) for row in totals[1:]]),
-            f"<details{is_open}><summary>{len(calls)} calls of the model, and where each runs"
+            f"<details{is_open}><summary>{len(calls)} calls of the model and where they run"
             f"</summary>",
             _table(_CALL_TITLES, [_call_row(call, reasons.number_of(call)) for call in calls]),
             f'<ol style="margin:6px 0">{listed}</ol></details>',

@@ -164,7 +164,7 @@ class PlanRecord:
 def format_plan(plan: PlanRecord) -> str:
     """Return one line per call, then the numbered reasons, then the costs of each cut."""
     if plan.refused is not None:
-        return "\n".join(wrap(f"nothing moves: {plan.refused}"))
+        return "\n".join(wrap(f"no call moves: {plan.refused}"))
     reasons = NumberedReasons([*plan.moved, *plan.kept])
     rows = [("operator", "runs in", "worker ms", "trainer ms", "bytes", "why")]
     rows += [
@@ -225,32 +225,33 @@ def total_rows(plan: PlanRecord) -> list[tuple[str, ...]]:
 def notes(plan: PlanRecord) -> list[str]:
     """Return the notes that explain the figures of a plan."""
     found = [
-        "Worker ms and trainer ms are those of calls that could move, each timed alone, one after "
-        "the other; in a step they overlap with other work. Bytes read are the trainer's, out of "
-        f"{plan.raw_bytes:,} of the raw batch that the model is given."
+        "Worker ms and trainer ms are for calls that could move, each timed alone, one after the "
+        "other; in a step they overlap with other work. Bytes read are read by the trainer; the "
+        f"raw batch has {plan.raw_bytes:,} bytes."
     ]
     if plan.link_bytes_per_s is not None:
         found.append(
-            f"Bytes sent are those that cross the link from the pool's workers, at "
+            f"Bytes sent cross the link from the pool's workers, measured at "
             f"{plan.link_bytes_per_s / 1e6:,.4g} MB/s when the plan was made."
         )
     devices = dict.fromkeys(call.device for call in (*plan.moved, *plan.kept) if call.device)
     if devices:
         found.append(
-            f"Trainer ms of calls on {', '.join(devices)} are the device's, by its events; a call "
-            "that is short there takes the host longer to start."
+            f"Trainer ms of calls on {', '.join(devices)} are device times, measured by events; "
+            "the host may take longer to launch a short call."
         )
     if plan.copy_bytes_per_s is not None:
         found.append(
-            f"Copies from pinned memory to it ran at {plan.copy_bytes_per_s / 1e9:,.3g} GB/s."
+            "Copies from pinned memory to the device ran at "
+            f"{plan.copy_bytes_per_s / 1e9:,.3g} GB/s."
         )
     if plan.priced is not None:
         found.append(format_price(plan.priced))
     if plan.workers_apart:
         found.append(
-            "These workers have kernels that give other last bits than this process's, so they run "
-            "only operators before them that are exact on every CPU, and the trainer runs the "
-            f"others on their batches: {'; '.join(plan.workers_apart)}."
+            "The kernels of these workers differ from this process's in the last bits, so these "
+            "workers run only the leading operators that are exact on every CPU, and the trainer "
+            f"runs the other operators on their batches: {'; '.join(plan.workers_apart)}."
         )
     return found
 
@@ -265,7 +266,7 @@ def verdict(plan: PlanRecord) -> str:
     spared_ms = (spent["none"] - spent["chosen"]) * 1e3
     step = "" if plan.priced is None else f" in steps of {plan.priced.step_s * 1e3:.3g} ms"
     return (
-        f"{moved}, which spares the trainer about {spared_ms:.3g} ms of work a batch{step}; the "
+        f"{moved}, which saves the trainer about {spared_ms:.3g} ms of work per batch{step}; the "
         f"workers spend {sum(call.worker_s for call in plan.moved) * 1e3:.3g} ms on it."
     )
 
@@ -280,7 +281,7 @@ def _spoken(reasons: list[str]) -> str:
         names = ", ".join(read[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
         return f"each reads one of these, which training changes: {names}"
     plural = "others" if len(reasons) > 2 else "other"
-    return f"{reasons[0]} ({len(reasons) - 1} {plural} likewise, with names of their own)"
+    return f"{reasons[0]} ({len(reasons) - 1} {plural} likewise, with different names)"
 
 
 def format_price(price: RunningPrice) -> str:
@@ -289,11 +290,11 @@ def format_price(price: RunningPrice) -> str:
     changes = {0: "never changed", 1: "changed once"}.get(
         price.changes, f"changed {price.changes} times"
     )
-    final = " A change that made steps longer was taken back." if price.is_held else ""
-    link = f", of the link {price.link_s * 1e3:.3g} ms" if price.link_s > 0 else ""
+    final = " A change that made steps longer was reverted." if price.is_held else ""
+    link = f", the link {price.link_s * 1e3:.3g} ms" if price.link_s > 0 else ""
     return (
         f"Priced {price.times} times from the running loader, {changes}: a step takes "
-        f"{price.step_s * 1e3:.3g} ms, of the trainer {price.trainer_s * 1e3:.3g} ms, of one of "
+        f"{price.step_s * 1e3:.3g} ms, the trainer {price.trainer_s * 1e3:.3g} ms, one of "
         f"{workers} {price.worker_s * 1e3:.3g} ms{link}.{final}"
     )
 

@@ -43,8 +43,8 @@ _BATCH, _BOTH, _WORKERS, _TRAINER, _RESULT = range(5)
 _BAND = {"both": _BOTH, "moved": _WORKERS, "cheaper": _TRAINER, "stays": _TRAINER}
 _LEGEND = {
     "moved": "runs in the workers",
-    "cheaper": "could move, stays for its price",
-    "stays": "has to stay in the trainer",
+    "cheaper": "could move, cheaper in the trainer",
+    "stays": "must stay in the trainer",
     "both": "computed on both sides",
 }
 _STYLE = """\
@@ -86,7 +86,7 @@ def format_svg(plan: PlanRecord) -> str:
     is drawn as the sentence with the reason.
     """
     if plan.refused is not None:
-        verdict_lines = _wrapped(f"nothing moves: {plan.refused}")
+        verdict_lines = _wrapped(f"no call moves: {plan.refused}")
         return _picture(verdict_lines, [], [], _HEAD_COLUMNS * _CHARACTER, 0.0)
     groups, links = group_calls(plan)
     texts = [_lines(group) for group in groups]
@@ -113,7 +113,7 @@ def format_svg(plan: PlanRecord) -> str:
 
 def _costs(plan: PlanRecord) -> list[str]:
     return [
-        f"{CUT_NAMES[item.cut]}: the trainer reads {_bytes(item.boundary_bytes)} a batch"
+        f"{CUT_NAMES[item.cut]}: the trainer reads {_bytes(item.boundary_bytes)} per batch"
         for item in plan.totals
     ]
 
@@ -158,9 +158,9 @@ def _box(group: CallGroup, lines: Sequence[str], band: int) -> Box:
 
 def _frames(plan: PlanRecord, boxes: Sequence[Box], layout: Layout) -> tuple[list[str], list[str]]:
     """Return the frames around the workers' and the trainer's calls, and the titles, drawn last."""
-    spent = f": {plan.trainer_s * 1e3:.3f} ms a batch on calls that could move"
+    spent = f": {plan.trainer_s * 1e3:.3f} ms per batch on movable calls"
     names = {
-        _WORKERS: f"workers: {plan.worker_s * 1e3:.3f} ms a batch",
+        _WORKERS: f"workers: {plan.worker_s * 1e3:.3f} ms per batch",
         _TRAINER: "trainer" + (spent if plan.trainer_s else ""),
     }
     frames, titles = [], []
@@ -197,7 +197,7 @@ def _edge(
             way += f"C{x:.1f} {middle:.1f} {next_x:.1f} {middle:.1f} {next_x:.1f} {next_y:.1f}"
     kind, tip = ("edge crossing", "crossing-tip") if link.crosses else ("edge", "tip")
     ends = " → ".join(_lines(groups[number])[0] for number in (link.source, link.target))
-    told = f"{ends}\n{link.tensor_bytes:,} bytes a batch"
+    told = f"{ends}\n{link.tensor_bytes:,} bytes per batch"
     if link.crosses:
         told += ", from the workers to the trainer"
     return (
@@ -234,9 +234,9 @@ def _rectangle(kind: str, left: float, top: float, box: Box, radius: float) -> s
 def _told(group: CallGroup) -> str:
     """Return the tooltip of a box."""
     if group.leaves:
-        return f"of the batch: tensors {', '.join(map(str, group.leaves))}"
+        return f"tensors of the batch: {', '.join(map(str, group.leaves))}"
     if not group.calls or group.role is None:
-        return "what forward returns"
+        return "the result of forward"
     lines = []
     for call in group.calls[:_TOLD_CALLS_MAX]:
         seconds = _seconds(call)
@@ -246,7 +246,7 @@ def _told(group: CallGroup) -> str:
     reasons = NumberedReasons(group.calls).spoken()
     lines += ["", f"{_LEGEND[group.role]}:", *reasons[:_TOLD_REASONS_MAX]]
     if len(reasons) > _TOLD_REASONS_MAX:
-        lines.append(f"and for {len(reasons) - _TOLD_REASONS_MAX} more reasons")
+        lines.append(f"and {len(reasons) - _TOLD_REASONS_MAX} more reasons")
     return "\n".join(lines)
 
 

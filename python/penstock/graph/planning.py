@@ -60,9 +60,7 @@ class CutOptions:
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "maximal", "none"):
-            raise ValueError(
-                f'cut is {self.mode!r} but a mode was expected; pass "auto", "maximal" or "none"'
-            )
+            raise ValueError(f'cut must be "auto", "maximal" or "none", got {self.mode!r}')
 
     def prices(self) -> _C.Prices:
         """Return the prices before the loader has run."""
@@ -293,7 +291,7 @@ def _plan_once(
         if lowering.recording.forms[name].is_lazy and name not in lowering.given:
             # A slab holds memory and not the way to read it, so this view is made where it is
             # needed.
-            raise MustStay(f"{name} is a lazy conjugate or negative", calls[name], [name])
+            raise MustStay(f"{name} is a lazily conjugated or negated tensor", calls[name], [name])
     changing = _changing_units(lowering, emission, verdicts)
     results = tuple(expressions_of(lowering, changing | how.mistrusted))
     kept = {_unit(group) for group in native.kept if not group.replicated}
@@ -326,7 +324,7 @@ def _plan_once(
     ]
     for item in boundary:
         if any(has_unknown(_expression(size)) for size in (*item.form.sizes, *item.form.strides)):
-            raise Unlowerable(f"the size of the result of {item.operator} follows from values")
+            raise Unlowerable(f"the size of the result of {item.operator} depends on values")
     if not boundary:
         return PlannedCut(plan, [], results=results, native=plans)
     # A prefix does not send values that the trainer already has.
@@ -495,8 +493,8 @@ def _check_fidelity(
         layout = (reference.dtype, tuple(reference.shape), reference.stride())
         if layout != item.layout(values):
             raise MustStay(
-                f"{item.operator} makes a tensor of the layout {layout}, "
-                f"where {item.layout(values)} was expected",
+                f"{item.operator} makes a tensor with the layout {layout}, "
+                f"expected {item.layout(values)}",
                 _calls(lowering)[item.name],
                 [item.name],
             )

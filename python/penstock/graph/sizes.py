@@ -133,7 +133,7 @@ def _native_condition(guard: sympy.Basic, places: Mapping[sympy.Symbol, int]) ->
     if type(guard) in _COMPARISONS:
         left, right = (_native_size(side, places) for side in guard.args)
         return (_COMPARISONS[type(guard)], left, right)
-    raise Unlowerable(f"the condition {guard} on sizes has no native form")
+    raise Unlowerable(f"the condition {guard} on sizes has no native equivalent")
 
 
 def _native_size(size: int | sympy.Basic, places: Mapping[sympy.Symbol, int]) -> NativeExpression:
@@ -142,7 +142,7 @@ def _native_size(size: int | sympy.Basic, places: Mapping[sympy.Symbol, int]) ->
 
     def symbol(of: sympy.Symbol) -> NativeExpression:
         if of not in places:
-            raise Unlowerable(f"the size {of} is not one of an input")
+            raise Unlowerable(f"the size {of} is not a size of an input")
         return ("symbol", places[of])
 
     def literal(number: int) -> NativeExpression:
@@ -218,6 +218,6 @@ def fold(
             return chain("max", e.args)
         if isinstance(e, Min):
             return chain("min", e.args)
-        raise Unlowerable(f"the size {expression} has no form in the text of a prefix")
+        raise Unlowerable(f"the size {expression} cannot be written in the text of a prefix")
 
     return visit(expression)

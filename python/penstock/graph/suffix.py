@@ -247,7 +247,7 @@ class _Assembly:
         if symbol not in self._sizes:
             bindings = [b for b in self._lowering.conditions.bindings if b.symbol == symbol]
             if not bindings:
-                raise Unlowerable(f"the size {symbol} follows from the values of a tensor")
+                raise Unlowerable(f"the size {symbol} depends on the values of a tensor")
             binding = bindings[0]
             self._sizes[symbol] = self._graph.call_method(
                 "size", (self._placeholders[binding.input_index], binding.dim)

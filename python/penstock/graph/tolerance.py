@@ -65,7 +65,7 @@ class Tolerance:
     def why_beyond(self, difference: float) -> str:
         """Return why a call stays that would move by the tolerance."""
         return (
-            f"what follows from it differs from the device's own by {self.spoken(difference)}, and "
+            f"results that depend on it differ from the device's by {self.spoken(difference)}; "
             f"cut_tolerance allows {self}"
         )
 
