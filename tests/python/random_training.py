@@ -66,7 +66,7 @@ def _compare(program: Program, batches: Sequence[Any], expected: Trace) -> Outco
     if difference is not None and not is_repeatable(program, batches, expected):
         raise EagerRefused("eager gives other bits each time")
     assert difference is None, f"{difference}\n\n{program}"
-    reasons = [re.sub("nothing of .* moves to the workers: ", "", text) for text in warned]
+    reasons = [re.sub("no call of .* moves to the workers: ", "", text) for text in warned]
     for reason in reasons:
         assert not reason.startswith(FAULTS), f"{reason}\n\n{program}"
     moved = {name for text in prefixes for name in OPERATOR.findall(text)}

@@ -201,13 +201,13 @@ def test_a_model_that_is_taken_back_tells_nothing() -> None:
         if step == 2:
             detach(model)
         assert all((ids is None) == (step >= 2) for ids in loader.lookahead(2, pairs))
-    with pytest.raises(ValueError, match="given a Crossing that is not offloaded; an offloaded"):
+    with pytest.raises(ValueError, match="needs an offloaded model, got a Crossing that is"):
         embedding_ids(model, "pairs")
 
 
 def test_a_name_that_is_no_parameters_is_refused() -> None:
     loader: Any = DataLoader(Clicks(60), batch_size=10, num_workers=1)
     model = offload(Crossing(), loader)
-    words = "embedding_ids() was given 'items', which is no embedding of Crossing; the name of one"
+    words = "needs the name of an embedding of Crossing, got 'items'; pass one of ["
     with pytest.raises(ValueError, match=re.escape(words)):
         embedding_ids(model, "items")

@@ -232,7 +232,7 @@ def test_a_compiler_that_makes_another_thing_of_what_stays_is_given_the_whole(
             found.append([bits(result), *(bits(p.grad) for p in model.parameters())])
         assert found[0] == found[1]
     assert pool.shipped_count
-    assert any(f"has other {kind}" in message for message in warnings_of(caplog))
+    assert any(f"has different {kind}" in message for message in warnings_of(caplog))
 
 
 @torch.library.custom_op("penstock_tests::noted", mutates_args=())

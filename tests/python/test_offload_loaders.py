@@ -145,7 +145,7 @@ def test_models_with_the_same_preprocessing_share_a_prefix_until_the_last_lets_g
 def test_what_is_no_loader_is_refused_before_anything_is_done(loader: Any) -> None:
     """A list of batches ended in "'list' object has no attribute '_plan'"."""
     model, pool = Scaled(), InProcessPool(images(1))
-    with pytest.raises(TypeError, match=r"penstock\.DataLoader is expected"):
+    with pytest.raises(TypeError, match=r"offload needs a penstock\.DataLoader, got a "):
         offload(model, pool, loader)
     assert pool.plan is None and model._compiled_call_impl is None
 

@@ -42,7 +42,7 @@ def test_one_wrong_operator_goes_back_and_the_others_stay(caplog: pytest.LogCapt
     assert "result of log1p at test_offload_proof.py" in warning
     assert "in batch 1 of epoch 0" in warning
     kept = {call.operator.partition(" at ")[0]: call.reason for call in pool.plan.kept}  # type: ignore[union-attr]
-    assert kept["log1p"] == "a worker's result of it was not the trainer's own"
+    assert kept["log1p"] == "a worker's result of it differed from the trainer's own"
 
 
 def test_the_batches_that_were_not_compared_are_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -119,7 +119,7 @@ def test_a_wrong_worker_is_found_out_in_any_graph(
     model = offload(fresh(case.make_model), pool, cut="maximal")
     assert train(model, pool, case.loss) == train(fresh(case.make_model), pool.batches, case.loss)
     assert pool.plan is not None and pool.plan.refused is not None
-    assert "calls before differed from the trainer's own" in pool.plan.refused
+    assert "earlier calls differed from the trainer's own" in pool.plan.refused
     assert not pool.prefixes
     assert 4 <= len(warnings_of(caplog)) <= 8
 

@@ -107,7 +107,7 @@ def test_a_loader_of_torchs_is_left_alone_and_the_import_is_named(
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 2)))
     assert offload(model, loader) is model
     (warning,) = warnings_of(caplog)
-    assert warning.startswith("penstock: offload does nothing: the loader is torch.utils.data.")
+    assert warning.startswith("penstock: offload has no effect: the loader is torch.utils.data.")
     assert "`from penstock import DataLoader`" in warning
     assert not vars(model).keys() & {"forward", "_compiled_call_impl"}
     offload(model, InProcessPool([]), loader)
@@ -178,7 +178,7 @@ def test_a_write_to_the_batch_before_the_model_is_said_to_be_the_reason() -> Non
         batch = pool.deliver(torch.randn(10, 20))
         batch.clamp_(-1, 1)
         model(batch)
-    assert pool.plan is not None and "written to in place" in str(pool.plan.refused)
+    assert pool.plan is not None and "had modified in place" in str(pool.plan.refused)
 
 
 @pytest.mark.slow

@@ -172,7 +172,7 @@ def test_a_difference_beyond_the_tolerance_takes_the_calls_back_with_a_warning(
                         theirs.model.load_state_dict(before)
                     assert theirs.step(batch) == loss
     assert len(said) == 1
-    assert "exp at test_device_tolerance.py" in said[0] and "on simgpu:0 by " in said[0]
+    assert "exp at test_device_tolerance.py" in said[0] and "the device's (simgpu:0) by " in said[0]
     assert "cut_tolerance allows 1 unit in the last place; it runs in the trainer" in said[0]
     assert "float" in ours.moved() and "exp" not in ours.moved()
     for name, value in ours.model.state_dict().items():

@@ -182,8 +182,8 @@ class CutContext:
         self.mistrusts += 1
         if self.mistrusts > MISTRUSTS_MAX:
             self.give_up(
-                f"the workers' results of {', '.join(operators)} and of {MISTRUSTS_MAX} calls "
-                "before differed from the trainer's own"
+                f"the workers' results of {', '.join(operators)} and of {MISTRUSTS_MAX} earlier "
+                "calls differed from the trainer's own"
             )
 
     def _note_foreign(self) -> None:
@@ -193,24 +193,24 @@ class CutContext:
         self._foreign_calls = self._foreign_calls + 1 if self.call.is_foreign else 0
         if self._foreign_calls == FOREIGN_CALLS_MAX and self.call.has_written:
             self.plan.refuse(
-                f"{FOREIGN_CALLS_MAX} calls in a row were given a tensor of the batch that was "
-                "written to in place before (x.clamp_(), x /= 255), and the workers' results are "
-                "those of the batch as it came; make another tensor of it (x = x.clamp(), "
-                "x = x / 255), or offload a function that does it and calls the model"
+                f"{FOREIGN_CALLS_MAX} calls in a row were given a tensor of the batch that the "
+                "program had modified in place (x.clamp_(), x /= 255), but the workers compute "
+                "with the original values; make a new tensor (x = x.clamp(), x = x / 255), or "
+                "offload a function that modifies the tensor and calls the model"
             )
         elif self._foreign_calls == FOREIGN_CALLS_MAX:
             self.plan.refuse(
-                f"{FOREIGN_CALLS_MAX} calls in a row were given no tensor of the batch, and nothing"
-                " that follows from one by operators that can be followed (random ones, indexing "
-                "and other libraries cannot; offload a function that does it and calls the model, "
-                "or leave it to the dataset)"
+                f"{FOREIGN_CALLS_MAX} calls in a row were given no tensor of the batch, and none "
+                "computed from one by operators that can be tracked (random operators, indexing "
+                "and other libraries cannot be); offload a function that does this and calls the "
+                "model, or do it in the dataset"
             )
 
     def give_up(self, reason: str) -> None:
         """Stop cutting for good; training continues with whole graphs."""
         if self.is_open:
             logger.warning(
-                "penstock: %s; the whole of %s runs in the trainer from here on", reason, self.name
+                "penstock: %s; the whole of %s runs in the trainer from now on", reason, self.name
             )
             self.close(Plan(refused=reason))
 
@@ -339,7 +339,7 @@ class ShownPlan:
         """Note that a captured graph stays whole."""
         if reason not in self._reasons:
             self._reasons.add(reason)
-            logger.warning("penstock: nothing of %s moves to the workers: %s", self._name, reason)
+            logger.warning("penstock: no call of %s moves to the workers: %s", self._name, reason)
         self.publish(Plan(refused=reason))
 
     def note_idle(self, reason: str) -> None:
@@ -414,7 +414,9 @@ class LeafWithholding:
         """Note that a leaf that had stayed with its worker was read."""
         order = self._native.note_recall(leaf)
         if order is not None:
-            logger.info("penstock: tensor %d of the batch is read time and again; it is sent", leaf)
+            logger.info(
+                "penstock: tensor %d of the batch is read repeatedly; workers send it", leaf
+            )
         self._obey(order)
 
     def _is_possible(self) -> bool:

@@ -439,12 +439,12 @@ class CheckedBoundary:
                 call.inputs,
             )
             reason = (
-                f"compiled by {name} without the calls that move, the model has other {difference}"
+                f"compiled by {name} without the moved calls, the model has different {difference}"
             )
         except Exception as error:
             logger.debug("the suffix cannot be compiled", exc_info=True)
             difference = first_sentence(error)
-            reason = f"{name} cannot compile the part that stays ({difference})"
+            reason = f"{name} cannot compile the remaining part ({difference})"
         if difference is None:
             return True
         self._in_use.forget(cut)
@@ -465,7 +465,9 @@ class CheckedBoundary:
         so they are computed again.
         """
         where = f"in batch {call.handle.sequence} of epoch {call.handle.epoch}"
-        units = {item.unit: "a worker's result of it was not the trainer's own" for item in wrong}
+        units = {
+            item.unit: "a worker's result of it differed from the trainer's own" for item in wrong
+        }
         operators = sorted({item.operator for item in wrong})
         said: list[str] = []
         if wrong:
@@ -480,11 +482,12 @@ class CheckedBoundary:
             behind = sorted(set(item.inexact.values()))
             operators += behind
             said.append(
-                f"the workers' result of {', '.join(behind)} differs from that on {item.device} by "
-                f"{tolerance.spoken(difference)} {where}, and cut_tolerance allows {tolerance}"
+                f"the workers' result of {', '.join(behind)} differs from the device's "
+                f"({item.device}) by {tolerance.spoken(difference)} {where}; cut_tolerance allows "
+                f"{tolerance}"
             )
         self._in_use.mistrust(cut, units)
         self._context.mistrust(
             operators,
-            f"{'; '.join(said)}; it runs in the trainer from here on. {cut.unchecked}",
+            f"{'; '.join(said)}; it runs in the trainer from now on. {cut.unchecked}",
         )

@@ -164,7 +164,9 @@ class CutPlanner:
         if expressions and self._whole.writes_to_inputs(lowering):
             raise Unlowerable("it writes to memory that an earlier part of forward may share")
         if _gives_out_waiting(lowering):
-            raise Unlowerable("it returns a tensor that the program made of the batch before")
+            raise Unlowerable(
+                "it returns a tensor that the program computed from the batch earlier"
+            )
         cut = self._in_use.make(lowering, variant, extended.added, planned, inputs)
         if self._context.repricer is not None and planned.native is not None:
             cut.priced = _C.PricedCut(planned.native, cut.suffix is not None)
@@ -312,7 +314,7 @@ class CutsInUse:
         self._note_change()
 
     def forget_unused(self, cut: LiveCut) -> None:
-        logger.debug("a plan was not used for long")
+        logger.debug("a plan is dropped because it was unused for too long")
         self._forgotten[cut.signature] += 1
         self.forget(cut)
 

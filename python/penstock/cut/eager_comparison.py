@@ -309,8 +309,8 @@ class Schedule:
         if changed:
             because = f"{', '.join(changed)} changed"
         else:
-            because = "something changed that Dynamo does not guard, or captured wrongly"
-        return f"its captured graph gives other {difference} than its forward does ({because})"
+            because = "something changed that Dynamo does not guard or captured incorrectly"
+        return f"its captured graph gives different {difference} than its forward ({because})"
 
     def _all_modules(self) -> list[torch.nn.Module]:
         return [part for module in self._modules() for part in module.modules()]

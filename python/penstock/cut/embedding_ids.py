@@ -51,16 +51,16 @@ def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.T
     call = offloaded_call(model)
     if not any(isinstance(one, OffloadedCall) for one in _calls_of(call)):
         raise ValueError(
-            f"embedding_ids() was given a {type(model).__name__} that is not offloaded; an "
-            f"offloaded model is expected: call penstock.offload(model, loader) before, and see "
-            f"loader.plan when it was refused"
+            f"embedding_ids() needs an offloaded model, got a {type(model).__name__} that is not "
+            f"offloaded; call penstock.offload(model, loader) first, and see loader.plan if "
+            f"offload() refused it"
         )
     parameters = dict(model.named_parameters(remove_duplicate=False))
     parameter = parameters.get(table, parameters.get(f"{table}.weight"))
     if parameter is None:
         raise ValueError(
-            f"embedding_ids() was given {table!r}, which is no embedding of "
-            f"{type(model).__name__}; the name of one is expected: {sorted(parameters)}"
+            f"embedding_ids() needs the name of an embedding of {type(model).__name__}, got "
+            f"{table!r}; pass one of {sorted(parameters)}"
         )
 
     def ids_of(batch: Any) -> torch.Tensor | None:

@@ -170,7 +170,9 @@ class CompiledPrefixes:
         if not code:
             logger.info("penstock: a prefix is not compiled: %s", reason)
             return
-        logger.info("penstock: a prefix was compiled; workers use it where it is as good")
+        logger.info(
+            "penstock: a prefix was compiled; workers use it if it gives the same bits faster"
+        )
         self._libraries[compilation.planned.prefix] = Library(code, compilation.leaves)
         self._install(compilation.planned)
 
@@ -185,7 +187,7 @@ def _job_for(cut: LiveCut, call: GraphCall) -> tuple[CompileJob, LibraryLeaves]:
     if cut.drawn is not None:
         raise ValueError("it draws random numbers")
     if "declared::" in planned.prefix:
-        raise ValueError("it has an operator of the program's own")
+        raise ValueError("it has a custom operator of the program")
     placeholders = [node for node in planned.reference.graph.nodes if node.op == "placeholder"]
     inputs: list[Any] = []
     job_leaves: list[tuple[int, torch.Tensor]] = []
@@ -248,10 +250,10 @@ class _Compilation:
             self._messages.seek(0)
             said = self._messages.read().decode(errors="replace").strip()
             if self._process.returncode != 0:
-                status = f"the compiler ended with {self._process.returncode}"
+                status = f"the compiler exited with code {self._process.returncode}"
                 return b"", said.rpartition("\n")[2] or status
             self._library.seek(0)
-            return self._library.read(), "the compiler gave nothing"
+            return self._library.read(), "the compiler produced no library"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

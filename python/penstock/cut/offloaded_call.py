@@ -406,8 +406,8 @@ class OffloadedCall(StandIn):
         if self._captures[frame] > self._captures_max and self.context.is_open:
             self.context.give_up(
                 f"Dynamo has captured a part of its forward {self._captures_max} times "
-                f"(torch._dynamo.config.recompile_limit) and would go on, since something that the "
-                f"part depends on keeps changing; TORCH_LOGS=recompiles shows what"
+                f"(torch._dynamo.config.recompile_limit), and something that the part depends on "
+                f"keeps changing; set TORCH_LOGS=recompiles to see what"
             )
         if self._user is None and dynamo_config.skip_nnmodule_hook_guards:
             # The guards of this graph are made after the backend returns. Without guards on hooks,
@@ -474,10 +474,10 @@ class OffloadedCall(StandIn):
         if skipped is not None:
             return skipped
         return (
-            f"Dynamo captured nothing of {UNCAPTURED_CALLS_MAX} calls in a row: it cannot take "
-            f"this forward, or is switched off; TORCH_LOGS=graph_breaks shows what it met; a "
-            f"model that was compiled after offload() is to be compiled first, and the result "
-            f"offloaded"
+            f"Dynamo captured no graph in {UNCAPTURED_CALLS_MAX} calls in a row: it does not "
+            f"support this forward, or is disabled; set TORCH_LOGS=graph_breaks to see why; if "
+            f"the model was compiled after offload(), compile it first and offload the compiled "
+            f"model"
         )
 
 

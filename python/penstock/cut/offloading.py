@@ -122,26 +122,21 @@ def offload(
             return criterion(model(images), batch["label"].to(device))
     """
     if verify_every < 1:
-        raise ValueError(
-            f"verify_every is {verify_every} but batches are counted from 1; pass a positive number"
-        )
+        raise ValueError(f"verify_every must be >= 1, got {verify_every}")
     tolerance = Tolerance.of(cut_tolerance)
     if isinstance(model, torch.export.ExportedProgram):
         raise TypeError(
-            "offload was given an ExportedProgram, which is not called itself but by way of a "
-            "module that it makes anew each time; pass that one and train it: "
+            "offload needs a module or a function, got an ExportedProgram, which makes a new "
+            "module for each call of module(); offload one of these modules and train it: "
             "model = penstock.offload(program.module(), loader)"
         )
     if not callable(model):
-        raise TypeError(
-            f"offload was given a {type(model).__name__}, where a module or a function was expected"
-        )
+        raise TypeError(f"offload needs a module or a function, got a {type(model).__name__}")
     own = [innermost_loader(one) for one in (loader, *loaders)]
     for one in own:
         if not isinstance(one, torch.utils.data.DataLoader) and not _is_ours(one):
             raise TypeError(
-                f"offload was given a {type(one).__name__} as a loader, where a "
-                f"penstock.DataLoader is expected; make one: "
+                f"offload needs a penstock.DataLoader, got a {type(one).__name__}; import it with "
                 f"`from penstock import DataLoader`"
             )
     for one in own:
@@ -166,7 +161,7 @@ def _make_call(
     with _as_it_was(model) as bare:
         reason = _refusal(bare, loader)
         if reason is not None:
-            logger.warning("penstock: offload does nothing: %s", reason)
+            logger.warning("penstock: offload has no effect: %s", reason)
             if _is_ours(loader):
                 loader._show_plan(Plan(refused=reason))
             return None
@@ -417,7 +412,7 @@ def _kind_of(loader: Any) -> str:
 def _refusal(model: Any, loader: Any) -> str | None:
     is_compiled = isinstance(model, OptimizedModule) or compiled_call_of(model) is not None
     if is_compiled and user_compile_of(model) is None:
-        return "the model's call was replaced by something else than torch.compile"
+        return "the model's call was replaced by something other than torch.compile"
     if isinstance(model, OptimizedModule) and has_lazy_modules(model):
         return "the compiled model has lazy modules; run it once before it is offloaded"
     if not _is_ours(loader):
@@ -433,7 +428,7 @@ def _refusal(model: Any, loader: Any) -> str | None:
         )
     if loader.replica_group is not None:
         return (
-            "the loader has a replica_group, whose ranks share batches, and each rank's model is "
-            "another part of the whole"
+            "the loader has a replica_group, whose ranks share batches, but each rank's model is a "
+            "different part of the whole"
         )
     return None
