@@ -474,7 +474,7 @@ def test_what_a_program_does_before_it_calls_its_model_is_part_of_the_plan(
     write("train.py", CONVERTED.replace("INPUT", made))
     code, out, error = run("explain", "--format", "json", "--cut", "maximal", "train.py", "400")
     assert code == 0, error
-    assert "with 0 of the 2 tensors, and 1 that the program made of them, of a batch" in error
+    assert "with 0 of the 2 tensors, and 1 that the program computed from them, of a batch" in error
     assert operators(json.loads(out)) == moved
 
 
@@ -518,10 +518,10 @@ def test_a_model_that_is_called_with_what_cannot_be_followed_is_told_without_tra
         (line,) = error.splitlines()
         assert line == (
             f"penstock: there is no plan: {seen} were delivered, but no model was called with a "
-            "tensor of one, or with one that follows from one by operators that can be followed "
-            "(random ones, indexing and other libraries cannot; nor can the first batch): Net "
-            f"was called {times}, first with float32 [4, 3, 8, 8]; do it in the model's forward or "
-            "in the dataset"
+            "tensor of one, or with a tensor computed from one by operators that can be tracked "
+            "(random operators, indexing and other libraries cannot be, nor can the first batch): "
+            f"Net was called {times}, first with float32 [4, 3, 8, 8]; compute it in the model's "
+            "forward or in the dataset"
         )
 
 
@@ -529,18 +529,18 @@ def test_a_model_that_is_called_with_what_cannot_be_followed_is_told_without_tra
 @pytest.mark.parametrize(
     ("body", "seen"),
     [
-        ("pass", "no batch was delivered by a DataLoader in the program's own process, and"),
+        ("pass", "no batch was delivered by a DataLoader in the program's main process, and"),
         (
             "list(loader_of(2))",
-            "8 batches were delivered, but no model to explain: none was called",
+            "8 batches were delivered, but there is no model to explain: none was called",
         ),
         (
             "sys.exit([nn.Flatten()(x) for x, _ in loader_of(0, count=4)][:0] or 0)",
-            "1 batch was delivered, but no model to explain: only Flatten was called, without",
+            "1 batch was delivered, but there is no model to explain: only Flatten was called, ",
         ),
         (
             "m = Net()\n    for x, _ in loader_of(0): m(x.mul_(2))",
-            "first with uint8 [4, 3, 8, 8] of a batch, but written to since; do it",
+            "first with uint8 [4, 3, 8, 8] of a batch, but modified in place since; compute it",
         ),
     ],
 )

@@ -107,8 +107,8 @@ def explain(
     """
     if link_bytes_per_s is not None and not link_bytes_per_s > 0:
         raise ValueError(
-            f"link_bytes_per_s is {link_bytes_per_s} but a positive number of bytes a second is "
-            f"expected; leave it out for workers of this machine"
+            f"link_bytes_per_s must be a positive number of bytes per second, got "
+            f"{link_bytes_per_s}; leave it out for workers on this machine"
         )
     link = None
     if link_bytes_per_s is not None:
@@ -332,7 +332,7 @@ def plan_followed(
         twin = copy.deepcopy(model)
     except Exception as error:
         raise Unlowerable(
-            f"to see all graphs, the model is run once as a copy, and it cannot be copied "
+            f"capturing all graphs needs a copy of the model, which cannot be copied "
             f"({first_sentence(error)})"
         ) from error
     listener = _Listener(options.link)
@@ -345,9 +345,9 @@ def plan_followed(
             run(*call.args, **call.kwargs)
         except Exception as error:
             raise Unlowerable(
-                f"to see all graphs, the model was run once as a copy, and failed "
+                f"capturing all graphs needs a run of a copy of the model, which failed "
                 f"({first_sentence(error)})"
             ) from error
     if listener.plan is None:
-        raise Unlowerable("there is nothing to move: no graph with a tensor of the batch ran")
+        raise Unlowerable("nothing to move: no graph with a tensor of the batch ran")
     return listener.plan

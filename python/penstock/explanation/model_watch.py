@@ -272,7 +272,7 @@ class ModelWatch:
     def _describe(self, tensors: Sequence[torch.Tensor]) -> str:
         shown = [
             f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-            + (" of a batch, but written to since" if tensor in self._leaves else "")
+            + (" of a batch, but modified in place since" if tensor in self._leaves else "")
             for tensor in tensors[:TENSORS_SHOWN_MAX]
         ]
         return ", ".join([*shown, "..."] if len(tensors) > len(shown) else shown)
@@ -322,7 +322,7 @@ class ModelWatch:
             if leaf.worker_count
             else f"loaded without workers (priced as with {WORKER_COUNT_GUESS})"
         )
-        more = f", and {len(made)} that the program made of them, of" if made else " of"
+        more = f", and {len(made)} that the program computed from them, of" if made else " of"
         return FoundPlan(
             plan,
             f"{name_of(module)}, called at {call_site()} in {mode_of(model)} mode with {given} of "
@@ -443,15 +443,15 @@ class SeenCalls:
         batches = f"{self.batch_count} batch{'es were' if self.batch_count != 1 else ' was'}"
         if not self.batch_count:
             return (
-                "no batch was delivered by a DataLoader in the program's own process, and others "
-                "that it starts are not watched; let it train in its own"
+                "no batch was delivered by a DataLoader in the program's main process, and "
+                "processes that it starts are not watched; train in the main process"
             )
         if not self._foreign:
             called = ", ".join(self._without_parameters)
             seen = f"only {called} was called, without parameters" if called else "none was called"
             return (
-                f"{batches} delivered, but no model to explain: {seen}; let the program call a "
-                "torch.nn.Module that has parameters with the tensors of a batch"
+                f"{batches} delivered, but there is no model to explain: {seen}; the program must "
+                "call a torch.nn.Module that has parameters with the tensors of a batch"
             )
         calls = "; ".join(
             f"{model} was called {count} time{'s' if count > 1 else ''}, first with "
@@ -459,8 +459,8 @@ class SeenCalls:
             for model, count in self._foreign.most_common(MODELS_SHOWN_MAX)
         )
         return (
-            f"{batches} delivered, but no model was called with a tensor of one, or with one that "
-            f"follows from one by operators that can be followed (random ones, indexing and other "
-            f"libraries cannot; nor can the first batch): {calls}; do it in the model's forward or "
-            "in the dataset"
+            f"{batches} delivered, but no model was called with a tensor of one, or with a tensor "
+            f"computed from one by operators that can be tracked (random operators, indexing and "
+            f"other libraries cannot be, nor can the first batch): {calls}; compute it in the "
+            "model's forward or in the dataset"
         )
