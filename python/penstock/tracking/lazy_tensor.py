@@ -235,8 +235,8 @@ def plain(tensor: LazyTensor) -> torch.Tensor:
         meta = tensor._meta
         if not isinstance(meta, FakeTensor):
             raise RuntimeError(
-                "penstock: a tensor of a batch was taken apart for a compiler and put together "
-                "without its values; call penstock.detach(model) and report this"
+                "penstock: a tensor of a batch was decomposed for a compiler and rebuilt without "
+                "its values; call penstock.detach(model) and report this"
             )
         with meta.fake_mode:
             tensor._stand_in = torch.empty_strided(

@@ -55,11 +55,11 @@ class LoaderUse:
             self._idle_batches[user] += 1
             if self._idle_batches[user] == IDLE_BATCHES_MAX:
                 logger.warning(
-                    "penstock: %d batches in a row came with results that workers had computed "
+                    "penstock: %d batches in a row contained results that workers had computed "
                     "for %s, "
                     "which was not called; a copy of a model (copy.deepcopy, pickle) is not "
-                    "offloaded: call penstock.offload(copy, loader) to train that one, and "
-                    "penstock.detach(model) when a model is of no more use",
+                    "offloaded: call penstock.offload(copy, loader) to train the copy, and "
+                    "penstock.detach(model) when a model is no longer used",
                     IDLE_BATCHES_MAX,
                     self._names.get(user, "a model").rstrip(","),
                 )
