@@ -145,15 +145,15 @@ def test_a_loader_gives_its_batches_and_resumes(workers: int) -> None:
 @pytest.mark.parametrize(
     ("costs", "options", "message"),
     [
-        ([1, 0], {}, "the cost of sample 1 is 0.0; a positive finite number"),
-        ([1, float("inf")], {}, "the cost of sample 1 is inf"),
-        ([1, 5000, 9000], {}, "sample 1 costs 5000, and budget is 4096, which 2 samples exceed"),
-        ([[1]], {}, r"costs have the shape \(1, 1\)"),
+        ([1, 0], {}, "costs must be positive and finite, got 0.0 for sample 1"),
+        ([1, float("inf")], {}, "got inf for sample 1"),
+        ([1, 5000, 9000], {}, r"budget \(4096\), got 5000 for sample 1 \(2 samples"),
+        ([[1]], {}, r"costs must be one number per sample, got the shape \(1, 1\)"),
         ([1], {"rank": 2, "world_size": 2}, "rank is 2 and world_size is 2; a rank from 0"),
         ([1], {"rank": 0}, "rank is 0 and world_size is None; give both"),
-        ([1], {"batch_size_max": 0}, "batch_size_max is 0"),
-        ([1], {"remainder": "keep"}, "remainder is 'keep'"),
-        ([1], {"seed": -3}, "seed is -3"),
+        ([1], {"batch_size_max": 0}, "batch_size_max must be >= 1 or None, got 0"),
+        ([1], {"remainder": "keep"}, "remainder must be .*, got 'keep'"),
+        ([1], {"seed": -3}, "seed must be >= 0, got -3"),
     ],
 )
 def test_arguments_that_make_no_batches_are_refused(
@@ -164,7 +164,7 @@ def test_arguments_that_make_no_batches_are_refused(
 
 
 def test_a_budget_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="budget is 0; a positive finite number"):
+    with pytest.raises(ValueError, match="budget must be positive and finite, got 0"):
         CostBatchSampler([1], 0)
 
 
@@ -180,5 +180,5 @@ def test_the_rank_is_that_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_state_of_other_costs_is_refused() -> None:
     state = CostBatchSampler([1.0, 2.0], 4).state_dict()
-    with pytest.raises(ValueError, match="with sample_count 2, and this one has sample_count 1"):
+    with pytest.raises(ValueError, match="with sample_count 2, but this one has sample_count 1"):
         CostBatchSampler([1.0], 4).load_state_dict(state)

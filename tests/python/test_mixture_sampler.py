@@ -247,12 +247,12 @@ def test_a_loader_resumes_in_the_middle_of_an_epoch(workers: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([],), "there are 0 sources"),
-        (([3, -1],), "the length of source 1 is -1"),
-        (([3, 4], [1]), "there are 1 weights and 2 lengths"),
-        (([3, 4], [1, -2]), "the weight of source 1 is -2.0"),
-        (([3, 4], [1, float("nan")]), "the weight of source 1 is nan"),
-        (([3, 4], [0, 0]), "all weights are 0"),
+        (([],), "lengths must have 1 to .* sources, got 0"),
+        (([3, -1],), "lengths must be >= 0, got -1 for source 1"),
+        (([3, 4], [1]), "one number for each of the 2 sources, got 1"),
+        (([3, 4], [1, -2]), "weights must be finite and >= 0, got -2.0 for source 1"),
+        (([3, 4], [1, float("nan")]), "got nan for source 1"),
+        (([3, 4], [0, 0]), "at least one weight must be > 0, got only 0"),
         (([3, 0], [1, 1]), "source 1 has weight 1.0 and no samples"),
     ],
 )
@@ -262,18 +262,18 @@ def test_arguments_that_make_no_mixture_are_refused(arguments: Any, message: str
 
 
 def test_options_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="when_exhausted is 'end'; one of 'stop'"):
+    with pytest.raises(ValueError, match="when_exhausted must be one of 'stop', .*, got 'end'"):
         MixtureSampler([3], when_exhausted="end")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_samples is -1"):
+    with pytest.raises(ValueError, match="num_samples must be >= 0, got -1"):
         MixtureSampler([3], num_samples=-1)
-    with pytest.raises(ValueError, match="seed is -1"):
+    with pytest.raises(ValueError, match="seed must be >= 0, got -1"):
         MixtureSampler([3], seed=-1)
 
 
 def test_a_state_of_other_sources_is_refused() -> None:
     state = MixtureSampler([3, 4]).state_dict()
-    with pytest.raises(ValueError, match=r"with lengths \[3, 4\], and this one has lengths \[3\]"):
+    with pytest.raises(ValueError, match=r"with lengths \[3, 4\], but this one has lengths \[3\]"):
         MixtureSampler([3]).load_state_dict(state)
     state["shares"][0] += 1
-    with pytest.raises(ValueError, match="load a state as state_dict"):
+    with pytest.raises(ValueError, match="load a result of state_dict"):
         MixtureSampler([3, 4]).load_state_dict(state)

@@ -86,9 +86,9 @@ class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
         self._costs = _checked_costs(costs, budget)
         self.rank, self.world_size = JobRank.of(rank, world_size)
         if batch_size_max is not None and batch_size_max < 1:
-            raise ValueError(f"batch_size_max is {batch_size_max}; 1 or more, or None, is expected")
+            raise ValueError(f"batch_size_max must be >= 1 or None, got {batch_size_max}")
         if remainder not in ("pad", "drop"):
-            raise ValueError(f"remainder is {remainder!r}; 'pad' or 'drop' is expected")
+            raise ValueError(f"remainder must be 'pad' or 'drop', got {remainder!r}")
         self.remainder = remainder
         self._packing = _Packing(float(budget), self.world_size, batch_size_max or 0)
         self._padded: list[int] = []
@@ -215,19 +215,18 @@ class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
 def _checked_costs(costs: Sequence[float], budget: float) -> np.ndarray[Any, Any]:
     found = np.ascontiguousarray(costs, dtype=np.float64)
     if found.ndim != 1:
-        raise ValueError(f"costs have the shape {found.shape}; one number a sample is expected")
+        raise ValueError(f"costs must be one number per sample, got the shape {found.shape}")
     if not (math.isfinite(budget) and budget > 0):
-        raise ValueError(f"budget is {budget}; a positive finite number is expected")
+        raise ValueError(f"budget must be positive and finite, got {budget}")
     wrong = np.flatnonzero(~(found > 0) | ~np.isfinite(found))
     if wrong.size:
         raise ValueError(
-            f"the cost of sample {wrong[0]} is {found[wrong[0]]}; a positive finite number is "
-            f"expected"
+            f"costs must be positive and finite, got {found[wrong[0]]} for sample {wrong[0]}"
         )
     beyond = np.flatnonzero(found > budget)
     if beyond.size:
         raise ValueError(
-            f"sample {beyond[0]} costs {found[beyond[0]]:g}, and budget is {budget:g}, which "
-            f"{beyond.size} samples exceed; raise budget, or leave them out"
+            f"costs must be <= budget ({budget:g}), got {found[beyond[0]]:g} for sample "
+            f"{beyond[0]} ({beyond.size} samples exceed it); raise budget, or leave them out"
         )
     return found

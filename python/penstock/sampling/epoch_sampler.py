@@ -30,7 +30,7 @@ class EpochSampler(Sampler[_T], Generic[_T, _Place]):
 
     def __init__(self, shuffle: bool, seed: int) -> None:
         if seed < 0:
-            raise ValueError(f"seed is {seed}; 0 or more is expected")
+            raise ValueError(f"seed must be >= 0, got {seed}")
         self.shuffle = shuffle
         self.seed = seed
         self._begin_at(self._first_place(0))
@@ -73,8 +73,8 @@ class EpochSampler(Sampler[_T], Generic[_T, _Place]):
         for name, value in mine.items():
             if state.get(name) != value:
                 raise ValueError(
-                    f"the state is of a {type(self).__name__} with {name} {state.get(name)!r}, and "
-                    f"this one has {name} {value!r}; build it as it was"
+                    f"the state is of a {type(self).__name__} with {name} {state.get(name)!r}, but "
+                    f"this one has {name} {value!r}; create it with the same arguments"
                 )
 
 

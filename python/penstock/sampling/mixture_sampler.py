@@ -79,11 +79,11 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
         self.lengths = _checked_lengths(lengths)
         if when_exhausted not in _CHOICES:
             raise ValueError(
-                f"when_exhausted is {when_exhausted!r}; one of {', '.join(map(repr, _CHOICES))} "
-                f"is expected"
+                f"when_exhausted must be one of {', '.join(map(repr, _CHOICES))}, got "
+                f"{when_exhausted!r}"
             )
         if num_samples is not None and num_samples < 0:
-            raise ValueError(f"num_samples is {num_samples}; 0 or more is expected")
+            raise ValueError(f"num_samples must be >= 0, got {num_samples}")
         self.when_exhausted = when_exhausted
         self.num_samples = num_samples
         self._offsets = np.cumsum([0, *self.lengths[:-1]]).tolist()
@@ -190,8 +190,8 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
         lists = [state[name] for name in ("weights", "passes", "positions", "shares", "lags")]
         if any(len(one) != count for one in lists) or sum(state["shares"]) != _WHOLE:
             raise ValueError(
-                f"the state does not have a weight, a place and a share of {count} sources, which "
-                f"add up; load a state as state_dict() returned it"
+                f"the state must have consistent weights, positions and shares of {count} sources; "
+                f"load a result of state_dict()"
             )
         self._weights = self._chosen_weights or list(state["weights"])
         schedule = _C.MixtureSchedule(state["shares"], state["lags"])
@@ -259,14 +259,13 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
         found = [float(weight) for weight in weights]
         if len(found) != len(self.lengths):
             raise ValueError(
-                f"there are {len(found)} weights and {len(self.lengths)} lengths; one weight for "
-                f"each source is expected"
+                f"weights must have one number for each of the {len(self.lengths)} sources, got "
+                f"{len(found)}"
             )
         for source, (weight, length) in enumerate(zip(found, self.lengths, strict=True)):
             if not math.isfinite(weight) or weight < 0:
                 raise ValueError(
-                    f"the weight of source {source} is {weight}; a finite number of 0 or more is "
-                    f"expected"
+                    f"weights must be finite and >= 0, got {weight} for source {source}"
                 )
             if weight > 0 and length == 0:
                 raise ValueError(
@@ -274,7 +273,7 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
                     f"leave it out"
                 )
         if not any(found):
-            raise ValueError("all weights are 0, so there is nothing to sample; raise one")
+            raise ValueError("at least one weight must be > 0, got only 0")
         return found
 
 
@@ -286,8 +285,8 @@ def _schedule_of(weights: Sequence[float]) -> _C.MixtureSchedule:
 def _checked_lengths(lengths: Sequence[int]) -> list[int]:
     found = [int(length) for length in lengths]
     if not 1 <= len(found) <= _SOURCES_MAX:
-        raise ValueError(f"there are {len(found)} sources; 1 to {_SOURCES_MAX} are expected")
+        raise ValueError(f"lengths must have 1 to {_SOURCES_MAX} sources, got {len(found)}")
     for source, length in enumerate(found):
         if length < 0:
-            raise ValueError(f"the length of source {source} is {length}; 0 or more is expected")
+            raise ValueError(f"lengths must be >= 0, got {length} for source {source}")
     return found
