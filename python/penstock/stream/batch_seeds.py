@@ -264,7 +264,7 @@ class DrawWarning:
         warn(
             f"samples drew from the global random generators while they were fetched on "
             f"{fetch_threads} threads, so seeding='batch' cannot make them reproducible; draw from "
-            f"the torch.Generator that a dataset with __getitem__(self, index, generator=None) is "
-            f"given, or set fetch_threads=1",
+            f"the torch.Generator that penstock passes to a dataset with "
+            f"__getitem__(self, index, generator=None), or set fetch_threads=1",
             UserWarning,
         )

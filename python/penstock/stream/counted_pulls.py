@@ -119,9 +119,9 @@ class CountedPulls:
 
     def _refuse_place(self, place: int) -> NoReturn:
         raise ValueError(
-            f"the state is of a place after {place} batches, and the "
-            f"{type(self._index_sampler).__name__} has no more than these; build the loader with "
-            f"the sampler that it had, or load the state as state_dict() returned it"
+            f"the state was taken after {place} batches, but the "
+            f"{type(self._index_sampler).__name__} has no batch after these; create the loader "
+            f"with the same sampler, or load the state as state_dict() returned it"
         )
 
     def _pull_to_keep(self, place: int) -> tuple[Any, int]:

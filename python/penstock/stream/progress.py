@@ -435,8 +435,8 @@ class SamplerNotes:
             self._notes.popleft()  # it may be ready the next time
             raise RuntimeError(
                 f"state_dict() needs the state of the loader's sampler, whose state_dict() raised "
-                f"{type(note.state).__name__}: {note.state}; have it give a state at any time, or "
-                f"take none of the loader"
+                f"{type(note.state).__name__}: {note.state}; make it return a state at any time, "
+                f"or do not call state_dict()"
             ) from note.state
         state = {"samples_yielded": note.sample_count, **note.state}
         count = max(0, note.pull_count - first_left)

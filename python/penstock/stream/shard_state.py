@@ -248,8 +248,8 @@ def continue_iteration(
                 fetcher.fetch(indices)
             except StopIteration:
                 raise ValueError(
-                    f"the state is of a place after {start.batch_count} batches of a shard, and "
-                    f"the dataset has {place - 1} of it; resume with the dataset as it was"
+                    f"the state was taken after {start.batch_count} batches of a shard, but the "
+                    f"dataset has only {place - 1}; resume with the same dataset"
                 ) from None
             except Exception:
                 pass  # it was raised before the state was taken
@@ -260,8 +260,8 @@ def continue_iteration(
 def _check_takes(iterator: Any) -> None:
     if not is_stateful(iterator):
         raise ValueError(
-            f"the state has one of a dataset's iterator, and this is a {type(iterator).__name__}, "
-            f"which takes none; resume with the dataset as it was"
+            f"the state contains the state of a dataset's iterator, but this iterator is a "
+            f"{type(iterator).__name__}, which accepts none; resume with the same dataset"
         )
 
 
