@@ -253,13 +253,13 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dataset": Stream()}, "global_batch_size is 12 and the dataset is the IterableDataset"),
+        ({"dataset": Stream()}, "must be None for the IterableDataset Stream, got 12"),
         ({"batch_sampler": [[0]], "shuffle": None}, "the batches are not the loader's to make"),
         ({"batch_size": None, "global_batch_size": None}, "batch_size is None"),
         ({"global_batch_size": 7}, "is 7 and there are 2 ranks.*choose a multiple of 2"),
         ({"global_batch_size": 1}, "global_batch_size is 1 and there are 2 ranks; an int of 2"),
         ({"batch_size": 4}, "batch_size is 4 and global_batch_size is 12; give"),
-        ({"remainder": "keep"}, "remainder is 'keep'; one of 'pad', 'drop', 'uneven'"),
+        ({"remainder": "keep"}, "remainder must be one of 'pad', 'drop', 'uneven', got 'keep'"),
         ({"seeding": "batch"}, "seeding is 'batch' with shard_by_rank=True"),
         ({"rank": 2}, "rank is 2 and world_size is 2; a rank from 0"),
         ({"sampler": iter([0]), "shuffle": None}, "the list_iterator has no length"),

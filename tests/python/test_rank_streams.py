@@ -226,12 +226,12 @@ class Pipe(IterDataPipe[int]):
     [
         ({"shards": None}, "without shards; pass shards=N"),
         ({"shards": 1}, "shards is 1 and there are 2 ranks, so that some would have none"),
-        ({"global_batch_size": 4}, "give batch_size, that of one rank"),
-        ({"remainder": "pad"}, "of which no sample can be read a second time"),
+        ({"global_batch_size": 4}, "give the batch_size of one rank"),
+        ({"remainder": "pad"}, "whose samples cannot be read twice, got 'pad'"),
         ({"seeding": "worker"}, "seeding is 'worker' with shard_by_rank=True"),
         ({"seeding": "sample"}, "whose samples have no places in an order"),
         ({"in_order": False}, "in_order is False with shard_by_rank=True"),
-        ({"dataset": Pipe()}, "the dataset is a datapipe"),
+        ({"dataset": Pipe()}, "does not support datapipes"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: str) -> None:

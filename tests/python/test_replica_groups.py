@@ -128,7 +128,7 @@ def test_ranks_that_are_seeded_differently_are_told(pool: PoolProcesses, start: 
     code, text = job.finish(1)
     assert code != 0
     assert "rank 1 has generator state (SHA-256)" in text
-    assert "seed them alike or pass generator=" in text
+    assert "with the same seed or generator=" in text
 
 
 @pytest.mark.long
@@ -156,7 +156,7 @@ def test_a_leader_that_dies_is_named(pool: PoolProcesses, start: Start) -> None:
     job = start([[0, 1]], pool=pool.endpoint, kill=[0, 0, 8], wait_s=4)
     code, text = job.finish(1)
     assert code != 0
-    assert "rank 0, from which this rank has the batches of its replica_group, has not" in text
+    assert "rank 0, which sends this rank the batches of its replica_group, has not" in text
 
 
 @pytest.mark.long
@@ -178,8 +178,8 @@ def alone() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("group", "error", "words"),
     [
-        ([1], ValueError, r"replica_group is \[1\]; different ranks from 0 to 0"),
-        ([0, 0], ValueError, r"different ranks from 0 to 0 are expected"),
+        ([1], ValueError, r"replica_group must be different ranks from 0 to 0, got \[1\]"),
+        ([0, 0], ValueError, r"different ranks from 0 to 0, got \[0, 0\]"),
         ("0", TypeError, "a process group, a device mesh of one dimension or a list of ranks"),
     ],
 )
@@ -196,7 +196,7 @@ def test_nobody_makes_batches_without_a_pool_and_workers(alone: None) -> None:
 
 
 def test_groups_have_to_be_counted(alone: None) -> None:
-    with pytest.raises(ValueError, match=r"they count groups, so pass both, as in rank=mesh"):
+    with pytest.raises(ValueError, match=r"which then count groups; pass both, as in rank=mesh"):
         DataLoader(range(4), num_workers=1, shard_by_rank=True, replica_group=[0])
 
 

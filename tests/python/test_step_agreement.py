@@ -119,10 +119,10 @@ def test_a_rank_that_never_comes_is_named(
             Batches(5, 1).read(steps)
         return str(raised.value)
 
-    with pytest.warns(match="which has announced nothing, to have .* for 2 s at most"):
+    with pytest.warns(match="which has announced no batch, to .*, for at most 2 s"):
         texts = together(2, rank_main)
     for rank, text in enumerate(texts):
-        assert f"rank {rank} of 3 waits for rank 2, which has announced nothing, to have" in text
+        assert f"rank {rank} of 3 waits for rank 2, which has announced no batch, to" in text
         assert "a batch for step 0 of the epoch" in text
 
 
@@ -173,7 +173,7 @@ def test_an_iterator_is_not_read_beside_another_of_its_loader(stores: list[Any])
         agreement = agreement_of(stores, rank, 2, "beside")
         first, second = CommonSteps(agreement), CommonSteps(agreement)
         assert Batches(9, 1).read(first, 1) == Batches(9, 1).read(second, 1) == 1
-        with pytest.raises(UnsupportedError, match="after another one of the same loader"):
+        with pytest.raises(UnsupportedError, match="after a newer iterator of the same loader"):
             Batches(9, 1).read(first)
 
     together(2, rank_main)

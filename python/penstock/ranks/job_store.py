@@ -103,12 +103,13 @@ def read_of_ranks(store: Any, keys: Mapping[int, str], *, who: str, deed: str) -
         spoken = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         if missing and waited_s > WAIT_S_MAX:
             raise RankError(
-                f"{who} has waited {waited_s:.0f} s for rank {spoken} to {deed}; every rank has to "
-                f"iterate over its loader: see whether these ranks live, and what they do"
+                f"{who} has waited {waited_s:.0f} s for rank {spoken} to {deed}; every rank must "
+                f"iterate over its loader: check whether these ranks are alive, and where they are "
+                f"blocked"
             )
         if missing and waited_s > _WARN_AFTER_S and not is_told:
             is_told = True
-            warn(f"{who} waits for rank {spoken} to {deed}, for {WAIT_S_MAX:.0f} s at most")
+            warn(f"{who} waits for rank {spoken} to {deed}, for at most {WAIT_S_MAX:.0f} s")
     return {rank: json.loads(store.get(key)) for rank, key in keys.items()}
 
 

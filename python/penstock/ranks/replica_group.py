@@ -62,9 +62,9 @@ class ReplicaGroup:
             return
         if not stores:
             raise RankError(
-                f"replica_group is {list(ranks)}, and this process has neither a process group nor "
-                f"a store of torchrun's to find the other ranks by; call init_process_group() "
-                f"before the first epoch"
+                f"replica_group={list(ranks)} needs a process group or torchrun's store to find "
+                f"the other ranks, and this process has neither; call init_process_group() before "
+                f"the first epoch"
             )
         prefix = f"{job_store.restart_prefix()}/replicas {','.join(map(str, ranks))}"
         number = stores[0].add(f"{prefix}/loaders of rank {self._rank}", 1)
@@ -76,8 +76,8 @@ class ReplicaGroup:
             {rank: member["facts"] for rank, member in members.items()},
             (self._rank, facts),
             whose="a replica_group",
-            remedy="these ranks are to have the same batches, so build their loaders alike, and "
-            "seed them alike or pass generator=",
+            remedy="these ranks must have the same batches, so create their loaders with the same "
+            "arguments, and with the same seed or generator=",
         )
         self._connect(ranks, members)
 
@@ -97,7 +97,7 @@ class ReplicaGroup:
         if self._rank == leader:
             return
         source = here[0] if here[0] != self._rank else leader
-        places = self._read("relay of rank", (source,), "hand its batches on")[source]
+        places = self._read("relay of rank", (source,), "forward its batches")[source]
         worker_id, endpoint, handover = places[str(self._rank)]
         self.feed = Feed(
             worker=(worker_id, endpoint, handover),
@@ -140,7 +140,8 @@ class ReplicaGroup:
             name, seconds = awaited
             raise RankError(
                 f"rank {self._rank} has waited {seconds:.0f} s for {name}, which takes the batches "
-                f"of their replica_group too slowly: see whether that rank lives, and what it does"
+                f"of their replica_group too slowly: check whether that rank is alive, and where "
+                f"it is blocked"
             )
 
 
@@ -176,9 +177,9 @@ class FeedWatch:
         self._lost_at = self._lost_at or now
         if now - self._lost_at > job_store.WAIT_S_MAX:
             raise RankError(
-                f"rank {self._feed.leader}, from which this rank has the batches of its "
-                f"replica_group, has not answered for {now - self._lost_at:.0f} s: see whether "
-                f"that rank lives, and what it does"
+                f"rank {self._feed.leader}, which sends this rank the batches of its "
+                f"replica_group, has not answered for {now - self._lost_at:.0f} s: check whether "
+                f"that rank is alive, and where it is blocked"
             )
 
 
@@ -195,8 +196,8 @@ def ranks_of(replica_group: Any) -> tuple[int, ...] | None:
         group = getattr(replica_group, "get_group", lambda: replica_group)()
         if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
             raise TypeError(
-                f"replica_group is {replica_group!r}; a process group, a device mesh of one "
-                f"dimension or a list of ranks is expected"
+                f"replica_group must be a process group, a device mesh of one dimension or a list "
+                f"of ranks, got {replica_group!r}"
             )
         ranks = dist.get_process_group_ranks(group)
     place = JobRank.of(None, None)
@@ -205,13 +206,11 @@ def ranks_of(replica_group: Any) -> tuple[int, ...] | None:
         ranks
     ):
         raise ValueError(
-            f"replica_group is {ranks}; different ranks from 0 to {place.world_size - 1} are "
-            f"expected"
+            f"replica_group must be different ranks from 0 to {place.world_size - 1}, got {ranks}"
         )
     if place.rank not in ranks:
         raise ValueError(
-            f"replica_group is {ranks} and this process is rank {place.rank}; a rank names the "
-            f"group that it is in"
+            f"replica_group must include the rank of this process, {place.rank}, got {ranks}"
         )
     return tuple(sorted(ranks))
 
@@ -220,7 +219,7 @@ def check_place(replica_group: tuple[int, ...] | None, rank: int | None) -> None
     """Raise ``ValueError`` if ``shard_by_rank`` would count ranks in the place of groups."""
     if replica_group is not None and rank is None:
         raise ValueError(
-            f"shard_by_rank and replica_group={list(replica_group)} were given without rank and "
-            f"world_size; with a replica_group they count groups, so pass both, as in "
+            f"shard_by_rank with replica_group={list(replica_group)} needs rank and world_size, "
+            f"which then count groups; pass both, as in "
             f"rank=mesh.get_local_rank('dp'), world_size=mesh['dp'].size()"
         )

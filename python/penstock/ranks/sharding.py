@@ -43,8 +43,8 @@ class RankSharding(NamedTuple):
         dataset, sampler = arguments["dataset"], arguments["sampler"]
         if isinstance(dataset, (IterDataPipe, MapDataPipe)):
             raise ValueError(
-                "shard_by_rank is True and the dataset is a datapipe, which torch's own iterator "
-                "reads; use a map-style or an iterable dataset"
+                "shard_by_rank does not support datapipes, which torch's own iterator reads; use a "
+                "map-style or an iterable dataset"
             )
         if isinstance(dataset, IterableDataset):
             return _of_stream(arguments)
@@ -66,8 +66,7 @@ class RankSharding(NamedTuple):
             remainder = "drop" if arguments["drop_last"] else "pad"
         if remainder not in _REMAINDERS:
             raise ValueError(
-                f"remainder is {remainder!r}; one of {', '.join(map(repr, _REMAINDERS))} is "
-                f"expected"
+                f"remainder must be one of {', '.join(map(repr, _REMAINDERS))}, got {remainder!r}"
             )
         if step_size % job.world_size and remainder != "uneven":
             raise ValueError(
@@ -104,17 +103,18 @@ def _of_stream(arguments: dict[str, Any]) -> RankSharding:
     """Return the sharding of an iterable dataset, whose shards are checked with other options."""
     if arguments["global_batch_size"] is not None:
         raise ValueError(
-            f"global_batch_size is {arguments['global_batch_size']!r} and the dataset is the "
-            f"IterableDataset {type(arguments['dataset']).__name__}, whose batches are each of one "
-            f"shard and the same for any number of ranks; give batch_size, that of one rank"
+            f"global_batch_size must be None for the IterableDataset "
+            f"{type(arguments['dataset']).__name__}, got {arguments['global_batch_size']!r}: each "
+            f"of its batches is from one shard and the same for any number of ranks; give the "
+            f"batch_size of one rank"
         )
     remainder = "drop" if arguments["remainder"] is None else arguments["remainder"]
     if remainder not in ("drop", "uneven"):
         raise ValueError(
-            f"remainder is {remainder!r} and the dataset is the IterableDataset "
-            f"{type(arguments['dataset']).__name__}, of which no sample can be read a second time; "
-            f"'drop' (all ranks end before the first step that one of them has no batch for) or "
-            f"'uneven' (each ends by itself) is expected"
+            f"remainder must be 'drop' (all ranks end before the first step for which one of them "
+            f"has no batch) or 'uneven' (each rank ends independently) for the IterableDataset "
+            f"{type(arguments['dataset']).__name__}, whose samples cannot be read twice, got "
+            f"{remainder!r}"
         )
     job = JobRank.of(arguments["rank"], arguments["world_size"])
     return RankSharding(job, 0, arguments["batch_size"], cast(Remainder, remainder), is_stream=True)

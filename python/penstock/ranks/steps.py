@@ -76,8 +76,9 @@ class CommonSteps:
             self._epoch = self._agreement.begin()
         elif self._epoch != self._agreement.epoch:
             raise UnsupportedError(
-                "next() was called on an iterator after another one of the same loader was begun, "
-                "and the ranks agree on the steps of one at a time; make another loader for it"
+                "next() was called on an iterator after a newer iterator of the same loader had "
+                "started, but the ranks agree on the steps of one iterator at a time; create "
+                "another loader for it"
             )
         step = self._given_count
         ready = look(0.0, 0.0)
@@ -111,12 +112,12 @@ class CommonSteps:
             waited_s = time.monotonic() - began_at
             if waited_s > job_store.WAIT_S_MAX and ready != Ready(0, False):
                 raise RankError(
-                    f"{self._spoken(step)}, for {waited_s:.0f} s; every rank has to read its "
-                    f"loader: see whether these ranks live, and what they do"
+                    f"{self._spoken(step)}, for {waited_s:.0f} s; every rank must read its "
+                    f"loader: check whether these ranks are alive, and where they are blocked"
                 )
             if waited_s > _WARN_AFTER_S and not is_told and ready != Ready(0, False):
                 is_told = True
-                warn(f"{self._spoken(step)}, for {job_store.WAIT_S_MAX:.0f} s at most")
+                warn(f"{self._spoken(step)}, for at most {job_store.WAIT_S_MAX:.0f} s")
 
     def _spoken(self, step: int) -> str:
         """Return in words which rank waits for which."""
@@ -125,8 +126,8 @@ class CommonSteps:
         spoken = ", ".join(_spoken_rank(rank, word) for rank, word in list(late.items())[:8])
         rank, world_size = self._agreement.job
         return (
-            f"rank {rank} of {world_size} waits for {spoken or 'the agreement of rank 0'} to have "
-            f"a batch for step {step} of the epoch, or no more"
+            f"rank {rank} of {world_size} waits for {spoken or 'the agreement of rank 0'} to "
+            f"announce a batch for step {step} of the epoch, or its last batch"
         )
 
     def _note_end(self, step: int, ready: Ready) -> None:
@@ -138,7 +139,7 @@ class CommonSteps:
 
 def _spoken_rank(rank: int, word: Announcement | None) -> str:
     if word is None:
-        return f"rank {rank}, which has announced nothing,"
+        return f"rank {rank}, which has announced no batch,"
     return f"rank {rank}, which is at batch {word.ready_count},"
 
 
@@ -185,14 +186,14 @@ class StepAgreement:
         if self._exchange.error is not None:
             raise RankError(
                 f"rank {self.job.rank} cannot agree with the other ranks on step {step}: the "
-                f"job's store does not answer ({self._exchange.error}); see whether the process "
-                f"that serves it lives: rank 0, or torchrun's agent"
+                f"job's store does not answer ({self._exchange.error}); check whether the "
+                f"process that serves the store is alive: rank 0, or torchrun's agent"
             ) from self._exchange.error
         if agreed.left_rank is not None:
             raise RankError(
                 f"rank {agreed.left_rank} has left the epoch before step {step}, which rank "
-                f"{self.job.rank} is to take; all ranks take the same steps of an epoch: break "
-                f"after the same step on all of them, or see why that rank stopped"
+                f"{self.job.rank} takes; all ranks must take the same steps of an epoch: break "
+                f"after the same step on all ranks, or find out why that rank stopped"
             )
         return None
 
@@ -511,9 +512,8 @@ class EpochEnd:
     has_more: bool
 
     def __str__(self) -> str:
-        more = " and more was not read" if self.has_more else ""
+        more = ", and more were not read" if self.has_more else ""
         return (
-            f"the epoch ended after {self.step_count} steps, with the batches of rank "
-            f"{self.ended_rank}; {self.dropped_batches} batches of this rank were ready and are "
-            f"dropped{more}"
+            f"the epoch ended after {self.step_count} steps, as rank {self.ended_rank} had no "
+            f"more batches; {self.dropped_batches} ready batches of this rank were dropped{more}"
         )
