@@ -101,7 +101,7 @@ class LivePool:
         while (count := len(self.status()["workers"])) < self._worker_count_min:
             if time.monotonic() > deadline:
                 raise MeasurementError(
-                    f"{count} of {self._worker_count_min} workers are there after {START_S_MAX:g} s"
+                    f"only {count} of {self._worker_count_min} workers joined in {START_S_MAX:g} s"
                 )
             time.sleep(0.5)
 
@@ -137,7 +137,7 @@ def run_live(pool: LivePool, jobs: Sequence[Job], log: list[Any] | None = None) 
         for trainer in trainers:
             assert trainer.stdout is not None
             if trainer.stdout.readline() != "ready\n":
-                raise MeasurementError("a trainer ended before it began; its words are above")
+                raise MeasurementError("a trainer ended before it started; its output is above")
         begin = time.monotonic()
         waiting = list(zip(jobs, trainers, strict=True))
         while waiting or any(trainer.poll() is None for trainer in trainers):
@@ -148,7 +148,7 @@ def run_live(pool: LivePool, jobs: Sequence[Job], log: list[Any] | None = None) 
                 trainer.stdin.write("go\n")
                 trainer.stdin.flush()
             if now_s > JOB_S_MAX:
-                raise MeasurementError(f"the jobs have not ended after {JOB_S_MAX:g} s")
+                raise MeasurementError(f"the jobs did not end within {JOB_S_MAX:g} s")
             if log is not None:
                 log.append((round(now_s, 1), pool.status()["trainers"]))
             due_s = waiting[0][0].arrives_s - (time.monotonic() - begin) if waiting else 1.0
@@ -177,7 +177,9 @@ def _said(trainer: subprocess.Popen[str]) -> dict[str, float]:
     assert trainer.stdout is not None
     line = trainer.stdout.readline()
     if trainer.returncode != 0 or not line:
-        raise MeasurementError(f"a trainer ended with {trainer.returncode}; its words are above")
+        raise MeasurementError(
+            f"a trainer exited with code {trainer.returncode}; its output is above"
+        )
     said: dict[str, float] = json.loads(line)
     return said
 
@@ -260,7 +262,7 @@ def render(records: Sequence[Record]) -> str:
     delays = [r["median"] for r in records if r["name"].endswith("/first_batch_s")]
     delay_s = median(delays)
     rows = [
-        f"start-up delay {delay_s:.2f} s (of the jobs {min(delays):.2f} to {max(delays):.2f})\n",
+        f"start-up delay {delay_s:.2f} s (jobs: {min(delays):.2f} to {max(delays):.2f})\n",
         "| case | job | measured s | p10..p90 | n | predicted s | predicted / measured |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -289,11 +291,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument(
-        "--min", type=int, help="workers that are there at any time (default: as many as --workers)"
+        "--min", type=int, help="minimum number of running workers (default: --workers)"
     )
     parser.add_argument("--only", nargs="+", choices=list(CASES))
-    parser.add_argument("--quick", action="store_true", help="short jobs: does it run?")
-    parser.add_argument("--log", type=Path, help="file for the pool's status at each second")
+    parser.add_argument("--quick", action="store_true", help="smoke test with short jobs")
+    parser.add_argument("--log", type=Path, help="output file for the pool's status at each second")
     add_report_options(parser)
     args = parser.parse_args()
     return 0 if report("calibrate.py", args, measure, render) is not None else 2

@@ -153,8 +153,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add_report_options(parser)
     parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="few steps: a smoke run")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement (5)")
+    parser.add_argument("--quick", action="store_true", help="smoke test with few steps")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="seconds of each measurement (default: 5)"
+    )
     args = parser.parse_args()
     args.step_s = [0.02] if args.quick else [0.02, 0.1]
     args.seconds = 0.2 if args.quick else args.seconds

@@ -68,7 +68,7 @@ def _run(script: str, *arguments: str) -> Measurement:
     except subprocess.TimeoutExpired as err:
         raise MeasurementError(f"{name} took over {LIMIT_S:.0f} s") from err
     if done.returncode != 0:
-        raise MeasurementError(f"{name} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise MeasurementError(f"{name} exited with code {done.returncode}:\n{done.stderr[-2000:]}")
     result: Measurement = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -124,7 +124,7 @@ class Training:
             code = self._process.wait()
             self._errors.seek(0)
             raise MeasurementError(
-                f"{self._name} ended with {code}:\n{self._errors.read()[-2000:]}"
+                f"{self._name} exited with code {code}:\n{self._errors.read()[-2000:]}"
             )
         result: Measurement = json.loads(line)
         return result
@@ -208,8 +208,8 @@ def check_losses(workload: str, losses: dict[str, list[str]]) -> None:
         for step, (ours, theirs) in enumerate(zip(losses[kind], losses["eager"], strict=True)):
             if ours != theirs:
                 raise MeasurementError(
-                    f'{workload}: with cut="{kind}" the loss of step {step} has the bytes {ours}, '
-                    f"without offload {theirs}; nothing is reported"
+                    f'{workload}: the loss of step {step} has the bytes {ours} with cut="{kind}", '
+                    f"but {theirs} without offload; no results are reported"
                 )
 
 
@@ -294,29 +294,39 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    cases = f"of: {', '.join(WORKLOADS)}; with --overhead of: {', '.join(OVERHEAD_MODELS)}"
-    rounds = f"slices of each kind in a session ({ROUNDS}), or processes ({OVERHEAD_ROUNDS})"
+    cases = f"cases: {', '.join(WORKLOADS)}; with --overhead: {', '.join(OVERHEAD_MODELS)}"
+    rounds = f"slices per kind and session (default: {ROUNDS}) or processes ({OVERHEAD_ROUNDS})"
     add("--only", nargs="+", metavar="NAME", default=[], help=cases)
     add("--rounds", type=int, help=rounds)
-    add("--sessions", type=int, default=3, help="of fresh processes, one after the other (3)")
-    add("--seconds", type=float, default=0.25, help="timed part of one slice (0.25)")
-    add("--warmup", type=float, default=4.0, help="of a process, after the first losses (4 s)")
-    add("--overhead", action="store_true", help="what offload costs when nothing moves")
-    add("--link", metavar="RATE", help="across a cable of this rate, such as 1gbit; needs root")
-    add("--steps", type=int, default=1000, help="of --overhead, of each side in a process (1000)")
-    add("--quick", action="store_true", help="little data and one short round: does it run?")
+    add("--sessions", type=int, default=3, help="sessions, each in new processes (default: 3)")
+    add("--seconds", type=float, default=0.25, help="timed seconds of a slice (default: 0.25)")
+    add(
+        "--warmup",
+        type=float,
+        default=4.0,
+        help="seconds of warm-up after the first losses (default: 4)",
+    )
+    add("--overhead", action="store_true", help="measure the cost of offload without moved calls")
+    add("--link", metavar="RATE", help="rate of a simulated cable, such as 1gbit; requires root")
+    add(
+        "--steps",
+        type=int,
+        default=1000,
+        help="--overhead: steps per side and process (default: 1000)",
+    )
+    add("--quick", action="store_true", help="smoke test: little data and one short round")
     add_report_options(parser)
     args = parser.parse_args()
     names = OVERHEAD_MODELS if args.overhead else WORKLOADS
     if unknown := [name for name in args.only if name not in names]:
-        parser.error(f"--only {unknown[0]}: no such case; there are {', '.join(names)}")
+        parser.error(f"--only must be one of {', '.join(names)}, got {unknown[0]}")
     args.only = args.only or list(names)
     if args.rounds is None:
         args.rounds = OVERHEAD_ROUNDS if args.overhead else ROUNDS
     lowest_of = {"rounds": 1, "sessions": 1, "steps": 1, "seconds": 0.1, "warmup": 0}
     for name, lowest in lowest_of.items():
         if not lowest <= getattr(args, name) < 100_000:
-            parser.error(f"--{name} is {getattr(args, name)}; give {lowest} or more")
+            parser.error(f"--{name} must be >= {lowest}, got {getattr(args, name)}")
     if args.quick:
         args.rounds, args.sessions, args.seconds = 1, 1, 0.3
         args.warmup, args.steps = 0.1, 20

@@ -73,7 +73,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     foreign_cores = max(0.0, busy_s - used.cpu_s) / (time.perf_counter() - begun)
     plan = sides[True][0].plan
     if plan is None or plan.refused is not None or plan.moved:
-        raise SystemExit(f"cut: the model should run offloaded with nothing moved, but: {plan}")
+        raise SystemExit(
+            f"cut: no call of the offloaded model should move, but its plan is: {plan}"
+        )
     return {
         "eager_s": seconds[False],
         "offloaded_s": seconds[True],
@@ -129,8 +131,8 @@ def _images(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=tuple(OVERHEAD_MODELS))
-    parser.add_argument("--steps", type=int, default=1000, help="of each side")
-    parser.add_argument("--warmup-steps", type=int, default=30, help="of each side")
+    parser.add_argument("--steps", type=int, default=1000, help="timed steps per side")
+    parser.add_argument("--warmup-steps", type=int, default=30, help="untimed steps per side")
     parser.add_argument("--seed", type=int, default=0)
     print(json.dumps(measure(parser.parse_args())))
     return 0

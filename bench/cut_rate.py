@@ -151,7 +151,7 @@ def check_plan(loader: DataLoader[Any]) -> None:
     boundary_batch_count = loader.stats().boundary_batches
     if plan.moved and not _changes(plan) and boundary_batch_count < BOUNDARY_BATCHES_MIN:
         raise SystemExit(
-            f"cut: the worker ran what moved for {boundary_batch_count} of the first "
+            f"cut: the worker ran the moved calls for {boundary_batch_count} of the first "
             f"{CHECKED_STEPS} batches, expected {BOUNDARY_BATCHES_MIN}; raise CHECKED_STEPS"
         )
 
@@ -175,8 +175,8 @@ def main() -> int:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--warmup", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pool", help="a controller, whose worker makes the batches")
-    parser.add_argument("--keys", help="the folder with the pool's keys")
+    parser.add_argument("--pool", help="address of a controller whose worker makes the batches")
+    parser.add_argument("--keys", help="folder with the pool's keys")
     parser.add_argument("--quick", action="store_true")
     serve(parser.parse_args())
     return 0

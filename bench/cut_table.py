@@ -54,7 +54,7 @@ def _ratio_rows(figures: Figures, cases: Sequence[str]) -> list[list[str]]:
     rows = [
         ["case", "auto / better", "95% interval", "by session", "auto / none", "auto / maximal"]
     ]
-    rows[0] += ["auto / no offload", "maximal / none", "demand", "verdict"]
+    rows[0] += ["auto / no offload", "maximal / none", "required", "verdict"]
     for case in cases:
         better = _found(figures, case, "ratio", "auto", "better")
         low, high = better["interval"]
@@ -103,7 +103,7 @@ def _plan_rows(figures: Figures, cases: Sequence[str]) -> list[list[str]]:
 
 def _overhead_rows(figures: Figures, cases: Sequence[str]) -> list[list[str]]:
     rows = [["case", "graphs", "step, ms", "overhead, us", "95% interval", "% of the step"]]
-    rows[0] += [f"% of {OVERHEAD_STEP_US / 1e3:g} ms", "by process, us", "steps", "demand"]
+    rows[0] += [f"% of {OVERHEAD_STEP_US / 1e3:g} ms", "by process, us", "steps", "required"]
     rows[0] += ["verdict"]
     for case in cases:
         step = _found(figures, case, "step_s", "eager")

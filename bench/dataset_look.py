@@ -68,7 +68,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
         try:
             measured: dict[str, list[float]] = receiver.recv()
         except EOFError as error:
-            raise MeasurementError(f"the process that looks at {case} died") from error
+            raise MeasurementError(f"the process that inspects {case} died") from error
         process.join()
         for metric, values in measured.items():
             yield summary(f"dataset_look/{metric}", {"case": case}, values)
@@ -114,9 +114,9 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--rounds", type=int, default=7)
-    add("--scale", type=float, default=1.0, help="of the datasets")
+    add("--scale", type=float, default=1.0, help="size factor of the datasets")
     add("--data", type=Path, default=Path("bench/out"), help="folder of the data")
-    add("--quick", action="store_true", help="one round of small datasets: does it run?")
+    add("--quick", action="store_true", help="smoke test: one round of small datasets")
     add_report_options(parser)
     args = parser.parse_args()
     if args.quick:

@@ -82,7 +82,7 @@ def advised(workload: str, args: argparse.Namespace) -> dict[str, Any]:
     found = json.loads(_run(command, f"{workload}: the doctor", 1200))
     best = {name: found["best"][name] for name in ONES}
     if not found["best"]["in_order"]:
-        raise MeasurementError(f"{workload}: the advice has in_order=False, which the grid has not")
+        raise MeasurementError(f"{workload}: the advice has in_order=False, which the grid lacks")
     return {
         "advice": best,
         "limit": found["limit"],
@@ -149,7 +149,7 @@ def _run(command: list[str], what: str, limit_s: float) -> str:
     except subprocess.TimeoutExpired as error:
         raise MeasurementError(f"{what} took over {limit_s:.0f} s") from error
     if done.returncode != 0:
-        raise MeasurementError(f"{what} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise MeasurementError(f"{what} exited with code {done.returncode}:\n{done.stderr[-2000:]}")
     return done.stdout
 
 
@@ -158,16 +158,22 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--only", nargs="+", metavar="WORKLOAD", default=[], help=f"of: {', '.join(WORKLOADS)}")
-    add("--rounds", type=int, default=5, help="comparisons of the two")
-    add("--seconds", type=float, default=1.5, help="timed part of one measurement")
-    add("--warmup", type=float, default=0.5, help="seconds before it")
-    add("--quick", action="store_true", help="little data and one short round: does it run?")
-    add("--data", type=Path, default=HERE / "out", help="folder of the synthesised data")
+    add(
+        "--only",
+        nargs="+",
+        metavar="WORKLOAD",
+        default=[],
+        help=f"one or more of: {', '.join(WORKLOADS)}",
+    )
+    add("--rounds", type=int, default=5, help="comparisons of advice and search")
+    add("--seconds", type=float, default=1.5, help="timed seconds of a measurement")
+    add("--warmup", type=float, default=0.5, help="seconds of warm-up")
+    add("--quick", action="store_true", help="smoke test: little data and one short round")
+    add("--data", type=Path, default=HERE / "out", help="folder for generated data")
     add_report_options(parser)
     args = parser.parse_args()
     if unknown := [name for name in args.only if name not in WORKLOADS]:
-        parser.error(f"--only {unknown[0]}: no such workload; there are {', '.join(WORKLOADS)}")
+        parser.error(f"--only must be one of {', '.join(WORKLOADS)}, got {unknown[0]}")
     if args.quick:
         args.rounds, args.seconds, args.warmup = 1, 0.2, 0.1
     return 2 if report("doctor", args, measure_all, render) is None else 0

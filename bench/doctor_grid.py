@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--warmup", type=float, required=True)
     parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--options", required=True, help="a list of options, as JSON")
+    parser.add_argument("--options", required=True, help="list of options, as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for options in json.loads(args.options):

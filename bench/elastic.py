@@ -68,7 +68,7 @@ class Job:
     def wait(self) -> None:
         self._reader.join()
         if self._process.wait() != 0:
-            raise MeasurementError(f"the training {self.kind} ended with an error")
+            raise MeasurementError(f"the training {self.kind} failed")
 
     def kill(self) -> None:
         self._process.kill()
@@ -198,8 +198,8 @@ def run_story(args: argparse.Namespace, ceiling: float) -> Iterator[Record]:
     if args.picture is not None:
         events = [
             (NODE_DIES_S, f"a node dies with {lost_count} workers"),
-            (second.at[0] - begun, "a second job comes"),
-            (gone_at - begun, "it has gone"),
+            (second.at[0] - begun, "a second job starts"),
+            (gone_at - begun, "it has ended"),
         ]
         rates = [rates_of("first job", first, begun), rates_of("second job", second, begun)]
         counts = [
@@ -250,9 +250,11 @@ def render(records: list[Record]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="of the ceiling and of one worker")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds of the ceiling and of one worker"
+    )
     add_report_options(parser)
-    parser.add_argument("--picture", type=Path, help="an SVG of workers and batches over time")
+    parser.add_argument("--picture", type=Path, help="output SVG of workers and batches over time")
     args: Any = parser.parse_args()
     return 0 if report("elastic.py", args, measure, render) is not None else 2
 

@@ -27,7 +27,7 @@ def draw(
     events: Sequence[tuple[float, str]],
 ) -> str:
     """Two plots, one above the other, over the same seconds."""
-    upper = _Plot(0, "batches a second", seconds, 1.15 * ceiling)
+    upper = _Plot(0, "batches per second", seconds, 1.15 * ceiling)
     upper.line([(0.0, ceiling), (seconds, ceiling)], "ideal")
     for curve, style in zip(rates, _STYLES, strict=False):
         upper.line(curve.points, style)

@@ -60,7 +60,7 @@ def import_s(title: str, pool: Any, number: int) -> float:
     engine.spawn([f"{prefix}1"])
     while not path.exists():
         if time.monotonic() - begun > LIMIT_S:
-            raise TimeoutError(f"the engine {title} has started nothing within {LIMIT_S:g} s")
+            raise TimeoutError(f"the engine {title} started no process within {LIMIT_S:g} s")
         time.sleep(TURN_S)
     took = time.monotonic() - begun
     while engine.workers():
@@ -84,7 +84,7 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
 
     for title in args.only or ENGINES:
         if title == "ray" and importlib.util.find_spec("ray") is None:
-            print("ray is not installed, and so left out", file=sys.stderr)
+            print("ray is not installed: skipped", file=sys.stderr)
             continue
         with (
             tempfile.TemporaryDirectory(prefix="pk") as name,
@@ -108,7 +108,7 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
 
 def render(records: list[Record]) -> str:
     rows = [
-        "| engine | start of a process that imports torch | first batch from no worker "
+        "| engine | start of a process that imports torch | first batch without running workers "
         "| excess, by round |",
         "| --- | ---: | ---: | ---: |",
     ]

@@ -42,7 +42,7 @@ def run_rate(*arguments: str) -> Any:
     except subprocess.TimeoutExpired as err:
         raise MeasurementError(f"{arguments[0]} took over {LIMIT_S:.0f} s") from err
     if done.returncode != 0:
-        reason = done.stderr.strip().splitlines() or ["nothing was said"]
+        reason = done.stderr.strip().splitlines() or ["no output"]
         raise MeasurementError(f"{arguments[0]}: {reason[-1]}")
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -137,24 +137,28 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--only", nargs="+", metavar="NAME", help="cases; --list says which there are")
-    add("--list", action="store_true", help="the names of the cases; measure nothing")
-    add("--zoo", action="store_true", help="the models of tests/zoo, of which each is one graph")
-    add("--rounds", type=int, default=5, help="processes of each case (5)")
-    add("--seconds", type=float, default=3.0, help="timed part of one process (3)")
-    add("--warmup", type=float, default=1.0, help="seconds before it (1)")
-    add("--calls", type=int, default=20, help="of each kind in one process, at least (20)")
+    add("--only", nargs="+", metavar="NAME", help="cases to measure; --list shows all")
+    add("--list", action="store_true", help="only print the names of the cases")
+    add("--zoo", action="store_true", help="models of tests/zoo that are a single graph")
+    add("--rounds", type=int, default=5, help="processes per case (default: 5)")
+    add("--seconds", type=float, default=3.0, help="timed seconds of a process (default: 3)")
+    add("--warmup", type=float, default=1.0, help="seconds of warm-up (default: 1)")
+    add("--calls", type=int, default=20, help="minimum calls per kind and process (default: 20)")
     add(
         "--malloc", choices=("worker", "default"), default="worker",
-        help="glibc's thresholds as a worker has them, or as they are (worker)",
+        help="glibc's malloc thresholds: those of a worker or glibc's (default: worker)",
     )  # fmt: skip
-    add("--aotinductor", action="store_true", help="AOTInductor too; it compiles for seconds")
-    add("--quick", action="store_true", help="one short round: does it run?")
+    add(
+        "--aotinductor",
+        action="store_true",
+        help="also measure AOTInductor, which compiles for seconds",
+    )
+    add("--quick", action="store_true", help="smoke test: one short round")
     add_report_options(parser)
     args = parser.parse_args()
     for name, lowest in (("rounds", 1), ("seconds", 0.01), ("warmup", 0), ("calls", 1)):
         if not lowest <= getattr(args, name) < 100_000:
-            parser.error(f"--{name} is {getattr(args, name)}; give {lowest} or more")
+            parser.error(f"--{name} must be >= {lowest}, got {getattr(args, name)}")
     if args.quick:
         args.rounds, args.seconds, args.warmup, args.calls = 1, 0.1, 0.05, 3
     if args.read is None and importlib.util.find_spec("penstock") is None:
@@ -168,7 +172,7 @@ def measure_all(args: argparse.Namespace) -> Iterable[Record]:
         print("\n".join(names))
         return ()
     if unknown := [name for name in args.only or [] if name not in names]:
-        raise MeasurementError(f"there is no case {unknown[0]}; there are {', '.join(names)}")
+        raise MeasurementError(f"--only must be one of {', '.join(names)}, got {unknown[0]}")
     return measure_cases(args.only or names, args)
 
 
@@ -181,7 +185,7 @@ def measure_cases(names: list[str], args: argparse.Namespace) -> Iterator[Record
             # installed.
             if not args.zoo or "other bits" in str(err):
                 raise
-            say(f"left out: {err}")
+            say(f"skipped: {err}")
 
 
 def main() -> int:

@@ -131,7 +131,7 @@ def prefix_of(
         CutOptions("maximal", allow_random=False, worker_count=1),
     )
     if planned.reference is None:
-        raise ValueError("nothing of it can move")
+        raise ValueError("none of its calls can move")
     used = [
         (index, captured.examples[index])
         for index, item in enumerate(inputs)

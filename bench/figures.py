@@ -42,9 +42,9 @@ class MeasurementError(Exception):
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """The options that `report` takes its `args` from."""
     add = parser.add_argument
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
+    add("--out", type=Path, help="output file for the JSON lines (default: standard output)")
     add("--markdown", action="store_true", help="print only the tables")
-    add("--read", type=Path, metavar="FILE", help="tables of a file of JSON lines; measure nothing")
+    add("--read", type=Path, metavar="FILE", help="print the tables of a file of JSON lines")
 
 
 def add_window_options(
@@ -52,8 +52,8 @@ def add_window_options(
 ) -> None:
     """The options of a bench whose kinds take turns: each has one window in a round."""
     add = parser.add_argument
-    add("--rounds", type=int, default=rounds, help="windows of each kind")
-    add("--seconds", type=float, default=seconds, help="of a window")
+    add("--rounds", type=int, default=rounds, help="windows per kind")
+    add("--seconds", type=float, default=seconds, help="seconds of a window")
     add("--warmup", type=float, default=warmup, help="seconds before a window")
 
 
@@ -102,7 +102,7 @@ def report(
         print(render(everything))
     busy = [r["median"] for r in everything if r["name"].endswith("/foreign_cores")]
     if busy and max(busy) > QUIET_FOREIGN_CORES:
-        print(f"\nOther processes used up to {max(busy):.1f} cores: no quiet run, do not quote it.")
+        print(f"\nOther processes used up to {max(busy):.1f} cores: do not quote these figures.")
     return everything
 
 

@@ -121,8 +121,8 @@ def where_it_listens(python: str, process: subprocess.Popen[bytes], log: Path, c
         if len(listening) >= count:
             return listening[-1]
         if has_ended or time.monotonic() > deadline:
-            said = lines[-1] if lines else "nothing was said"
-            raise PoolError(f"the {log.stem} of {python} did not come up: {said}")
+            said = lines[-1] if lines else "no output"
+            raise PoolError(f"the {log.stem} of {python} did not start: {said}")
         time.sleep(TURN_S)
 
 
@@ -137,8 +137,8 @@ def train(python: str, pool: Pool) -> dict[str, float]:
         timeout=TRAINER_S_MAX,
     )
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or ["nothing was said"]
-        raise PoolError(f"a trainer of {python} ended with {done.returncode}: {said[-1]}")
+        said = done.stderr.strip().splitlines() or ["no output"]
+        raise PoolError(f"a trainer of {python} exited with code {done.returncode}: {said[-1]}")
     timed: dict[str, float] = json.loads(done.stdout)
     return timed
 
@@ -166,7 +166,7 @@ def idle_bytes(pool: Pool) -> dict[str, int]:
     deadline = time.monotonic() + IDLE_S_MAX
     while "job" in kinds_of(pool.supervisor_pid).values():
         if time.monotonic() > deadline:
-            raise PoolError(f"the process of a job is there {IDLE_S_MAX:.0f} s after its trainer")
+            raise PoolError(f"a job process still runs {IDLE_S_MAX:.0f} s after its trainer ended")
         time.sleep(TURN_S)
     time.sleep(SETTLE_S)
     found: Counter[str] = Counter()
@@ -180,7 +180,7 @@ def pss_bytes(pid: int) -> int:
         return one_process.pss_bytes(pid)
     except PermissionError:
         raise PoolError(
-            "the memory of a worker's server is shown to root alone; run this as root"
+            "only root can read the memory of a worker's server; run this as root"
         ) from None
 
 
@@ -281,14 +281,21 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--python", nargs="+", metavar="EXE", default=[sys.executable],
-        help="Pythons that have a penstock, to compare theirs (default: this one)",
+        help="Pythons with penstock installed, to compare (default: this one)",
     )  # fmt: skip
-    add("--rounds", type=int, default=3, help="pools of each Python (default: 3)")
-    add("--jobs", type=int, default=10, help="trainers that come to a pool (default: 10)")
-    add("--workers", type=int, default=1, help="workers of a pool, on this machine (default: 1)")
-    add("--quick", action="store_true", help="one round of two jobs: does it run?")
-    add("--json", "--out", dest="out", type=Path, metavar="FILE", help="file for the JSON lines")
-    add("--read", type=Path, metavar="FILE", help="the table of such a file; measure nothing")
+    add("--rounds", type=int, default=3, help="pools per Python (default: 3)")
+    add("--jobs", type=int, default=10, help="trainers per pool (default: 10)")
+    add("--workers", type=int, default=1, help="workers per pool, on this machine (default: 1)")
+    add("--quick", action="store_true", help="smoke test: one round of two jobs")
+    add(
+        "--json",
+        "--out",
+        dest="out",
+        type=Path,
+        metavar="FILE",
+        help="output file for the JSON lines",
+    )
+    add("--read", type=Path, metavar="FILE", help="print the table of such a file")
     parser.set_defaults(markdown=True)
     args = parser.parse_args()
     if args.rounds < 1 or args.jobs < 2 or args.workers < 1:

@@ -156,7 +156,9 @@ def measure_copy(args: argparse.Namespace) -> Iterator[Record]:
     ours = copies_s(lambda: [None for _ in loader], batch.nbytes)
     for kind, found in (("plain", plain), ("penstock", ours)):
         if not found:
-            raise MeasurementError(f"the profiler saw no copy of {kind}; run as a user who may")
+            raise MeasurementError(
+                f"the profiler saw no copy of {kind}; run as a user who may profile"
+            )
         for memory, seconds in found.items():
             rates = [batch.nbytes / 1e9 / each for each in seconds]
             yield summary("gpu/copy/gb_per_s", {"kind": kind, "memory": memory}, rates)
@@ -211,13 +213,15 @@ def measure_widen(args: argparse.Namespace) -> Iterator[Record]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     except OSError as error:
         raise MeasurementError(
-            f"{command[0]} cannot be run: {error}; `make bench-gpu` makes it"
+            f"{command[0]} cannot be run: {error}; `make bench-gpu` builds it"
         ) from None
     if done.returncode == 3:  # a build without kernels, or a device that they are not for
-        print(f"gpu: widen is left out: {done.stderr.strip()}", file=sys.stderr, flush=True)
+        print(f"gpu: widen is skipped: {done.stderr.strip()}", file=sys.stderr, flush=True)
         return
     if done.returncode != 0:
-        raise MeasurementError(f"{command[0]} ended with {done.returncode}: {done.stderr[-1000:]}")
+        raise MeasurementError(
+            f"{command[0]} exited with code {done.returncode}: {done.stderr[-1000:]}"
+        )
     for line in done.stdout.splitlines():
         found = json.loads(line)
         copy_rates = [found["copy_bytes"] / 1e9 / seconds for seconds in found["copy_s"]]
@@ -336,12 +340,18 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--only", nargs="+", metavar="NAME", choices=CASES, help=f"some of: {', '.join(CASES)}")
+    add(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        choices=CASES,
+        help=f"one or more of: {', '.join(CASES)}",
+    )
     add("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
     add("--workers", type=int, nargs="+", default=list(WORKER_COUNTS), help="numbers of workers")
-    add("--rounds", type=int, default=5, help="measurements of each (default: 5)")
-    add("--steps", type=int, default=200, help="steps that are timed (default: 200)")
-    add("--quick", action="store_true", help="few steps of small work: does it run?")
+    add("--rounds", type=int, default=5, help="measurements per case (default: 5)")
+    add("--steps", type=int, default=200, help="timed steps (default: 200)")
+    add("--quick", action="store_true", help="smoke test with few small steps")
     add_report_options(parser)
     args = parser.parse_args()
     args.size, args.width, args.depth, args.warmup = IMAGE_SIZE, 4096, 8, 20
@@ -351,7 +361,7 @@ def parse_arguments() -> argparse.Namespace:
         args.rounds, args.steps, args.workers = 1, 4, [1]
         args.wide_bytes = 1 << 20
     if args.read is None and args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch finds no CUDA device here; run where there is one, or --device cpu")
+        parser.error("torch found no CUDA device; use a machine with one, or pass --device cpu")
     return args
 
 

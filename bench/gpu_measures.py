@@ -204,7 +204,7 @@ def bits(options: Options) -> Iterator[Row]:
     if options.device == "cpu":
         yield {
             "case": "table of bits",
-            "note": "left out: the CPU is what others are compared with",
+            "note": "left out: the CPU is the reference",
         }
         return
     if options.is_quick:

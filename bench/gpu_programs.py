@@ -89,9 +89,9 @@ def run_part(name: str, args: argparse.Namespace, seconds_max: float) -> Ended:
             try:
                 status = process.wait(seconds_max)
                 if status != 0:
-                    failure = f"ended with {status}"
+                    failure = f"exited with code {status}"
             except subprocess.TimeoutExpired:
-                failure = f"not over after {seconds_max:.0f} s"
+                failure = f"not finished after {seconds_max:.0f} s"
             finally:
                 _end_group(process)
         log_text = log_file.read_text(errors="replace")
@@ -155,12 +155,12 @@ def parse_arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("which", nargs="?", choices=tuple(PARTS_OF), default="all")
-    add("--only", nargs="+", metavar="PART", choices=sorted(PARTS), help="these parts")
+    add("--only", nargs="+", metavar="PART", choices=sorted(PARTS), help="parts to run")
     add("--device", choices=("cuda", "cpu", "simgpu"), default="cuda", help="default: cuda")
     add("--out", type=Path, help="folder for the results (default: $OUT, else bench/out/gpu)")
-    add("--minutes", type=float, default=8.0, help="all parts together take at most (default: 8)")
-    add("--workers", type=int, default=0, help="of a loader (default: the CPUs but 4, at most 12)")
-    add("--quick", action="store_true", help="few and small cases: does it run?")
+    add("--minutes", type=float, default=8.0, help="time limit for all parts (default: 8)")
+    add("--workers", type=int, default=0, help="workers per loader (default: CPUs - 4, at most 12)")
+    add("--quick", action="store_true", help="smoke test with few, small cases")
     add("--part", help=argparse.SUPPRESS)
     add("--rows", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -169,7 +169,7 @@ def parse_arguments() -> argparse.Namespace:
     args.workers = args.workers or max(1, min(12, cpu_count - 4))
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error(
-            "torch finds no CUDA device here; run where there is one, or with --device cpu or "
+            "torch found no CUDA device; use a machine with one, or pass --device cpu or "
             "--device simgpu"
         )
     return args
@@ -193,13 +193,13 @@ def main() -> int:
     for part in names:
         left_s = until - time.monotonic()
         if left_s < 5:
-            ended.append(Ended(part, 0.0, [], f"not run: the {args.minutes:g} minutes are over"))
+            ended.append(Ended(part, 0.0, [], f"not run: time limit of {args.minutes:g} minutes"))
         else:
             own_s = left_s if args.quick else SECONDS_MAX.get(part, 90)
             ended.append(run_part(part, args, min(left_s, own_s)))
         print(ended[-1].line(), flush=True)
         write_results(ended, args, name)
-    print(f"{args.out}/results.json and results.md have the results")
+    print(f"results written to {args.out}/results.json and results.md")
     return 0 if all(part.is_good for part in ended) else 1
 
 

@@ -149,7 +149,7 @@ def table(everything: list[Record]) -> str:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add_report_options(parser)
-    parser.add_argument("--quick", action="store_true", help="few steps: a smoke run")
+    parser.add_argument("--quick", action="store_true", help="smoke test with few steps")
     args = parser.parse_args()
     args.steps, args.rounds = (5, 1) if args.quick else (60, 5)
     return args

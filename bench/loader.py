@@ -63,7 +63,8 @@ def _run(
         raise MeasurementError(f"{workload} {question} {kind} took over {limit_s:.0f} s") from err
     if done.returncode != 0:
         raise MeasurementError(
-            f"{workload} {question} {kind} ended with {done.returncode}:\n{done.stderr[-2000:]}"
+            f"{workload} {question} {kind} exited with code {done.returncode}:\n"
+            f"{done.stderr[-2000:]}"
         )
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -72,7 +73,7 @@ def _run(
 def check_streams(case: str, args: argparse.Namespace) -> None:
     difference = _run(CASES[case][1], "equal", "penstock", 0, args)["difference"]
     if difference is not None:
-        raise MeasurementError(f"{case}: the batches are not torch's, nothing timed: {difference}")
+        raise MeasurementError(f"{case}: the batches differ from torch's, not timed: {difference}")
 
 
 def measure_case(case: str, args: argparse.Namespace) -> list[Record]:
@@ -111,27 +112,27 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--only", nargs="+", metavar="CASE", default=[], help=f"of: {', '.join(CASES)}")
-    add("--rounds", type=int, default=7, help="measurements of each loader")
-    add("--seconds", type=float, default=3.0, help="timed part of one measurement")
-    add("--warmup", type=float, default=3.0, help="seconds before it")
-    add("--repeats", type=int, default=10, help="loaders or epochs in one measurement of a delay")
+    add("--only", nargs="+", metavar="CASE", default=[], help=f"one or more of: {', '.join(CASES)}")
+    add("--rounds", type=int, default=7, help="measurements per loader")
+    add("--seconds", type=float, default=3.0, help="timed seconds of a measurement")
+    add("--warmup", type=float, default=3.0, help="seconds of warm-up")
+    add("--repeats", type=int, default=10, help="loaders or epochs per measurement of a delay")
     add("--kinds", nargs="+", choices=("torch", "penstock"), default=["torch", "penstock"],
         help="loaders")  # fmt: skip
-    add("--quick", action="store_true", help="little data and one short round: does it run?")
+    add("--quick", action="store_true", help="smoke test: little data and one short round")
     add_report_options(parser)
-    add("--data", type=Path, default=HERE / "out", help="folder of the synthesised data")
-    add("--floors", action="store_true", help="exit with 1 when a floor is missed")
+    add("--data", type=Path, default=HERE / "out", help="folder for generated data")
+    add("--floors", action="store_true", help="exit with code 1 if a floor is missed")
     args = parser.parse_args()
     if unknown := [case for case in args.only if case not in CASES]:
-        parser.error(f"--only {unknown[0]}: no such case; there are {', '.join(CASES)}")
+        parser.error(f"--only must be one of {', '.join(CASES)}, got {unknown[0]}")
     for name, lowest in (("rounds", 1), ("repeats", 1), ("seconds", 0.1), ("warmup", 0)):
         if not lowest <= getattr(args, name) < 10_000:
-            parser.error(f"--{name} is {getattr(args, name)}; give {lowest} or more")
+            parser.error(f"--{name} must be >= {lowest}, got {getattr(args, name)}")
     if args.quick:
         args.rounds, args.seconds, args.warmup, args.repeats = 1, 0.5, 0.2, 2
     if "penstock" in args.kinds and args.read is None and not _has_penstock():
-        parser.error("penstock cannot be imported here; run `make bench`, or give --kinds torch")
+        parser.error("penstock cannot be imported here; run `make bench`, or pass --kinds torch")
     return args
 
 

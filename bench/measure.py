@@ -247,7 +247,7 @@ def limit(workload: Workload, arguments: dict[str, Any], args: argparse.Namespac
     for process in processes:
         process.join()
         if process.exitcode != 0:
-            raise RuntimeError(f"a process of the limit ended with {process.exitcode}")
+            raise RuntimeError(f"a process of the limit exited with code {process.exitcode}")
     return float(sum(rates.get() for _ in processes))
 
 

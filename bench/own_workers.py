@@ -71,7 +71,9 @@ def measured(way: str, kib: int, pool: PoolHost, args: argparse.Namespace) -> di
     environment = os.environ | {"XDG_RUNTIME_DIR": str(Path(pool.keys).parent)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
     if done.returncode != 0:
-        raise MeasurementError(f"{way} at {kib} KiB ended with {done.returncode}:\n{done.stderr}")
+        raise MeasurementError(
+            f"{way} at {kib} KiB exited with code {done.returncode}:\n{done.stderr}"
+        )
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -122,10 +124,10 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--rounds", type=int, default=5)
-    add("--seconds", type=float, default=2.0, help="that one measurement is timed")
-    add("--warmup", type=float, default=1.0, help="before it is timed, in seconds")
-    add("--sizes", type=int, nargs="+", default=[64, 4096, 37632], help="of a batch, in KiB")
-    add("--quick", action="store_true", help="one short round of one size: does it run?")
+    add("--seconds", type=float, default=2.0, help="timed seconds of a measurement")
+    add("--warmup", type=float, default=1.0, help="seconds of warm-up")
+    add("--sizes", type=int, nargs="+", default=[64, 4096, 37632], help="batch sizes in KiB")
+    add("--quick", action="store_true", help="smoke test: one short round of one size")
     add_report_options(parser)
     for name in ("way", "pool", "keys"):
         add(f"--{name}", help=argparse.SUPPRESS)

@@ -146,7 +146,9 @@ class Growth:
                 self.take()
                 joining += self._host.take_news()
             if time.perf_counter() > deadline:
-                raise MeasurementError(f"{wanted} workers have not joined in {JOIN_S_MAX:.0f} s")
+                raise MeasurementError(
+                    f"fewer than {wanted} workers joined within {JOIN_S_MAX:.0f} s"
+                )
         stage.join_pause_s = self.longest_pause_s
         for worker in joining:
             begun_s, delivered_s = self._seen[worker.pid]
@@ -260,22 +262,26 @@ def main() -> int:
     )
     add = parser.add_argument
     add(
-        "--workers", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="one after another"
+        "--workers",
+        type=int,
+        nargs="+",
+        default=[1, 2, 4, 8, 16, 32, 64],
+        help="numbers of workers",
     )
-    add("--batch-ms", type=float, default=250.0, help="that a batch takes its worker")
+    add("--batch-ms", type=float, default=250.0, help="worker time per batch")
     add("--values", type=int, default=2048, help="floats in a sample; a batch has 8 samples")
-    add("--windows", type=int, default=5, help="measurements with each number of workers")
-    add("--seconds", type=float, default=2.0, help="of one measurement")
-    add("--warmup", type=float, default=2.0, help="seconds after the last one has joined")
-    add("--quick", action="store_true", help="1 and 2 workers, briefly: does it run?")
+    add("--windows", type=int, default=5, help="measurements per number of workers")
+    add("--seconds", type=float, default=2.0, help="seconds of a measurement")
+    add("--warmup", type=float, default=2.0, help="seconds after the last worker joined")
+    add("--quick", action="store_true", help="smoke test with 1 and 2 workers")
     add_report_options(parser)
-    add("--picture", type=Path, metavar="FILE", help="an SVG of rates and costs")
+    add("--picture", type=Path, metavar="FILE", help="output SVG of rates and costs")
     args = parser.parse_args()
     if args.quick:
         args.workers, args.windows, args.seconds, args.warmup = [1, 2], 2, 0.3, 0.1
         args.batch_ms = 40.0
     if sorted(set(args.workers)) != args.workers or args.workers[0] < 1:
-        parser.error(f"--workers is {args.workers}; numbers from 1 on that grow are expected")
+        parser.error(f"--workers must be increasing numbers >= 1, got {args.workers}")
     return 2 if report("pool_growth", args, measure_all, table) is None else 0
 
 

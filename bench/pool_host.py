@@ -87,7 +87,9 @@ class PoolHost:
         penstock = [sys.executable, "-m", "penstock"]
         made = subprocess.run([*penstock, "keys", self.keys], capture_output=True, text=True)
         if made.returncode != 0:
-            raise PoolError(f"penstock keys ended with {made.returncode}: {made.stderr.strip()}")
+            raise PoolError(
+                f"penstock keys exited with code {made.returncode}: {made.stderr.strip()}"
+            )
         bind = f"tcp://{self.address}:0"
         self._controller = subprocess.Popen(
             [*self._prefix, *penstock, "controller", "--bind", bind, "--keys", self.keys],
@@ -98,7 +100,7 @@ class PoolHost:
         assert self._controller.stdout is not None
         line = self._controller.stdout.readline()
         if " at tcp://" not in line:
-            raise PoolError(f"the controller of the bench did not come up: {line.strip()!r}")
+            raise PoolError(f"the controller of the bench did not start: {line.strip()!r}")
         self.endpoint = line.split("listens at ")[1].split(",")[0]
         self._nursery = subprocess.Popen(
             [*self._prefix, sys.executable, str(HERE / "pool_host.py"), "--nursery"],
@@ -141,7 +143,7 @@ class PoolHost:
                 if found is not None
             ]
             if has_ended or time.monotonic() > deadline:
-                raise PoolError(f"the workers of the bench did not come up: {said.strip()!r}")
+                raise PoolError(f"the workers of the bench did not start: {said.strip()!r}")
             time.sleep(_TURN_S)
 
     def end_worker(self, pid: int, number: int = signal.SIGTERM) -> None:
@@ -159,7 +161,7 @@ class PoolHost:
             return []
         read = os.read(pipe, 1 << 16)
         if not read:
-            raise PoolError("the process that workers are forked from has ended")
+            raise PoolError("the process that forks workers has ended")
         *lines, self._unread = (self._unread + read).split(b"\n")
         news = [StartedWorker(**json.loads(line)) for line in lines]
         self.workers += news
@@ -172,7 +174,7 @@ class PoolHost:
             self.take_news(1.0)
             if time.monotonic() > deadline:
                 raise PoolError(
-                    f"{len(self.workers)} of {count} workers listen after {START_S_MAX:.0f} s"
+                    f"only {len(self.workers)} of {count} workers listen after {START_S_MAX:.0f} s"
                 )
 
     def close(self) -> None:

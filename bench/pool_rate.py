@@ -102,12 +102,12 @@ def main() -> int:
     add = parser.add_argument
     add("--pool", required=True)
     add("--keys", required=True)
-    add("--controller", type=int, required=True, help="its pid")
-    add("--workers", type=int, nargs="+", required=True, help="their pids")
-    add("--bytes", type=int, required=True, help="of a batch")
+    add("--controller", type=int, required=True, help="pid of the controller")
+    add("--workers", type=int, nargs="+", required=True, help="pids of the workers")
+    add("--bytes", type=int, required=True, help="bytes per batch")
     add("--seconds", type=float, default=3.0)
     add("--warmup", type=float, default=2.0)
-    add("--link", default="", metavar="NAMESPACE:DEVICE", help="that the batches leave through")
+    add("--link", default="", metavar="NAMESPACE:DEVICE", help="link that carries the batches")
     print(json.dumps(measure(parser.parse_args())))
     return 0
 

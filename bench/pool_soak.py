@@ -83,7 +83,7 @@ def soak(host: PoolHost, args: argparse.Namespace) -> tuple[list[Counts], list[f
                 left_count += 1
             del batch
         if expected != 0:
-            raise MeasurementError(f"epoch {epoch} did not give every sample once")
+            raise MeasurementError(f"epoch {epoch} did not deliver every sample once")
         seconds.append(time.perf_counter() - begin)
         host.wait_for_workers(1)
         after.append(count_all(host, steady))
@@ -105,7 +105,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
         raise MeasurementError(str(error)) from error
     except PermissionError as error:
         raise MeasurementError(
-            "the memory of a controller is shown to root alone; run this as root"
+            "only root can read the memory of a controller; run this as root"
         ) from error
     parameters = {
         "epochs": args.epochs,
@@ -180,7 +180,7 @@ def table(everything: list[Record]) -> str:
             parameters = record["parameters"]
             lines.append(
                 f"\n{parameters['epochs']} epochs of {parameters['batches']} batches at "
-                f"{record['median']:.0f} a second ({record['p10']:.0f}..{record['p90']:.0f}), "
+                f"{record['median']:.0f} per second ({record['p10']:.0f}..{record['p90']:.0f}), "
                 f"{parameters['left_workers']} workers left, half of them killed."
             )
     return "\n".join(lines)
@@ -192,18 +192,18 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--epochs", type=int, default=20)
-    add("--batches", type=int, default=1000, help="of an epoch")
-    add("--turns", type=int, default=2, help="workers that join in an epoch, and that leave")
+    add("--batches", type=int, default=1000, help="batches per epoch")
+    add("--turns", type=int, default=2, help="workers that join and leave per epoch")
     add("--values", type=int, default=4096, help="floats in a sample; a batch has 4 samples")
-    add("--limit-kb", type=float, default=256.0, help="that memory may grow by in an epoch")
-    add("--persistent", action="store_true", help="one iterator for all epochs")
-    add("--quick", action="store_true", help="3 epochs of 60 batches: does it run?")
+    add("--limit-kb", type=float, default=256.0, help="limit of memory growth per epoch")
+    add("--persistent", action="store_true", help="use one iterator for all epochs")
+    add("--quick", action="store_true", help="smoke test: 3 epochs of 60 batches")
     add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.epochs, args.batches = 3, 60
     if args.epochs < 1 or args.batches < 2 * (args.turns + 1) or args.turns < 0:
-        parser.error("--epochs, --batches and --turns do not go together; see their defaults")
+        parser.error("--epochs, --batches and --turns are inconsistent; see their defaults")
     done = report("pool_soak", args, measure_all, table)
     if done is None:
         return 2

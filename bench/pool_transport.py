@@ -81,10 +81,12 @@ def run_micro(size: int, args: argparse.Namespace) -> Round:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MeasurementError(
-            f"{args.micro} cannot be run: {error}; `make bench` makes it"
+            f"{args.micro} cannot be run: {error}; `make bench` builds it"
         ) from error
     if done.returncode != 0:
-        raise MeasurementError(f"{args.micro} ended with {done.returncode}: {done.stderr[-1000:]}")
+        raise MeasurementError(
+            f"{args.micro} exited with code {done.returncode}: {done.stderr[-1000:]}"
+        )
     found: Round = {}
     for one in json.loads(done.stdout)["benchmarks"]:
         if one.get("error_occurred"):
@@ -110,7 +112,9 @@ def run_loader(
     except subprocess.TimeoutExpired as error:
         raise MeasurementError(f"the loader took over {limit_s:.0f} s") from error
     if done.returncode != 0:
-        raise MeasurementError(f"the loader ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise MeasurementError(
+            f"the loader exited with code {done.returncode}:\n{done.stderr[-2000:]}"
+        )
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -182,7 +186,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
     except shaped_link.NoLinkError as error:
         if "link" in args.only:
             raise MeasurementError(f"link: {error}; run it as root") from error
-        say(f"link is left out: {error}")
+        say(f"link is skipped: {error}")
 
 
 def table(everything: list[Record]) -> str:
@@ -191,7 +195,7 @@ def table(everything: list[Record]) -> str:
         "|" + " --- |" * 6,
     ]
     ratios = [
-        "| case | ratio | of | seen | 95% interval | demand | verdict |",
+        "| case | ratio | of | measured | 95% interval | required | verdict |",
         "|" + " --- |" * 7,
     ]
     links = [
@@ -248,13 +252,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--only", nargs="+", choices=CASES, default=[], help="cases")
-    add("--link-seconds", type=float, default=8.0, help="of a measurement over the link")
-    add("--socket-seconds", type=float, default=0.5, help="the least of a socket's measurement")
+    add("--only", nargs="+", choices=CASES, default=[], help="cases to measure")
+    add("--link-seconds", type=float, default=8.0, help="seconds of a measurement over the link")
+    add("--socket-seconds", type=float, default=0.5, help="minimum seconds of a socket measurement")
     add("--link-workers", type=int, default=2, help="workers at the other end of the link")
-    add("--loader-only", action="store_true", help="leave out the sockets of the C++ program")
-    add("--micro", type=Path, default=default_micro(), help="the C++ benchmarks, as built")
-    add("--quick", action="store_true", help="one short round: does it run?")
+    add("--loader-only", action="store_true", help="skip the sockets of the C++ program")
+    add("--micro", type=Path, default=default_micro(), help="path of the C++ benchmarks")
+    add("--quick", action="store_true", help="smoke test: one short round")
     add_window_options(parser, rounds=7, seconds=3.0, warmup=2.0)
     add_report_options(parser)
     args = parser.parse_args()

@@ -45,7 +45,7 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
         job = run(Path(name) / "job", SIZES, args.wrap)
         alone = run(Path(name) / "alone", ((1, None),), args.wrap)
     if job.keys() != alone.keys():
-        raise MeasurementError(f"the job made the steps {[*job]}, and one rank {[*alone]}")
+        raise MeasurementError(f"the job took the steps {[*job]}, but one rank took {[*alone]}")
     for number, (world_size, step) in sorted(job.items()):
         of_one = alone[number][1]
         parameters = {
@@ -76,7 +76,12 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--wrap", choices=("ddp", "fsdp2"), default="ddp", help="(default: ddp)")
+    parser.add_argument(
+        "--wrap",
+        choices=("ddp", "fsdp2"),
+        default="ddp",
+        help="how the model is wrapped (default: ddp)",
+    )
     add_report_options(parser)
     return parser.parse_args()
 

@@ -36,7 +36,7 @@ def outcome(folder: Path, wrap: str, world_size: int, is_shared: bool, seconds: 
         whole.mkdir()
         done = torchrun(whole, world_size, wrap=wrap)
         if done.returncode != 0:
-            raise MeasurementError(f"the job that nothing disturbs failed: {done.stderr}")
+            raise MeasurementError(f"the undisturbed job failed: {done.stderr}")
     killed.mkdir()
     done = torchrun(
         killed,
@@ -49,12 +49,12 @@ def outcome(folder: Path, wrap: str, world_size: int, is_shared: bool, seconds: 
     )
     if done.returncode == 0:
         if steps_of(killed, world_size) != steps_of(whole, world_size):
-            raise MeasurementError("the losses after the restart are not those of a whole run")
+            raise MeasurementError("the losses after the restart differ from an uninterrupted run")
         return OUTCOMES[0]
     attempts = range(1, RESTARTS + 1)
     for attempt in attempts:
         if all((killed / f"joined-{attempt}-{rank}").exists() for rank in range(world_size)):
-            raise MeasurementError(f"attempt {attempt} failed after its ranks met: {done.stderr}")
+            raise MeasurementError(f"attempt {attempt} failed after its rendezvous: {done.stderr}")
     return OUTCOMES[1]
 
 
@@ -92,11 +92,16 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--ranks", type=int, nargs="+", default=[2, 4], help="(default: 2 4)")
-    add("--wraps", nargs="+", default=["ddp", "fsdp2"], help="(default: ddp fsdp2)")
-    add("--rounds", type=int, default=10, help="jobs of each case (default: 10)")
-    add("--seconds", type=float, default=90.0, help="a job is ended after so long (default: 90)")
-    add("--quick", action="store_true", help="one job with each store: does it run?")
+    add("--ranks", type=int, nargs="+", default=[2, 4], help="numbers of ranks (default: 2 4)")
+    add(
+        "--wraps",
+        nargs="+",
+        default=["ddp", "fsdp2"],
+        help="how the model is wrapped (default: ddp fsdp2)",
+    )
+    add("--rounds", type=int, default=10, help="jobs per case (default: 10)")
+    add("--seconds", type=float, default=90.0, help="time limit of a job (default: 90)")
+    add("--quick", action="store_true", help="smoke test: one job per store")
     add_report_options(parser)
     args = parser.parse_args()
     if args.quick:

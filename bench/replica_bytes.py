@@ -73,7 +73,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rate", default="10gbit", help="of the cable, as tc reads it")
+    parser.add_argument(
+        "--rate", default="10gbit", help="rate of the simulated cable, in the format of tc"
+    )
     args = parser.parse_args()
     print(f"{EPOCH_BYTES / 1e6:.0f} MB of batches, {args.workers} workers, {args.rate}\n")
     print("| ranks | shared batches | MB received | multiple of the batches | seconds |")
@@ -101,7 +103,7 @@ def main() -> None:
                         flush=True,
                     )
     except NoLinkError as error:
-        raise SystemExit(f"no network namespaces here: {error}") from error
+        raise SystemExit(f"network namespaces are not available: {error}") from error
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def first_batch_s(loader: Any, expected: list[int] | None) -> float:
     batch = next(batches)
     seconds = time.perf_counter() - begin
     if expected is not None and batch.tolist() != expected:
-        raise MeasurementError(f"the first batch is {batch.tolist()} in the place of {expected}")
+        raise MeasurementError(f"the first batch is {batch.tolist()}, expected {expected}")
     return seconds
 
 
@@ -188,12 +188,14 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--count", type=int, default=1 << 24, help="samples (default: 2 to the 24th)")
-    add("--step", type=int, default=1_000_000, help="to go on at (default: 1000000)")
-    add("--torchdata-step", type=int, default=10_000, help="of torchdata's (default: 10000)")
-    add("--ahead-s", type=float, default=3.0, help="of start_prefetch() (default: 3)")
-    add("--rounds", type=int, default=7, help="that are timed (default: 7)")
-    add("--quick", action="store_true", help="small and once: does it run?")
+    add("--count", type=int, default=1 << 24, help="samples (default: 2**24)")
+    add("--step", type=int, default=1_000_000, help="step to resume at (default: 1000000)")
+    add(
+        "--torchdata-step", type=int, default=10_000, help="the same for torchdata (default: 10000)"
+    )
+    add("--ahead-s", type=float, default=3.0, help="seconds of start_prefetch() (default: 3)")
+    add("--rounds", type=int, default=7, help="timed rounds (default: 7)")
+    add("--quick", action="store_true", help="smoke test: one small round")
     add_report_options(parser)
     args = parser.parse_args()
     if args.quick:

@@ -216,11 +216,11 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--samples", type=int, default=20_000, help="of a prefix (default: 20000)")
-    add("--texts", type=int, default=50_000, help="of the log-normal lengths (default: 50000)")
-    add("--ranks", type=int, nargs="+", default=[8], help="(default: 8)")
-    add("--rounds", type=int, default=5, help="seeds, and timed epochs (default: 5)")
-    add("--quick", action="store_true", help="small: does it run?")
+    add("--samples", type=int, default=20_000, help="samples of a prefix (default: 20000)")
+    add("--texts", type=int, default=50_000, help="number of log-normal lengths (default: 50000)")
+    add("--ranks", type=int, nargs="+", default=[8], help="numbers of ranks (default: 8)")
+    add("--rounds", type=int, default=5, help="number of seeds and timed epochs (default: 5)")
+    add("--quick", action="store_true", help="smoke test with few samples")
     add_report_options(parser)
     args = parser.parse_args()
     if args.quick:

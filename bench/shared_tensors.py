@@ -108,10 +108,10 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--rounds", type=int, default=5)
-    add("--seconds", type=float, default=1.0, help="that one measurement is timed")
+    add("--seconds", type=float, default=1.0, help="timed seconds of a measurement")
     sizes = [16, 32, 64, 128, 256, 1024, 8192, 32768]
-    add("--sizes", type=int, nargs="+", default=sizes, help="of the tensor, in KiB")
-    add("--quick", action="store_true", help="one short round of two sizes: does it run?")
+    add("--sizes", type=int, nargs="+", default=sizes, help="tensor sizes in KiB")
+    add("--quick", action="store_true", help="smoke test: one short round of two sizes")
     add_report_options(parser)
     args = parser.parse_args()
     if args.quick:

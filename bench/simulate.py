@@ -66,11 +66,13 @@ Hours = dict[str, list[float]]  # mean completion time of each policy, by run
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", required=True, help="a trace as `penstock simulate` reads it")
+    parser.add_argument(
+        "--jobs", required=True, help="job table, in the format of `penstock simulate`"
+    )
     parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES])
     parser.add_argument("--first", type=int, default=3000)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="a JSON line for each policy of each case")
+    parser.add_argument("--out", type=Path, help="output file: a JSON line per policy and case")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--picture", type=Path)
     args = parser.parse_args()

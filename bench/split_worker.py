@@ -165,8 +165,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--only", nargs="+", choices=ROW_BYTES, default=[*ROW_BYTES], help="sizes of batches")
-    add("--quick", action="store_true", help="two short rounds: does it run?")
+    add("--only", nargs="+", choices=ROW_BYTES, default=[*ROW_BYTES], help="batch sizes")
+    add("--quick", action="store_true", help="smoke test: two short rounds")
     add_window_options(parser, rounds=15, seconds=3.0, warmup=0.5)
     add_report_options(parser)
     args = parser.parse_args()

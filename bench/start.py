@@ -95,7 +95,7 @@ def start(python: str, case: Case, address: str, environment: dict[str, str]) ->
         measured: dict[str, float] = json.loads(done.stdout)
         if measured.pop("code") in case.codes:
             return measured
-    said = done.stderr.strip().splitlines() or ["nothing was said"]
+    said = done.stderr.strip().splitlines() or ["no output"]
     raise MeasurementError(f"{python} {' '.join(arguments)}: {said[-1]}")
 
 
@@ -162,19 +162,19 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--only", nargs="+", metavar="NAME", help=f"some of: {', '.join(CASES)}")
+    add("--only", nargs="+", metavar="NAME", help=f"one or more of: {', '.join(CASES)}")
     add(
         "--python", nargs="+", metavar="PATH", default=[sys.executable],
-        help="Pythons that have a penstock, to compare theirs (default: this one)",
+        help="Pythons with penstock installed, to compare (default: this one)",
     )  # fmt: skip
-    add("--rounds", type=int, default=15, help="starts of each that are timed (default: 15)")
-    add("--quick", action="store_true", help="one round: does it run?")
+    add("--rounds", type=int, default=15, help="timed starts per case (default: 15)")
+    add("--quick", action="store_true", help="smoke test: one round")
     add_report_options(parser)
     args = parser.parse_args()
     if unknown := [name for name in args.only or [] if name not in CASES]:
-        parser.error(f"there is no case {unknown[0]}; there are {', '.join(CASES)}")
+        parser.error(f"--only must be one of {', '.join(CASES)}, got {unknown[0]}")
     if not 1 <= args.rounds < 10_000:
-        parser.error(f"--rounds is {args.rounds}; give 1 or more")
+        parser.error(f"--rounds must be >= 1, got {args.rounds}")
     if args.quick:
         args.rounds = 1
     # A start has a private folder. Links are kept: the link of a virtual environment shows which it

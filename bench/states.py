@@ -174,11 +174,16 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--batches", type=int, default=1000, help="of the kept order (default: 1000)")
-    add("--mixture-batches", type=int, default=15_000, help="(default: 15000)")
-    add("--module-batches", type=int, default=300, help="(default: 300)")
-    add("--rounds", type=int, default=3, help="epochs of each loader (default: 3)")
-    add("--quick", action="store_true", help="small: does it run?")
+    add("--batches", type=int, default=1000, help="batches of the kept order (default: 1000)")
+    add(
+        "--mixture-batches",
+        type=int,
+        default=15_000,
+        help="batches of the mixture (default: 15000)",
+    )
+    add("--module-batches", type=int, default=300, help="batches of the module (default: 300)")
+    add("--rounds", type=int, default=3, help="epochs per loader (default: 3)")
+    add("--quick", action="store_true", help="smoke test with few batches")
     add_report_options(parser)
     args = parser.parse_args()
     if args.quick:

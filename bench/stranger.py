@@ -108,9 +108,19 @@ def main() -> int:
     add = parser.add_argument
     add("kind", choices=("idle", "first_byte", "half_open"))
     add("--ports", type=int, nargs="+", required=True)
-    add("--connections", type=int, required=True, help="that an idle one wants to have")
-    add("--renew-s", type=float, required=True, help="after which a closed one is made again")
-    add("--handshakes", type=float, required=True, help="begun a second by a half-open one")
+    add("--connections", type=int, required=True, help="connections that an idle stranger keeps")
+    add(
+        "--renew-s",
+        type=float,
+        required=True,
+        help="seconds before a closed connection is reopened",
+    )
+    add(
+        "--handshakes",
+        type=float,
+        required=True,
+        help="handshakes per second of a half-open stranger",
+    )
     args = parser.parse_args()
     raise_limit()
     print(json.dumps(Stranger(args).run()))

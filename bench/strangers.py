@@ -203,8 +203,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
             raise MeasurementError(str(error)) from error
         except PermissionError as error:
             raise MeasurementError(
-                "the descriptors of controllers and servers are shown to root alone; run this as "
-                "root"
+                "only root can read the descriptors of controllers and servers; run this as root"
             ) from error
     yield from records(found, args)
 
@@ -262,17 +261,22 @@ def main() -> int:
         "--worker",
         choices=("command", "process"),
         default="command",
-        help="penstock worker, or one process",
+        help="penstock worker, or a single process",
     )
     add("--workers", type=int, default=2)
-    add("--batch-ms", type=float, default=10.0, help="that a batch takes its worker, asleep")
+    add("--batch-ms", type=float, default=10.0, help="sleep of the worker per batch")
     add("--values", type=int, default=16_384, help="floats in a sample; a batch has 8 samples")
-    add("--connections", type=int, default=10_000, help="that an idle stranger wants to have")
-    add("--renew-s", type=float, default=1.0, help="after which a closed one is made again")
-    add("--handshakes", type=float, default=1000.0, help="begun a second by a half-open stranger")
-    add("--rest", type=float, default=2.0, help="seconds after the stranger has ended")
-    add("--clients", type=int, default=5, help="new clients after each window")
-    add("--quick", action="store_true", help="few strangers, briefly: does it run?")
+    add("--connections", type=int, default=10_000, help="connections that an idle stranger keeps")
+    add("--renew-s", type=float, default=1.0, help="seconds before a closed connection is reopened")
+    add(
+        "--handshakes",
+        type=float,
+        default=1000.0,
+        help="handshakes per second of a half-open stranger",
+    )
+    add("--rest", type=float, default=2.0, help="seconds of rest after a stranger")
+    add("--clients", type=int, default=5, help="new clients per window")
+    add("--quick", action="store_true", help="smoke test with few strangers")
     add_window_options(parser, rounds=9, seconds=5.0, warmup=3.0)
     add_report_options(parser)
     args = parser.parse_args()

@@ -52,7 +52,7 @@ def render(figures: Figures) -> str:
     for rows in (_cost_rows(figures), _turn_rows(figures), _held_rows(figures)):
         if len(rows) > 1:
             parts.append(aligned(rows))
-    verdicts = [["case", "demand", "seen", "verdict"]]
+    verdicts = [["case", "required", "measured", "verdict"]]
     verdicts += [[short(f.case), f.demand, f.seen, f.verdict] for f in floors(figures)]
     if len(verdicts) > 1:
         parts.append(aligned(verdicts))

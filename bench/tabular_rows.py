@@ -309,10 +309,10 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--rounds", type=int, default=5)
-    add("--seconds", type=float, default=3.0, help="that one measurement is timed")
-    add("--warmup", type=float, default=2.0, help="before it is timed, in seconds")
-    add("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="in which rows are given")
-    add("--quick", action="store_true", help="one short round of two ways: does it run?")
+    add("--seconds", type=float, default=3.0, help="timed seconds of a measurement")
+    add("--warmup", type=float, default=2.0, help="seconds of warm-up")
+    add("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="ways to return rows")
+    add("--quick", action="store_true", help="smoke test: one short round of two ways")
     add_report_options(parser)
     args = parser.parse_args()
     if args.quick:

@@ -70,7 +70,7 @@ def share_of(
     for batch in itertools.chain([first], batches):
         for value in batch[:, 0].tolist():
             if value != next(expected):
-                raise MeasurementError(f"sample {value} came out of its order")
+                raise MeasurementError(f"sample {value} is out of order")
         place += 1
     seconds = time.perf_counter() - begin
     # Work that the workers had done before the clock started is left out: all batches requested
@@ -114,14 +114,20 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--batch-size", type=int, nargs="+", default=[4, 8, 16, 32], help="(default: 4 8 16 32)")
-    add("--workers", type=int, default=4, help="of each loader (default: 4)")
-    add("--sleep-s", type=float, default=0.001, help="of a usual sample (default: 0.001)")
-    add("--share", type=float, default=0.05, help="of the slow samples (default: 0.05)")
-    add("--factor", type=float, default=20.0, help="by which they are slower (default: 20)")
-    add("--seconds", type=float, default=4.0, help="about so long is an epoch (default: 4)")
-    add("--rounds", type=int, default=5, help="epochs of each loader (default: 5)")
-    add("--quick", action="store_true", help="one short round: does it run?")
+    add(
+        "--batch-size",
+        type=int,
+        nargs="+",
+        default=[4, 8, 16, 32],
+        help="batch sizes (default: 4 8 16 32)",
+    )
+    add("--workers", type=int, default=4, help="workers per loader (default: 4)")
+    add("--sleep-s", type=float, default=0.001, help="sleep of a normal sample (default: 0.001)")
+    add("--share", type=float, default=0.05, help="share of slow samples (default: 0.05)")
+    add("--factor", type=float, default=20.0, help="slowdown of slow samples (default: 20)")
+    add("--seconds", type=float, default=4.0, help="approximate duration of an epoch (default: 4)")
+    add("--rounds", type=int, default=5, help="epochs per loader (default: 5)")
+    add("--quick", action="store_true", help="smoke test: one short round")
     add_report_options(parser)
     args = parser.parse_args()
     if args.quick:

@@ -98,8 +98,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--batches", type=int, default=1000, help="in a round")
-    parser.add_argument("--quick", action="store_true", help="one short round: does it run?")
+    parser.add_argument("--batches", type=int, default=1000, help="batches per round")
+    parser.add_argument("--quick", action="store_true", help="smoke test: one short round")
     add_report_options(parser)
     args = parser.parse_args()
     if args.quick:

@@ -54,7 +54,8 @@ def _run(workload: str, count: int, turn: int, args: argparse.Namespace) -> dict
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
         raise MeasurementError(
-            f"{workload} with {count} workers ended with {done.returncode}:\n{done.stderr[-2000:]}"
+            f"{workload} with {count} workers exited with code {done.returncode}:\n"
+            f"{done.stderr[-2000:]}"
         )
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -124,13 +125,13 @@ def render(records: Sequence[Record]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=WORKLOADS)
-    parser.add_argument("--step-s", type=float, default=0.02, help="of the GPU, for a batch")
+    parser.add_argument("--step-s", type=float, default=0.02, help="GPU seconds per batch")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--warmup", type=float, default=3.0)
-    parser.add_argument("--quick", action="store_true", help="small data: does it run?")
+    parser.add_argument("--quick", action="store_true", help="smoke test with little data")
     parser.add_argument("--data", type=Path, default=HERE / "out")
-    parser.add_argument("--profiles", type=Path, help="file for the table of profiles")
+    parser.add_argument("--profiles", type=Path, help="output file for the table of profiles")
     add_report_options(parser)
     args = parser.parse_args()
     args.data.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ def prepare(folder: Path, quick: bool) -> None:
     for package, names in FILES.items():
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:
-            raise FileNotFoundError(f"{package} is not installed; its photographs are the data")
+            raise FileNotFoundError(f"install {package}, whose photographs are the data")
         for name in names:
             label = folder / Path(name).stem
             label.mkdir()

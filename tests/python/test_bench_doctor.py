@@ -34,4 +34,5 @@ def test_a_workload_that_is_not_there_is_named() -> None:
     done = run_bench("doctor.py", "--only", "tniy")
 
     assert done.returncode == 2
-    assert "--only tniy: no such workload; there are large, tiny," in done.stderr
+    assert "--only must be one of large, tiny," in done.stderr
+    assert "got tniy" in done.stderr

@@ -38,4 +38,5 @@ def test_a_case_has_a_line_for_each_time_and_ratio(tmp_path: Path) -> None:
 def test_a_case_that_is_not_there_is_named() -> None:
     done = run_bench("executor.py", "--quick", "--only", "tabula")
     assert done.returncode == 2
-    assert "there is no case tabula; there are audio, tabular," in done.stderr
+    assert "--only must be one of audio, tabular," in done.stderr
+    assert "got tabula" in done.stderr

@@ -91,7 +91,7 @@ def test_strangers_are_compared_with_the_rate_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(os.geteuid() != 0, reason="the memory of a controller is shown to root alone")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can read a controller's memory")
 def test_soak_counts_after_each_epoch(tmp_path: Path) -> None:
     lines = tmp_path / "soak.jsonl"
     done = run_bench("pool_soak.py", "--quick", "--out", str(lines))
@@ -106,7 +106,7 @@ def test_soak_counts_after_each_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(os.geteuid() != 0, reason="the memory of a worker's server is shown to root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can read a server's memory")
 def test_first_jobs_have_times_and_the_memory_before_and_after(tmp_path: Path) -> None:
     lines = tmp_path / "jobs.jsonl"
     done = run_bench("first_jobs.py", "--quick", "--json", str(lines))

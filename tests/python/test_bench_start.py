@@ -54,4 +54,5 @@ def test_a_command_has_a_line_with_its_time_and_its_memory(tmp_path: Path) -> No
 def test_a_case_that_is_not_there_is_named() -> None:
     done = run_bench("--only", "statsu")
     assert done.returncode == 2
-    assert "there is no case statsu; there are python, import_torch," in done.stderr
+    assert "--only must be one of python, import_torch," in done.stderr
+    assert "got statsu" in done.stderr
