@@ -90,7 +90,7 @@ def test_a_job_is_a_line_and_another_for_1000_samples() -> None:
         "train.py: Images", "node7/4711", "running", "1.500", "1.250", "3.2 GB", "100", "6,400",
         "27 kJ", "1.5 MJ", "0.06000", "2.625",
     ]  # fmt: skip
-    assert text.splitlines()[2:4] == ["", "for 1,000 samples:"]
+    assert text.splitlines()[2:4] == ["", "per 1,000 samples:"]
     assert cells(text, 5)[3:] == [
         "0.2344", "0.1953", "500 MB", "15.625", "1,000", "4.219 kJ", "234.4 kJ",
         "0.009375", "0.4102",
@@ -114,10 +114,10 @@ def test_what_is_not_known_is_called_so_with_the_reason() -> None:
         )
     )
     assert cells(text, 1)[-4:] == ["unknown"] * 4
-    assert "for 1,000 samples" not in text
+    assert "per 1,000 samples" not in text
     assert (
         "energy of train.py: Images of node7/4711 is unknown: of 4 times that a worker served it, "
-        "the worker's host told its energy in 3 (12.5 J)" in text
+        "the worker's host reported its energy in 3 (12.5 J)" in text
     )
     assert "money is unknown: give --price-per-hour, --energy-price or both" in text
     assert "gCO2 is unknown: give --gco2-per-kwh" in text
@@ -128,7 +128,7 @@ def test_ended_jobs_and_those_that_are_left_out_are_told() -> None:
         answer(job(is_running=False, since_report_s=7300.0), jobs_left_out=2, jobs_forgotten=3)
     )
     assert cells(text, 1)[2] == "ended 2 h ago"
-    assert "2 more jobs do not fit the controller's answer" in text
+    assert "2 more jobs are omitted: the controller's answer has no room for them" in text
     assert "3 older jobs are no longer kept" in text
 
 

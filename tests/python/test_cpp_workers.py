@@ -343,7 +343,7 @@ def test_a_plugin_that_does_not_belong_here_is_refused(
     [
         ({}, {"PENSTOCK_PYTHON": "/no/python"}, "install a Python with penstock on this machine"),
         ({"python": "no_such_module:f"}, {}, "No module named 'no_such_module'"),
-        ({"python": "cpp_loader"}, {}, "'module:function' is expected"),
+        ({"python": "cpp_loader"}, {}, "its factory must be 'module:function', such as"),
         ({"arguments": {"length": 3}}, {}, "unexpected keyword argument 'length'"),
     ],
     ids=["no Python", "no module", "no function", "other arguments"],

@@ -601,7 +601,7 @@ def test_the_first_write_in_samples_made_in_vain_is_warned_of(
 ) -> None:
     assert epoch_after_early_writes(numbers_move=True) == [10, 11, 12, 13]
     said = capfd.readouterr().err
-    assert "PoolWarning: Samples of an epoch that never began have changed the dataset" in said
+    assert "PoolWarning: Samples of an epoch that never started have changed the dataset" in said
     assert "pass overlap_epochs=False" in said
 
 

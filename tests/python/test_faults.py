@@ -262,8 +262,8 @@ def test_a_timeout_names_the_worker_the_samples_and_the_line_where_it_hangs(
     assert first == "DataLoader timed out after 1 seconds"
     samples = "['4', '5']" if "4" in options.get("sampler", []) else "[4, 5]"
     assert second == (
-        f"Worker 0 (pid {pid}) owes batch 2, samples {samples}; "
-        f"where it is, most recent call first:"
+        f"Worker 0 (pid {pid}) has not delivered batch 2, samples {samples}; "
+        f"its stack, most recent call first:"
     )
     line = hang_at_five.__code__.co_firstlineno + 2
     assert any(f'test_faults.py", line {line} in hang_at_five' in frame for frame in stack)
@@ -349,7 +349,7 @@ def test_a_stopped_worker_is_a_timeout_and_is_removed() -> None:
             error = without_frames(caught)
     first, second = str(error).splitlines()
     assert first == "DataLoader timed out after 1 seconds"
-    assert second.startswith(f"Worker 0 (pid {worker.pid}) owes batch ")
+    assert second.startswith(f"Worker 0 (pid {worker.pid}) has not delivered batch ")
     assert second.endswith("; it is stopped by a signal")
     os.kill(worker.pid, signal.SIGCONT)
     del iterator

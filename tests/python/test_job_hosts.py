@@ -110,7 +110,9 @@ def test_host_is_named_in_its_usual_form(text: str, usual: str) -> None:
     ],
 )  # fmt: skip
 def test_text_that_names_no_host_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no HOST:PORT|has no name of a host|has \\* before"):
+    with pytest.raises(
+        ValueError, match="expected HOST:PORT, got|has neither a host|has \\* before"
+    ):
         parse_named(text)
 
 
@@ -214,7 +216,7 @@ def test_hosts_that_are_none_are_told(text: str) -> None:
 
 
 def test_hosts_need_the_level_network() -> None:
-    with pytest.raises(ValueError, match="--job-hosts must go with --isolate network"):
+    with pytest.raises(ValueError, match="--job-hosts requires --isolate network"):
         plan_isolation(IsolationOptions(job_hosts=("a.org:443",)), "/nowhere")
 
 
@@ -232,7 +234,7 @@ def test_hosts_without_a_namespace_are_an_error(monkeypatch: pytest.MonkeyPatch)
     """A filter of system calls would leave jobs without access to the proxy."""
     monkeypatch.setattr(_pool, "JobSeparation", NoLoopback)
     options = IsolationOptions(frozenset({"network"}), job_hosts=("a.org:443",))
-    with pytest.raises(ValueError, match="does not give: a loopback device is refused; allow it"):
+    with pytest.raises(ValueError, match="does not support: a loopback device is refused; enable"):
         plan_isolation(options, "/nowhere")
 
 
@@ -240,7 +242,10 @@ def test_hosts_without_a_namespace_are_an_error(monkeypatch: pytest.MonkeyPatch)
 def test_hosts_are_said_at_the_start() -> None:
     options = IsolationOptions(frozenset({"network"}), job_hosts=("a.org:443", "b.org:80"))
     plan = plan_isolation(options, "/nowhere")
-    said = "jobs have no network but a.org:443, b.org:80 through a proxy, by a network namespace"
+    said = (
+        "jobs have no network except a.org:443, b.org:80 through a proxy, enforced by a network "
+        "namespace"
+    )
     assert said in plan.news
     assert plan.isolation.separation().refusal() == ""
 
@@ -297,7 +302,7 @@ def test_proxy_passes_on_to_named_hosts_alone(capfd: pytest.CaptureFixture[str])
             words = f"--job-hosts of the worker does not name 127.0.0.1:{other}"
             assert refused.startswith(f"HTTP/1.1 403 {words}\r\n")
             assert refused.endswith(f"\r\n\r\n{words}\n")
-    logged = f"a job was refused 127.0.0.1:{other}, which --job-hosts does not name"
+    logged = f"a job was refused a connection to 127.0.0.1:{other}, which --job-hosts does not name"
     assert capfd.readouterr().err.count(logged) == 1
 
 
@@ -306,7 +311,7 @@ def test_name_that_leads_to_this_machine_is_refused() -> None:
     with serving() as port, proxy_to(f"localhost:{port}") as proxy:
         answer = proxy.ask(f"GET http://localhost:{port}/ HTTP/1.1\r\n\r\n".encode())
         assert answer.startswith("HTTP/1.1 403 ")
-        assert "--job-hosts has to name the address" in answer
+        assert "--job-hosts must name the address" in answer
 
 
 @pytest.mark.slow
@@ -338,7 +343,7 @@ def test_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPat
     with ours, theirs:
         ours.setblocking(False)
         theirs.sendall(b"GET http://a.org/ HTTP/1.1\r\n")
-        with pytest.raises(job_proxy._Refusal, match="did not come in time"):
+        with pytest.raises(job_proxy._Refusal, match="did not arrive in time"):
             asyncio.run(wait_for_request(ours))
 
 
@@ -485,7 +490,9 @@ def test_job_reads_from_named_hosts_alone(pool: PoolProcesses, levels: str) -> N
         f"HTTP_PROXY={proxy} http_proxy={proxy} HTTPS_PROXY={proxy} https_proxy={proxy} "
         f"NO_PROXY= no_proxy="
     )
-    refused = f"a job was refused 127.0.0.1:{other}, which --job-hosts does not name"
+    refused = (
+        f"a job was refused a connection to 127.0.0.1:{other}, which --job-hosts does not name"
+    )
     assert len(worker.wait_for_lines(lambda line: refused in line)) == 1
     (pid,) = proxies_of(worker)
     if not NO_MOUNTS:

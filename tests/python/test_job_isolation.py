@@ -213,7 +213,7 @@ def test_job_with_all_levels_has_its_own_folders_and_no_network(pool: PoolProces
     assert first["files"] == "200"
     assert not second["write outside"].startswith("done")
     assert not list(Path("/tmp").glob("tmp*penstock*"))
-    worker.wait_for_lines(lambda line: "no network, by a network namespace" in line)
+    worker.wait_for_lines(lambda line: "no network, enforced by a network namespace" in line)
     expect_served(pool)
 
 
@@ -382,13 +382,13 @@ def test_key_folder_with_modules_in_it_is_not_hidden(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (IsolationOptions(job_writes=("/tmp",)), "--job-writes must go with --isolate files"),
-        (IsolationOptions(job_uids=(1, 2)), "--job-uids must go with --isolate user"),
-        (IsolationOptions(frozenset({"user"})), "must go with --job-uids FIRST-LAST"),
-        (IsolationOptions(job_cpu_weight=5), "--job-cpu-weight must go with --job-group"),
+        (IsolationOptions(job_writes=("/tmp",)), "--job-writes requires --isolate files"),
+        (IsolationOptions(job_uids=(1, 2)), "--job-uids requires --isolate user"),
+        (IsolationOptions(frozenset({"user"})), "--isolate user requires --job-uids FIRST-LAST"),
+        (IsolationOptions(job_cpu_weight=5), "--job-cpu-weight requires --job-group"),
         (
             IsolationOptions(frozenset({"files"}), job_writes=("/nowhere",)),
-            "must name folders that are there, got /nowhere",
+            "must name existing folders, got /nowhere",
         ),
         (IsolationOptions(job_group="/tmp"), "must be a folder of cgroup v2, got /tmp"),
     ],
@@ -399,7 +399,7 @@ def test_options_that_do_not_fit_are_refused(options: IsolationOptions, said: st
 
 @pytest.mark.skipif(not IS_ROOT, reason="the limit bounds all accounts but root's")
 def test_processes_of_root_are_not_bounded_by_a_limit() -> None:
-    assert "whom RLIMIT_NPROC does not bound" in plan_or_refusal(IsolationOptions(job_processes=9))
+    assert "which RLIMIT_NPROC does not bound" in plan_or_refusal(IsolationOptions(job_processes=9))
 
 
 @pytest.mark.slow
@@ -552,7 +552,7 @@ def test_uids_are_shared_by_workers_and_what_has_one_is_ended(
     for jobs, job in ((first, 1), (second, 1)):
         assert jobs.try_prepare(job, str(tmp_path / f"job-{job}"), told.append) is not None
     assert second.try_prepare(2, str(tmp_path / "job-2"), told.append) is None
-    assert "all uids of --job-uids 70000-70001 are taken" in told[0]
+    assert "all uids of --job-uids 70000-70001 are in use" in told[0]
     stray = paused_process(lambda: os.setresuid(70000, 70000, 70000))
     first.clear(1)
     _, status = os.waitpid(stray, 0)

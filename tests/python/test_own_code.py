@@ -159,7 +159,7 @@ def test_of_a_folder_with_too_much_only_what_is_imported_travels(tmp_path: Path)
     names = ["known_elsewhere.py", "pkg/__init__.py", "pkg/part.py"]
     assert files == [str(program / name) for name in names]
     assert "only the modules that the program has imported" in done.stderr
-    assert "more than 32 MiB of code, the most that travels (the largest: huge.py" in done.stderr
+    assert "more than 32 MiB of code, the limit for workers (largest files: huge.py" in done.stderr
 
 
 @pytest.mark.long
@@ -211,4 +211,5 @@ def test_code_that_is_named_travels_beside_the_programs_own(
     assert "--code must name an existing folder or .py file, got '../none'" in told
     environment["PENSTOCK_CODE_PATHS"] = "/not/there"
     told = run([*command, "train.py"], program, environment, code=1)
-    assert "the environment variable PENSTOCK_CODE_PATHS names '/not/there'" in told
+    assert "the environment variable PENSTOCK_CODE_PATHS must name existing folders or .py" in told
+    assert "separated by ':', got '/not/there'" in told

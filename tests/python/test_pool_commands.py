@@ -159,7 +159,11 @@ def test_what_is_wrong_is_said(pool: Pool) -> None:
     assert "no controller answered at tcp://127.0.0.1:9" in err
     endpoint = pool.start_controller()
     for arguments, code, words in [
-        (["drain", "abc", "--controller", endpoint], 1, "no worker has the name 'abc'"),
+        (
+            ["drain", "abc", "--controller", endpoint],
+            1,
+            "no worker has the name or id prefix 'abc'",
+        ),
         (["status"], 2, "PENSTOCK_POOL"),
         (
             ["status", "--controller", endpoint, "--timeout", "-1"],

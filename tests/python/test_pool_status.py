@@ -134,11 +134,11 @@ def test_a_status_is_a_table_of_workers_and_one_of_jobs() -> None:
         == """\
 controller 22ab0000 at tcp://10.0.0.1:5
 
-worker    id        reached at           works for
+worker    id        address              works for
 node1/17  00a10000  tcp://10.0.0.2:4001  train.py: Images of gpu1/4
-node2/17  00a20000  tcp://10.0.0.2:4002  train.py: Images of gpu1/4; moving to another
+node2/17  00a20000  tcp://10.0.0.2:4002  train.py: Images of gpu1/4; moving to another job
 node3/17  00a30000  tcp://10.0.0.2:4003  train.py: Images of gpu2/4; draining
-node4/17  00a40000  tcp://10.0.0.2:4004  nobody
+node4/17  00a40000  tcp://10.0.0.2:4004  no job
 
 job               trainer  id        workers  batches/s  waits  delivered  ready  asked  in flight
 train.py: Images  gpu1/4   11a10000  2        12.3       26%    12,345     3      4      2.5 MB
@@ -149,14 +149,14 @@ train.py: Images  gpu2/4   11a20000  1 of 3   12.3       26%    12,345     3    
 def test_machine_whose_key_a_worker_has_is_shown_with_it() -> None:
     lines = shown([worker(1, machine="beta"), worker(2)], []).splitlines()
     assert lines[3:5] == [
-        "node1/17 (beta)  00a10000  tcp://10.0.0.2:4001  nobody",
-        "node2/17         00a20000  tcp://10.0.0.2:4002  nobody",
+        "node1/17 (beta)  00a10000  tcp://10.0.0.2:4001  no job",
+        "node2/17         00a20000  tcp://10.0.0.2:4002  no job",
     ]
 
 
 def test_a_pool_of_nobody_says_so() -> None:
     text = shown([], [], is_settled=False)
-    assert "22ab0000 at tcp://10.0.0.1:5; it has just started and assigns nobody yet" in text
+    assert "22ab0000 at tcp://10.0.0.1:5; starting, no workers are assigned yet" in text
     assert "\nno workers\n" in text and text.endswith("\nno jobs")
 
 
@@ -166,7 +166,7 @@ def test_a_job_that_asks_for_nothing_is_idle_and_then_left_out() -> None:
     dead = trainer(2, workers=0, workers_max=0, idle_s=61.0)
     text = shown([], [idle, dead])
     assert "gpu1/4" in text and "gpu2/4" not in text
-    assert "1 job that has asked for nothing for over 60 s: see --all" in text
+    assert "1 job that has been idle for over 60 s: see --all" in text
     assert "no jobs" not in shown([], [dead])
     text = shown([], [idle, dead], with_idle=True)
     assert "gpu2/4" in text and "--all" not in text
@@ -183,7 +183,7 @@ def test_why_a_worker_cannot_run_a_job_is_said_while_the_job_is_there() -> None:
     waiting = trainer(1, workers=0)
     text = shown([unfit], [waiting])
     assert text.splitlines()[-2:] == [
-        "train.py: Images of gpu1/4 has no worker: none of the pool can run it",
+        "train.py: Images of gpu1/4 has no worker: no worker of the pool can run it",
         "node1/17 cannot run train.py: Images of gpu1/4: it needs the module 'images'",
     ]
     assert "cannot run" not in shown([unfit], [])
@@ -195,11 +195,11 @@ def test_why_a_worker_cannot_run_a_job_is_said_while_the_job_is_there() -> None:
 @pytest.mark.parametrize(
     ("workers", "settled", "why"),
     [
-        ([], True, "the pool has none"),
-        ([worker(1, is_draining=True)], True, "the pool has none"),
-        ([worker(1, stuck_s=4.2)], True, "all are stuck at batches that nobody wants, and are"),
-        ([worker(1)], False, "the controller assigns nobody yet"),
-        ([worker(1, trainer=SECOND)], True, "they work for other jobs, or are about to begin"),
+        ([], True, "the pool has no workers"),
+        ([worker(1, is_draining=True)], True, "the pool has no workers"),
+        ([worker(1, stuck_s=4.2)], True, "all are stuck at batches no longer needed, and are"),
+        ([worker(1)], False, "the controller assigns no workers yet"),
+        ([worker(1, trainer=SECOND)], True, "the workers serve other jobs, or are about to start"),
     ],
 )
 def test_why_a_job_has_no_worker_is_said(
@@ -236,8 +236,8 @@ def test_a_worker_is_found_by_its_name_or_how_its_id_begins() -> None:
     for wanted in ("00A1", "node1/17", "00a1000000000001"):
         assert status.find_worker(wanted)["id"] == "00a1000000000001"
     for wanted, words in [
-        ("00a", r"2 workers have .* there are: node1/17 \(00a1000000000001\), node2/17"),
-        ("node1", "no worker has the name 'node1'"),
+        ("00a", r"2 workers have .* workers: node1/17 \(00a1000000000001\), node2/17"),
+        ("node1", "no worker has the name or id prefix 'node1'"),
         ("", "no worker has"),
     ]:
         with pytest.raises(ValueError, match=words):
@@ -268,11 +268,11 @@ ENGINE = {
 def test_an_engine_is_shown_with_what_it_runs_and_why() -> None:
     text = shown([], [], engine=ENGINE)
     assert (
-        "engine slurm: 4 at work, 1 starting, 2 leaving, 6 wanted of 0 to 8; the jobs can use 6"
+        "engine slurm: 4 running, 1 starting, 2 stopping, 6 wanted (0 to 8); the jobs can use 6"
         in text
     )
     text = shown([], [], engine={**ENGINE, "spent": 1.5, "budget": 3.0, "starting": 0})
-    assert "4 at work, 2 leaving, 6 wanted of 0 to 8; 1.50 of 3 spent; the jobs" in text
+    assert "4 running, 2 stopping, 6 wanted (0 to 8); 1.50 of 3 spent; the jobs" in text
     text = shown([], [], engine={**ENGINE, "refusals": 3, "refusal": "no node", "trouble": "hangs"})
     assert "engine slurm has refused 3 times, last: no node" in text
     assert "engine slurm: hangs" in text

@@ -265,7 +265,7 @@ def test_a_dataset_that_cannot_be_copied_says_so_in_the_place_of_the_shards_batc
         assert next(iterator)[0] == 0
         error = error_of(lambda iterator=iterator: next(iterator))
         assert type(error) is UnsupportedError
-        assert "shard 1 needs a copy of the Locked of its own" in str(error)
+        assert "shard 1 needs its own copy of the Locked" in str(error)
         assert "as many workers as shards" in str(error)
     whole = DataLoader(Locked(), seeding="batch", shards=2, num_workers=2, batch_size=None)
     assert len(list(whole)) == 20 + 17

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 SAID = re.compile(
     r"jobs are spawned, since a process cannot be forked here after it has imported torch: "
-    r"a forked child (.+); each job starts (\d+\.\d) s later by that$"
+    r"a forked child (.+); this delays each job by (\d+\.\d) s$"
 )
 
 
@@ -69,7 +69,7 @@ class Regression(Dataset[Any]):
 @pytest.mark.parametrize(
     ("how", "argument", "fault"),
     [
-        ("hang_after_forks", "0.5", "did not compute with torch within 0.5 s"),
+        ("hang_after_forks", "0.5", "did not finish a computation with torch within 0.5 s"),
         pytest.param(
             "end_after_forks",
             "9",
@@ -79,7 +79,7 @@ class Regression(Dataset[Any]):
         pytest.param(
             "compute_wrongly_after_forks",
             "",
-            "computed something else with torch",
+            "computed different results with torch",
             marks=pytest.mark.long,
         ),
     ],

@@ -88,7 +88,7 @@ def test_a_worker_that_hangs_in_an_abandoned_batch_is_shown_and_has_its_process_
     status = wait_until_stuck(pool)
     (stuck,) = status["workers"]
     assert stuck["assigned_to"] is None
-    assert "at a batch that nobody wants" in status_text(PoolStatus(status))
+    assert "at a batch that is no longer needed" in status_text(PoolStatus(status))
     assert list(pooled(pool, Numbers())) == list(range(6))
     (line,) = worker.wait_for_lines(lambda line: "ends the process of a job" in line)
     assert re.search(r"it was at batch 3 of epoch 1 for \d+ s in which nobody wanted that", line)

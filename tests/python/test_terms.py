@@ -28,21 +28,24 @@ def test_priorities_and_quotas_are_read_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "terms.json are no JSON"),
-        ("[]", "are a list; expected an object of jobs, users or both, such as"),
-        ('{"a.py": {}}', r"are the keys \['a.py'\]; expected an object of jobs, users or both"),
-        ('{"users": 3}', "the users in .* are a int; expected an object, such as in"),
+        ("{", "terms.json are not valid JSON"),
+        ("[]", "must be an object of jobs, users or both, such as .*, got a list"),
+        ('{"a.py": {}}', r"an object of jobs, users or both, .*, got the keys \['a.py'\]"),
+        ('{"users": 3}', "the users in .* must be an object, such as in .*, got a int"),
         (
             '{"jobs": {"a": 3}}',
-            "terms of 'a' in .*terms.json are 3; expected an object of priority, quota",
+            "terms of 'a' in .*terms.json must be an object of priority, quota or both, got 3",
         ),
-        ('{"jobs": {"a": {"prio": 3}}}', "expected an object of priority, quota or both"),
-        ('{"jobs": {"a": {"priority": 0}}}', "have the priority 0; expected a number above 0"),
-        ('{"jobs": {"a": {"priority": NaN}}}', "have the priority nan"),
-        ('{"jobs": {"a": {"priority": true}}}', "have the priority True"),
-        ('{"jobs": {"a": {"quota": -1}}}', "have the quota -1; expected a whole number of workers"),
-        ('{"jobs": {"a": {"quota": 1.5}}}', "have the quota 1.5"),
-        ('{"jobs": {"a": {"quota": 99999999999}}}', "have the quota 99999999999"),
+        (
+            '{"jobs": {"a": {"prio": 3}}}',
+            "must be an object of priority, quota or both, got {'prio'",
+        ),
+        ('{"jobs": {"a": {"priority": 0}}}', "must have a priority above 0, got 0"),
+        ('{"jobs": {"a": {"priority": NaN}}}', "must have a priority above 0, got nan"),
+        ('{"jobs": {"a": {"priority": true}}}', "must have a priority above 0, got True"),
+        ('{"jobs": {"a": {"quota": -1}}}', "must have a quota that is a number of workers, got -1"),
+        ('{"jobs": {"a": {"quota": 1.5}}}', "that is a number of workers, got 1.5"),
+        ('{"jobs": {"a": {"quota": 99999999999}}}', "that is a number of workers, got 99999999999"),
     ],
 )
 def test_other_content_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:

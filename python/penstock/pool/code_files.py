@@ -40,7 +40,7 @@ _SECRET = re.compile(
 _MODULE_BYTES_MAX = 64 << 20
 _DATA_BYTES_MAX = 8 << 20  # enough for a vocabulary, too little for a checkpoint
 _NAMED_MAX = 5
-_ADVICE = "name folders that have the code alone in code_paths"
+_ADVICE = "name folders that contain only code in code_paths"
 
 
 class CodeFile(NamedTuple):
@@ -99,8 +99,8 @@ def find_code(
     files = [file for file in found if file.byte_count <= _byte_count_max(file)]
     if sum(file.byte_count for file in files) > limits.byte_count:
         raise TooMuchCodeError(
-            f"{root!r} has more than {spoken_bytes(limits.byte_count)} of code, the most that "
-            f"travels (the largest: {spoken_files(files)}); {_ADVICE}"
+            f"{root!r} has more than {spoken_bytes(limits.byte_count)} of code, the limit for "
+            f"workers (largest files: {spoken_files(files)}); {_ADVICE}"
         )
     too_large = [file for file in found if file.byte_count > _byte_count_max(file)]
     return Code(files, too_large, secret)
@@ -185,7 +185,7 @@ class _Search:
                 if self._entry_count > self._limits.entry_count:
                     raise TooMuchCodeError(
                         f"{self._root!r} has more than {self._limits.entry_count} files and "
-                        f"folders to look through; {_ADVICE}"
+                        f"folders to search; {_ADVICE}"
                     )
                 if is_all_wanted or self._limits.plain_entry_count is None:
                     continue
@@ -199,8 +199,8 @@ class _Search:
         self._file_count += 1
         if self._file_count > self._limits.file_count:
             raise TooMuchCodeError(
-                f"{self._root!r} has more than {self._limits.file_count} files of code, the most "
-                f"that travel; {_ADVICE}"
+                f"{self._root!r} has more than {self._limits.file_count} code files, the limit "
+                f"for workers; {_ADVICE}"
             )
         return CodeFile(name, path, os.stat(path).st_size)
 

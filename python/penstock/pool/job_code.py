@@ -56,8 +56,8 @@ def pack_code(
     """
     if isinstance(code_paths, (str, os.PathLike)):
         raise TypeError(
-            f"code_paths is {os.fspath(code_paths)!r}; a sequence of folders and .py files is "
-            f"expected: put it into a list"
+            f"code_paths must be a sequence of folders and .py files, got "
+            f"{os.fspath(code_paths)!r}; put it into a list"
         )
     roots = dict.fromkeys(os.path.realpath(path) for path in code_paths)
     return [_pack(root, wanted) for root in roots]
@@ -139,7 +139,7 @@ def _comes_from(module: Any, folders: Iterable[str]) -> bool:
 def _packed(root: str, code: Code) -> PackedCode:
     if code.secret:
         warn(
-            f"{root!r} has files that look like secrets, and they do not travel to workers: "
+            f"files in {root!r} that look like secrets are not sent to workers: "
             f"{spoken_files(code.secret)}; if workers need one, and may have it, name the file "
             f"itself in code_paths",
         )
@@ -151,15 +151,15 @@ def _pack(root: str, wanted: Set[str]) -> PackedCode:
         return _zip(root, [CodeFile(os.path.basename(root), root, os.stat(root).st_size)])
     if not os.path.isdir(root):
         raise ValueError(
-            f"code_paths has {root!r}, which is neither a folder nor a .py file; name the folder "
-            f"that has the modules, as one would in sys.path"
+            f"code_paths must name folders or .py files, got {root!r}; name the folder that "
+            f"contains the modules, as in sys.path"
         )
     code = find_code(root, NAMED_LIMITS, wanted=wanted)
     if code.too_large:
         warn(
-            f"code_paths has {root!r} with files that are too large to travel to workers: "
-            f"{spoken_files(code.too_large)}, where {spoken_limits()} are expected; if workers "
-            f"need them, put them where all workers can read them",
+            f"files in {root!r} of code_paths are too large to be sent to workers: "
+            f"{spoken_files(code.too_large)} (limits: {spoken_limits()}); if workers need "
+            f"them, store them where all workers can read them",
         )
     return _packed(root, code)
 
@@ -191,9 +191,9 @@ def _make_private(code_root: str) -> None:
     found = os.lstat(code_root)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise UnsupportedError(
-            f"the folder for the code of jobs, {code_root!r}, has mode "
-            f"{stat.filemode(found.st_mode)} and belongs to user {found.st_uid}; one of this user "
-            f"({os.geteuid()}) that nobody else may write to is expected, so remove or change it"
+            f"the folder for the code of jobs must belong to this user ({os.geteuid()}) and be "
+            f"writable by no other user, got {code_root!r} with mode "
+            f"{stat.filemode(found.st_mode)} of user {found.st_uid}; remove or change it"
         )
 
 
@@ -209,7 +209,7 @@ def _extract(data: bytes, folder: str) -> None:
                     file.write(archive.read(entry))
     except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError) as error:
         raise UnsupportedError(
-            f"its code is no zip file that can be read: {error}; send the job again with the same "
+            f"its code is not a readable zip file: {error}; send the job again with the same "
             f"version of penstock on both sides"
         ) from error
 

@@ -128,8 +128,8 @@ def plan_isolation(options: IsolationOptions, key_folder: str | None) -> Isolati
         plan = _tried(replace(plan, are_writes_bounded=True), "files")
     if "network" in named:
         plan, how = _tried_network(replace(plan, hosts=options.job_hosts))
-        reached = f" but {', '.join(plan.hosts)} through a proxy" if plan.hosts else ""
-        news.append(f"jobs have no network{reached}, by {how}")
+        reached = f" except {', '.join(plan.hosts)} through a proxy" if plan.hosts else ""
+        news.append(f"jobs have no network{reached}, enforced by {how}")
     if levels is None or levels:
         plan, said, trouble = _tried_keys(plan, key_folder, is_named="keys" in named)
         if trouble and "keys" in named:
@@ -140,7 +140,7 @@ def plan_isolation(options: IsolationOptions, key_folder: str | None) -> Isolati
     news += said
     if named and os.geteuid() == 0 and "user" not in named:
         warnings.append(
-            "jobs run as root, and can read disks and change what root owns; run the worker under "
+            "jobs run as root, and can read disks and change files of root; run the worker under "
             "another account, or name user in --isolate"
         )
     return IsolationPlan(plan, news, warnings)
@@ -154,24 +154,24 @@ def _check(options: IsolationOptions) -> None:
         (options.job_uids is not None, "--job-uids", "user"),
     ):
         if is_given and level not in named:
-            raise ValueError(f"{name} must go with --isolate {level}; add {level} to --isolate")
+            raise ValueError(f"{name} requires --isolate {level}; add {level} to --isolate")
     if "user" in named and options.job_uids is None:
         raise ValueError(
-            "--isolate user must go with --job-uids FIRST-LAST; say which uids nobody has"
+            "--isolate user requires --job-uids FIRST-LAST; name uids that are not in use"
         )
     if options.job_cpu_weight is not None and options.job_group is None:
         raise ValueError(
-            "--job-cpu-weight must go with --job-group; name a folder of cgroup v2 for the groups"
+            "--job-cpu-weight requires --job-group; name a folder of cgroup v2 for the groups"
         )
     for path in options.job_writes:
         if not os.path.isdir(path):
-            raise ValueError(f"--job-writes must name folders that are there, got {path}; make it")
+            raise ValueError(f"--job-writes must name existing folders, got {path}; create it")
 
 
 def _cannot(level: str, why: str) -> ValueError:
     return ValueError(
-        f"--isolate must name what this machine can do, got {level}: {why}; leave {level} out, or "
-        f"allow it"
+        f"--isolate must name levels that this machine supports, got {level}: {why}; leave {level} "
+        f"out, or enable it"
     )
 
 
@@ -190,7 +190,7 @@ def _refusal(plan: JobIsolation, needed: Sequence[str] = ()) -> str:
 def _tried_uids(plan: JobIsolation, options: IsolationOptions) -> list[int]:
     uids = options.job_uids or (0, 0)
     if os.geteuid() != 0:
-        raise _cannot("user", "only root can give processes other accounts")
+        raise _cannot("user", "only root can start processes under other accounts")
     why = _refusal(replace(plan, uids=uids), [path for path in plan.kept if os.path.isdir(path)])
     if why:
         raise _cannot("user", why)
@@ -203,8 +203,8 @@ def _tried_network(plan: JobIsolation) -> tuple[JobIsolation, str]:
         return apart, "a network namespace"
     if plan.hosts:
         raise ValueError(
-            f"--job-hosts must go with a network namespace, which this machine does not give: "
-            f"{why}; allow it, or leave --job-hosts out"
+            f"--job-hosts requires a network namespace, which this machine does not support: "
+            f"{why}; enable it, or leave --job-hosts out"
         )
     filtered = replace(plan, no_network="filter")
     if not (why_no_filter := _refusal(filtered)):
@@ -259,9 +259,9 @@ def _limited(plan: JobIsolation, options: IsolationOptions) -> tuple[JobIsolatio
             news.append("the processes of each job are bounded by pids.max of its group")
         elif os.geteuid() == 0 and not plan.uids:
             raise ValueError(
-                "--job-processes must go with --isolate user or with a --job-group that has the "
-                "controller pids where the worker runs as root, whom RLIMIT_NPROC does not bound; "
-                "add one of them"
+                "--job-processes requires --isolate user, or a --job-group that has the controller "
+                "pids, if the worker runs as root, which RLIMIT_NPROC does not bound; add one of "
+                "them"
             )
         else:
             plan = replace(plan, process_count=options.job_processes)
@@ -272,8 +272,8 @@ def _limited(plan: JobIsolation, options: IsolationOptions) -> tuple[JobIsolatio
     if options.job_cpu_weight is not None:
         if "cpu" not in has:
             raise ValueError(
-                f"--job-cpu-weight must go with a --job-group that has the controller cpu, got "
-                f"{options.job_group}; have it delegated, too"
+                f"--job-cpu-weight requires a --job-group that has the controller cpu, got "
+                f"{options.job_group}; delegate this controller, too"
             )
         wanted.add("cpu")
         settings["cpu.weight"] = str(options.job_cpu_weight)
@@ -286,7 +286,7 @@ def _limited(plan: JobIsolation, options: IsolationOptions) -> tuple[JobIsolatio
 
 def _no_controller(options: IsolationOptions, name: str) -> str:
     if options.job_group is None:
-        return "--job-group bounds all of a job"
+        return "--job-group bounds the whole job"
     return f"{options.job_group} has no controller {name}"
 
 
@@ -325,8 +325,7 @@ def _enable_controllers(folder: str, controllers: set[str]) -> None:
     except OSError as error:
         raise ValueError(
             f"--job-group must be a folder in which groups can be made, got {folder} "
-            f"({error.strerror}); it must have no process of its own, and be delegated to this "
-            f"account"
+            f"({error.strerror}); it must contain no processes, and be delegated to this account"
         ) from None
 
 
@@ -343,7 +342,7 @@ class JobHost:
         """Parse HOST:PORT. Raise ValueError."""
         found = _AUTHORITY.fullmatch(text)
         if found is None or not 0 < int(found[2]) < 1 << 16:
-            raise ValueError(f"{text!r} is no HOST:PORT")
+            raise ValueError(f"expected HOST:PORT, got {text!r}")
         name = found[1].removeprefix("[").removesuffix("]").removesuffix(".").lower()
         try:
             return JobHost(str(ipaddress.ip_address(name)), int(found[2]), is_address=True)
@@ -351,7 +350,7 @@ class JobHost:
             # If the last part is a number, the system may parse the name as an address.
             is_name = _HOST_NAME.fullmatch(name) and not name.rpartition(".")[2].isdigit()
             if found[1].startswith("[") or not is_name:
-                raise ValueError(f"{text!r} has no name of a host and no address") from None
+                raise ValueError(f"{text!r} has neither a host name nor an address") from None
         return JobHost(name, int(found[2]))
 
     def __str__(self) -> str:

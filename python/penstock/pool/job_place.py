@@ -176,7 +176,7 @@ class _Uids:
             self._taken[job] = (uid, fd)
             return uid
         raise OSError(
-            f"all uids of --job-uids {self._first}-{self._last} are taken by other jobs; name more"
+            f"all uids of --job-uids {self._first}-{self._last} are in use by other jobs; name more"
         )
 
     def give_back(self, job: int) -> None:

@@ -76,13 +76,13 @@ class Request:
         line, *fields = head.split("\r\n")
         found = _REQUEST.fullmatch(line)
         if found is None:
-            raise ValueError("the request has no line of HTTP/1.1")
+            raise ValueError("the request has no HTTP/1.1 request line")
         method, target = found[1], found[2]
         if method == "CONNECT":
             return Request(JobHost.parse(target), b"")
         resource_found = _RESOURCE.fullmatch(target)
         if resource_found is None:
-            raise ValueError("the request has no address with http:// and no CONNECT")
+            raise ValueError("the request is neither CONNECT nor for an http:// address")
         authority, path = resource_found[1], resource_found[2] or "/"
         host = JobHost.parse(authority if re.search(r":\d+$", authority) else f"{authority}:80")
         kept = [f"{method} {'' if path.startswith('/') else '/'}{path} {found[3]}"]
@@ -90,7 +90,7 @@ class Request:
         for field in fields:
             named = _FIELD.fullmatch(field)
             if named is None:
-                raise ValueError("the request has a line that is no field")
+                raise ValueError("the request has an invalid header field")
             if named[1].lower() not in _HOP_FIELDS:
                 kept.append(field)
         return Request(host, "\r\n".join([*kept, "", ""]).encode("latin-1"))
@@ -228,18 +228,20 @@ class _Proxy:
             if host.is_address or not is_denied(str(address[0]))
         ]
         if not allowed:
-            self._log_once(host, "a name of --job-hosts that leads to this machine")
-            words = f"{host} is a name of an address of the worker's machine"
-            raise _Refusal(403, f"{words}; --job-hosts has to name the address")
+            self._log_once(host, "a name of --job-hosts that resolves to this machine")
+            words = f"{host} resolves to an address of the worker's machine"
+            raise _Refusal(403, f"{words}; --job-hosts must name the address")
         return allowed[:_ADDRESSES_MAX]
 
     def _log_once(self, host: JobHost, why: str) -> None:
         if str(host) in self._logged or len(self._logged) > _LOGGED_HOSTS_MAX:
             return
         self._logged.add(str(host))
-        self._log.tell(f"a job was refused {host}, {why}; this is logged once for each host")
+        self._log.tell(
+            f"a job was refused a connection to {host}, {why}; this is logged once per host"
+        )
         if len(self._logged) > _LOGGED_HOSTS_MAX:
-            self._log.tell("further hosts that jobs are refused are not logged")
+            self._log.tell("further refused hosts are not logged")
 
 
 async def _accepted(loop: asyncio.AbstractEventLoop, listener: socket.socket) -> socket.socket:
@@ -259,7 +261,7 @@ async def _request_of(
     loop: asyncio.AbstractEventLoop, client: socket.socket
 ) -> tuple[Request, bytes]:
     """Return the request, and the bytes received after its head."""
-    with _refused_if_late(408, "the head of the request did not come in time"):
+    with _refused_if_late(408, "the head of the request did not arrive in time"):
         head, rest = await asyncio.wait_for(_head(loop, client), HEAD_S)
     try:
         return Request.parse(head.decode("latin-1")), rest

@@ -114,7 +114,7 @@ def _refuse(
     if not isinstance(error, PenstockError):
         reason = f"on this worker ({place_of_process()}), {type(error).__name__}: {error}"
     if leave is not None and is_shortage(error):
-        leave(f"it could not begin another job: {reason}")
+        leave(f"it could not start another job: {reason}")
     elif isinstance(error, (PenstockError, OSError, MemoryError)):
         server.decline(reason)
         journal.note_refusal(work.trainer_id, reason)

@@ -70,8 +70,8 @@ class LocalPool:
                 )
             except (OSError, subprocess.CalledProcessError) as error:
                 raise PenstockError(
-                    f"the process of the pool could not be started ({error}); the system has to "
-                    f"have memory, process numbers and descriptors left"
+                    f"the pool process could not be started ({error}); the system must have "
+                    f"memory, process numbers and descriptors left"
                 ) from error
             finally:
                 os.close(own_fd)
@@ -112,7 +112,7 @@ def _read_report(read_fd: int) -> KeeperReport:
     while not text.endswith(b"\n"):
         left_s = max(0.0, deadline - time.monotonic())
         if not select.select([read_fd], [], [], left_s)[0]:
-            raise _no_start(f"it has said nothing for {_START_S_MAX:g} s")
+            raise _no_start(f"it sent no report for {_START_S_MAX:g} s")
         if not (piece := os.read(read_fd, 4096)):
             raise _no_start("it has ended")
         text += piece
@@ -124,8 +124,8 @@ def _read_report(read_fd: int) -> KeeperReport:
 
 def _no_start(seen: str) -> PenstockError:
     return PenstockError(
-        f"the process that should run the pool did not start: {seen}; what it printed says why, "
-        f"or the system was out of memory or process numbers"
+        f"the pool process did not start: {seen}; its output shows the reason, unless the system "
+        f"was out of memory or process numbers"
     )
 
 

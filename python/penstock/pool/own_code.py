@@ -71,7 +71,7 @@ def _pack(folder: OwnFolder, wanted: Set[str]) -> PackedCode | None:
             return pack_folder(folder.path, OWN_LIMITS, wanted=wanted)
         except (TooMuchCodeError, OSError) as error:
             modules = frozenset(name for name, place in _imported_modules() if place == folder.path)
-            _warn(folder, f"only the modules that the program has imported from there ({error})")
+            _warn(folder, f"only the modules that the program has imported ({error})")
     taken = modules
 
     def is_taken(name: str) -> bool:
@@ -80,14 +80,13 @@ def _pack(folder: OwnFolder, wanted: Set[str]) -> PackedCode | None:
     try:
         return pack_folder(folder.path, OWN_LIMITS, is_taken, wanted)
     except (TooMuchCodeError, OSError) as error:
-        _warn(folder, f"nothing ({error})")
+        _warn(folder, f"none ({error})")
         return None
 
 
 def _warn(folder: OwnFolder, what: str) -> None:
     warn(
-        f"of the program's own modules in {folder.path!r} this travels to the pool's workers: "
-        f"{what}",
+        f"the program's modules in {folder.path!r} that are sent to the pool's workers: {what}",
     )
 
 

@@ -263,8 +263,8 @@ def _whats_wrong(fetch: FetchSpec, init_fn: Callable[[int], None] | None, error:
     what = "a part of it" if found is None else f"{found.path}, of type {_type_name(found.value)},"
     return (
         f"the loader of a {_type_name(fetch.dataset)} cannot be sent to the workers of a pool: "
-        f"{what} was refused with {type(error).__name__}: {error}; everything that dataset, "
-        f"collate_fn and worker_init_fn hold has to be picklable, so make or open this in "
+        f"pickling {what} raised {type(error).__name__}: {error}; everything in dataset, "
+        f"collate_fn and worker_init_fn must be picklable, so create or open this in "
         f"__getitem__, __iter__ or worker_init_fn, or leave it out in the class's __getstate__"
     )
 
@@ -300,8 +300,8 @@ def _read_header(blob: bytes, worker: str) -> _Header:
 
 def _unreadable(worker: str, error: Exception) -> JobRefused:
     return JobRefused(
-        f"a job cannot run here: this worker ({worker}) cannot read the parts that it was sent "
-        f"({type(error).__name__}: {error}) as a job; install the same version of penstock on both"
+        f"a job cannot run here: this worker ({worker}) cannot read the job that it received "
+        f"({type(error).__name__}: {error}); install the same version of penstock on both"
     )
 
 
@@ -309,7 +309,7 @@ def _versions_of(parts: Any) -> Versions:
     versions = Versions(**parts)
     texts = [versions.python, versions.torch, versions.penstock]
     if not _is_list_of_str(texts) or not _is_dict_of_str(versions.packages):
-        raise TypeError("a version has another type")
+        raise TypeError("a version has the wrong type")
     return versions
 
 
@@ -324,9 +324,9 @@ def _checked(header: _Header) -> _Header:
         and type(header.settings) is dict
     )
     if not are_types_right:
-        raise TypeError("a field has another type")
+        raise TypeError("a field has the wrong type")
     if any(len(bytes.fromhex(each["id"])) != hashlib.sha256().digest_size for each in header.code):
-        raise ValueError("the id of its code is no SHA-256")
+        raise ValueError("the id of its code is not a SHA-256 digest")
     JobSettings.of_fields(header.settings)
     return header
 
@@ -352,7 +352,7 @@ def _told(error: BaseException, header: _Header, byte_count: int, worker: str) -
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, (AttributeError, ImportError)):
         return (
-            f"its dataset needs something that this worker ({worker}) has another version of "
+            f"its dataset needs another version of a module than this worker ({worker}) has "
             f"({said}); pass code_paths=[...] with the folder of that module to the DataLoader, or "
             f"install the same version on the worker"
         )
@@ -363,7 +363,7 @@ def _told(error: BaseException, header: _Header, byte_count: int, worker: str) -
         )
     return (
         f"this worker ({place_of_process()}) could not unpickle its dataset ({said}); files and "
-        f"devices that it names have to be there on every worker"
+        f"devices that it names must exist on every worker"
     )
 
 
@@ -371,8 +371,8 @@ def _make(factory: str, arguments: Any, begin: str, worker: str) -> Any:
     module_name, colon, function_name = factory.partition(":")
     if not colon or not module_name or not function_name:
         raise JobRefused(
-            f"{begin}: its factory is {factory!r}; 'module:function' is expected, such as "
-            f"'my_package.datasets:photographs'"
+            f"{begin}: its factory must be 'module:function', such as "
+            f"'my_package.datasets:photographs', got {factory!r}"
         )
     try:
         function = import_module(module_name)
@@ -382,8 +382,8 @@ def _make(factory: str, arguments: Any, begin: str, worker: str) -> Any:
     except BaseException as error:  # the user's modules may raise anything
         raise JobRefused(
             f"{begin}: on this worker ({worker}, working directory {os.getcwd()}), the factory "
-            f"{factory} failed with {type(error).__name__}: {error}; its module has to be "
-            f"importable there, and what it names has to be there"
+            f"{factory} failed with {type(error).__name__}: {error}; its module must be "
+            f"importable there, and everything that it names must exist there"
         ) from error
 
 

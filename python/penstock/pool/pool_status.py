@@ -18,14 +18,14 @@ _ABOUT = re.compile(
 
 # By the name in the status: the limiting resource, which would have to grow for a faster job.
 _LIMITS = {
-    "unknown": "it is not known yet what limits it",
-    "trainer": "its trainer limits it",
-    "workers": "its workers' CPUs limit it",
-    "waiting": "its workers limit it, which wait, as for storage",
-    "link": "the link to its workers limits it",
-    "storage": "its storage limits it",
-    "sampler": "its sampler limits it",
-    "other": "more workers are of no use to it",
+    "unknown": "its bottleneck is not known yet",
+    "trainer": "its trainer is the bottleneck",
+    "workers": "its workers' CPUs are the bottleneck",
+    "waiting": "its workers are the bottleneck: they wait, as for storage",
+    "link": "the link to its workers is the bottleneck",
+    "storage": "its storage is the bottleneck",
+    "sampler": "its sampler is the bottleneck",
+    "other": "more workers would not help",
 }
 _SILENT_SHOWN_S = 5.0  # of an engine's adapter, which reports each second
 _IDLE_SHOWN_S = 60.0  # a job without requests for longer is only counted
@@ -55,8 +55,8 @@ class PoolStatus:
             there = ", ".join(f"{name_of(worker)} ({worker['id']})" for worker in found or workers)
             seen = f"{len(found)} workers have" if found else "no worker has"
             raise ValueError(
-                f"{seen} the name {wanted!r} or an id that begins so; there are: "
-                f"{there or 'none'}. Pass a name, or as much of an id as no other has"
+                f"{seen} the name or id prefix {wanted!r}; workers: {there or 'none'}. Pass a "
+                f"name or a unique id prefix"
             )
         return found[0]
 
@@ -114,7 +114,7 @@ class _Page:
 
     def lines(self) -> Iterator[str]:
         controller = self._controller
-        state = "" if controller["is_settled"] else "; it has just started and assigns nobody yet"
+        state = "" if controller["is_settled"] else "; starting, no workers are assigned yet"
         yield f"controller {short_id(controller['id'])} at {controller['endpoint']}{state}"
         if self._engine is not None:
             yield from self._engine_lines(self._engine)
@@ -135,9 +135,9 @@ class _Page:
         counts = [
             f"{engine[what]} {word}"
             for what, word in (
-                ("running", "at work"),
+                ("running", "running"),
                 ("starting", "starting"),
-                ("stopping", "leaving"),
+                ("stopping", "stopping"),
             )
             if engine[what] or what == "running"
         ]
@@ -147,7 +147,7 @@ class _Page:
             money = f"; {engine['spent']:.2f}{of} spent"
         bounds = f"{engine['workers_min']} to {engine['workers_max']}"
         yield (
-            f"engine {name}: {', '.join(counts)}, {engine['wanted']} wanted of {bounds}{money}; "
+            f"engine {name}: {', '.join(counts)}, {engine['wanted']} wanted ({bounds}){money}; "
             f"{text_of(engine['reason'])}"
         )
         if engine["refusal"] is not None:
@@ -166,22 +166,22 @@ class _Page:
             )
             for worker in self._workers
         ]
-        yield from _table(("worker", "id", "reached at", "works for"), rows)
+        yield from _table(("worker", "id", "address", "works for"), rows)
 
     def _work_of(self, worker: dict[str, Any]) -> str:
         trainer_id = worker["trainer"] or worker["assigned_to"]
-        work = "nobody" if trainer_id is None else self._job_of(trainer_id)
+        work = "no job" if trainer_id is None else self._job_of(trainer_id)
         if worker["stuck_s"] is not None:
-            work = f"stuck for {worker['stuck_s']:.0f} s at a batch that nobody wants"
+            work = f"stuck for {worker['stuck_s']:.0f} s at a batch that is no longer needed"
         if worker["is_draining"]:
             return f"{work}; draining"
-        return f"{work}; moving to another" if worker["is_withdrawn"] else work
+        return f"{work}; moving to another job" if worker["is_withdrawn"] else work
 
     def _job_of(self, trainer_id: str) -> str:
         """Return the display name of a job. Two jobs of one name run in different processes."""
         trainer = self._trainers.get(trainer_id)
         if trainer is None:
-            return f"trainer {short_id(trainer_id)}, which is gone"
+            return f"trainer {short_id(trainer_id)}, which has left"
         return f"{text_of(trainer['job'])} of {name_of(trainer)}"
 
     def _job_lines(self) -> Iterator[str]:
@@ -193,7 +193,7 @@ class _Page:
             yield from _table(heads, [self._job_row(trainer) for trainer in self._shown])
         if count := len(self._trainers) - len(self._shown):
             jobs, have = ("1 job", "has") if count == 1 else (f"{count} jobs", "have")
-            yield f"{jobs} that {have} asked for nothing for over {_IDLE_SHOWN_S:g} s: see --all"
+            yield f"{jobs} that {have} been idle for over {_IDLE_SHOWN_S:g} s: see --all"
 
     def _job_row(self, trainer: dict[str, Any]) -> tuple[str, ...]:
         queue = trainer["queue"]
@@ -230,13 +230,13 @@ class _Page:
             if trainer["workers_max"] == 0 or trainer["step_s"] is None:
                 continue
             wanted = trainer["workers_wanted"]
-            has_use = f"has use for {wanted} worker{'' if wanted == 1 else 's'}"
+            has_use = f"can use {wanted} worker{'' if wanted == 1 else 's'}"
             limit = _LIMITS[trainer["limited_by"]]
             yield f"{self._job_of(trainer['id'])} {has_use}, and {limit}: {trainer['reason']}"
 
     def _notes(self) -> Iterator[str]:
         if trouble := self._controller["policy_trouble"]:
-            yield f"workers are shared out evenly, since the policy failed: {text_of(trouble)}"
+            yield f"workers are distributed evenly, since the policy failed: {text_of(trouble)}"
         if trouble := self._controller["key_trouble"]:
             yield (
                 "the controller cannot read its keys again, and goes by those that it has: "
@@ -263,7 +263,7 @@ class _Page:
         if len(software) > 1:
             for versions, names in sorted(software.items(), key=lambda item: len(item[1])):
                 verb = "runs" if len(names) == 1 else "run"
-                yield f"{_few(names)} {verb} {versions or 'versions that are not known'}"
+                yield f"{_few(names)} {verb} {versions or 'unknown versions'}"
 
         yield from self._kinds()
 
@@ -278,7 +278,7 @@ class _Page:
                 f"{_few(names)} ({kind})"
                 for kind, names in sorted(kinds.items(), key=lambda item: len(item[1]))
             )
-            yield f"the workers' kernels are of {len(kinds)} kinds, by the last bits: {named}"
+            yield f"the workers' kernels are of {len(kinds)} kinds, by their last bits: {named}"
         for trainer in self._shown:
             own = numerics_of(trainer)
             apart = [
@@ -291,9 +291,9 @@ class _Page:
             if apart:
                 verb = "runs" if len(apart) == 1 else "run"
                 yield (
-                    f"{_few(apart)} {verb} only the exact part of what a model of "
-                    f"{self._job_of(trainer['id'])} has moved: kernels give other last bits there "
-                    f"than at the trainer ({own})"
+                    f"{_few(apart)} {verb} only the exact part of the calls that a model of "
+                    f"{self._job_of(trainer['id'])} has moved: kernels there differ from the "
+                    f"trainer's ({own}) in the last bits"
                 )
 
     def _why_none(self, trainer: dict[str, Any]) -> str:
@@ -301,14 +301,14 @@ class _Page:
         able = [one for one in staying if one["stuck_s"] is None]
         unfit = [one for one in able if trainer["id"] in one["unfit_for"]]
         if not self._controller["is_settled"]:
-            return "the controller assigns nobody yet"
+            return "the controller assigns no workers yet"
         if not staying:
-            return "the pool has none"
+            return "the pool has no workers"
         if not able:
-            return "all are stuck at batches that nobody wants, and are replaced if they stay so"
+            return "all are stuck at batches no longer needed, and are replaced if this lasts"
         if len(unfit) == len(able):
-            return "none of the pool can run it"
-        return "they work for other jobs, or are about to begin"
+            return "no worker of the pool can run it"
+        return "the workers serve other jobs, or are about to start"
 
 
 def _with_owner(name: str, owner: str | None) -> str:
@@ -353,7 +353,7 @@ def _cost_lines(fields: dict[str, Any]) -> Iterator[str]:
     ]
     if per_sample:
         yield ""
-        yield "for 1,000 samples:"
+        yield "per 1,000 samples:"
         yield from _table(("job", "trainer", "state", *_COST_HEADS), per_sample)
     if notes := [*_cost_notes(fields)]:
         yield ""
@@ -426,10 +426,10 @@ def _cost_notes(fields: dict[str, Any]) -> Iterator[str]:
     for job in fields["jobs"]:
         count, metered = job["tenancies"], job["metered_tenancies"]
         if metered < count:
-            known = _with_unit(job["metered_energy_j"], "J") if metered else "nothing"
+            known = _with_unit(job["metered_energy_j"], "J") if metered else "none"
             yield (
                 f"energy of {_job(job)} of {_trainer(job)} is unknown: of {count} times that a "
-                f"worker served it, the worker's host told its energy in {metered} ({known})"
+                f"worker served it, the worker's host reported its energy in {metered} ({known})"
             )
     if fields["jobs"]:
         if factors["price_per_hour"] is None and factors["energy_price_per_kwh"] is None:
@@ -437,6 +437,6 @@ def _cost_notes(fields: dict[str, Any]) -> Iterator[str]:
         if factors["gco2_per_kwh"] is None:
             yield "gCO2 is unknown: give --gco2-per-kwh"
     if count := fields["jobs_left_out"]:
-        yield f"{count} more jobs do not fit the controller's answer"
+        yield f"{count} more jobs are omitted: the controller's answer has no room for them"
     if count := fields["jobs_forgotten"]:
         yield f"{count} older jobs are no longer kept"

@@ -106,7 +106,7 @@ class JobSettings:
             and type(made.libraries) is dict
         )
         if not is_right:
-            raise TypeError("a setting of the process has another type")
+            raise TypeError("a setting of the process has the wrong type")
         return made
 
     def apply(self) -> None:
@@ -259,7 +259,7 @@ def _changed_environment() -> dict[str, str | None]:
         if byte_count > _ENVIRONMENT_BYTES_MAX:
             logger.warning(
                 "penstock: the program has changed environment variables of more than %s bytes; "
-                "those from %s on do not reach a pool's workers",
+                "those from %s on are not sent to a pool's workers",
                 _ENVIRONMENT_BYTES_MAX,
                 name,
             )

@@ -36,12 +36,12 @@ def read_terms(path: str) -> Terms:
         try:
             parts = json.load(file)
         except ValueError as error:
-            raise ValueError(f"the terms in {path} are no JSON: {error}") from error
+            raise ValueError(f"the terms in {path} are not valid JSON: {error}") from error
     if not isinstance(parts, dict) or not parts.keys() <= {"jobs", "users"}:
         seen = f"the keys {[*parts]}" if isinstance(parts, dict) else f"a {type(parts).__name__}"
         raise ValueError(
-            f"the terms in {path} are {seen}; expected an object of jobs, users or both, such as "
-            f"{_EXAMPLE}"
+            f"the terms in {path} must be an object of jobs, users or both, such as {_EXAMPLE}, "
+            f"got {seen}"
         )
     return Terms(*(_named_terms(path, part, parts.get(part, {})) for part in ("jobs", "users")))
 
@@ -49,8 +49,8 @@ def read_terms(path: str) -> Terms:
 def _named_terms(path: str, part: str, entries: Any) -> NamedTerms:
     if not isinstance(entries, dict):
         raise ValueError(
-            f"the {part} in {path} are a {type(entries).__name__}; expected an object, such as in "
-            f"{_EXAMPLE}"
+            f"the {part} in {path} must be an object, such as in {_EXAMPLE}, got a "
+            f"{type(entries).__name__}"
         )
     return {name: _terms_of(path, name, entry) for name, entry in entries.items()}
 
@@ -58,12 +58,12 @@ def _named_terms(path: str, part: str, entries: Any) -> NamedTerms:
 def _terms_of(path: str, name: str, entry: Any) -> tuple[float, int | None]:
     where = f"the terms of {name!r} in {path}"
     if not isinstance(entry, dict) or not entry.keys() <= {"priority", "quota"}:
-        raise ValueError(f"{where} are {entry!r}; expected an object of priority, quota or both")
+        raise ValueError(f"{where} must be an object of priority, quota or both, got {entry!r}")
     priority, quota = entry.get("priority", 1.0), entry.get("quota")
     if not _is_number(priority) or not math.isfinite(priority) or priority <= 0:
-        raise ValueError(f"{where} have the priority {priority!r}; expected a number above 0")
+        raise ValueError(f"{where} must have a priority above 0, got {priority!r}")
     if quota is not None and not (type(quota) is int and 0 <= quota <= _QUOTA_MAX):
-        raise ValueError(f"{where} have the quota {quota!r}; expected a whole number of workers")
+        raise ValueError(f"{where} must have a quota that is a number of workers, got {quota!r}")
     return float(priority), quota
 
 

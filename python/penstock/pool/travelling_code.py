@@ -52,9 +52,9 @@ def _pack(paths: Sequence[str]) -> list[PackedCode]:
     for path, real in wanted.items():
         if not any(real in each.paths for each in of_each.values()):
             raise ValueError(
-                f"code_paths has {path!r}, a file that lies in no package that travels; a .py "
-                f"file, a folder of modules, or a file of a package that looks like a secret is "
-                f"expected: put the file into the package that reads it"
+                f"code_paths must name .py files, folders of modules, or files of a sent package "
+                f"that look like secrets, got {path!r}; put the file into the package that reads "
+                f"it"
             )
     return sorted(of_each.values(), key=lambda each: _place(each, is_named=each in named))
 
@@ -75,8 +75,7 @@ def _paths_of_variable() -> list[str]:
     for path in paths:
         if not os.path.exists(path):
             raise ValueError(
-                f"the environment variable {CODE_PATHS_VARIABLE} names {path!r}, which is not "
-                f"there; folders or .py files of your own modules are expected, with "
-                f"{os.pathsep!r} between them"
+                f"the environment variable {CODE_PATHS_VARIABLE} must name existing folders or .py "
+                f"files of your modules, separated by {os.pathsep!r}, got {path!r}"
             )
     return paths

@@ -92,7 +92,7 @@ class _WarmProcess:
             self._is_forking = False
             PoolLog("penstock worker").tell(
                 f"jobs are spawned, since a process cannot be forked here after it has imported "
-                f"torch: a forked child {fault}; each job starts {start_s:.1f} s later by that"
+                f"torch: a forked child {fault}; this delays each job by {start_s:.1f} s"
             )
 
     def run(self) -> int:
@@ -103,7 +103,7 @@ class _WarmProcess:
                 shutil.rmtree(self._folder_of(news.job), ignore_errors=True)
             elif self._proxy is not None and self._proxy.has_ended:
                 PoolLog("penstock worker").tell(
-                    "the proxy of --job-hosts has ended, and its workers start again with another"
+                    "the proxy of --job-hosts has ended; its workers restart with a new proxy"
                 )
                 return 1
             else:
@@ -171,10 +171,10 @@ def _fork_fault() -> str | None:
             if fd >= 0:
                 os.close(fd)
     if answer is None:
-        return f"did not compute with torch within {FORK_CHECK_S_MAX:g} s"
+        return f"did not finish a computation with torch within {FORK_CHECK_S_MAX:g} s"
     if status != 0:
         return f"ended while it computed with torch ({_ending(status)})"
-    return None if answer == expected else "computed something else with torch"
+    return None if answer == expected else "computed different results with torch"
 
 
 def _answer(write_fd: int) -> None:

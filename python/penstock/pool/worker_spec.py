@@ -124,8 +124,8 @@ def _parse_shown(option: str, endpoint: str | None) -> tuple[str | None, int]:
     host, port = _parse_endpoint(endpoint)
     if host in _ANY_HOST:
         raise ValueError(
-            f"{option} is {endpoint}, which names no single host; name the one that trainers "
-            f"reach this machine by"
+            f"{option} must name a single host, got {endpoint}; name the one by which trainers "
+            f"reach this machine"
         )
     return host, port
 
@@ -136,7 +136,7 @@ def _parse_endpoint(endpoint: str) -> tuple[str, int]:
     host, colon, port = rest.rpartition(":")
     if (scheme, separator) != ("tcp", "://") or not host or not colon or not port.isdecimal():
         raise ValueError(
-            f"{endpoint!r} is no address; tcp://HOST:PORT is expected, such as tcp://10.0.0.5:7000"
+            f"an address must be tcp://HOST:PORT, such as tcp://10.0.0.5:7000, got {endpoint!r}"
         )
     return host.removeprefix("[").removesuffix("]"), int(port)
 

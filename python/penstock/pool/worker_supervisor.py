@@ -212,8 +212,8 @@ class _Server:
         except (OSError, MemoryError, SharedMemoryError) as error:
             self._forget()
             self._start_later(
-                f"a process could not be started ({error}); the system has to have memory, process "
-                f"numbers and descriptors left, and room for temporary files; another try follows"
+                f"a process could not be started ({error}); the system must have memory, process "
+                f"numbers and descriptors left, and room for temporary files; retrying"
             )
 
     def _launch(self) -> None:
@@ -383,7 +383,7 @@ def _path_of_program() -> Path:
     path = Path(_pool.__file__).with_name("penstock-server")
     if not os.access(path, os.X_OK):
         raise PenstockError(
-            f"the program that serves trainers of a pool, {path}, is not there or cannot be run; "
-            f"install penstock again, or build it again where this is a source tree"
+            f"the program that serves trainers of a pool, {path}, is missing or cannot be run; "
+            f"install penstock again, or build it again in a source tree"
         )
     return path

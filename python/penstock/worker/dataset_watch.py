@@ -21,9 +21,9 @@ _CHANGES_MAX = 3
 _FIRST_LOOK = 4
 
 _CHANGED_BY_EARLY_SAMPLES = (
-    "Samples of an epoch that never began have changed the dataset: {count} batches of the next "
-    "epoch were made early, the program began another epoch, and the dataset is another one than "
-    "before those batches. No earlier epoch had changed it, so that this was not expected. "
+    "Samples of an epoch that never started have changed the dataset: {count} batches of the next "
+    "epoch were made early, the program started another epoch, and the dataset now differs "
+    "from before those batches. No earlier epoch had changed it, so this was not expected. "
     "Samples from now on may differ from those of torch's loader; pass overlap_epochs=False for "
     "this dataset"
 )

@@ -354,8 +354,8 @@ def copy_for_shard(spec: FetchSpec, shard_id: int) -> Any:
     except Exception as error:
         number = shard_id if spec.shards is None else spec.shards.ids[shard_id]
         return UnsupportedError(
-            f"shard {number} needs a copy of the {type(spec.dataset).__name__} of its own, "
-            f"and copy.deepcopy failed: {type(error).__name__}: {error}; make the dataset "
+            f"shard {number} needs its own copy of the {type(spec.dataset).__name__}, "
+            f"but copy.deepcopy failed: {type(error).__name__}: {error}; make the dataset "
             f"copyable, or use as many workers as shards"
         )
 

@@ -139,7 +139,7 @@ def _write(fd: int, items: Iterable[Any]) -> int:
             except (TypeError, AttributeError, pickle.PicklingError) as error:
                 raise TypeError(
                     f"item {index}, a {type(item).__name__}, cannot be pickled: {error}; a "
-                    f"SharedList holds picklable items, so leave that part out or make it in the "
+                    f"SharedList needs picklable items, so leave that part out or create it in the "
                     f"dataset's __getitem__"
                 ) from error
             end += file.write(data)

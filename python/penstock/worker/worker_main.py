@@ -318,7 +318,7 @@ def _state_after(fetcher: Fetcher | None, shard_id: int) -> bytes | None:
     try:
         return None if state is None else pickle.dumps(state)
     except Exception as error:  # the batch itself is valid
-        failure = f"the state of a shard was refused by pickle: {type(error).__name__}: {error}"
+        failure = f"the state of a shard cannot be pickled: {type(error).__name__}: {error}"
         return pickle.dumps(StateFailure(failure))
 
 

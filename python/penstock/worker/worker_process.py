@@ -28,7 +28,7 @@ _LINES_MAX = 40
 _SAMPLES_SHOWN_MAX = 200  # characters
 _STATES = {
     "T": "it is stopped by a signal",
-    "D": "it waits inside of the kernel, as for a disk or a network file system that is silent",
+    "D": "it waits in the kernel, such as for a disk or a network file system without response",
     "Z": "it is dead",
 }
 
@@ -70,7 +70,7 @@ def spoken_debt(worker_id: int, pid: int | None, sequence: int, samples: str) ->
     worker's stack. Wait as `_where_it_is` does."""
     shown = samples if len(samples) <= _SAMPLES_SHOWN_MAX else samples[:_SAMPLES_SHOWN_MAX] + "..."
     what = f"batch {sequence}, samples {shown}" if shown else f"batch {sequence}"
-    return f"Worker {worker_id} (pid {pid}) owes {what}; {_where_it_is(pid)}".rstrip()
+    return f"Worker {worker_id} (pid {pid}) has not delivered {what}; {_where_it_is(pid)}".rstrip()
 
 
 def _where_it_is(pid: int | None) -> str:
@@ -80,17 +80,17 @@ def _where_it_is(pid: int | None) -> str:
     Wait for them for up to a second.
     """
     if pid is None:
-        return "where it is cannot be told: it has no process id\n"
+        return "its stack is not available: it has no process id\n"
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         if state in _STATES:
             return _STATES[state] + "\n"
         file = _stack_file(pid)
         if file is None or not _handles_signal(pid):
-            return "it has not begun to serve yet, and is still starting or reading its dataset\n"
-        return "where it is, most recent call first:\n" + _ask(pid, file)
+            return "it does not serve yet: it is still starting or reading its dataset\n"
+        return "its stack, most recent call first:\n" + _ask(pid, file)
     except OSError as error:
-        return f"where it is cannot be told: {error}\n"
+        return f"its stack is not available: {error}\n"
 
 
 def _ask(pid: int, file: Path) -> str:
@@ -107,7 +107,7 @@ def _ask(pid: int, file: Path) -> str:
         stream.seek(begin)
         lines = _without_own_frames(stream.read().decode(errors="replace").splitlines())
     if not lines:
-        return "  (it has not said so within a second)\n"
+        return "  (it did not report its stack within a second)\n"
     if len(lines) > _LINES_MAX:
         lines[_LINES_MAX:] = [f"({len(lines) - _LINES_MAX} more lines)"]
     return "".join(f"  {line}\n" for line in lines)
