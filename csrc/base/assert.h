@@ -20,7 +20,7 @@ template <typename... Parts>
   std::ostringstream text;
   text << "penstock internal assertion failed: " << condition << " at " << file << ":" << line << ". ";
   ((text << parts), ...);
-  text << " This is a fault of penstock, not of your program; please report it to the penstock issue tracker.";
+  text << " This is a bug in penstock, not in your program; please report it in the penstock issue tracker.";
   throw AssertionFailure(text.str());
 }
 

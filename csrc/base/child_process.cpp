@@ -47,7 +47,7 @@ bool wait_readable_until(int fd, steady_clock::time_point deadline) {
 }  // namespace
 
 std::string ProcessEnd::spoken() const {
-  if (!status) return "ended (how is not known: this program ignores SIGCHLD, or waits for its children itself)";
+  if (!status) return "ended (exit status unknown: this program ignores SIGCHLD, or waits for its children itself)";
   if (WIFEXITED(*status)) return "ended with exit code " + std::to_string(WEXITSTATUS(*status));
   const int number = WTERMSIG(*status);
   const char* name = ::sigabbrev_np(number);
@@ -149,11 +149,12 @@ Result<std::string> read_line_until(int fd, ChildProcess::Deadline deadline) {
     char c = 0;
     const ssize_t count = ::read(fd, &c, 1);
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return Fault{Errc::kClosed, "the other end of a pipe was closed before the end of a line"};
+    if (count <= 0)
+      return Fault{Errc::kClosed, "the other end of a pipe was closed before a complete line was received"};
     if (c == '\n') return line;
     line += c;
   }
-  return Fault{Errc::kTimeout, "no line came over a pipe before the deadline"};
+  return Fault{Errc::kTimeout, "no line was received from a pipe before the deadline"};
 }
 
 }  // namespace penstock

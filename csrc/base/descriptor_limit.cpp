@@ -18,8 +18,8 @@ DescriptorLimit raise_descriptor_limit() {
 
 std::vector<std::string> spoken(const DescriptorLimit& limit) {
   std::vector<std::string> lines;
-  const std::string has = "may have " + std::to_string(limit.now) + " files open";
-  if (limit.now != limit.before) lines.push_back(has + "; its limit was " + std::to_string(limit.before));
+  const std::string has = "can have " + std::to_string(limit.now) + " files open";
+  if (limit.now != limit.before) lines.push_back(has + "; the previous limit was " + std::to_string(limit.before));
   if (limit.now < kDescriptorLimitLeast)
     lines.push_back(has + ", and " + std::to_string(kDescriptorLimitLeast) +
                     " or more are recommended for connections and datasets; raise the hard limit (ulimit -Hn, "

@@ -25,7 +25,7 @@ EventLoop::EventLoop(std::string name, std::string purpose, Handler& handler)
     : name_(std::move(name)), purpose_(std::move(purpose)), handler_(handler), actions_(kActionCountMax) {}
 
 Result<void> EventLoop::start() {
-  PENSTOCK_ASSERT(!thread_.joinable(), "the thread ", name_, " runs already");
+  PENSTOCK_ASSERT(!thread_.joinable(), "the thread ", name_, " is already running");
   if (!waker_)
     return Fault{Errc::kNoMemory, "starting the thread " + name_ + ", " + purpose_ +
                                       ", failed: no descriptor is left (eventfd); raise the limit of open files "

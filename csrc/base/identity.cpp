@@ -17,7 +17,7 @@ Result<uint64_t> draw_identity() {
   uint64_t id = 0;
   while (id == 0) {
     if (::getrandom(&id, sizeof id, 0) != static_cast<ssize_t>(sizeof id))
-      return Fault{Errc::kFailed, std::string("drawing an id from the system failed: ") + std::strerror(errno)};
+      return Fault{Errc::kFailed, std::string("generating a random id failed: ") + std::strerror(errno)};
   }
   return id;
 }

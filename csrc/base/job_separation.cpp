@@ -41,7 +41,7 @@ using Hiding = JobSeparation::Hiding;
 using NoNetwork = JobSeparation::NoNetwork;
 
 Fault refused(const std::string& what) {
-  return {Errc::kUnsupported, what + " is refused by the system: " + std::strerror(errno)};
+  return {Errc::kUnsupported, what + " was refused by the system: " + std::strerror(errno)};
 }
 
 // ---- Landlock. The build machine's headers may be older than the running kernel, so all definitions are here.
@@ -197,7 +197,7 @@ constexpr uint32_t kIoUringSetup = 425;         // which creates sockets past th
 
 // Refuses sockets of `family`, or all other sockets if `is_alone`. Permanent, and inherited by child processes.
 Result<void> filter_sockets(uint32_t family, bool is_alone) {
-  if (kArchitecture == 0) return Fault{Errc::kUnsupported, "a filter of system calls is not known for this processor"};
+  if (kArchitecture == 0) return Fault{Errc::kUnsupported, "this processor architecture has no system call filter"};
   const auto refuse = [](int error) { return static_cast<uint32_t>(SECCOMP_RET_ERRNO | error); };
   const auto load = [](size_t offset) {
     return sock_filter{.code = BPF_LD | BPF_W | BPF_ABS, .jt = 0, .jf = 0, .k = static_cast<uint32_t>(offset)};
@@ -224,7 +224,7 @@ Result<void> filter_sockets(uint32_t family, bool is_alone) {
       end(SECCOMP_RET_ALLOW),
   };
   const sock_fprog filter{.len = static_cast<unsigned short>(program.size()), .filter = program.data()};
-  if (::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) != 0) return refused("a filter of system calls");
+  if (::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) != 0) return refused("a system call filter");
   return {};
 }
 
@@ -325,7 +325,7 @@ Result<void> enter_namespaces(const JobSeparation& separation) {
   if (!has_mounts) return {};
   if (::unshare(CLONE_NEWNS) != 0) return refused("a mount namespace");
   // Later mounts of the machine are visible here; mounts made here are not visible there.
-  if (::mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr) != 0) return refused("a mount namespace of its own");
+  if (::mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr) != 0) return refused("a private mount namespace");
   std::array<char, PATH_MAX> before{};
   const bool has_before = ::getcwd(before.data(), before.size()) != nullptr;
   if (separation.hiding == Hiding::kMounts)
@@ -450,30 +450,30 @@ Result<void> try_separation(const JobSeparation& separation, const std::vector<s
   while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
   }
   if (said.starts_with('y')) return {};
-  return Fault{Errc::kUnsupported, said.empty() ? "the process that tried it was ended" : said.substr(1)};
+  return Fault{Errc::kUnsupported, said.empty() ? "the test process was killed" : said.substr(1)};
 }
 
 KeyHiding choose_key_hiding(const KeyHidingOptions& options, const std::function<std::string(Hiding)>& refusal) {
   for (const auto& path : options.needed)
     if (is_below(path, options.folder))
-      return {.trouble = "the key folder " + options.folder + " has " + path +
-                         " in it, from which jobs load code; keep the keys in a folder of their own"};
+      return {.trouble = "the key folder " + options.folder + " contains " + path +
+                         ", from which jobs load code; keep the keys in a separate folder"};
   const std::string no_mounts = refusal(Hiding::kMounts);
   if (no_mounts.empty()) return {.hiding = Hiding::kMounts};
   const std::string parent = options.folder.substr(0, std::max<size_t>(options.folder.rfind('/'), 1));
   struct stat status {};
   const bool is_anybodys = ::stat(parent.c_str(), &status) == 0 && (status.st_mode & S_IWOTH) != 0;
   if (is_anybodys && !options.is_demanded)
-    return {.trouble = no_mounts + ", and by Landlock jobs would lose what is made in " + parent +
-                       ", where the keys are; have the keys elsewhere (XDG_RUNTIME_DIR, or --keys)" +
+    return {.trouble = no_mounts + ", and with Landlock, jobs could not access new files in " + parent +
+                       ", the folder of the keys; store the keys elsewhere (XDG_RUNTIME_DIR, or --keys)" +
                        (options.way_to_demand.empty() ? "" : ", or " + options.way_to_demand)};
   const std::string no_rules = refusal(Hiding::kRules);
   if (no_rules.empty())
     return {.hiding = Hiding::kRules,
-            .notice = "jobs are kept from the keys by Landlock, since " + no_mounts + ": what is made directly in " +
-                      parent + " or above while a job runs is not readable for it"};
+            .notice = "Landlock protects the keys from jobs, because " + no_mounts + ": files created directly in " +
+                      parent + " or above while a job runs are not readable by the job"};
   return {.trouble = no_mounts + ", and " + no_rules +
-                     "; run the worker where it may have user namespaces, or on Linux 5.19 or later with Landlock"};
+                     "; run the worker where user namespaces are permitted, or on Linux 5.19 or later with Landlock"};
 }
 
 }  // namespace penstock

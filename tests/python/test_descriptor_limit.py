@@ -66,11 +66,13 @@ def test_limit_of_a_process_that_serves_is_raised_and_reported() -> None:
     least = DESCRIPTOR_LIMIT_LEAST
     assert least == _pool.DESCRIPTOR_LIMIT_LEAST
     changed, low = lines_under(200, 256)
-    assert changed == "may have 256 files open; its limit was 200"
+    assert changed == "may have 256 files open; the previous limit was 200"
     assert low.startswith(f"may have 256 files open, and {least} or more are recommended")
     assert lines_under(256, 256) == [low]
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= least:
-        assert lines_under(200, least) == [f"may have {least} files open; its limit was 200"]
+        assert lines_under(200, least) == [
+            f"may have {least} files open; the previous limit was 200"
+        ]
         assert lines_under(least, least) == [""]  # print() without arguments ends a line
 
 

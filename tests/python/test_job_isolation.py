@@ -173,7 +173,7 @@ _WITHOUT_MOUNTS = (
 def test_job_is_kept_from_keys_by_rules_where_mounts_are_refused(pool: PoolProcesses) -> None:
     outside = outside_of(pool.folder)
     worker = pool.start_worker(within=_WITHOUT_MOUNTS)
-    worker.wait_for_lines(lambda line: "jobs are kept from the keys by Landlock" in line)
+    worker.wait_for_lines(lambda line: "Landlock protects the keys from jobs" in line)
     found = tried(pool, keys=_pool.shared_key_folder(), outside=outside)
     assert found["read keys"] == "PermissionError"
     assert found["write keys"] == "PermissionError"
@@ -328,7 +328,7 @@ def test_keys_are_hidden_by_rules_where_mounts_are_refused(
     plan = plan_or_refusal(IsolationOptions(), "/nowhere/keys")
     assert plan.isolation.hiding == "rules"
     assert plan.warnings == []
-    assert "made directly in /nowhere or above" in plan.news[0]
+    assert "created directly in /nowhere or above" in plan.news[0]
 
 
 def test_keys_in_tmp_take_nothing_of_it_from_jobs_by_default(
@@ -339,7 +339,7 @@ def test_keys_in_tmp_take_nothing_of_it_from_jobs_by_default(
     tmp_path.chmod(0o1777)
     plan = plan_or_refusal(IsolationOptions(), str(tmp_path / "keys"))
     assert plan.isolation.hiding == ""
-    assert f"jobs would lose what is made in {tmp_path}" in plan.warnings[0]
+    assert f"jobs could not access new files in {tmp_path}" in plan.warnings[0]
     named = plan_or_refusal(IsolationOptions(frozenset({"keys"})), str(tmp_path / "keys"))
     assert named.isolation.hiding == "rules"
 
@@ -374,9 +374,9 @@ def test_key_folder_with_modules_in_it_is_not_hidden(
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     plan = plan_or_refusal(IsolationOptions(), str(tmp_path))
     assert plan.isolation.hiding == ""
-    assert "modules in it, from which jobs load code" in plan.warnings[0]
+    assert "modules, from which jobs load code" in plan.warnings[0]
     named = plan_or_refusal(IsolationOptions(frozenset({"keys"})), str(tmp_path))
-    assert "keep the keys in a folder of their own" in named
+    assert "keep the keys in a separate folder" in named
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,9 @@ def test_strangers_who_only_connect_leave_a_worker_its_descriptors(pool: PoolPro
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     ((_, endpoint, _),) = worker.served(1)
     limit = min(hard, 1 << 20)
-    worker.wait_for_lines(lambda line: f"may have {limit} files open; its limit was 200" in line)
+    worker.wait_for_lines(
+        lambda line: f"may have {limit} files open; the previous limit was 200" in line
+    )
     host, port = endpoint.removeprefix("tcp://").split(":")
     with contextlib.ExitStack() as strangers:
         for _ in range(300):

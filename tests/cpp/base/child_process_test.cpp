@@ -110,7 +110,7 @@ TEST(ChildProcess, EndsAlsoWhereTheProgramIgnoresSigchld) {
               child.signal(SIGTERM);
               return end_of(child);
             }),
-            "ended (how is not known: this program ignores SIGCHLD, or waits for its children itself)");
+            "ended (exit status unknown: this program ignores SIGCHLD, or waits for its children itself)");
 }
 
 // Its number was another process's by then, which was sent the signals.

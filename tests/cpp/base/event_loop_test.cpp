@@ -168,7 +168,7 @@ TEST(EventLoop, WhatAnActionThrowsIsReported) {
   ASSERT_TRUE(loop.start());
   loop.post([] { throw 7; });
   const Fault error = recorder.failure.get_future().get();
-  EXPECT_EQ(error.message, "the thread pk_test, which is a test, failed: something that is no std::exception");
+  EXPECT_EQ(error.message, "the thread pk_test, which is a test, failed: an exception that is not a std::exception");
   loop.stop();
 }
 

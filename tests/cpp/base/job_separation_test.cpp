@@ -268,7 +268,7 @@ TEST_F(JobSeparationTest, FolderThatCannotBeEnteredIsNamed) {
   const auto tried = try_separation({.descriptor_count = 64}, {folder_ / "missing"});
   ASSERT_FALSE(tried);
   EXPECT_EQ(tried.error().message,
-            "reading " + (folder_ / "missing") + " is refused by the system: No such file or directory");
+            "reading " + (folder_ / "missing") + " was refused by the system: No such file or directory");
 }
 
 // ---- How keys are hidden
@@ -292,8 +292,8 @@ TEST(KeyHiding, IsByRulesWhereMountsAreRefused) {
   EXPECT_EQ(found.hiding, Hiding::kRules);
   EXPECT_EQ(found.trouble, "");
   EXPECT_EQ(found.notice,
-            "jobs are kept from the keys by Landlock, since no mounts: what is made directly in /nowhere or above "
-            "while a job runs is not readable for it");
+            "Landlock protects the keys from jobs, because no mounts: files created directly in /nowhere or above "
+            "while a job runs are not readable by the job");
 }
 
 TEST(KeyHiding, IsByRulesBesideAnybodysFilesOnDemandAlone) {
@@ -302,9 +302,10 @@ TEST(KeyHiding, IsByRulesBesideAnybodysFilesOnDemandAlone) {
   const KeyHiding found = chosen({.folder = folder / "keys", .way_to_demand = "name them"}, {Hiding::kMounts});
   EXPECT_EQ(found.hiding, Hiding::kNone);
   EXPECT_EQ(found.notice, "");
-  EXPECT_EQ(found.trouble, "no mounts, and by Landlock jobs would lose what is made in " + folder.path() +
-                               ", where the keys are; have the keys elsewhere (XDG_RUNTIME_DIR, or --keys), or name "
-                               "them");
+  EXPECT_EQ(found.trouble,
+            "no mounts, and with Landlock, jobs could not access new files in " + folder.path() +
+                ", the folder of the keys; store the keys elsewhere (XDG_RUNTIME_DIR, or --keys), or name "
+                "them");
   EXPECT_EQ(chosen({.folder = folder / "keys", .is_demanded = true}, {Hiding::kMounts}).hiding, Hiding::kRules);
 }
 
@@ -319,7 +320,7 @@ TEST(KeyHiding, IsNoneWhereJobsLoadCodeFromTheFolder) {
     const KeyHiding found = chosen({.folder = "/home/ann/keys", .needed = {"/home/ann/keys-and-more", needed}}, {});
     EXPECT_EQ(found.hiding, Hiding::kNone);
     EXPECT_EQ(found.trouble, "the key folder /home/ann/keys has " + needed +
-                                 " in it, from which jobs load code; keep the keys in a folder of their own");
+                                 ", from which jobs load code; keep the keys in a separate folder");
   }
   EXPECT_EQ(chosen({.folder = "/home/ann/keys", .needed = {"/home/ann"}}, {}).hiding, Hiding::kMounts);
 }
