@@ -40,7 +40,7 @@ Bound CaptureBuilder::leaf(const c10::TypePtr& type, const std::string& name) {
   }
   if (without_optional(type)->kind() != c10::TypeKind::TensorType)
     refuse_program("forward takes " + name + " of type " + type->str() +
-                   "; tensors and tuples of tensors can be captured");
+                   "; only tensors and tuples of tensors can be captured");
   if (taken_count_ >= tensors_given_.size())
     refuse_program("forward takes more tensors than the " + std::to_string(tensors_given_.size()) + " of the batch");
   const std::optional<uint32_t> leaf_index = leaf_indices_[taken_count_];
@@ -65,7 +65,7 @@ Bound CaptureBuilder::leaf(const c10::TypePtr& type, const std::string& name) {
 graph::Input CaptureBuilder::tensor_input(const at::Tensor& tensor, const std::string& source) {
   const auto dtype = dtype_from_torch(tensor.scalar_type());
   if (!dtype || tensor.layout() != c10::Layout::Strided)
-    refuse_program(source + " is a " + tensor.toString() + " tensor, which the graph has no name for");
+    refuse_program(source + " is a " + tensor.toString() + " tensor, which the graph cannot represent");
   graph::Input input;
   input.dtype = *dtype;
   for (const int64_t size : tensor.sizes()) input.sizes.emplace_back(size);
@@ -133,7 +133,7 @@ bool CaptureBuilder::may_be_none(const Bound& bound) const {
 std::vector<Bound> CaptureBuilder::append(graph::Node node, size_t result_count, const std::string& place) {
   graph::Graph& graph = captured_.graph;
   if (graph.nodes.size() >= graph::kNodesMax)
-    refuse_program(place + " is one operation too many: a graph holds " + std::to_string(graph::kNodesMax));
+    refuse_program(place + " exceeds the maximum number of operations of a graph, " + std::to_string(graph::kNodesMax));
   node.group = static_cast<uint32_t>(graph.nodes.size());
   node.label = without_folders(place).substr(0, graph::kQuotedBytesMax);
   if (const size_t at = node.label.rfind(" at "); at != std::string::npos) node.place = node.label.substr(at + 4);
@@ -162,7 +162,7 @@ void CaptureBuilder::add_output(const Bound& bound) {
 
 Captured CaptureBuilder::finish() {
   if (taken_count_ != tensors_given_.size())
-    refuse_program("forward takes " + std::to_string(taken_count_) + " tensors, the batch has " +
+    refuse_program("forward takes " + std::to_string(taken_count_) + " tensors, but the batch has " +
                    std::to_string(tensors_given_.size()));
   annotate(captured_.graph);
   turn_written_into_state();

@@ -37,7 +37,7 @@ graph::Argument typed(graph::Argument argument, const c10::Argument& parameter, 
     default: return argument;
   }
   if (!named)
-    refuse(node, "takes " + parameter.name() + "=" + std::to_string(*number) + ", which the graph has no name for");
+    refuse(node, "takes " + parameter.name() + "=" + std::to_string(*number) + ", which the graph cannot represent");
   return *named;
 }
 
@@ -45,7 +45,7 @@ graph::Argument dtype_argument(const Bound& bound, const jit::Node* node) {
   const auto* number = bound.argument.get<int64_t>();
   if (number == nullptr) return bound.argument;
   const auto dtype = dtype_from_torch(static_cast<c10::ScalarType>(*number));
-  if (!dtype) refuse(node, "converts to a dtype that the graph has no name for");
+  if (!dtype) refuse(node, "converts to a dtype that the graph cannot represent");
   return {*dtype};
 }
 
@@ -76,7 +76,7 @@ bool read_move(ProgramValues& values, const jit::Node* node, const std::string& 
 void keep_call(ProgramValues& values, const jit::Node* node, const std::string& op) {
   const ControlFlow flow = read_control_flow(node);
   if (flow.writes || !flow.refusal.empty() || node->hasSideEffects())
-    refuse(node, "(" + op + ") is not an operator that the dispatcher has");
+    refuse(node, "(" + op + ") is not an operator of the dispatcher");
   graph::Node call;
   call.op = "opaque_view::" + std::string(node->kind().toUnqualString());
   call.args = values.of_graph({node->inputs().begin(), node->inputs().end()});
@@ -102,7 +102,7 @@ void read_call(ProgramValues& values, const jit::Node* node) {
     if (bound.is_number_tensor) refuse(node, "computes with a size held in a tensor");
     graph::Argument argument = bound.argument;
     if (bound.kind != Bound::Kind::kArgument)
-      refuse(node, "takes " + parameters[i].name() + ", which is no tensor, number or list of them");
+      refuse(node, "takes " + parameters[i].name() + ", which is not a tensor, a number or a list of them");
     if (parameters[i].name() == "generator" && argument.get<graph::None>() == nullptr)
       refuse(node, "takes a generator");
     argument = typed(std::move(argument), parameters[i], node);

@@ -55,7 +55,7 @@ class Walk {
     for (const jit::Value* input : node->inputs()) {
       flow.reads.push_back(input);
       if (input->type()->kind() == c10::TypeKind::ClassType && kind != "prim::GetAttr")
-        refuse(node, "uses a module or an object inside of control flow that is known only when the program runs");
+        refuse(node, "uses a module or an object inside data-dependent control flow");
     }
     if (kind == "prim::GetAttr") flow.attributes.push_back(node), flow.reads.push_back(node->output());
     if (std::find(kHarmless.begin(), kHarmless.end(), kind) == kHarmless.end()) visit_call(node);
@@ -68,11 +68,10 @@ class Walk {
  private:
   void visit_call(const jit::Node* node) {
     const c10::FunctionSchema* schema = node->maybeSchema();
-    if (schema == nullptr) return refuse(node, "is not an operator that can be kept inside of control flow");
+    if (schema == nullptr) return refuse(node, "is not an operator that is supported inside control flow");
     const bool is_torchs = schema->name().starts_with("aten::") || schema->name().starts_with("prim::");
-    if (node->hasSideEffects() || !is_torchs)
-      refuse(node, "does more than compute, inside of control flow that is known only when the program runs");
-    if (writes_to_a_container(*schema)) refuse(node, "writes to a list or a dict inside of control flow");
+    if (node->hasSideEffects() || !is_torchs) refuse(node, "has side effects inside data-dependent control flow");
+    if (writes_to_a_container(*schema)) refuse(node, "writes to a list or a dict inside control flow");
     flow.writes = flow.writes || schema->is_mutable();
   }
 

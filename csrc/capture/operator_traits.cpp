@@ -178,19 +178,19 @@ class Annotator {
   static std::string never_moves(const graph::Node& node, const MatchedCall& call) {
     const c10::FunctionSchema& schema = call.op.schema();
     const std::string_view name = base_name(node.op);
-    if (is_one_of(kUninitialised, name)) return "gives memory whose contents are left from earlier use";
-    if (is_one_of(kBeyondValues, name)) return "works on storage, files or streams, not on values";
+    if (is_one_of(kUninitialised, name)) return "returns uninitialised memory";
+    if (is_one_of(kBeyondValues, name)) return "operates on storage, files or streams, not on values";
     if (std::any_of(kNotPlain.begin(), kNotPlain.end(), [&](auto prefix) { return name.starts_with(prefix); }))
-      return "makes tensors that are not plain strided ones";
+      return "creates tensors that are not plain strided tensors";
     if (call.op.hasTag(at::Tag::inplace_view)) return "changes its operand in place";
     if (schema.is_mutable()) return "writes an operand in place";
-    if (call.op.hasTag(at::Tag::nondeterministic_bitwise)) return "may give other bits each time";
-    if (call.op.hasTag(at::Tag::data_dependent_output)) return "reads contents of a tensor on the host";
-    if (schema.returns().empty()) return "gives no result, so it is called for its effect";
+    if (call.op.hasTag(at::Tag::nondeterministic_bitwise)) return "may return other bits each time";
+    if (call.op.hasTag(at::Tag::data_dependent_output)) return "reads tensor contents on the host";
+    if (schema.returns().empty()) return "returns no result, so it is called for its side effect";
     for (const c10::Argument& result : schema.returns()) {
       const graph::ValueKind kind = kind_of(result.type());
       const bool is_tensor = kind == graph::ValueKind::kTensor || kind == graph::ValueKind::kTensorList;
-      if (!is_tensor && !is_metadata(node.op)) return "gives the program something other than a tensor";
+      if (!is_tensor && !is_metadata(node.op)) return "returns something other than a tensor";
     }
     for (size_t a = 0; a < call.arguments.size(); ++a) {
       const graph::Argument* argument = call.arguments[a];
@@ -199,11 +199,11 @@ class Annotator {
       if (device != nullptr && device->type != "cpu") return "puts its result on " + device->type;
       const auto* layout = argument->get<graph::Layout>();
       if (layout != nullptr && *layout != graph::Layout::kStrided)
-        return "makes tensors that are not plain strided ones";
-      if (schema.arguments()[a].name() == "pin_memory" && !is_off(*argument)) return "makes pinned memory";
+        return "creates tensors that are not plain strided tensors";
+      if (schema.arguments()[a].name() == "pin_memory" && !is_off(*argument)) return "allocates pinned memory";
       // A device that is only known at run time may be any device.
       if (schema.arguments()[a].name() == "device" && argument->get<graph::ValueRef>() != nullptr)
-        return "puts its result on a device that is not known";
+        return "puts its result on an unknown device";
     }
     return {};
   }

@@ -143,7 +143,7 @@ Result<ScriptProgram> ScriptProgram::read(const jit::Module& module, const Scrip
 
 Result<ScriptProgram> ScriptProgram::read(jit::Function& function, const ScriptCall& call,
                                           std::span<const std::optional<uint32_t>> leaf_indices) {
-  if (!function.isGraphFunction()) return Fault{Errc::kUnsupported, "the TorchScript function has no program"};
+  if (!function.isGraphFunction()) return Fault{Errc::kUnsupported, "the TorchScript function has no graph"};
   auto read = read_program(*jit::toGraphFunction(function).graph(), nullptr, call, leaf_indices);
   if (!read) return read.error();
   return ScriptProgram(std::make_unique<Impl>(Impl{std::move(read).value()}));

@@ -21,10 +21,10 @@ Result<MatchedCall> match_schema(const graph::Node& node) {
   if (name.starts_with(kDeclared)) {
     name.remove_prefix(kDeclared.size());
   } else if (!name.starts_with("aten::")) {
-    return Fault{Errc::kUnsupported, "is not an operator of torch itself (penstock.stateless declares one)"};
+    return Fault{Errc::kUnsupported, "is not an operator of torch itself (declare it with penstock.stateless)"};
   }
   const auto op = find_operator(name);
-  if (!op) return Fault{Errc::kUnsupported, "is not an operator that this torch has"};
+  if (!op) return Fault{Errc::kUnsupported, "is not an operator of this version of torch"};
   const c10::FunctionSchema& schema = op->schema();
   const auto& parameters = schema.arguments();
   MatchedCall call{*op, std::vector<const graph::Argument*>(parameters.size(), nullptr)};
@@ -32,7 +32,7 @@ Result<MatchedCall> match_schema(const graph::Node& node) {
     return Fault{Errc::kMalformed, "does not fit its schema: " + why};
   };
   if (node.args.size() > parameters.size())
-    return refuse(std::to_string(node.args.size()) + " arguments, it takes " + std::to_string(parameters.size()));
+    return refuse(std::to_string(node.args.size()) + " arguments, but it takes " + std::to_string(parameters.size()));
   for (size_t i = 0; i < node.args.size(); ++i) {
     if (parameters[i].kwarg_only()) return refuse(parameters[i].name() + " must be given by name");
     call.arguments[i] = &node.args[i];
@@ -48,7 +48,8 @@ Result<MatchedCall> match_schema(const graph::Node& node) {
       return refuse("the argument " + parameters[i].name() + " is missing");
   if (schema.is_vararg() || schema.is_varret()) return refuse("it takes any number of arguments");
   if (node.results.size() != schema.returns().size())
-    return refuse(std::to_string(node.results.size()) + " results, it has " + std::to_string(schema.returns().size()));
+    return refuse(std::to_string(node.results.size()) + " results, but it has " +
+                  std::to_string(schema.returns().size()));
   return call;
 }
 

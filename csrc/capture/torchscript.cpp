@@ -109,7 +109,8 @@ class Reader {
   void bind_attribute(const jit::Node* node) {
     const Bound& owner = values_.lookup(node->input());
     const std::string& name = node->s(c10::Symbol::attr("name"));
-    if (owner.kind != Bound::Kind::kObject || !owner.object.isObject()) refuse(node, "reads " + name + " of no module");
+    if (owner.kind != Bound::Kind::kObject || !owner.object.isObject())
+      refuse(node, "reads " + name + " of a value that is not a module");
     const std::string path = owner.path + "." + name;
     values_.bind(node->output(), values_.builder().known(attributes_.read(owner.object, name), path));
   }
@@ -143,8 +144,7 @@ class Reader {
     const jit::Value* go_on = node->inputs()[1];
     for (int64_t trip = 0;; ++trip) {
       const auto* goes_on = values_.lookup(go_on).argument.get<bool>();
-      if (goes_on == nullptr)
-        refuse(node, "goes on as long as the running program says, after a first time that is known");
+      if (goes_on == nullptr) refuse(node, "is a loop with a data-dependent condition after a known first iteration");
       if (trip >= trip_count || !*goes_on) break;
       values_.bind(body->inputs()[0], Bound::of_argument({trip}));
       written_.stand_in(body->inputs()[0], trip);
@@ -167,7 +167,7 @@ class Reader {
     if (!flow.refusal.empty()) refuse(flow.refused, flow.refusal);
     for (const jit::Node* attribute : flow.attributes) {
       if (values_.find(attribute->input()) == nullptr)
-        refuse(attribute, "reads an attribute of a value that is known only later");
+        refuse(attribute, "reads an attribute of a value that is not known during capture");
       bind_attribute(attribute);
     }
     graph::Node call;
@@ -180,7 +180,8 @@ class Reader {
   void unpack(const jit::Node* node) {
     const Bound from = values_.lookup(node->input());
     if (const auto items = from.elements()) {
-      if (items->size() != node->outputs().size()) refuse(node, "unpacks another number of values than there are");
+      if (items->size() != node->outputs().size())
+        refuse(node, "unpacks a number of values that differs from the length");
       for (size_t i = 0; i < items->size(); ++i) values_.bind(node->outputs()[i], (*items)[i]);
       return;
     }
@@ -274,7 +275,7 @@ Result<Captured> capture_torchscript(const torch::jit::Module& module, std::span
 }
 
 Result<Captured> capture_torchscript(torch::jit::Function& function, std::span<const at::Tensor> leaves) {
-  if (!function.isGraphFunction()) return Fault{Errc::kUnsupported, "the TorchScript function has no program"};
+  if (!function.isGraphFunction()) return Fault{Errc::kUnsupported, "the TorchScript function has no graph"};
   return capture(*jit::toGraphFunction(function).graph(), nullptr, leaves);
 }
 

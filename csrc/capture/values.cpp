@@ -34,7 +34,7 @@ std::string where(const jit::Node* node) {
 
 const Bound& ProgramValues::lookup(const jit::Value* value) const {
   const Bound* found = find(value);
-  PENSTOCK_ASSERT(found != nullptr, "%", value->debugName(), " is read before it is made");
+  PENSTOCK_ASSERT(found != nullptr, "%", value->debugName(), " is read before it is created");
   return *found;
 }
 

@@ -78,7 +78,7 @@ Result<std::vector<jit::Value*>> WrittenProgram::find(const std::vector<graph::V
   for (const graph::ValueId id : ids) {
     const auto named = named_.find(id);
     if (named == named_.end())
-      return Fault{Errc::kUnsupported, "value " + std::to_string(id) + " of the graph is no value of the program"};
+      return Fault{Errc::kUnsupported, "value " + std::to_string(id) + " of the graph is not a value of the program"};
     found.push_back(values.at(named->second));
   }
   return found;

@@ -76,12 +76,11 @@ class Tables {
       const std::string_view line = text.substr(0, end);
       text.remove_prefix(std::min(end + 1, text.size()));
       if (!read_line(line, line_number, device, table))
-        return Fault{Errc::kMalformed, "line " + std::to_string(line_number) +
-                                           " of a table of device bits is not a statement of its format: " +
-                                           std::string(line.substr(0, 80)) +
-                                           "; write the table with tests/device/measure_bits.py"};
+        return Fault{Errc::kMalformed,
+                     "line " + std::to_string(line_number) + " of a table of device bits is malformed: " +
+                         std::string(line.substr(0, 80)) + "; write the table with tests/device/measure_bits.py"};
     }
-    if (device.empty()) return Fault{Errc::kMalformed, "a table of device bits names no device; it is cut off"};
+    if (device.empty()) return Fault{Errc::kMalformed, "a table of device bits names no device; it is truncated"};
     const std::lock_guard lock(mutex_);
     BitsTable& known = tables_[device];
     known.equal.merge(table.equal);
@@ -255,10 +254,10 @@ std::string why_other_bits(const Node& node) {
   const bool is_mixed = std::any_of(on.operands.begin(), on.operands.end(),
                                     [](const OperandForm& operand) { return operand.is_on_host; });
   if (node.op == "aten::alias") return {};
-  if (is_mixed && !is_copy(node)) return "reads tensors of the CPU and of " + device + " at once";
+  if (is_mixed && !is_copy(node)) return "reads tensors of the CPU and of " + device + " together";
   const auto [is_equal, is_measured] = Tables::all().find(on.device.type, bits_form(node));
   if (is_equal) return {};
-  if (is_measured) return "has other last bits on " + device + " than on a CPU";
+  if (is_measured) return "has different last bits on " + device + " than on a CPU";
   return "is not known to have the same bits on " + device + " as on a CPU";
 }
 

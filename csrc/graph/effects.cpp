@@ -197,10 +197,11 @@ class EffectAnalysis {
     Verdict verdict{.level = fact.level, .movable = is_movable(fact.level), .reason = reason(fact, is_inherited)};
     verdict.is_inexact = fact.is_inexact;
     verdict.has_other_bits = fact.is_inexact && !other_bits.empty();
-    if (verdict.has_other_bits) verdict.reason = describe(node) + " " + other_bits + ", and cut_tolerance lets it move";
+    if (verdict.has_other_bits)
+      verdict.reason = describe(node) + " " + other_bits + ", and cut_tolerance allows moving it";
     if (verdict.movable && is_second_view_[index]) {
       verdict.is_second_view = true;
-      verdict.reason = describe(node) + " gives a second view of memory that leaves forward";
+      verdict.reason = describe(node) + " returns a second view of memory that leaves forward";
     }
     return verdict;
   }
@@ -213,7 +214,7 @@ class EffectAnalysis {
         !allowed.empty() && level != Level::kRandom && !jumps(node) && !node.results.empty() &&
         std::all_of(node.results.begin(), node.results.end(), [&](ValueId result) { return allowed[result]; });
     if (is_allowed) return {};
-    return other_bits.empty() ? "may turn a difference in last bits into another result" : other_bits;
+    return other_bits.empty() ? "may amplify a difference in last bits" : other_bits;
   }
 
   bool is_movable(Level level) const {
@@ -254,7 +255,7 @@ class EffectAnalysis {
       case Level::kShape: return "it depends on sizes and constants alone";
       case Level::kStateless: return "it depends on the batch and constants alone";
       case Level::kRandom:
-        if (options_.allow_random) return fact.cause + ", which allow_random lets move";
+        if (options_.allow_random) return fact.cause + ", which allow_random permits to move";
         [[fallthrough]];
       case Level::kState: break;
     }

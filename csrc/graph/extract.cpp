@@ -117,12 +117,11 @@ class PartialCopy {
   Result<void> add_inputs(const std::vector<bool>& is_needed) {
     for (Input input : graph_.inputs) {
       if (!is_needed[input.value]) continue;
-      PENSTOCK_ASSERT(input.kind != InputKind::kState, "the plan moves what reads ", input.source);
+      PENSTOCK_ASSERT(input.kind != InputKind::kState, "the plan moves an operator that reads ", input.source);
       if (input.kind == InputKind::kConst && input.digest.empty())
         return Fault{Errc::kUnsupported,
                      "the constant " + input.source +
-                         " has no digest of its content, so values made from it have no key; add the "
-                         "digest to the graph"};
+                         " has no content digest, so values computed from it have no key; add the digest to the graph"};
       add_input(std::move(input));
     }
     return {};

@@ -297,8 +297,9 @@ class Parser {
 
 Result<Graph> parse_graph(std::string_view text) {
   if (text.size() > kTextBytesMax)
-    return Fault{Errc::kTooLarge, "the graph's text has " + std::to_string(text.size()) + " bytes, at most " +
-                                      std::to_string(kTextBytesMax) + " are read; capture a smaller program"};
+    return Fault{Errc::kTooLarge, "the graph's text has " + std::to_string(text.size()) +
+                                      " bytes, but must have at most " + std::to_string(kTextBytesMax) +
+                                      "; capture a smaller program"};
   return Parser(text).parse();
 }
 

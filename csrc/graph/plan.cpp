@@ -116,18 +116,19 @@ class Planner {
       case UnitKind::kFree: break;
     }
     if (is_moved) return effect;
-    if (mode_ == CutMode::kNone) return "cut=\"none\" was asked for";
+    if (mode_ == CutMode::kNone) return "cut=\"none\" is set";
     return reason_to_keep(unit_index);
   }
 
   // A free unit that stays: it is forced to, or it is cheaper there.
   std::string reason_to_keep(uint32_t unit_index) {
     if (!maximal_[unit_index])
-      return "it could move, but then a number or list would have to cross, or a value made in the trainer be there";
+      return "it could move, but then a number or list would have to be sent, or a value from the trainer would be "
+             "required";
     if (declined_gain_s_)
-      return "it could move, but all that had better move saves " + milliseconds(*declined_gain_s_) +
-             " a batch, and that anything moves costs the trainer " + milliseconds(prices_.cut_s);
-    std::string general = "it could move, but is cheaper where it is";
+      return "it could move, but all profitable moves together save only " + milliseconds(*declined_gain_s_) +
+             " per batch, and cutting costs the trainer " + milliseconds(prices_.cut_s);
+    std::string general = "it could move, but is cheaper in the trainer";
     if (++explained_count_ > kExplainedMax) return general;
     Choice choice = choice_;
     choice[unit_index] = true;
@@ -148,7 +149,7 @@ class Planner {
   }
 
   std::string bytes_change(const Cut& other) const {
-    return std::to_string(other.boundary_bytes) + " bytes would cross instead of " +
+    return std::to_string(other.boundary_bytes) + " bytes would be sent instead of " +
            std::to_string(cut_.boundary_bytes);
   }
 
@@ -179,8 +180,8 @@ Result<void> check(const Graph& graph, std::span<const Verdict> verdicts, const 
                    const Prices& prices) {
   if (auto checked = check_prices(prices); !checked) return checked;
   const auto differs = [](const char* what, size_t seen, size_t expected) {
-    return Fault{Errc::kMismatch, "the plan was given " + std::to_string(seen) + " " + what + " for a graph with " +
-                                      std::to_string(expected) + "; pass those of this very graph"};
+    return Fault{Errc::kMismatch, "the plan got " + std::to_string(seen) + " " + what + " for a graph with " +
+                                      std::to_string(expected) + "; pass values of the same graph"};
   };
   if (verdicts.size() != graph.nodes.size()) return differs("verdicts", verdicts.size(), graph.nodes.size());
   if (calibration.node_s.size() != graph.nodes.size())
@@ -207,7 +208,8 @@ Result<StageSeconds> plan_seconds(const Graph& graph, std::span<const Verdict> v
   std::vector<bool> is_moved(graph.nodes.size());
   for (const PlanGroup& group : plan.moved)
     for (const uint32_t node : group.nodes) {
-      if (node >= is_moved.size()) return Fault{Errc::kMismatch, "the plan is of another graph; pass its own"};
+      if (node >= is_moved.size())
+        return Fault{Errc::kMismatch, "the plan belongs to another graph; pass the plan of this graph"};
       is_moved[node] = true;
     }
   Choice choice = model.nothing();

@@ -40,7 +40,7 @@ Ticks to_ticks(double seconds) {
 Result<void> check_prices(const Prices& prices) {
   const auto refuse = [](const char* name, double value, const char* expected) {
     return Fault{Errc::kMismatch, "the price " + std::string(name) + " is " + std::to_string(value) + ", expected " +
-                                      expected + "; pass another one"};
+                                      expected + "; pass another value"};
   };
   const auto is_fee = [](double value) { return std::isfinite(value) && value >= 0; };
   if (!(std::isfinite(prices.worker_count) && prices.worker_count > 0))

@@ -125,7 +125,7 @@ std::string Repricer::text() const {
   const auto& [measured, basis] = *now_;
   std::array<char, 128> beside{};
   std::snprintf(beside.data(), beside.size(),
-                "; beside the plan %.3g ms of the trainer and %.3g ms of a worker, which takes %.3g times as long as "
+                "; beyond the plan %.3g ms of the trainer and %.3g ms of a worker, which takes %.3g times as long as "
                 "calibrated",
                 basis.trainer_s * 1e3, basis.worker_s * 1e3, basis.prefix_scale);
   return measured.text() + beside.data();

@@ -44,7 +44,7 @@ Computed combined(Op op, int64_t a, int64_t b) {
     case Op::kInteger:
     case Op::kSymbol: break;
   }
-  PENSTOCK_ASSERT(false, "an operator of two operands was expected");
+  PENSTOCK_ASSERT(false, "the operator must have two operands");
 }
 
 }  // namespace

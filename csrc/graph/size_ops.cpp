@@ -197,7 +197,7 @@ const SizeOp* find_size_op(std::string_view name) {
 }
 
 Result<Number> evaluate_size_op(const SizeOp& op, std::span<const Number> operands) {
-  PENSTOCK_ASSERT(op.kind == SizeOpKind::kArithmetic, op.name, " is no arithmetic");
+  PENSTOCK_ASSERT(op.kind == SizeOpKind::kArithmetic, op.name, " is not arithmetic");
   if (operands.size() != op.arity)
     return failure(op,
                    std::to_string(operands.size()) + " operands where " + std::to_string(op.arity) + " were expected");

@@ -32,7 +32,7 @@ enum class ValueKind : uint8_t {
 struct Traits {
   Purity purity = Purity::kUnknown;
   std::string reason =
-      "its effect was not looked up";                // kUnknown and kState: the clause that follows the operator's name
+      "its effect was not analysed";                 // kUnknown and kState: the clause that follows the operator's name
   std::vector<ValueId> writes;                       // operands that it changes in place
   std::vector<std::pair<ValueId, ValueId>> aliases;  // (result, operand) that may share memory
   std::vector<ValueKind> result_kinds;               // by result

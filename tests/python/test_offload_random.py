@@ -185,6 +185,6 @@ def test_a_worker_that_drew_something_else_is_found_out(caplog: pytest.LogCaptur
 def test_draws_move_whatever_the_price_and_the_reason_says_so() -> None:
     plan = explain(Noisy(), rows(0)[0], allow_random=True)
     reasons = {call.operator.partition(" at ")[0]: call.reason for call in plan.moved}
-    assert "draws random numbers, which allow_random lets move" in reasons["randn_like"]
+    assert "draws random numbers, which allow_random permits to move" in reasons["randn_like"]
     assert {"randn_like", "bernoulli"} <= reasons.keys()
     assert not explain(Noisy(), rows(0)[0], allow_random=True, cut="none").moved

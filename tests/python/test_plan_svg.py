@@ -38,7 +38,9 @@ def random_plan(chance: random.Random, call_count: int) -> Plan:
     calls, edges = [], []
     for index in range(call_count):
         place = chance.choices(["worker", "trainer", "both"], [3, 6, 1])[0]
-        reason = chance.choice(["it could move, but is cheaper where it is", "it reads a.weight"])
+        reason = chance.choice(
+            ["it could move, but is cheaper in the trainer", "it reads a.weight"]
+        )
         calls.append(call_of(index, place, f"op{chance.randrange(4)} at m.py:{index}", reason))
         is_worker = place == "worker"
         for _ in range(chance.randrange(4)):

@@ -83,7 +83,7 @@ def test_a_declared_operator_moves_and_an_unknown_one_stays() -> None:
     assert pool.plan is not None
     assert moved(pool.plan) == ["mul", "companded", "cos"]
     reasons = {call.operator.partition(" at ")[0]: call.reason for call in pool.plan.kept}
-    assert "penstock.stateless declares one" in reasons["unknown"]
+    assert "declare it with penstock.stateless" in reasons["unknown"]
     assert pool.shipped_count
 
 

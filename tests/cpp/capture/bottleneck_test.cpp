@@ -181,8 +181,8 @@ TEST_F(Chain, WritingWhatInflatesKeepsItInTheTrainer) {
 TEST_F(Chain, ReasonToKeepSaysHowLongAStepWouldTake) {
   const graph::Plan made = plan({.worker_s = 0.02});
   EXPECT_EQ(made.kept.front().reason,
-            "it could move, but is cheaper where it is: with it moved a step would take 21 ms instead of 20 ms; "
-            "1000 bytes would cross instead of 1000");
+            "it could move, but is cheaper in the trainer: with it moved a step would take 21 ms instead of 20 ms; "
+            "1000 bytes would be sent instead of 1000");
 }
 
 TEST_F(Chain, PlanIsPricedAnewByOtherPrices) {

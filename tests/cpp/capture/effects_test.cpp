@@ -63,7 +63,7 @@ class Effects : public testing::Test {
   void expect_second_view(std::string_view value, graph::Level level = graph::Level::kStateless) {
     expect(value, level, true);
     EXPECT_TRUE(graph::must_stay(of(value))) << value << ": " << of(value).reason;
-    EXPECT_NE(of(value).reason.find("gives a second view of memory that leaves forward"), std::string::npos);
+    EXPECT_NE(of(value).reason.find("returns a second view of memory that leaves forward"), std::string::npos);
   }
 
   graph::Graph graph_;
@@ -79,10 +79,10 @@ TEST_F(Effects, OperatorsOfOtherLibrariesStayUnlessTheyAreDeclared) {
 %a = penstock_test::copied(%x)
 output %c1
 )");
-  expect_stays("a", "penstock.stateless declares one");
+  expect_stays("a", "declare it with penstock.stateless");
   expect("b", graph::Level::kStateless, true);
   expect("c1", graph::Level::kStateless, true);
-  expect_stays("d", "is not an operator that this torch has");
+  expect_stays("d", "is not an operator of this version of torch");
   expect("e", graph::Level::kState, false);
 }
 
@@ -395,8 +395,8 @@ constexpr std::string_view kOnDevice = R"(
 TEST_F(Effects, OperatorsOfWhichACpuGivesOtherBitsThanTheDeviceStay) {
   load(kOnDevice);
   expect_moves("d");
-  expect_stays("e", "aten::exp has other last bits on cuda:0 than on a CPU");
-  expect_stays("f", "it depends on a value that stays: aten::exp has other last bits");
+  expect_stays("e", "aten::exp has different last bits on cuda:0 than on a CPU");
+  expect_stays("f", "it depends on a value that stays: aten::exp has different last bits");
   for (const graph::Verdict& verdict : verdicts_) EXPECT_FALSE(verdict.has_other_bits || verdict.is_inexact);
 }
 
@@ -408,10 +408,11 @@ TEST_F(Effects, OtherBitsMoveWhereResultsMayBeInexactAndUpToOperatorsThatJump) {
   load(kOnDevice, options);
   expect_moves("e");
   EXPECT_TRUE(of("e").has_other_bits && of("e").is_inexact);
-  EXPECT_EQ(of("e").reason, "aten::exp has other last bits on cuda:0 than on a CPU, and cut_tolerance lets it move");
+  EXPECT_EQ(of("e").reason,
+            "aten::exp has different last bits on cuda:0 than on a CPU, and cut_tolerance allows moving it");
   expect_moves("f");
   EXPECT_TRUE(!of("f").has_other_bits && of("f").is_inexact);
-  expect_stays("g", "aten::floor may turn a difference in last bits into another result");
+  expect_stays("g", "aten::floor may amplify a difference in last bits");
   expect_stays("h", "aten::gt.Scalar may turn");
   expect_stays("i", "aten::argmax may turn");
   expect_stays("j", "aten::div.Tensor_mode is not known to have the same bits");
@@ -433,7 +434,7 @@ TEST_F(Effects, WhatIsDrawnIsNeverInexact) {
 %f = aten::bernoulli(%d) on cuda:0 [float32])",
        {.allow_random = true, .may_be_inexact = std::vector<bool>(graph_.value_names.size(), true)});
   expect("d", graph::Level::kRandom, true);
-  expect_stays("e", "aten::exp has other last bits");
+  expect_stays("e", "aten::exp has different last bits");
   expect_stays("f", "aten::bernoulli is not known");
 }
 
@@ -513,7 +514,7 @@ TEST_F(Effects, AssertionsAndOtherCallsWithoutResultStay) {
 aten::_assert_async(%s)
 %w = aten::neg(%x))");
   EXPECT_FALSE(verdicts_[2].movable);
-  EXPECT_NE(verdicts_[2].reason.find("called for its effect"), std::string::npos) << verdicts_[2].reason;
+  EXPECT_NE(verdicts_[2].reason.find("called for its side effect"), std::string::npos) << verdicts_[2].reason;
   expect("w", graph::Level::kStateless, true);
 }
 

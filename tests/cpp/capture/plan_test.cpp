@@ -238,8 +238,8 @@ TEST_F(PlanOf, InflatingValueStaysAndTheReasonHasThePrice) {
   EXPECT_EQ(made.maximal_bytes, 40'000'000);
   // 39 MB more at 4 GB/s is 9.75 ms; two operators of 1 ms and 5 us come back, and cost a quarter of 2 ms in a worker.
   EXPECT_EQ(labelled(made.kept, "normalise").reason,
-            "it could move, but is cheaper where it is: moving it would cost 8.24 ms more per batch; "
-            "40000000 bytes would cross instead of 1000000");
+            "it could move, but is cheaper in the trainer: moving it would cost 8.24 ms more per batch; "
+            "40000000 bytes would be sent instead of 1000000");
 }
 
 TEST_F(PlanOf, ModesMoveAllThatCanOrNothing) {
@@ -248,7 +248,7 @@ TEST_F(PlanOf, ModesMoveAllThatCanOrNothing) {
   EXPECT_EQ(plan(graph::CutMode::kMaximal).moved.size(), 2u);
   const graph::Plan none = plan(graph::CutMode::kNone);
   EXPECT_TRUE(none.moved.empty());
-  EXPECT_EQ(none.kept[0].reason, "cut=\"none\" was asked for");
+  EXPECT_EQ(none.kept[0].reason, "cut=\"none\" is set");
 }
 
 TEST_F(PlanOf, CutThatSavesLessThanACutCostsIsNotMade) {
@@ -261,7 +261,7 @@ TEST_F(PlanOf, CutThatSavesLessThanACutCostsIsNotMade) {
   const graph::Plan made = plan();
   EXPECT_TRUE(made.moved.empty());
   EXPECT_EQ(labelled(made.kept, "float").reason,
-            "it could move, but all that had better move saves 1.51 ms a batch, and that anything moves costs the "
+            "it could move, but all profitable moves together save only 1.51 ms per batch, and cutting costs the "
             "trainer 2 ms");
   EXPECT_EQ(plan(graph::CutMode::kMaximal).moved.size(), 2u);
   prices_.loads = graph::Loads{.trainer_s = 10e-3, .worker_s = 0, .cpus = 0};
@@ -353,7 +353,7 @@ output %y
 )");
   const graph::Plan made = plan(graph::CutMode::kMaximal);
   EXPECT_EQ(labels(made.moved), (std::vector<std::string>{"nonzero"}));
-  EXPECT_NE(labelled(made.kept, "count").reason.find("a number or list would have to cross"), std::string::npos)
+  EXPECT_NE(labelled(made.kept, "count").reason.find("a number or list would have to be sent"), std::string::npos)
       << labelled(made.kept, "count").reason;
 }
 
