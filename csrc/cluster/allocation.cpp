@@ -260,7 +260,7 @@ AllocationPolicy policy_named(std::string_view name) {
 std::optional<std::string> check_allocation(std::span<const JobClaim> claims, uint32_t worker_count,
                                             const AllocationOptions& options, std::span<const uint32_t> counts) {
   if (counts.size() != claims.size())
-    return "the policy gave " + std::to_string(counts.size()) + " counts for " + std::to_string(claims.size()) +
+    return "the policy assigned " + std::to_string(counts.size()) + " counts for " + std::to_string(claims.size()) +
            " jobs";
   uint64_t sum = 0;
   std::map<std::string, uint64_t> sums;
@@ -269,16 +269,16 @@ std::optional<std::string> check_allocation(std::span<const JobClaim> claims, ui
     for (const std::string& owner : claims[job].owners) sums[owner] += counts[job];
   }
   if (sum > worker_count)
-    return "the policy gave away " + std::to_string(sum) + " workers and the pool has " + std::to_string(worker_count);
+    return "the policy assigned " + std::to_string(sum) + " workers, but the pool has " + std::to_string(worker_count);
   for (const auto& [owner, quota] : options.quotas)
     if (const auto found = sums.find(owner); found != sums.end() && found->second > quota)
-      return "the policy gave " + std::to_string(found->second) + " workers to jobs of '" + owner +
+      return "the policy assigned " + std::to_string(found->second) + " workers to jobs of '" + owner +
              "', whose quota is " + std::to_string(quota);
   const std::vector<uint32_t> floors = floor_counts(claims, worker_count, options);
   for (size_t job = 0; job < claims.size(); ++job)
     if (counts[job] < floors[job])
-      return "the policy gave job " + std::to_string(claims[job].job_id) + " " + std::to_string(counts[job]) +
-             " workers, and no job has fewer than its floor, here " + std::to_string(floors[job]);
+      return "the policy assigned job " + std::to_string(claims[job].job_id) + " " + std::to_string(counts[job]) +
+             " workers, fewer than its minimum of " + std::to_string(floors[job]);
   return std::nullopt;
 }
 

@@ -52,14 +52,14 @@ CapacityDecision Capacity::decide(const PoolLoad& load, const PoolLimits& limits
       settled_count_ = 0;
       low_since_.reset();
       return {0, "the budget of " + money(*limits.budget_micros) + " is spent (" + money(spent) +
-                     " so far); a pool that is started with a larger --budget goes on"};
+                     " so far); restart the pool with a larger --budget to continue"};
     }
   }
   CapacityDecision aim = target(load, limits);
   if (!load.is_demand_known && aim.wanted_count < *settled_count_) {
     low_since_.reset();
     aim = {std::min(*settled_count_, limits.worker_count_max),
-           "the controller has just started and keeps what there is"};
+           "the controller has just started and keeps the current workers"};
   }
   return without_refused(settle(std::move(aim), limits), load, present_count);
 }
@@ -98,8 +98,8 @@ CapacityDecision Capacity::settle(CapacityDecision target, const PoolLimits& lim
   const Duration low_for = now_ - *low_since_;
   if (low_for < limits.idle) {
     settled_count_ = settled;
-    return {settled, target.reason + "; the pool gives workers back after " + seconds_text(limits.idle) +
-                         ", of which " + seconds_text(low_for) + " are over"};
+    return {settled, target.reason + "; the pool releases workers after " + seconds_text(limits.idle) + ", of which " +
+                         seconds_text(low_for) + " have passed"};
   }
   settled_count_ = low_most_;
   low_since_.reset();
@@ -126,12 +126,12 @@ CapacityDecision Capacity::without_refused(CapacityDecision wanted, const PoolLo
   // Workers that have left since may be replaced, but the total may not exceed the number that the engine granted.
   const uint32_t kept = std::min(wanted.wanted_count, std::max(granted_count_, present_count));
   if (now_ >= *asks_again_at_) {
-    wanted.reason += "; the engine is asked again for what it refused: " + load.refusal;
+    wanted.reason += "; retrying the request that the engine refused: " + load.refusal;
     return wanted;
   }
   if (kept == wanted.wanted_count) return wanted;
   return {kept, wanted.reason + "; the engine refused more than " + std::to_string(kept) + ": " + load.refusal +
-                    "; it is asked again in " + seconds_text(*asks_again_at_ - now_)};
+                    "; retrying in " + seconds_text(*asks_again_at_ - now_)};
 }
 
 }  // namespace penstock::cluster

@@ -95,7 +95,7 @@ std::span<const wire::BatchKey> Dispatch::outstanding(WorkerSlot slot) const {
 
 void Dispatch::ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content,
                    std::optional<WorkerSlot> preferred) {
-  PENSTOCK_ASSERT(!wire::is_recall(key) || lane == wire::kNoLane, "a batch of a lane cannot be made again");
+  PENSTOCK_ASSERT(!wire::is_recall(key) || lane == wire::kNoLane, "a batch of a shard cannot be re-created");
   Request request{.lane = lane, .content = std::move(content), .preferred = preferred};
   const bool is_new = requests_.emplace(key, std::move(request)).second;
   PENSTOCK_ASSERT(is_new, to_text(key), " was asked for twice");
@@ -269,7 +269,7 @@ void Dispatch::ask_of(WorkerSlot slot, wire::BatchKey key, Request& request, Ins
   bool is_lane_start = false;
   if (request.lane != wire::kNoLane) {
     const auto [owner, is_new] = lanes_.try_emplace({key.epoch, request.lane}, slot);
-    PENSTOCK_ASSERT(owner->second == slot, "lane ", request.lane, " has another worker");
+    PENSTOCK_ASSERT(owner->second == slot, "shard ", request.lane, " has another worker");
     is_lane_start = is_new;
   }
   request.is_lane_start = is_lane_start;

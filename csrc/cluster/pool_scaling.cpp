@@ -29,8 +29,9 @@ PoolLimits limits_of(const wire::ScaleReport& report) {
 Result<wire::ScaleOrders> PoolScaling::adapter_reported(const wire::ScaleReport& report, Roster& roster, Instant now) {
   if (report_ && report_->adapter_id != report.adapter_id) {
     if (now - reported_at_ < kAdapterLease)
-      return Fault{Errc::kClosed, "this pool has an engine adapter already, which runs workers with the engine " +
-                                      report_->engine + "; a pool has one, so end it with `penstock down` first"};
+      return Fault{Errc::kClosed, "this pool already has an engine adapter, which runs workers with the engine " +
+                                      report_->engine +
+                                      "; a pool can have only one, so stop it with `penstock down` first"};
     capacity_.forget_refusals();
   }
   report_ = report;
@@ -53,7 +54,7 @@ Result<wire::ScaleOrders> PoolScaling::adapter_reported(const wire::ScaleReport&
                       .refusal_count = report.refusal_count,
                       .refusal = report.refusal};
   CapacityDecision decision = capacity_.decide(load, limits, now);
-  if (is_to_end_) decision = {0, "the pool ends"};
+  if (is_to_end_) decision = {0, "the pool is shutting down"};
   choose_stops(std::move(census.present), decision.wanted_count, roster, now);
   counts_ = {.running_count = registered,
              .starting_count = present - registered,

@@ -20,7 +20,7 @@ constexpr wire::ToWorker kBackLater{.kind = wire::ToWorker::Kind::kBye, .is_cont
 }  // namespace
 
 PoolSession::PoolSession(const PoolSessionOptions& options) : options_(options), dispatch_(options.dispatch) {
-  PENSTOCK_ASSERT(options.trainer_id != 0, "0 stands for no trainer");
+  PENSTOCK_ASSERT(options.trainer_id != 0, "trainer_id must not be 0");
 }
 
 std::vector<PoolSession::Command> PoolSession::take_commands() { return std::exchange(commands_, {}); }
@@ -151,7 +151,7 @@ void PoolSession::greet(uint64_t worker_id, Peer& peer, Instant now) {
 void PoolSession::make_anew(uint64_t worker_id, Peer& peer, Instant now) {
   if (++peer.remade_count > kRemadeCountMax) {
     end_for(worker_id, peer, std::nullopt,
-            std::to_string(peer.remade_count) + " links with it in a row have broken before it answered",
+            std::to_string(peer.remade_count) + " consecutive connections to it failed before it answered",
             /*is_dismissed=*/false, now);
     return carry_out(now);
   }
@@ -235,13 +235,13 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
   peer.renewal.heard(now);
   if (!std::exchange(peer.has_spoken, true)) connect_to_waiting(now);
   if (message.link >= next_link_) {
-    distrust(worker_id, std::nullopt, "it spoke on a link that was never begun", now);
+    distrust(worker_id, std::nullopt, "it sent a message on a connection that was never opened", now);
     return false;
   }
   if (!is_in_force(peer, message.link)) return false;
   // A refusal answers a hello. After a welcome, accepting it would make this trainer greet the worker again for ever.
   if (message.kind == wire::ToTrainer::Kind::kRefused && peer.state == State::kOpen) {
-    distrust(worker_id, std::nullopt, "it refused on a link that it had begun", now, Wrong::kPerhapsOnTheWay);
+    distrust(worker_id, std::nullopt, "it refused a connection that it had accepted", now, Wrong::kPerhapsOnTheWay);
     return false;
   }
   if (message.kind == wire::ToTrainer::Kind::kRefused || message.kind == wire::ToTrainer::Kind::kDeclined) {
@@ -273,7 +273,7 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
   const bool is_of_request = message.kind == Kind::kStarted || message.kind == Kind::kAnswer ||
                              message.kind == Kind::kHandedBack || message.kind == Kind::kDied;
   if (is_of_request && peer.slot && !dispatch_.was_asked(*peer.slot, message.key)) {
-    distrust(worker_id, std::nullopt, "it answers " + to_text(message.key) + ", which it was not asked for", now);
+    distrust(worker_id, std::nullopt, "it answered " + to_text(message.key) + ", which was not requested from it", now);
     return false;
   }
   bool counts = false;
@@ -491,7 +491,7 @@ void PoolSession::tick(Instant now) {
     if (now > due_at) peer.heard_at = std::min(now, peer.heard_at + (now - due_at));
     if (now - peer.heard_at < kLease) continue;
     if (peer.has_answer_waiting) {
-      end_for(worker_id, peer, std::nullopt, "it answered, and the pieces of its batch did not come",
+      end_for(worker_id, peer, std::nullopt, "it answered, but the chunks of its batch did not arrive",
               /*is_dismissed=*/false, now);
     } else {
       lose(peer, Loss::kSilent, now, now);

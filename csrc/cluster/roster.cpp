@@ -27,12 +27,12 @@ bool has_its_torch(const wire::WorkerReport& worker, const wire::TrainerReport& 
 std::string mismatch(const wire::WorkerReport& worker, const wire::TrainerReport& trainer) {
   if (!runs_kind(worker, trainer)) {
     return trainer.job_kind == wire::JobKind::kPlugin
-               ? "it runs Python, and the dataset is a plug-in; start penstock-worker for it"
-               : "it runs plug-ins alone, and the dataset is Python's; start `penstock worker` for it";
+               ? "it runs Python, but the dataset is a plug-in; start penstock-worker for it"
+               : "it runs only plug-ins, but the dataset is a Python object; start `penstock worker` for it";
   }
   if (!has_its_torch(worker, trainer)) {
-    return "it has torch " + torch_text(worker.torch) + ", and the job is made with torch " +
-           torch_text(trainer.torch) + "; install the same version on both";
+    return "it has torch " + torch_text(worker.torch) + ", but the job uses torch " + torch_text(trainer.torch) +
+           "; install the same version on both";
   }
   return "";
 }

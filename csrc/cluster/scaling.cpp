@@ -240,6 +240,6 @@ double JobScaler::progress(uint32_t worker_count) const {
   return (1 - kSpareWorth) * busy + kSpareWorth * useful / most;
 }
 
-std::string JobScaler::reason() const { return choice_ ? choice_->why() : "nothing is measured yet"; }
+std::string JobScaler::reason() const { return choice_ ? choice_->why() : "no measurements yet"; }
 
 }  // namespace penstock::cluster

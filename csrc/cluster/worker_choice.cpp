@@ -100,12 +100,12 @@ std::string limit_text(const WorkerChoice& choice) {
   switch (choice.limited_by) {
     case LimitedBy::kCpus:
       if (choice.cpus > 1 && choice.measured.trainer_cpus > kTrainerCpuMin)
-        return "one of the " + std::to_string(choice.cpus) + " CPUs is left to it, which leaves room for " +
+        return "one of the " + std::to_string(choice.cpus) + " CPUs is reserved for it, which leaves room for " +
                std::to_string(choice.limit);
       return "no more than " + std::to_string(choice.limit) + " would have CPUs to run on";
     case LimitedBy::kShards: return "the dataset has no more than " + counted(choice.limit, "shard");
-    case LimitedBy::kPool: return "it may have no more than " + std::to_string(choice.limit);
-    case LimitedBy::kCap: return std::to_string(choice.limit) + " is the most that is tried";
+    case LimitedBy::kPool: return "it may have at most " + std::to_string(choice.limit);
+    case LimitedBy::kCap: return std::to_string(choice.limit) + " is the maximum that is tried";
   }
   return "";
 }
@@ -121,12 +121,12 @@ std::string reason_text(const WorkerChoice& choice) {
       return stalled + ", and " + share_text(choice.fewer->stalled_share()) + " for " +
              std::to_string(choice.fewer->workers);
     case Reason::kLimit: return stalled + ", but " + limit_text(choice);
-    case Reason::kNoGain: return stalled + ", but more workers were tried and were of no use";
-    case Reason::kTakenBack: return count + " were tried and made batches no faster, " + stalled;
+    case Reason::kNoGain: return stalled + ", but more workers did not help";
+    case Reason::kTakenBack: return count + " were tried and did not make batches faster, " + stalled;
     case Reason::kPartGain:
       return count + " were tried and did the work of " + std::to_string(choice.workers) + ", " + stalled;
     case Reason::kIdle: return stalled + " and " + count + " were idle " + share_text(seen.idle_share()) + " of it";
-    case Reason::kTimes: return "workers come and go, so the times of batches alone count";
+    case Reason::kTimes: return "the number of workers changes, so only batch times are used";
   }
   return "";
 }

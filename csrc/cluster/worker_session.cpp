@@ -123,7 +123,7 @@ std::optional<WorkerSession::Request> WorkerSession::next() const {
 }
 
 void WorkerSession::finished() {
-  PENSTOCK_ASSERT(running_, "something was finished that had not begun");
+  PENSTOCK_ASSERT(running_, "a request was finished without a start");
   const Running done = *running_;
   running_.reset();
   // The trainer is about to repeat the requests that it still wants; a lane's earlier batches cannot be made again.
@@ -141,7 +141,7 @@ void WorkerSession::finished() {
 }
 
 void WorkerSession::hand_back() {
-  PENSTOCK_ASSERT(running_, "something was handed back that had not begun");
+  PENSTOCK_ASSERT(running_, "a request was returned without a start");
   drain();
   const Running begun = *std::exchange(running_, std::nullopt);
   if (begun.is_wanted) send(wire::ToTrainer::Kind::kHandedBack, begun.key);

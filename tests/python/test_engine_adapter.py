@@ -124,7 +124,7 @@ def test_a_worker_that_ends_at_once_is_not_started_again_at_once(pool: PoolProce
     first, second, third = engine.spawned_at
     assert second - first >= 1
     assert third - second >= 2
-    assert any("it is asked again in" in reason for reason in reasons)
+    assert any("retrying in" in reason for reason in reasons)
     ended = r"worker pk-\S+ ended \d s after its start; its last output: pk-\S+"
     assert any(re.fullmatch(f"{ended} dies", refusal) for refusal in refusals)
 

@@ -64,7 +64,7 @@ def trainer(number: int, **others: Any) -> dict[str, Any]:
         "waited_share": 0.256,
         "workers_wanted": 12,
         "limited_by": "unknown",
-        "reason": "nothing is measured yet",
+        "reason": "no measurements yet",
         "changes": 0,
         "step_s": None,
         "starved_s": None,

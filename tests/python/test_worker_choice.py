@@ -220,9 +220,9 @@ def test_a_loader_whose_batches_change_a_lot_is_looked_at_anew() -> None:
         (
             seen(1, 0.4, 0.1),
             _C.WorkerLimits(2),
-            "1 worker: the trainer waited 75% of the time, but one of the 2 CPUs is left to it, "
-            "which leaves room for 1; a batch takes 400 ms of a worker, 100% of it on a CPU, and "
-            "100 ms of the trainer, and the process may use 2 CPUs",
+            "1 worker: the trainer waited 75% of the time, but one of the 2 CPUs is reserved for "
+            "it, which leaves room for 1; a batch takes 400 ms of a worker, 100% of it on a CPU, "
+            "and 100 ms of the trainer, and the process may use 2 CPUs",
         ),
         (
             seen(4, 0.005, 0.1),
@@ -246,5 +246,6 @@ def test_a_settled_choice_says_what_was_before_and_one_taken_back_what_was_tried
     assert str(settled).startswith("4 workers: the trainer waited 0% of the time, and 50% for 2;")
     taken_back, _ = _C.choose_workers(seen(4, 0.16, 0.02), LIMITS, lessons)
     assert str(taken_back).startswith(
-        "2 workers: 4 were tried and made batches no faster, the trainer waited 50% of the time;"
+        "2 workers: 4 were tried and did not make batches faster, the trainer waited 50% of the "
+        "time;"
     )

@@ -148,13 +148,13 @@ TEST(Allocation, PoliciesAreFoundByName) {
 TEST(Allocation, NonsenseOfAPolicyIsNamed) {
   std::vector<JobClaim> claims{linear(1, 0, 4), linear(2, 0, 4)};
   claims[0].owners = claims[1].owners = {"ann"};
-  EXPECT_EQ(check_allocation(claims, 4, {}, std::vector<uint32_t>{1}), "the policy gave 1 counts for 2 jobs");
+  EXPECT_EQ(check_allocation(claims, 4, {}, std::vector<uint32_t>{1}), "the policy assigned 1 counts for 2 jobs");
   EXPECT_EQ(check_allocation(claims, 4, {}, std::vector<uint32_t>{3, 2}),
-            "the policy gave away 5 workers and the pool has 4");
+            "the policy assigned 5 workers, but the pool has 4");
   EXPECT_EQ(check_allocation(claims, 4, {.quotas = {{"ann", 2}}}, std::vector<uint32_t>{2, 1}),
-            "the policy gave 3 workers to jobs of 'ann', whose quota is 2");
+            "the policy assigned 3 workers to jobs of 'ann', whose quota is 2");
   EXPECT_EQ(check_allocation(claims, 4, {.floor_share = 1}, std::vector<uint32_t>{4, 0}),
-            "the policy gave job 2 0 workers, and no job has fewer than its floor, here 2");
+            "the policy assigned job 2 0 workers, fewer than its minimum of 2");
 }
 
 TEST(Allocation, UsersShareEvenlyAndThenTheJobsOfEach) {

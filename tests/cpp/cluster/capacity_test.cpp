@@ -55,7 +55,7 @@ TEST_F(CapacityTest, ShrinksOnlyAfterTheIdleTime) {
   want(5);
   run(5);
   EXPECT_EQ(want(1), 5u);
-  EXPECT_TRUE(says("gives workers back after 60 s")) << last_.reason;
+  EXPECT_TRUE(says("releases workers after 60 s")) << last_.reason;
   now_ += seconds(59);
   EXPECT_EQ(want(0), 5u);
   now_ += seconds(1);
@@ -126,7 +126,7 @@ TEST_F(CapacityTest, RefusedWorkersAreAskedForAfterADoublingPause) {
     EXPECT_EQ(want(8), 4u);
     now_ += Duration(1);
     EXPECT_EQ(want(8), 8u);
-    EXPECT_TRUE(says("asked again")) << last_.reason;
+    EXPECT_TRUE(says("retrying")) << last_.reason;
     refuse(4);
   }
 }

@@ -314,8 +314,8 @@ TEST_F(RosterTest, WorkersGoToTrainersWhoseJobsTheyCanRun) {
   trainer_of(100, JobKind::kPlugin, torch);
   EXPECT_EQ(last_.declines,
             (std::vector<wire::TrainerRoster::Decline>{
-                {1, "it runs Python, and the dataset is a plug-in; start penstock-worker for it"},
-                {3, "it has torch 2.12, and the job is made with torch 2.11; install the same version on both"}}));
+                {1, "it runs Python, but the dataset is a plug-in; start penstock-worker for it"},
+                {3, "it has torch 2.12, but the job uses torch 2.11; install the same version on both"}}));
 }
 
 // A validation loader is made anew for each validation. Each of them counted for kFirstDemand, so that a pool that

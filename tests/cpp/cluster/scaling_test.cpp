@@ -276,7 +276,7 @@ TEST(Scaling, AJobThatMayHaveNoMoreIsToldSo) {
   job.granted_max = 6;
   job.train(seconds(60));
   EXPECT_EQ(job.scaler.demand(), 6U);
-  EXPECT_NE(job.scaler.reason().find("but it may have no more than 6;"), std::string::npos) << job.scaler.reason();
+  EXPECT_NE(job.scaler.reason().find("but it may have at most 6;"), std::string::npos) << job.scaler.reason();
 }
 
 TEST(Scaling, PausesAreNotStarvation) {
