@@ -97,7 +97,7 @@ void Controller::receive(const net::ServerReceipt& receipt, Instant now) {
   }
   if (receipt.parts.size() != 1)
     return refuse(receipt.peer, "a message of " + std::to_string(receipt.parts.size()) + " parts was sent to the " +
-                                    "controller, which takes messages of one");
+                                    "controller, which accepts only messages of one part");
   const auto message = wire::parse_control(receipt.parts.front().bytes());
   if (!message) return refuse(receipt.peer, message.error().message);
   take(receipt.peer, message.value(), now);
@@ -141,8 +141,9 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
 bool Controller::is_own_run(const net::Peer& peer, uint64_t id, const wire::RunSecret& secret, Instant now) {
   if (net::run_id_of(peer.identity.key, secret) == id) return true;
   const std::string what(net::role_name(peer.identity.role));
-  note_offence(peer, "claimed to be " + what + " " + spoken_id(id) + " and is not", now);
-  refuse(peer, what + " " + spoken_id(id) + " is a run of another key or process; a process reports its own run alone");
+  note_offence(peer, "claimed to be " + what + " " + spoken_id(id) + ", but is not", now);
+  refuse(peer,
+         what + " " + spoken_id(id) + " belongs to another key or process; a process must report only its own run");
   return false;
 }
 
@@ -185,16 +186,16 @@ bool Controller::may_come(const net::Peer& peer, const std::string& what, Instan
   const std::string key_name = name_of_key(peer);
   if (roster_.is_settled(now) && !newcomers_.take(key_name, now)) {
     const std::string most = std::to_string(static_cast<int>(cluster::kNewcomersPerSecond)) + " new ones a second";
-    note_offence(peer, "is one " + what + " more than the " + most + " that a key may bring", now);
-    refuse_for_now(peer, "the key of " + key_name + " brings more " + what + "s than " + most +
-                             ", the most that a key may; this one waits for its turn");
+    note_offence(peer, "connected one " + what + " more than the limit of " + most + " per key", now);
+    refuse_for_now(peer, "the key of " + key_name + " connects more " + what + "s than the limit of " + most +
+                             "; this one has to wait");
     return false;
   }
   const bool has_room = peer.identity.role == Role::kWorker ? roster_.make_room_for_worker(holder_of(peer), now)
                                                             : roster_.make_room_for_trainer(peer.user, now);
   if (!has_room)
-    refuse_for_now(peer, "this pool has " + std::to_string(cluster::kPoolCountMax) + " " + what +
-                             "s, the most that it can have; wait until some end, or start another controller");
+    refuse_for_now(peer, "this pool already has " + std::to_string(cluster::kPoolCountMax) + " " + what +
+                             "s, which is the maximum; wait until some end, or start another controller");
   return has_room;
 }
 
@@ -228,8 +229,8 @@ void Controller::take_of_operator(const net::Peer& peer, const wire::ControlMess
 }
 
 void Controller::refuse_role(const net::Peer& peer) {
-  refuse(peer, "the key that was shown is that of a " + std::string(net::role_name(peer.identity.role)) +
-                   ", which may not send this to a controller; use the key of the role that may");
+  refuse(peer, "the key belongs to a " + std::string(net::role_name(peer.identity.role)) +
+                   ", which may not send this request to a controller; use a key of the right role");
 }
 
 void Controller::refuse(const net::Peer& peer, std::string reason) {

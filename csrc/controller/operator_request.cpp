@@ -60,7 +60,7 @@ Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const
     auto received = client.try_receive(receipt);
     if (!received) return received.error();
     if (received.value()) {
-      if (receipt.parts.size() != 1) return Fault{Errc::kMalformed, "the controller's answer is not in one part"};
+      if (receipt.parts.size() != 1) return Fault{Errc::kMalformed, "the controller's answer must have one part"};
       auto answer = wire::parse_control(receipt.parts.front().bytes());
       if (!answer) return answer.error();
       if (auto* refused = std::get_if<wire::Refusal>(&answer.value()))
@@ -69,15 +69,15 @@ Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const
     }
     const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
     if (!client.lookup_failure().empty()) {
-      return Fault{Errc::kClosed, "the controller at " + endpoint.text() + " cannot be found: this machine knows no " +
-                                      "address of that name (" + client.lookup_failure() +
-                                      "); correct the name, or give its address"};
+      return Fault{Errc::kClosed, "the controller at " + endpoint.text() + " cannot be resolved: no " +
+                                      "address is known for this name (" + client.lookup_failure() +
+                                      "); correct the name, or use its address"};
     }
     if (left.count() <= 0) {
       if (!refusal.empty()) return Fault{Errc::kClosed, refusal};
       return Fault{Errc::kTimeout, "no controller answered at " + endpoint.text() +
                                        "; start one there (penstock controller --bind " + endpoint.text() +
-                                       "), or name the address of the one that runs"};
+                                       "), or pass the address of the running controller"};
     }
     const auto due = client.due_at();
     const auto timeout = due ? std::min(left, wait_time(due, clock_now())) : left;

@@ -54,7 +54,7 @@ cluster::CostFactors factors_of(const wire::CostsRequest& request,
 
 std::string costs_json(const cluster::CostLedger& ledger, const cluster::CostFactors& factors, Instant now,
                        size_t bytes_max) {
-  PENSTOCK_ASSERT(bytes_max >= kCostsBytesMin, "costs were asked for that have room for nobody");
+  PENSTOCK_ASSERT(bytes_max >= kCostsBytesMin, "bytes_max is too small for costs");
   std::string json = "{\"factors\": {\"price_per_hour\": " + exact_or_null(factors.price_per_hour);
   json += ", \"energy_price_per_kwh\": " + exact_or_null(factors.energy_price_per_kwh);
   json += ", \"gco2_per_kwh\": " + exact_or_null(factors.gco2_per_kwh) + "}";

@@ -139,7 +139,7 @@ std::string offences_json(const Offences& offences, Instant now) {
 std::string status_json(const cluster::Roster& roster, const cluster::PoolScaling& scaling,
                         const std::map<uint64_t, KnownPlan>& plans, const ControllerStanding& standing, Instant now,
                         size_t bytes_max) {
-  PENSTOCK_ASSERT(bytes_max >= kStatusBytesMin, "a status was asked for that has room for nobody");
+  PENSTOCK_ASSERT(bytes_max >= kStatusBytesMin, "bytes_max is too small for a status");
   std::string json = "{\"controller\": {\"id\": " + json_quoted(spoken_id(roster.controller_id()));
   json +=
       ", \"endpoint\": " + json_quoted(standing.endpoint) + ", \"is_settled\": " + yes_or_no(roster.is_settled(now));

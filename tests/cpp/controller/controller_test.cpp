@@ -352,7 +352,7 @@ TEST_F(ControllerTest, RunsOfOthersAreNeitherReportedNorEndedNorPlanned) {
   const auto expect_refused = [](const ControlMessage& answer) {
     const auto* refusal = std::get_if<wire::Refusal>(&answer);
     ASSERT_NE(refusal, nullptr);
-    EXPECT_NE(refusal->reason.find(" is a run of another key or process"), std::string::npos) << refusal->reason;
+    EXPECT_NE(refusal->reason.find(" belongs to another key or process"), std::string::npos) << refusal->reason;
   };
   wire::TrainerReport with_id_alone = trainer(9);
   with_id_alone.secret = {};
