@@ -86,9 +86,9 @@ std::string BatchReader::in_hand() const {
 
 int64_t BatchReader::checked(int64_t index) const {
   if (index >= 0 && index < size_) return index;
-  throw Error(ErrorKind::kValue, "the sampler gave index " + std::to_string(index) + " for a dataset of " +
-                                     std::to_string(size_) + " samples; 0 to " + std::to_string(size_ - 1) +
-                                     " is expected");
+  throw Error(ErrorKind::kValue, "the sampler returned index " + std::to_string(index) + " for a dataset of " +
+                                     std::to_string(size_) + " samples, but must return indices from 0 to " +
+                                     std::to_string(size_ - 1) + ", inclusive");
 }
 
 Value BatchReader::gather(const TensorDataset& rows, std::span<const int64_t> indices, Memory& memory) const {

@@ -28,14 +28,14 @@ std::string path_text(const Collator::Path& path) {
 
 [[noreturn]] void refuse(const std::string& text, const Collator::Path& path) {
   const std::string where = path_text(path);
-  throw Error(ErrorKind::kValue, where.empty() ? text : text + "; it is the part " + where + " of the samples");
+  throw Error(ErrorKind::kValue, where.empty() ? text : text + "; it is part " + where + " of the samples");
 }
 
 void check_tensor(const at::Tensor& tensor, const Collator::Path& path) {
-  if (!tensor.defined()) refuse("a sample has an undefined tensor; give it a value", path);
+  if (!tensor.defined()) refuse("a sample contains an undefined tensor; define it", path);
   if (tensor.layout() != at::kStrided || !tensor.device().is_cpu() || tensor.is_quantized()) {
-    refuse("a sample has a tensor of " + std::string(toString(tensor.scalar_type())) + " on " + tensor.device().str() +
-               " that has no rows to copy; a dense tensor on the CPU is expected",
+    refuse("a sample contains a tensor of " + std::string(toString(tensor.scalar_type())) + " on " +
+               tensor.device().str() + "; it must be a dense CPU tensor",
            path);
   }
 }
@@ -90,7 +90,7 @@ void Collator::add_row(Column& column, const Value& part, const Path& path) {
     const bool is_wide = column.kind == Kind::kNumber && part.kind() == Kind::kInteger;
     if (!is_wide) {
       refuse("the samples of a batch differ: sample " + std::to_string(count_) + " has " + part.describe() +
-                 ", which the first has in another kind; every sample must have the same structure",
+                 ", which has another type in the first sample; all samples must have the same structure",
              path);
     }
   }
@@ -125,7 +125,7 @@ void Collator::add_row(Column& column, const Value& part, const Path& path) {
         }
         if (found == nullptr) {
           refuse("sample " + std::to_string(count_) + " has no entry " + key.describe() +
-                     ", which the first sample of its batch has; every sample must have the same entries",
+                     ", which the first sample of its batch has; all samples must have the same entries",
                  path);
         }
         add_row(column.parts[index], *found, {.parent = &path, .key = &key});

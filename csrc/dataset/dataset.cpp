@@ -12,21 +12,22 @@ std::shared_ptr<Dataset> Dataset::clone() const { return nullptr; }
 SampleStream::~SampleStream() = default;
 std::optional<Value> SampleStream::state() const { return std::nullopt; }
 void SampleStream::load(const Value&) {
-  throw Error(ErrorKind::kUnsupported,
-              "a SampleStream that has a state() has no load(); override both, or neither to be read again");
+  throw Error(
+      ErrorKind::kUnsupported,
+      "a SampleStream with a state() must have a load(); override both, or neither to have the stream read again");
 }
 
 IterableDataset::~IterableDataset() = default;
 
 TensorDataset::TensorDataset(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {
-  if (tensors_.empty()) throw Error(ErrorKind::kValue, "TensorDataset was given no tensor; one or more are expected");
+  if (tensors_.empty()) throw Error(ErrorKind::kValue, "TensorDataset requires at least one tensor, got none");
   for (const at::Tensor& tensor : tensors_) {
     const bool has_rows = tensor.defined() && tensor.layout() == at::kStrided && tensor.dim() > 0 &&
                           tensor.device().is_cpu() && tensor.is_contiguous();
     if (!has_rows) {
-      throw Error(ErrorKind::kValue,
-                  "TensorDataset was given a tensor without rows to copy; contiguous tensors on the CPU with at least "
-                  "one dimension are expected; call cpu() or contiguous()");
+      throw Error(
+          ErrorKind::kValue,
+          "TensorDataset requires contiguous CPU tensors with at least one dimension; call cpu() or contiguous()");
     }
     if (tensor.size(0) != tensors_.front().size(0)) {
       throw Error(ErrorKind::kValue, "Size mismatch between tensors: TensorDataset was given tensors of " +

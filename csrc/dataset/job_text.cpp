@@ -36,7 +36,7 @@ std::optional<wire::BlobId> from_hex(std::string_view text) {
 
 Fault malformed() {
   return {Errc::kMalformed,
-          "a worker cannot read what it was sent as a job; install the same version of penstock on both"};
+          "a worker cannot read the job that it received; install the same version of penstock on both"};
 }
 
 Result<Value> read_header(std::span<const std::byte> blob) {
@@ -57,11 +57,11 @@ Result<void> check_versions(const Value& header, const std::string& begin) {
   const std::string penstock = header["made_with"]["penstock"].text();
   const std::string torch = header["made_with"]["torch"].text();
   if (penstock != PENSTOCK_VERSION) {
-    return Fault{Errc::kUnsupported, begin + "the trainer has penstock " + penstock + " and the worker " +
+    return Fault{Errc::kUnsupported, begin + "the trainer has penstock " + penstock + ", but the worker has " +
                                          PENSTOCK_VERSION + "; install the same version on both"};
   }
   if (torch != own_torch()) {
-    return Fault{Errc::kUnsupported, begin + "the trainer has torch " + torch + " and the worker " + own_torch() +
+    return Fault{Errc::kUnsupported, begin + "the trainer has torch " + torch + ", but the worker has " + own_torch() +
                                          "; install the same version on both"};
   }
   return {};
@@ -123,8 +123,8 @@ Result<JobText> read_job(std::span<const std::byte> blob) {
   if (name == nullptr || name->kind() != Value::Kind::kText) return malformed();
   if (header.value().find("kind") == nullptr) {
     return Fault{Errc::kUnsupported, "the job '" + name->text() +
-                                         "' cannot run here: it is a Python trainer's, and this worker runs plug-ins "
-                                         "alone; start `penstock worker` for it"};
+                                         "' cannot run here: it belongs to a Python trainer, but this worker runs only "
+                                         "plug-ins; start `penstock worker` for it"};
   }
   try {
     return read_parts(header.value());

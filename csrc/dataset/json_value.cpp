@@ -24,8 +24,8 @@ Value read(const Json& json, uint32_t depth) {
     case Json::value_t::number_integer: return {json.get<int64_t>()};
     case Json::value_t::number_unsigned:
       if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
-        throw Error(ErrorKind::kValue, "a JSON text has the integer " + json.dump() + "; at most " +
-                                           std::to_string(INT64_MAX) + " is expected");
+        throw Error(ErrorKind::kValue, "a JSON text has the integer " + json.dump() + ", which must be at most " +
+                                           std::to_string(INT64_MAX) + "; use a smaller one");
       }
       return {json.get<int64_t>()};
     case Json::value_t::number_float: return {json.get<double>()};
@@ -53,7 +53,7 @@ Json write(const Value& value) {
     case Value::Kind::kInteger: return value.integer();
     case Value::Kind::kNumber:
       if (!std::isfinite(value.number()))
-        throw Error(ErrorKind::kValue, "JSON has no way to write the number " + value.describe());
+        throw Error(ErrorKind::kValue, "JSON cannot represent the number " + value.describe());
       return value.number();
     case Value::Kind::kText: return value.text();
     case Value::Kind::kList:
@@ -70,8 +70,7 @@ Json write(const Value& value) {
     case Value::Kind::kBytes:
     case Value::Kind::kTensor: break;
   }
-  throw Error(ErrorKind::kValue,
-              "JSON has no way to write " + value.describe() + "; numbers, text, lists and dicts are expected");
+  throw Error(ErrorKind::kValue, "JSON cannot represent " + value.describe() + "; use numbers, text, lists and dicts");
 }
 
 }  // namespace
@@ -80,7 +79,7 @@ Value Value::from_json(std::string_view text) {
   try {
     return read(Json::parse(text), 0);
   } catch (const Json::exception& error) {
-    throw Error(ErrorKind::kValue, std::string("a text is no JSON: ") + error.what());
+    throw Error(ErrorKind::kValue, std::string("a text is not valid JSON: ") + error.what());
   }
 }
 

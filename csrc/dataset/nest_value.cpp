@@ -15,8 +15,8 @@ using wire::NestTag;
 
 Result<void> write(const Value& value, uint32_t depth, NestedTensors& to) {
   if (depth >= wire::kNestDepthMax) {
-    return Fault{Errc::kMalformed, "a batch is nested deeper than " + std::to_string(wire::kNestDepthMax) +
-                                       " levels; put its parts next to each other"};
+    return Fault{Errc::kMalformed,
+                 "a batch is nested deeper than " + std::to_string(wire::kNestDepthMax) + " levels; flatten it"};
   }
   wire::NestWriter& nest = to.nest;
   switch (value.kind()) {
@@ -28,7 +28,7 @@ Result<void> write(const Value& value, uint32_t depth, NestedTensors& to) {
     case Kind::kBytes: nest.bytes(value.bytes()); return {};
     case Kind::kTensor:
       if (!value.tensor().defined())
-        return Fault{Errc::kMalformed, "a batch has an undefined tensor; give it a value, or leave it out"};
+        return Fault{Errc::kMalformed, "a batch contains an undefined tensor; define or omit it"};
       nest.tensor(static_cast<uint32_t>(to.tensors.size()));
       to.tensors.push_back(value.tensor());
       return {};
@@ -95,7 +95,7 @@ class Reader {
         if (auto number = read_scalar(token.dtype, token.text)) return *std::move(number);
         return refuse("a numpy scalar of dtype " + std::string(token.dtype));
       case NestTag::kBigInteger: return refuse("an integer of more than 64 bits");
-      case NestTag::kPickle: return refuse("an object of a Python class, which was pickled");
+      case NestTag::kPickle: return refuse("a pickled Python object");
       case NestTag::kList: return read_items(token.count, &Value::list);
       case NestTag::kTuple:
       case NestTag::kNamedTuple: return read_items(token.count, &Value::tuple);
@@ -128,8 +128,8 @@ class Reader {
   }
 
   static Fault refuse(const std::string& what) {
-    return {Errc::kUnsupported, "the batch has " + what +
-                                    ", which no C++ type stands for; make it a tensor, a number or text in the dataset "
+    return {Errc::kUnsupported, "the batch contains " + what +
+                                    ", which has no C++ type; make it a tensor, a number or text in the dataset "
                                     "or its collate_fn"};
   }
 

@@ -13,7 +13,7 @@ Result<std::vector<std::byte>> pack_value(const Value& value) {
   const auto nested = write_value(value);
   if (!nested) return nested.error();
   if (!nested.value().tensors.empty())
-    return Fault{Errc::kMalformed, "a state has a tensor; numbers, text, lists and dicts are expected"};
+    return Fault{Errc::kMalformed, "a state must consist of numbers, text, lists and dicts, got a tensor"};
   return wire::write_packed_record({.tensors = {}, .boundary_keys = {}, .nest = nested.value().nest.view()}, {});
 }
 

@@ -22,7 +22,7 @@ DistributedSampler::DistributedSampler(int64_t dataset_size, const Options& opti
                                        std::to_string(options.num_replicas - 1) + "]");
   }
   if (dataset_size < 1)
-    throw Error(ErrorKind::kValue, "a dataset of " + std::to_string(dataset_size) + " samples has none to share out");
+    throw Error(ErrorKind::kValue, "a dataset of " + std::to_string(dataset_size) + " samples has none to distribute");
   sample_count_ = dataset_size / options.num_replicas;
   if (!options.drop_last && dataset_size % options.num_replicas != 0) ++sample_count_;
   position_ = sample_count_;

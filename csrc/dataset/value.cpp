@@ -15,7 +15,7 @@ std::string in_quotes(std::string_view text) { return "'" + std::string(text) + 
 
 [[noreturn]] void throw_wrong_kind(const Value& value, const char* wanted) {
   throw Error(ErrorKind::kValue, "a value is " + value.describe() + "; " + wanted +
-                                     " was asked for; see what the dataset gives, or read it as what it is");
+                                     " was requested; check the values of the dataset, or read it as its type");
 }
 
 }  // namespace
@@ -91,13 +91,13 @@ size_t Value::size() const { return kind() == Kind::kDict ? entries().size() : i
 const Value& Value::operator[](size_t index) const {
   if (kind() != Kind::kList && kind() != Kind::kTuple) throw_wrong_kind(*this, "a part by its place");
   if (index < items().size()) return items()[index];
-  throw Error(ErrorKind::kValue, "part " + std::to_string(index) + " was asked for of " + describe());
+  throw Error(ErrorKind::kValue, "part " + std::to_string(index) + " was requested from " + describe());
 }
 
 const Value& Value::operator[](std::string_view name) const {
   if (kind() != Kind::kDict) throw_wrong_kind(*this, ("the part " + in_quotes(name)).c_str());
   if (const Value* found = find(name)) return *found;
-  throw Error(ErrorKind::kValue, "the part " + in_quotes(name) + " was asked for of " + describe());
+  throw Error(ErrorKind::kValue, "the part " + in_quotes(name) + " was requested from " + describe());
 }
 
 const Value* Value::find(std::string_view name) const {
@@ -133,7 +133,7 @@ namespace detail {
 
 void throw_misfit(const std::string& where, const std::string& wanted, const Value& seen) {
   throw Error(ErrorKind::kValue, where + " is " + seen.describe() + "; " + wanted +
-                                     " is expected; see what the dataset gives, or change the type it is read as");
+                                     " is expected; check the values of the dataset, or change the type to read");
 }
 
 const Value& field_of(const Value& value, std::string_view field, size_t position, size_t field_count,
@@ -141,15 +141,15 @@ const Value& field_of(const Value& value, std::string_view field, size_t positio
   if (value.kind() == Value::Kind::kDict) {
     if (const Value* found = value.find(field)) return *found;
     throw Error(ErrorKind::kValue, where + " is read as a " + type_name + ", whose field " + in_quotes(field) +
-                                       " it does not have: it is " + value.describe() +
-                                       "; name the field as the dataset does");
+                                       " is missing: it is " + value.describe() +
+                                       "; use the dataset's name of the field");
   }
   if (value.kind() != Value::Kind::kList && value.kind() != Value::Kind::kTuple)
     throw_misfit(where, std::string("a dict or a list, for a ") + type_name, value);
   if (value.size() != field_count) {
     throw Error(ErrorKind::kValue, where + " is read as a " + type_name + " of " + std::to_string(field_count) +
-                                       " fields, and it is " + value.describe() +
-                                       "; a struct is read from a list with as many parts as it has fields");
+                                       " fields, but it is " + value.describe() +
+                                       "; a struct requires a list with one part for each field");
   }
   return value[position];
 }

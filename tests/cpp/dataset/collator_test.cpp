@@ -80,10 +80,9 @@ TEST_F(CollatorTest, EmptyTensorsMakeAnEmptyBatch) {
 }
 
 TEST_F(CollatorTest, SamplesThatDifferAreRefusedByTheirPlace) {
-  EXPECT_EQ(
-      refusal({Value::dict({{"x", at::zeros({3, 4})}}), Value::dict({{"x", at::zeros({3, 5})}})}),
-      "stack expects each tensor to be equal size, but got [3, 4] at entry 0 and [3, 5] at entry 1; it is the part "
-      "['x'] of the samples");
+  EXPECT_EQ(refusal({Value::dict({{"x", at::zeros({3, 4})}}), Value::dict({{"x", at::zeros({3, 5})}})}),
+            "stack expects each tensor to be equal size, but got [3, 4] at entry 0 and [3, 5] at entry 1; it is part "
+            "['x'] of the samples");
   EXPECT_NE(refusal({at::zeros({1}), at::zeros({1}, at::kLong)}).find("one dtype, but got Float at entry 0 and Long"),
             std::string::npos);
   EXPECT_NE(refusal({Value::list({1, 2}), Value::list({1})}).find("should be of equal size"), std::string::npos);

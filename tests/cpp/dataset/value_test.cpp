@@ -36,9 +36,9 @@ TEST(Value, ReadAsWhatItIsNotSaysWhatItIs) {
   const Value value = Value::dict({{"image", at::arange(3)}, {"label", 3}});
   EXPECT_NE(refusal([&] { value.tensor(); }).find("a dict with 'image', 'label'; a tensor was asked for"),
             std::string::npos);
-  EXPECT_NE(refusal([&] { value["mask"]; }).find("'mask' was asked for of a dict with 'image', 'label'"),
+  EXPECT_NE(refusal([&] { value["mask"]; }).find("'mask' was requested from a dict with 'image', 'label'"),
             std::string::npos);
-  EXPECT_NE(refusal([&] { Value::list({1})[1]; }).find("part 1 was asked for of a list of 1"), std::string::npos);
+  EXPECT_NE(refusal([&] { Value::list({1})[1]; }).find("part 1 was requested from a list of 1"), std::string::npos);
 }
 
 TEST(Value, JsonComesBack) {
@@ -80,7 +80,7 @@ TEST(Fields, WhatDoesNotFitIsNamed) {
   };
   EXPECT_NE(read(Value::dict({{"amount", at::arange(2)}})).find("read as a Purchase, whose field 'customer'"),
             std::string::npos);
-  EXPECT_NE(read(Value::list({1, 2})).find("a Purchase of 3 fields, and it is a list of 2"), std::string::npos);
+  EXPECT_NE(read(Value::list({1, 2})).find("a Purchase of 3 fields, but it is a list of 2"), std::string::npos);
   EXPECT_NE(read(Value::list({1, 2, "x"})).find("batch['amount'] is 1; a tensor is expected"), std::string::npos);
   EXPECT_NE(read(at::arange(2)).find("a dict or a list, for a Purchase"), std::string::npos);
 }
