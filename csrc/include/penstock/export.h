@@ -10,8 +10,7 @@
 #define PENSTOCK_VERSION "0.1.0"
 
 #if defined(_GLIBCXX_USE_CXX11_ABI) && !_GLIBCXX_USE_CXX11_ABI
-#error \
-    "penstock is built with _GLIBCXX_USE_CXX11_ABI=1, as torch is; leave the definition out of the compiler's options"
+#error "penstock is built with _GLIBCXX_USE_CXX11_ABI=1, as torch is; remove the definition from the compiler options"
 #endif
 
 // Exports a symbol: the library is built with hidden visibility.

@@ -77,7 +77,7 @@ class TorchDataset final : public Dataset {
 
   int64_t size() const override {
     const std::optional<size_t> size = dataset_.size();
-    if (!size) throw Error(ErrorKind::kValue, "the torch::data dataset has no size(), which a dataset by index needs");
+    if (!size) throw Error(ErrorKind::kValue, "a torch::data dataset that is read by index must have a size()");
     return static_cast<int64_t>(*size);
   }
 
@@ -119,7 +119,7 @@ class TorchStreams final : public IterableDataset {
 
   std::unique_ptr<SampleStream> open(const Shard& shard, Draws&) override {
     if (shard.count != 1) {
-      throw Error(ErrorKind::kValue, "a stateful torch::data dataset is one stream, and the loader reads it in " +
+      throw Error(ErrorKind::kValue, "a stateful torch::data dataset is one stream, but the loader reads it in " +
                                          std::to_string(shard.count) + " shards; set Options::shards to 1");
     }
     dataset_->reset();
