@@ -74,7 +74,7 @@ std::optional<PeerIdentity> PeerIdentity::parse(std::string_view user_id) {
 Authenticator::Authenticator(SocketContext& context)
     : context_(context),
       socket_(nullptr, &zmq_close),
-      loop_("pk_keys", "which checks the keys of those who connect", *this) {}
+      loop_("pk_keys", "which checks the keys of connecting clients", *this) {}
 
 Result<std::unique_ptr<Authenticator>> Authenticator::start(SocketContext& context) {
   auto authenticator = std::make_unique<Authenticator>(context);
@@ -154,7 +154,7 @@ Result<void> Authenticator::begin() {
   if (socket_ && zmq_setsockopt(socket_.get(), ZMQ_LINGER, &zero, sizeof zero) == 0 &&
       zmq_bind(socket_.get(), kZapEndpoint) == 0)
     return {};
-  const Fault error{Errc::kFailed, std::string("starting to check keys failed: ") + zmq_strerror(zmq_errno())};
+  const Fault error{Errc::kFailed, std::string("starting the key check failed: ") + zmq_strerror(zmq_errno())};
   socket_.reset();  // on the thread that made it
   return error;
 }
@@ -179,7 +179,7 @@ void Authenticator::take_look(const std::string& domain, Result<std::optional<Ch
   Allowed& allowed = found->second;
   if (!look) {
     if (std::exchange(allowed.trouble, look.error().message) == look.error().message) return;
-    allowed.notices.push_back("cannot read its keys again, and goes by those that it has: " + allowed.trouble);
+    allowed.notices.push_back("cannot reload its keys, and continues with the current ones: " + allowed.trouble);
   } else {
     allowed.trouble.clear();
     if (!look.value()) return;
@@ -202,7 +202,7 @@ long Authenticator::sleep_ms() const {
 Result<bool> Authenticator::wait(int wake_fd, bool may_sleep) {
   zmq_pollitem_t items[] = {{socket_.get(), 0, ZMQ_POLLIN, 0}, {nullptr, wake_fd, ZMQ_POLLIN, 0}};
   if (zmq_poll(items, 2, may_sleep ? sleep_ms() : 0) < 0 && zmq_errno() != EINTR)
-    return Fault{Errc::kFailed, std::string("waiting for keys to check failed: ") + zmq_strerror(zmq_errno())};
+    return Fault{Errc::kFailed, std::string("waiting for key requests failed: ") + zmq_strerror(zmq_errno())};
   return (items[1].revents & ZMQ_POLLIN) != 0;
 }
 
@@ -214,7 +214,7 @@ Result<void> Authenticator::serve() {
   if (request.empty()) return {};
   const auto user_id = admit(request);
   const Frames reply = {std::string(kZapVersion), request.size() > kRequestId ? request[kRequestId] : std::string(),
-                        user_id ? "200" : "400",  user_id ? "OK" : "neither this key nor this ticket is allowed here",
+                        user_id ? "200" : "400",  user_id ? "OK" : "this key or token is not accepted here",
                         user_id.value_or(""),     std::string()};
   for (size_t index = 0; index < reply.size(); ++index) {
     const int more = index + 1 < reply.size() ? ZMQ_SNDMORE : 0;

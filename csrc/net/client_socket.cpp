@@ -53,7 +53,7 @@ Result<std::unique_ptr<ClientSocket>> ClientSocket::begin_with(SocketContext& co
   if (!socket) return socket.error();
   if (endpoint.port == 0 || endpoint.host == "*") {
     return Fault{Errc::kMalformed, "connecting to " + endpoint.text() +
-                                       " failed: it names no single server; name the host and port of one"};
+                                       " failed: the address must name one server; pass its host and port"};
   }
   auto monitor = ConnectionMonitor::watch(context, socket.value()->handle());
   if (!monitor) return monitor.error();

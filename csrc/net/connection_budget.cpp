@@ -14,7 +14,7 @@ ConnectionBudget::Limits ConnectionBudget::limits_under(uint64_t descriptor_limi
 }
 
 void ConnectionBudget::add(int id, const Address& address, Instant now) {
-  PENSTOCK_ASSERT(!has(id), "connection ", id, " is there already");
+  PENSTOCK_ASSERT(!has(id), "connection ", id, " already exists");
   put(id, {.stage = HandshakeStage::kSilent, .address = address, .accepted_at = now});
 }
 
@@ -27,7 +27,7 @@ void ConnectionBudget::put(int id, const Place& place) {
 
 void ConnectionBudget::advance(int id, HandshakeStage stage) {
   Place place = places_.at(id);
-  PENSTOCK_ASSERT(stage > place.stage, "a handshake does not go back");
+  PENSTOCK_ASSERT(stage > place.stage, "a handshake cannot return to an earlier stage");
   place.stage = stage;
   remove(id);
   put(id, place);
@@ -35,7 +35,7 @@ void ConnectionBudget::advance(int id, HandshakeStage stage) {
 
 void ConnectionBudget::remove(int id) {
   const auto place = places_.find(id);
-  PENSTOCK_ASSERT(place != places_.end(), "there is no connection ", id);
+  PENSTOCK_ASSERT(place != places_.end(), "unknown connection ", id);
   Stage& its = at(place->second.stage);
   const auto queue = its.queues.find(place->second.address);
   std::erase_if(queue->second, [id](const Connection& connection) { return connection.id == id; });

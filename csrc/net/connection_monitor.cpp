@@ -43,28 +43,27 @@ bool try_receive_event(void* socket, std::array<std::byte, kEventBytes>& event) 
 
 // Why a server ended the connection during the key exchange, as far as the client can know.
 std::string closed_reason(uint32_t error_number) {
-  return std::string("the connection ended while keys were exchanged (") +
+  return std::string("the connection closed during the key exchange (") +
          std::strerror(static_cast<int>(error_number)) +
-         "): the server has another key than the one expected of it, is going down, or closed it to make room, as too "
-         "many connect that show no key; both sides must have the keys of one folder made by penstock keys";
+         "): the server has a different key than expected, is shutting down, or closed the connection because too many "
+         "clients without a key connect; both sides must have keys from the same folder, created by penstock keys";
 }
 
 std::string protocol_reason(uint32_t detail) {
   if (detail == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH) {
-    return "the server does not use CURVE; only servers of penstock can be connected to";
+    return "the server does not use CURVE; connect only to penstock servers";
   }
   if (detail == ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC) {
-    return "the server has another key than the one expected of it; both sides must have the keys of one folder made "
-           "by penstock keys";
+    return "the server has a different key than expected; both sides must have keys from the same folder, created by "
+           "penstock keys";
   }
-  return "the server does not speak ZeroMQ's protocol, or not this version of it; only servers of penstock can be "
-         "connected to";
+  return "the server does not use ZeroMQ's protocol, or not this version of it; connect only to penstock servers";
 }
 
 std::string key_reason(uint32_t status) {
-  return "the server does not let this key in (status " + std::to_string(status) +
-         "): it has other keys, or its role may not connect there; both sides must have the keys of one folder made by "
-         "penstock keys";
+  return "the server does not accept this key (status " + std::to_string(status) +
+         "): it has other keys, or its role may not connect there; both sides must have keys from the same folder, "
+         "created by penstock keys";
 }
 
 }  // namespace

@@ -52,10 +52,10 @@ DataClient::Outcome DataClient::try_receive() {
   piece_ = parsed.value();
   const wire::PieceHead& head = piece_.head;
   if (head.kind != wire::PieceHead::Kind::kPiece || head.sender != name_.worker_id || head.link != name_.link)
-    return fail("it is of another link");
+    return fail("it belongs to another connection");
   if (head.counter != counter_ + 1) {
-    return fail("it is number " + std::to_string(head.counter) + " of its link, and number " +
-                std::to_string(counter_ + 1) + " is due: messages were lost, repeated or put in another order");
+    return fail("it is number " + std::to_string(head.counter) + " of its connection, but number " +
+                std::to_string(counter_ + 1) + " was expected: messages were lost, repeated or reordered");
   }
   ++counter_;
   return Outcome::kPiece;
@@ -63,7 +63,7 @@ DataClient::Outcome DataClient::try_receive() {
 
 bool DataClient::open(std::span<std::byte> room) {
   if (opener_.open(piece_.head.counter, piece_.head_bytes, piece_.sealed, room)) return true;
-  fault_ = "its seal does not fit: it was changed on its way, or comes from somebody else";
+  fault_ = "its authentication tag is wrong: it was changed in transit, or has another sender";
   return false;
 }
 

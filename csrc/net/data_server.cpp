@@ -83,7 +83,7 @@ bool DataServer::joins(const ReceivedMessage& message) {
 Result<void> DataServer::send(wire::PieceHead head, std::span<const std::byte> piece) {
   PENSTOCK_ASSERT(has_room() && session_ && piece.size() <= wire::kPieceBytesMax);
   if (session_->counter == kSealedCountMax)
-    return Fault{Errc::kClosed, "the key of this link has sealed as many pieces as one key may"};
+    return Fault{Errc::kClosed, "the key of this connection has reached its limit of encrypted chunks"};
   head.kind = wire::PieceHead::Kind::kPiece;
   head.sender = options_.worker_id;
   head.link = session_->link;

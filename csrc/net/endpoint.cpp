@@ -41,22 +41,22 @@ std::optional<uint16_t> parse_port(std::string_view text) {
 }  // namespace
 
 Result<Endpoint> Endpoint::parse(std::string_view text) {
-  if (!text.starts_with(kScheme)) return bad_endpoint(text, "it does not begin with tcp://");
+  if (!text.starts_with(kScheme)) return bad_endpoint(text, "it does not start with tcp://");
   const std::string_view rest = text.substr(kScheme.size());
   const size_t colon = rest.rfind(':');
   if (colon == std::string_view::npos) return bad_endpoint(text, "it has no port");
   const auto port = parse_port(rest.substr(colon + 1));
-  if (!port) return bad_endpoint(text, "its port is no number from 0 to 65535");
+  if (!port) return bad_endpoint(text, "its port must be a number from 0 to 65535");
   std::string_view host = rest.substr(0, colon);
   if (host.starts_with('[') && host.ends_with(']')) {
     host = host.substr(1, host.size() - 2);
-    if (!is_ipv6_number(std::string(host))) return bad_endpoint(text, "there is no IPv6 address in its brackets");
+    if (!is_ipv6_number(std::string(host))) return bad_endpoint(text, "the brackets do not contain an IPv6 address");
   } else if (host.find(':') != std::string_view::npos) {
-    return bad_endpoint(text, "an IPv6 address stands in brackets");
+    return bad_endpoint(text, "an IPv6 address must be in brackets");
   } else if (host.empty() || host.size() > kHostLengthMax) {
-    return bad_endpoint(text, "its host has " + std::to_string(host.size()) + " characters, and has 1 to 253");
+    return bad_endpoint(text, "its host has " + std::to_string(host.size()) + " characters, but must have 1 to 253");
   } else if (host != kEveryInterface && !std::all_of(host.begin(), host.end(), is_name_character)) {
-    return bad_endpoint(text, "its host has characters that no name or address has");
+    return bad_endpoint(text, "its host has characters that are invalid in names and addresses");
   }
   return Endpoint{.host = std::string(host), .port = *port};
 }
@@ -71,7 +71,7 @@ Result<HostAddress> resolve_bind_address(const Endpoint& endpoint) {
   auto address = look_up(endpoint.host);
   if (address) return address;
   return Fault{Errc::kFailed, "looking up " + endpoint.host + " failed: " + address.error().message +
-                                  "; name an address or host of this machine, or * for every interface"};
+                                  "; use an address or host name of this machine, or * for all interfaces"};
 }
 
 }  // namespace penstock::net

@@ -20,7 +20,7 @@ HolderBudget::Limits HolderBudget::limits_under(uint64_t descriptor_limit, const
 }
 
 void HolderBudget::add(int id, const Address& address) {
-  PENSTOCK_ASSERT(!has(id), "connection ", id, " is there already");
+  PENSTOCK_ASSERT(!has(id), "connection ", id, " already exists");
   put(id, {.is_quiet = true, .group = std::string(address.begin(), address.end()), .order = ++added_count_});
 }
 
@@ -41,7 +41,7 @@ void HolderBudget::put(int id, Place place) {
 
 void HolderBudget::remove(int id) {
   const auto place = places_.find(id);
-  PENSTOCK_ASSERT(place != places_.end(), "there is no connection ", id);
+  PENSTOCK_ASSERT(place != places_.end(), "unknown connection ", id);
   Part& part = part_of(place->second);
   const auto queue = part.queues.find(place->second.group);
   queue->second.erase(place->second.order);

@@ -64,7 +64,7 @@ std::optional<HostAddress> first_of(const AddressList& list) {
 Result<HostAddress> look_up(const std::string& host) {
   int error = 0;
   if (const auto address = first_of(addresses_of(host, 0, error))) return *address;
-  return Fault{Errc::kFailed, error == 0 ? "it has no address of TCP" : ::gai_strerror(error)};
+  return Fault{Errc::kFailed, error == 0 ? "it has no TCP address" : ::gai_strerror(error)};
 }
 
 std::optional<HostAddress> address_of_number(const std::string& host) {

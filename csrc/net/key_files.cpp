@@ -28,12 +28,12 @@ Result<void> check_owner_and_mode(const struct stat& status, const std::string& 
   if (status.st_uid != ::geteuid()) {
     return key_error(Errc::kMismatch, path,
                      "it belongs to the user with id " + std::to_string(status.st_uid) +
-                         " and this process runs as the one with id " + std::to_string(::geteuid()),
-                     "use keys of your own, and trust no keys that others can change");
+                         " but this process runs as the user with id " + std::to_string(::geteuid()),
+                     "use your own keys, and do not trust keys that others can change");
   }
   if ((status.st_mode & kOthersMode) != 0) {
-    return key_error(Errc::kMismatch, path, "its mode is " + octal_mode(status.st_mode) + ", which lets others at it",
-                     "make new keys if others may have read them, else run chmod go= " + path);
+    return key_error(Errc::kMismatch, path, "its mode is " + octal_mode(status.st_mode) + ", which gives others access",
+                     "create new keys if others may have read them, otherwise run chmod go= " + path);
   }
   return {};
 }
@@ -46,14 +46,14 @@ Result<std::string_view> read_key_file(int folder_fd, const std::string& folder,
   // Without O_NONBLOCK, opening a FIFO in place of the file would block.
   const FileDescriptor fd(::openat(folder_fd, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   if (!fd && errno == ELOOP) {
-    return key_error(Errc::kMismatch, path, "it is a symbolic link, and a key must be a file of its own",
-                     "put the file itself there");
+    return key_error(Errc::kMismatch, path, "it is a symbolic link, but a key must be a regular file",
+                     "replace the link with the file");
   }
   if (!fd) return key_system_error("opening the key", path, errno);
   struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) return key_system_error("looking at the key", path, errno);
+  if (::fstat(fd.get(), &status) != 0) return key_system_error("reading the status of the key", path, errno);
   if (!S_ISREG(status.st_mode)) {
-    return key_error(Errc::kMismatch, path, "it is not a regular file", "make keys with penstock keys");
+    return key_error(Errc::kMismatch, path, "it is not a regular file", "create keys with penstock keys");
   }
   if (auto checked = check_owner_and_mode(status, path); !checked) return checked.error();
   size_t length = 0;
@@ -68,16 +68,16 @@ Result<std::string_view> read_key_file(int folder_fd, const std::string& folder,
   if (status.st_size > static_cast<off_t>(kKeyFileBytes) || length < kKeyTextLength ||
       (length == kKeyFileBytes && !has_newline)) {
     return key_error(Errc::kMalformed, path,
-                     "it is " + std::to_string(status.st_size) + " bytes long and a key is " +
+                     "it is " + std::to_string(status.st_size) + " bytes long, but a key must have " +
                          std::to_string(kKeyTextLength) + " characters and a newline",
-                     "copy the file again, or make new keys with penstock keys");
+                     "copy the file again, or create new keys with penstock keys");
   }
   return text.text().substr(0, kKeyTextLength);
 }
 
 Fault not_z85(const std::string& path) {
-  return key_error(Errc::kMalformed, path, "its text is no Z85, which is how keys are written",
-                   "copy the file again, or make new keys with penstock keys");
+  return key_error(Errc::kMalformed, path, "its text is not Z85",
+                   "copy the file again, or create new keys with penstock keys");
 }
 
 Result<PublicKey> load_public(int folder_fd, const std::string& folder, const std::string& name) {
@@ -96,10 +96,10 @@ std::optional<Fault> other_role(int folder_fd, const std::string& folder, Role r
   if (has_secret(folder_fd, role)) return std::nullopt;
   for (const Role other : kRoles) {
     if (!has_secret(folder_fd, other)) continue;
-    return key_error(
-        Errc::kMismatch, folder,
-        "the folder has the keys of " + with_article(other) + " and this needs those of " + with_article(role),
-        "name a folder with " + key_file_name(role, ".secret"));
+    return key_error(Errc::kMismatch, folder,
+                     "the folder contains the keys of " + with_article(other) +
+                         ", but this process needs the keys of " + with_article(role),
+                     "pass a folder with " + key_file_name(role, ".secret"));
   }
   return std::nullopt;
 }
@@ -114,8 +114,8 @@ Result<RoleKeys> load_role_keys(int folder_fd, const std::string& folder) {
       return key_error(Errc::kMismatch, folder,
                        "the roles " + std::string(role_name(kRoles[before])) + " and " +
                            std::string(role_name(kRoles[place])) +
-                           " have the same key, and a key must stand for one role",
-                       "make new keys with penstock keys");
+                           " have the same key, but each role must have a different key",
+                       "create new keys with penstock keys");
     }
     keys[place] = key.value();
   }
@@ -132,8 +132,8 @@ Result<std::vector<std::string>> names_of(const Holders& holders, int folder_fd,
     if (names.size() == holders.count_max) {
       const std::string all = std::string(holders.what) + "s";
       return key_error(Errc::kMismatch, folder,
-                       "it has keys of more than " + std::to_string(holders.count_max) + " " + all,
-                       "remove those of " + all + " that have left");
+                       "it contains keys of more than " + std::to_string(holders.count_max) + " " + all,
+                       "remove the keys of " + all + " that have left");
     }
     names.emplace_back(name);
     return {};
@@ -175,7 +175,7 @@ Result<void> load_holders(const Holders& holders, int folder_fd, const std::stri
     if (!known.insert(key.value()).second)
       return key_error(Errc::kMismatch, folder,
                        "the " + what + " " + name + " has the key of a role, or of another user or machine",
-                       "make keys for each " + what + " with penstock keys --" + what);
+                       "create keys for each " + what + " with penstock keys --" + what);
     names.emplace(key.value(), name);
   }
   return {};
@@ -197,21 +197,21 @@ Fault key_error(Errc code, const std::string& path, const std::string& seen, con
 }
 
 Fault key_system_error(const std::string& what, const std::string& path, int error_number) {
-  const std::string remedy = error_number == ENOENT ? "; make keys with penstock keys, or correct the path" : "";
+  const std::string remedy = error_number == ENOENT ? "; create keys with penstock keys, or correct the path" : "";
   return {Errc::kFailed, what + " " + path + " failed: " + std::strerror(error_number) + remedy};
 }
 
 Fault no_key_pair(const std::string& folder, Role role) {
   return key_error(Errc::kMismatch, folder,
                    key_file_name(role, ".secret") + " does not belong to " + key_file_name(role, ".public"),
-                   "copy both from the folder that penstock keys made");
+                   "copy both from the folder created by penstock keys");
 }
 
 Result<FileDescriptor> open_key_folder(const std::string& folder) {
   FileDescriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) return key_system_error("opening the key folder", folder, errno);
   struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) return key_system_error("looking at the key folder", folder, errno);
+  if (::fstat(fd.get(), &status) != 0) return key_system_error("reading the status of the key folder", folder, errno);
   if (auto checked = check_owner_and_mode(status, folder); !checked) return checked.error();
   return fd;
 }

@@ -77,14 +77,14 @@ std::string spoken_change(const std::string& folder, Role own_role, const Public
     if (before.former[place] && !after.former[place]) retired.push_back(name);
   }
   std::string text = "has read the keys in " + folder + " again";
-  if (!removed.empty()) text += "; no longer let in: the keys of " + spoken_names(removed);
-  if (!added.empty()) text += "; let in from now on: those of " + spoken_names(added);
-  if (!other_roles.empty()) text += "; other keys than before stand for: " + spoken_names(other_roles);
-  if (!retained.empty()) text += "; the former keys count as well for: " + spoken_names(retained);
-  if (!retired.empty()) text += "; the former keys are let in no more for: " + spoken_names(retired);
+  if (!removed.empty()) text += "; no longer accepted: the keys of " + spoken_names(removed);
+  if (!added.empty()) text += "; now accepted: the keys of " + spoken_names(added);
+  if (!other_roles.empty()) text += "; changed keys: " + spoken_names(other_roles);
+  if (!retained.empty()) text += "; the former keys are also accepted for: " + spoken_names(retained);
+  if (!retired.empty()) text += "; the former keys are no longer accepted for: " + spoken_names(retired);
   const auto own = static_cast<size_t>(own_role);
   if (before.roles[own] != after.roles[own])
-    text += "; the key of this process itself is another one there, which counts when it is started again";
+    text += "; the key of this process has changed there, which takes effect when the process is restarted";
   return text;
 }
 
@@ -178,9 +178,9 @@ std::string warning_of_workers_keys(const std::string& folder) {
     others += (others.empty() ? "" : ", ") + key_file_name(role, ".secret");
   }
   if (others.empty()) return "";
-  return "the key folder " + folder + " has " + others +
-         " beside worker.secret, and the datasets that this worker runs can read them and act in these roles; give "
-         "workers a folder of their own with worker.secret and the .public files alone";
+  return "the key folder " + folder + " contains " + others +
+         " in addition to worker.secret, so datasets that this worker runs can read them and act in these roles; use a "
+         "separate folder for workers with only worker.secret and the .public files";
 }
 
 }  // namespace penstock::net

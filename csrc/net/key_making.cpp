@@ -54,7 +54,7 @@ class NewFiles {
     const std::string aside = aside_of(name);
     const FileDescriptor fd(
         ::openat(folder_fd_, aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kFileMode));
-    if (!fd) return key_system_error("making the key", path, errno);
+    if (!fd) return key_system_error("creating the key", path, errno);
     names_.push_back(aside);
     if (auto written = write_whole(fd.get(), text, path); !written) return written.error();
     if (::fsync(fd.get()) != 0) return key_system_error("writing the key", path, errno);
@@ -66,7 +66,7 @@ class NewFiles {
     if (auto written = write_aside(name, text); !written) return written;
     if (!try_rename(aside_of(name), name)) {
       if (errno == EEXIST) return already_there(folder_ + "/" + name);
-      return key_system_error("making the key", folder_ + "/" + name, errno);
+      return key_system_error("creating the key", folder_ + "/" + name, errno);
     }
     names_.back() = name;
     return {};
@@ -87,9 +87,9 @@ class NewFiles {
   }
 
   static Fault already_there(const std::string& path) {
-    return {Errc::kMismatch, "making keys failed: " + path +
-                                 " is there already, and a key that is lost cannot be had again; name another folder, "
-                                 "or move the old keys away"};
+    return {Errc::kMismatch, "creating keys failed: " + path +
+                                 " already exists, and an overwritten key cannot be recovered; pass another folder, or "
+                                 "move the old keys away"};
   }
 
  private:
@@ -177,9 +177,9 @@ Result<void> fill_machine_folder(NewFiles& files, const PublicKeys& keys, const 
 
 Result<void> check_key_name(const Holders& holders, const std::string& name) {
   if (is_key_name(name)) return {};
-  return Fault{Errc::kMalformed, "'" + name + "' cannot name a " + std::string(holders.what) + "; take up to " +
-                                     std::to_string(kKeyNameBytesMax) +
-                                     " letters, digits, '-', '_' and '.', the first of them no '.'"};
+  return Fault{Errc::kMalformed, "'" + name + "' is not a valid name of a " + std::string(holders.what) +
+                                     "; use up to " + std::to_string(kKeyNameBytesMax) +
+                                     " letters, digits, '-', '_' and '.', but no leading '.'"};
 }
 
 // Creates a pair for `name`, its public key in the pool's folder, and the holder's folder, by
@@ -196,7 +196,7 @@ Result<void> make_holder(const Holders& holders, const std::string& folder, cons
   NewFiles files(fd.value().get(), folder);
   if (auto made = files.add(name + std::string(holders.ending), public_file(pair.public_key())); !made) return made;
   if (::mkdir(own_folder.c_str(), kFolderMode) != 0)
-    return key_system_error("making the folder for the " + std::string(holders.what) + "'s keys,", own_folder, errno);
+    return key_system_error("creating the folder for the " + std::string(holders.what) + "'s keys,", own_folder, errno);
   auto filled = [&]() -> Result<void> {
     auto own_fd = open_key_folder(own_folder);
     if (!own_fd) return own_fd.error();
@@ -217,7 +217,8 @@ Result<void> make_holder(const Holders& holders, const std::string& folder, cons
 Result<void> lock_folder(int folder_fd, const std::string& folder) {
   if (::flock(folder_fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return {};  // or the file system has no locks
   return Fault{Errc::kMismatch,
-               "the keys in " + folder + " cannot be rotated: another penstock keys is at it; wait until it has ended"};
+               "the keys in " + folder +
+                   " cannot be rotated: another penstock keys process is changing them; wait until it has ended"};
 }
 
 // Removes the temporary files of interrupted rotations. Their secrets are not in use.
@@ -242,8 +243,9 @@ Result<std::vector<Role>> roles_to_rotate(int folder_fd, const std::string& fold
   for (const Role role : kRoles) {
     const auto place = static_cast<size_t>(role);
     if (!has_secret(folder_fd, role))
-      return key_error(Errc::kMismatch, folder, "it has no " + key_file_name(role, ".secret"),
-                       "rotate the keys in the folder that penstock keys made, which has the secrets of all roles");
+      return key_error(
+          Errc::kMismatch, folder, "it has no " + key_file_name(role, ".secret"),
+          "rotate the keys in the folder created by penstock keys, which contains the secrets of all roles");
     auto own = load_secret(folder_fd, folder, role);
     if (!own) return own.error();
     const bool is_newest = own.value().public_key() == keys.roles[place];
@@ -254,10 +256,11 @@ Result<std::vector<Role>> roles_to_rotate(int folder_fd, const std::string& fold
   }
   // If some of the former keys are missing, an interrupted end of a rotation left this state.
   if (is_begun && (left.empty() || former_count < kRoles.size()))
-    return Fault{Errc::kMismatch, "the keys in " + folder +
-                                      " cannot be rotated: those from before the last rotation still count; start what "
-                                      "uses them again with the new ones, and then run penstock keys " +
-                                      folder + " --finish"};
+    return Fault{Errc::kMismatch,
+                 "the keys in " + folder +
+                     " cannot be rotated: the keys from before the last rotation are still accepted; restart the "
+                     "processes that use them with the new ones, and then run penstock keys " +
+                     folder + " --finish"};
   return left;
 }
 
@@ -265,7 +268,7 @@ Result<std::vector<Role>> roles_to_rotate(int folder_fd, const std::string& fold
 
 Result<void> make_key_folder(const std::string& folder) {
   const bool is_new = ::mkdir(folder.c_str(), kFolderMode) == 0;
-  if (!is_new && errno != EEXIST) return key_system_error("making the key folder", folder, errno);
+  if (!is_new && errno != EEXIST) return key_system_error("creating the key folder", folder, errno);
   auto filled = fill_key_folder(folder);
   if (!filled && is_new) ::rmdir(folder.c_str());
   return filled;
@@ -316,8 +319,8 @@ Result<void> rotate_keys(const std::string& folder) {
   for (const std::string& name : in_order) {
     if (auto replaced = files.replace(name); !replaced)
       return Fault{replaced.error().code, replaced.error().message +
-                                              "; the folder can be used as it is: run penstock keys " + folder +
-                                              " --rotate again, which completes the rotation"};
+                                              "; the folder is still usable: run penstock keys " + folder +
+                                              " --rotate again to complete the rotation"};
   }
   return {};
 }
@@ -330,8 +333,7 @@ Result<void> finish_rotation(const std::string& folder) {
   auto keys = load_public_keys(folder_fd, folder);
   if (!keys) return keys.error();
   const std::string remedy =
-      "; copy the new one there, or complete a rotation that was interrupted with penstock keys " + folder +
-      " --rotate";
+      "; copy the new one there, or complete an interrupted rotation with penstock keys " + folder + " --rotate";
   std::vector<std::string> formers;
   for (const Role role : kRoles) {
     const std::string name = key_file_name(role, kFormerEnding);
@@ -350,7 +352,8 @@ Result<void> finish_rotation(const std::string& folder) {
   }
   if (formers.empty())
     return Fault{Errc::kMismatch, "there is no rotation to finish in " + folder +
-                                      ": it has no former keys, as penstock keys " + folder + " --rotate leaves them"};
+                                      ": it has no former keys; they exist only after penstock keys " + folder +
+                                      " --rotate"};
   for (const std::string& name : formers) {
     if (::unlinkat(folder_fd, name.c_str(), 0) != 0)
       return key_system_error("removing the former key", folder + "/" + name, errno);

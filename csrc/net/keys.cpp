@@ -21,9 +21,9 @@ constexpr std::string_view kRunIdContext = "penstock run 1";
 constexpr std::array<std::string_view, kRoles.size()> kRoleNames = {"controller", "trainer", "worker", "operator"};
 
 Fault not_a_key(std::string_view text) {
-  return {Errc::kMalformed, "reading a key failed: it is " + std::to_string(text.size()) +
-                                " characters long or has others than those of Z85; a key is " +
-                                std::to_string(kKeyTextLength) + " of them; make keys with penstock keys"};
+  return {Errc::kMalformed, "reading a key failed: it has " + std::to_string(text.size()) +
+                                " characters or is not Z85; a key must have " + std::to_string(kKeyTextLength) +
+                                " Z85 characters; create keys with penstock keys"};
 }
 
 unsigned char* key_place(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }

@@ -34,7 +34,7 @@ Result<uint64_t> ReadySet::add(std::span<const Waitable> sockets) {
   for (const Waitable& socket : sockets) {
     int fd = -1;
     size_t length = sizeof fd;
-    if (zmq_getsockopt(socket.socket_, ZMQ_FD, &fd, &length) != 0) return zmq_failure("asking for a descriptor");
+    if (zmq_getsockopt(socket.socket_, ZMQ_FD, &fd, &length) != 0) return zmq_failure("getting a file descriptor");
     member.sockets.push_back(socket.socket_);
     member.fds.push_back(fd);
   }
@@ -50,9 +50,10 @@ Result<uint64_t> ReadySet::add(Member member) {
     if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, member.fds[index], &event) == 0) continue;
     const int error_number = errno;
     while (index > 0) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, member.fds[--index], nullptr);
-    return Fault{Errc::kNoMemory, "waiting for one more descriptor beside those of " + std::to_string(members_.size()) +
+    return Fault{Errc::kNoMemory, "waiting for one more file descriptor in addition to the descriptors of " +
+                                      std::to_string(members_.size()) +
                                       " others failed: " + std::strerror(error_number) +
-                                      "; raise fs.epoll.max_user_watches, or use fewer"};
+                                      "; raise fs.epoll.max_user_watches, or use fewer connections"};
   }
   members_.emplace(tag, std::move(member));
   mark_used(tag);
@@ -94,7 +95,7 @@ Result<bool> ReadySet::has_input(const Member& member) const {
     do {
       asked = zmq_getsockopt(socket, ZMQ_EVENTS, &events, &length);
     } while (asked != 0 && zmq_errno() == EINTR);
-    if (asked != 0) return zmq_failure("asking a socket for its events");
+    if (asked != 0) return zmq_failure("getting the events of a socket");
     // The others are queried after the resulting use.
     if ((events & ZMQ_POLLIN) != 0) return true;
   }

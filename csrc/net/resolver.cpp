@@ -117,7 +117,7 @@ void Resolver::State::note(const std::string& host, Result<HostAddress> address)
 Result<std::unique_ptr<Resolver>> Resolver::open(Lookup lookup) {
   FileDescriptor descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!descriptor) {
-    return Fault{Errc::kNoMemory, std::string("looking up hosts is not possible: no descriptor is left (") +
+    return Fault{Errc::kNoMemory, std::string("host names cannot be resolved: no file descriptor is left (") +
                                       std::strerror(errno) + "); raise the limit of open files (ulimit -n)"};
   }
   return std::make_unique<Resolver>(std::make_shared<State>(std::move(lookup), std::move(descriptor)));
@@ -146,7 +146,7 @@ std::optional<Result<HostAddress>> Resolver::try_resolve(const std::string& host
     ++state_->thread_count;
   } catch (const std::system_error& error) {
     state_->note(host,
-                 Fault{Errc::kNoMemory, std::string("no thread could be started to look it up: ") + error.what()});
+                 Fault{Errc::kNoMemory, std::string("no thread could be started to resolve it: ") + error.what()});
   }
   return std::nullopt;
 }

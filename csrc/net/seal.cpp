@@ -21,7 +21,7 @@ namespace {
 
 using wire::SealCipher;
 
-static_assert(OPENSSL_VERSION_MAJOR >= 3, "the seal needs OpenSSL 3 or later");
+static_assert(OPENSSL_VERSION_MAJOR >= 3, "encryption requires OpenSSL 3 or later");
 
 constexpr size_t kIvBytes = 12;
 using Iv = std::array<unsigned char, kIvBytes>;
@@ -36,10 +36,10 @@ Iv iv_of(uint64_t counter) {
 }
 
 Fault openssl_failure(const std::string& what) {
-  char reason[256] = "no reason was given";
+  char reason[256] = "unknown reason";
   if (const unsigned long code = ERR_get_error(); code != 0) ERR_error_string_n(code, reason, sizeof reason);
   ERR_clear_error();
-  return {Errc::kFailed, what + " failed: OpenSSL says: " + reason};
+  return {Errc::kFailed, what + " failed in OpenSSL: " + reason};
 }
 
 const unsigned char* place(const std::byte* bytes) { return reinterpret_cast<const unsigned char*>(bytes); }
@@ -49,7 +49,7 @@ Result<Context> make_context(SealCipher cipher, const SealKey& key, int is_seali
   Context context(EVP_CIPHER_CTX_new(), &EVP_CIPHER_CTX_free);
   const EVP_CIPHER* kind = cipher == SealCipher::kAes256Gcm ? EVP_aes_256_gcm() : EVP_chacha20_poly1305();
   if (!context || EVP_CipherInit_ex(context.get(), kind, nullptr, place(key.bytes().data()), nullptr, is_sealing) != 1)
-    return openssl_failure("setting up the seal of a data connection");
+    return openssl_failure("setting up the encryption of a data connection");
   return context;
 }
 
@@ -115,7 +115,7 @@ SealCipher choose_cipher(uint8_t own, uint8_t offered) {
 Result<SealNonce> draw_seal_nonce() {
   SealNonce nonce{};
   if (RAND_bytes(place(nonce.data()), static_cast<int>(nonce.size())) != 1)
-    return openssl_failure("drawing random bytes for a key");
+    return openssl_failure("generating random bytes for a key");
   return nonce;
 }
 
@@ -155,7 +155,7 @@ Result<void> Sealer::seal(uint64_t counter, std::span<const std::byte> head, std
       EVP_EncryptFinal_ex(context_.get(), place(sealed.data()) + plain.size(), &length) != 1 ||
       EVP_CIPHER_CTX_ctrl(context_.get(), EVP_CTRL_AEAD_GET_TAG, wire::kSealTagBytes, sealed.data() + plain.size()) !=
           1) {
-    return openssl_failure("sealing a piece of a batch");
+    return openssl_failure("encrypting a chunk of a batch");
   }
   return {};
 }

@@ -76,7 +76,7 @@ Result<bool> ServerSocket::try_receive(ServerReceipt& receipt) {
     auto holder = domain_->holder_of(*identity);
     if (!holder) {  // the key was admitted when it connected
       message_.parts.clear();
-      message_.offence = "its key is let in no more";
+      message_.offence = "its key is no longer accepted";
     }
     receipt.peer = {.routing_id = std::move(message_.routing_id), .identity = *identity};
     receipt.peer.address = std::move(message_.address);

@@ -19,8 +19,8 @@ namespace {
 
 Fault unusable(const std::string& folder, const std::string& seen) {
   return {Errc::kMismatch, "the shared keys in " + folder + " cannot be used: " + seen +
-                               ", and it must be a 0700 folder of this user; remove it if you do not know where it "
-                               "comes from, or make keys with penstock keys and name their folder"};
+                               "; it must be a folder of this user with mode 0700; remove it if it is unknown to you, "
+                               "or create keys with penstock keys and pass their folder"};
 }
 
 // Whether the folder exists. An error if it exists, but not in the required state.
@@ -28,11 +28,11 @@ Result<bool> is_made(const std::string& folder) {
   struct stat status {};
   if (::lstat(folder.c_str(), &status) != 0) {
     if (errno == ENOENT) return false;
-    return unusable(folder, std::string("looking at it failed: ") + std::strerror(errno));
+    return unusable(folder, std::string("reading its status failed: ") + std::strerror(errno));
   }
   if (!S_ISDIR(status.st_mode)) return unusable(folder, "it is not a folder");
   if (status.st_uid != ::geteuid()) return unusable(folder, "it belongs to another user");
-  if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0) return unusable(folder, "others are let into it");
+  if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0) return unusable(folder, "other users can access it");
   return true;
 }
 
@@ -82,8 +82,8 @@ Result<std::string> shared_key_folder(const SharedKeyPlaces& places) {
   if (made.value()) return folder;
   FolderAside aside(folder);
   if (aside.path().empty()) {
-    return Fault{Errc::kFailed, "making a folder for shared keys beside " + folder + " failed: " +
-                                    std::strerror(errno) + "; make keys with penstock keys and name their folder"};
+    return Fault{Errc::kFailed, "creating a folder for shared keys next to " + folder + " failed: " +
+                                    std::strerror(errno) + "; create keys with penstock keys and pass their folder"};
   }
   if (auto keys = make_key_folder(aside.path()); !keys) return keys.error();
   if (aside.try_rename(folder)) return folder;
@@ -91,7 +91,7 @@ Result<std::string> shared_key_folder(const SharedKeyPlaces& places) {
   made = is_made(folder);
   if (!made) return made.error();
   if (made.value()) return folder;
-  return unusable(folder, std::string("putting it in its place failed: ") + std::strerror(error_number));
+  return unusable(folder, std::string("moving it into place failed: ") + std::strerror(error_number));
 }
 
 Result<KeyRing> load_shared_keys(Role own_role, const SharedKeyPlaces& places) {

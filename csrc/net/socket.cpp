@@ -44,7 +44,7 @@ Result<std::unique_ptr<SocketContext>> SocketContext::open() {
     room.emplace_back(::eventfd(0, EFD_CLOEXEC));
     if (!room.back())
       return Fault{Errc::kNoMemory, "starting ZeroMQ failed: " + std::to_string(kContextDescriptorCount) +
-                                        " descriptors are needed, and no more than " + std::to_string(room.size() - 1) +
+                                        " file descriptors are needed, but only " + std::to_string(room.size() - 1) +
                                         " are left (" + std::strerror(errno) +
                                         "); raise the limit of open files (ulimit -n)"};
   }

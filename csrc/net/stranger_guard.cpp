@@ -32,7 +32,7 @@ constexpr auto kSweepInterval = std::chrono::milliseconds(250);
 bool has_no_descriptors(int error_number) { return error_number == EMFILE || error_number == ENFILE; }
 
 Fault no_descriptor() {
-  return {Errc::kNoMemory, std::string("watching for connections that show no key failed: no descriptor is left (") +
+  return {Errc::kNoMemory, std::string("watching for connections without a key failed: no file descriptor is left (") +
                                std::strerror(errno) + "); raise the limit of open files (ulimit -n)"};
 }
 
@@ -100,7 +100,7 @@ StrangerGuard::StrangerGuard(SocketContext& context, void* watched, const Handsh
       bytes_(bytes),
       budget_(ConnectionBudget::limits_under(descriptor_limit(), use.sharer_count)),
       holders_(HolderBudget::limits_under(descriptor_limit() / use.sharer_count, use.holders)),
-      loop_("pk_strangers", "which closes connections that show no key", *this) {}
+      loop_("pk_strangers", "which closes connections without a key", *this) {}
 
 Result<std::unique_ptr<StrangerGuard>> StrangerGuard::start(SocketContext& context, void* watched,
                                                             const HandshakeBytes& bytes, const PortUse& use) {

@@ -79,7 +79,7 @@ Result<std::unique_ptr<TcpSocket>> open(SocketContext& context, int type, const 
 }
 
 void set_up_server(Options& options, const std::string& zap_domain, std::chrono::milliseconds handshake_interval) {
-  PENSTOCK_ASSERT(!zap_domain.empty(), "without a domain, nobody is asked whom to let in");
+  PENSTOCK_ASSERT(!zap_domain.empty(), "a domain is required for keys to be checked");
   // HANDOVER stays off: with it, a peer that claims the routing id of another would receive the other's messages. It is
   // not needed, since our clients claim no id and get a new one with every connection.
   options.set(ZMQ_ZAP_DOMAIN, zap_domain.data(), zap_domain.size())
@@ -111,10 +111,10 @@ Result<std::unique_ptr<TcpSocket>> set_up(Result<std::unique_ptr<TcpSocket>> soc
 
 Result<void> check_reach(const Endpoint& endpoint, const HostAddress& address, KeyOrigin origin) {
   if (address.is_loopback || origin == KeyOrigin::kGiven) return {};
-  return Fault{Errc::kUnsupported,
-               "listening at " + endpoint.text() + " is refused: other machines can reach " + address.number +
-                   " and no keys were given, which decide who is let in; make keys with penstock keys DIR and name "
-                   "their folder with --keys or PENSTOCK_KEYS, or listen at tcp://127.0.0.1"};
+  return Fault{Errc::kUnsupported, "listening at " + endpoint.text() + " is not permitted: other machines can reach " +
+                                       address.number +
+                                       " and no keys restrict the access; create keys with penstock keys DIR and pass "
+                                       "their folder with --keys or PENSTOCK_KEYS, or listen at tcp://127.0.0.1"};
 }
 
 // Makes libzmq process the commands that its I/O thread has sent to the socket.
@@ -183,7 +183,7 @@ class QueuedParts {
       if (index == 0) break;
     }
     if (is_sent) return {};
-    return Fault{Errc::kClosed, "sending to a peer failed: it is gone, or does not read its messages"};
+    return Fault{Errc::kClosed, "sending to a peer failed: it has disconnected, or does not read its messages"};
   }
 
  private:
@@ -251,14 +251,14 @@ Result<void> check_zmq(const ZmqFacts& facts) {
   const std::string version =
       std::to_string(facts.major) + "." + std::to_string(facts.minor) + "." + std::to_string(facts.patch);
   if (std::tie(facts.major, facts.minor, facts.patch) < std::make_tuple(4, 3, 3)) {
-    return Fault{Errc::kUnsupported, "a pool cannot be used: libzmq is of version " + version +
-                                         ", and before 4.3.3 anyone who reaches the port can stop or corrupt a "
+    return Fault{Errc::kUnsupported, "pools cannot be used: libzmq has version " + version +
+                                         ", but before 4.3.3 anyone who can reach the port can stop or corrupt a "
                                          "server; install libzmq 4.3.3 or later"};
   }
   if (!facts.has_curve) {
-    return Fault{Errc::kUnsupported, "a pool cannot be used: libzmq " + version +
-                                         " was built without CURVE, which keeps strangers out; install a libzmq with "
-                                         "libsodium, such as Debian's libzmq5"};
+    return Fault{Errc::kUnsupported,
+                 "pools require CURVE, but libzmq " + version +
+                     " was built without it; install a libzmq with libsodium, such as Debian's libzmq5"};
   }
   return {};
 }
@@ -320,7 +320,7 @@ Result<Endpoint> TcpSocket::listen(const Endpoint& endpoint, KeyOrigin origin, c
   std::array<char, 256> bound{};
   size_t length = bound.size();
   if (zmq_getsockopt(socket_, ZMQ_LAST_ENDPOINT, bound.data(), &length) != 0)
-    return zmq_failure("asking for the address of a server");
+    return zmq_failure("getting the address of a server");
   auto real = Endpoint::parse(bound.data());
   PENSTOCK_ASSERT(real, "libzmq names its own endpoint ", bound.data());
   return real;
@@ -350,13 +350,13 @@ void TcpSocket::set_linger(std::chrono::milliseconds time) {
 }
 
 Result<void> TcpSocket::check_sizes(std::span<const OutgoingPart> parts) const {
-  PENSTOCK_ASSERT(!parts.empty(), "a message has at least one part");
+  PENSTOCK_ASSERT(!parts.empty(), "a message must have at least one part");
   uint64_t message_bytes = 0;
   for (const OutgoingPart& part : parts) {
     message_bytes += part.bytes.size();
     if (part.bytes.size() <= limits_.part_bytes_max) continue;
     return Fault{Errc::kTooLarge, "sending to a peer failed: a part is " + std::to_string(part.bytes.size()) +
-                                      " bytes and may be " + std::to_string(limits_.part_bytes_max) +
+                                      " bytes, but the limit is " + std::to_string(limits_.part_bytes_max) +
                                       "; send it in several messages"};
   }
   if (parts.size() <= wire::kPartCountMax && message_bytes <= limits_.message_bytes_max) return {};
@@ -367,7 +367,7 @@ Result<void> TcpSocket::check_sizes(std::span<const OutgoingPart> parts) const {
 }
 
 Result<void> TcpSocket::send(std::string_view routing_id, std::span<OutgoingPart> parts) {
-  PENSTOCK_ASSERT(is_router_ == !routing_id.empty(), "a server names the peer, and a client has only one");
+  PENSTOCK_ASSERT(is_router_ == !routing_id.empty(), "a server must specify the peer, and a client must not");
   if (auto checked = check_sizes(parts); !checked) {
     for (OutgoingPart& part : parts) {
       if (part.release) std::exchange(part.release, nullptr)();
@@ -385,7 +385,7 @@ Result<void> TcpSocket::send(std::string_view routing_id, std::span<OutgoingPart
       std::exchange(part.release, nullptr)();
     }
   }
-  if (!is_added) return Fault{Errc::kNoMemory, "sending to a peer failed: there is no memory for the message"};
+  if (!is_added) return Fault{Errc::kNoMemory, "sending to a peer failed: insufficient memory for the message"};
   return message.send(socket_);
 }
 

@@ -168,7 +168,7 @@ def test_keys_that_the_pool_does_not_know_are_refused(pool: KeyedPool, tmp_path:
     _pool.make_key_folder(str(others))
     shutil.copy(pool.keys / "controller.public", others)
     (others / "controller.secret").unlink()
-    words = "the server does not let this key in"
+    words = "the server does not accept this key"
     worker = pool.start_wrong_worker("--keys", str(others))
     with pytest.raises(PenstockError, match=f"{words}.*penstock keys"):
         next(iter(pool.loader(others)))
@@ -209,7 +209,7 @@ def test_a_user_trains_with_keys_of_their_own_and_can_do_nothing_else(tmp_path: 
 
 def test_a_worker_whose_folder_has_other_secrets_warns_once_at_its_start(pool: KeyedPool) -> None:
     """A dataset read them in the folder that its worker was given, and acted as the operator."""
-    words = "controller.secret, trainer.secret, operator.secret beside worker.secret"
+    words = "controller.secret, trainer.secret, operator.secret in addition to worker.secret"
     nobody = "tcp://127.0.0.1:9"
     arguments = ["worker", "--controller", nobody, "--processes", "2", "--keys", str(pool.keys)]
     worker = Worker(arguments, pool.environment)
@@ -217,7 +217,7 @@ def test_a_worker_whose_folder_has_other_secrets_warns_once_at_its_start(pool: K
     worker.served(2)
     worker.end()
     assert sum(words in line for line in worker.lines) == 1, worker.output
-    assert "beside worker.secret" not in pool.worker.output
+    assert "in addition to worker.secret" not in pool.worker.output
 
 
 @pytest.mark.long
@@ -245,7 +245,7 @@ def test_who_knows_a_trainers_id_cannot_take_its_place(tmp_path: Path) -> None:
             ann.send(hello(bens_id, link=2**32 - 1))
             (answer,) = ann.receive()
             assert (answer[:4], answer[6]) == (b"PNT1", 2)  # refused
-            assert b"is a run of another key or process" in answer
+            assert b"belongs to another key or process" in answer
         with RawSocket(DEALER) as ann:
             ann.use_key(folders["ann"], "trainer", "controller")
             ann.connect(pool.endpoint)
@@ -253,7 +253,7 @@ def test_who_knows_a_trainers_id_cannot_take_its_place(tmp_path: Path) -> None:
                 ann.send(message)
                 (answer,) = ann.receive()
                 assert answer[6] == REFUSAL
-                assert b"is a run of another key or process" in answer
+                assert b"belongs to another key or process" in answer
         assert 1 + sum(1 for _ in batches) == 100
         status = json.loads(_pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX))
         (offence,) = status["controller"]["offences"]
@@ -310,7 +310,7 @@ def test_workers_serve_nobody_whom_the_controller_gives_none(tmp_path: Path) -> 
                 greetings.send(hello(anns_id, link=link))
                 (answer,) = greetings.receive()
                 assert (answer[:4], answer[6]) == (b"PNT1", 2)  # refused
-                assert b"the pool's controller has not given it to this trainer yet" in answer
+                assert b"the pool's controller has not assigned it to this trainer yet" in answer
             options: dict[str, Any] = {"batch_size": 4, "timeout": 30, "code_paths": [CODE]}
             loader = DataLoader(Augmented(8), pool=pool.endpoint, keys=str(keys), **options)
             assert [len(batch["index"]) for batch in loader] == [4, 4]
@@ -340,14 +340,14 @@ def test_a_user_whose_key_is_deleted_is_out_and_a_new_one_is_let_in(tmp_path: Pa
         for one in (anns, bens):
             assert sum(1 for _ in one) == 10
         (keys / "ann.user.public").unlink()
-        with pytest.raises(PenstockError, match="does not let this key in"):
+        with pytest.raises(PenstockError, match="does not accept this key"):
             while True:
                 for _ in anns:
                     pass
-        worker.wait_for_lines(lambda line: "no longer let in: the keys of ann" in line, 2)
+        worker.wait_for_lines(lambda line: "no longer accepted: the keys of ann" in line, 2)
         assert sum(1 for _ in bens) == 10
         _pool.make_user_keys(str(keys), "cid", str(folders["cid"]))
-        worker.wait_for_lines(lambda line: "let in from now on: those of cid" in line, 2)
+        worker.wait_for_lines(lambda line: "now accepted: the keys of cid" in line, 2)
         until = time.monotonic() + SERVED_SECONDS_MAX
         while True:  # until the controller has looked at its folder as well
             try:
@@ -402,7 +402,7 @@ def test_a_machine_whose_key_is_deleted_is_out_and_others_make_its_batches(tmp_p
         found += digests(batches)
         assert found == expected
         assert workers["beta"].wait() == 1  # that is no longer admitted
-        assert "does not let this key in" in workers["beta"].output
+        assert "does not accept this key" in workers["beta"].output
     finally:
         pool.close()
 
@@ -489,14 +489,14 @@ def test_keys_are_rotated_while_a_training_goes_on(tmp_path: Path) -> None:
         for folder in (*hosts.values(), keys):
             manage(str(folder), "--finish")
         for worker in workers:
-            worker.wait_for_lines(lambda line: "the former keys are let in no more" in line)
+            worker.wait_for_lines(lambda line: "the former keys are no longer accepted" in line)
         found += losses
         assert found == expected
 
         assert sum(1 for _ in loader(keys, 8)) == 4
         for name in ("controller.public", "worker.public"):
             shutil.copy(keys / name, retired)
-        words = "does not let this key in"
+        words = "does not accept this key"
         until = time.monotonic() + SERVED_SECONDS_MAX
         with pytest.raises(PenstockError, match=words):
             while time.monotonic() < until:  # until the controller has looked at its folder, too
@@ -513,7 +513,7 @@ def test_keys_of_another_pool_are_told_by_worker_and_operator(
 ) -> None:
     others = tmp_path / "others"
     _pool.make_key_folder(str(others))
-    words = "the server has another key than the one expected"
+    words = "the server has a different key than expected"
     worker = pool.start_wrong_worker("--keys", str(others))
     with pytest.raises(PenstockError, match=f"{words}.*penstock keys"):
         _pool.pool_status(pool.endpoint, str(others), SERVED_SECONDS_MAX)
@@ -530,7 +530,7 @@ def test_keys_of_another_pool_are_told_by_the_trainer(pool: KeyedPool, tmp_path:
         next(iter(pool.loader(others, timeout=2)))
     said = str(raised.value)
     del raised  # its traceback keeps the iterator alive
-    assert "the server has another key than the one expected" in said
+    assert "the server has a different key than expected" in said
 
 
 def in_the_place_of(pool: KeyedPool, role: str, real: str, folder: Path) -> Path:
@@ -552,7 +552,9 @@ def test_a_key_is_of_no_use_in_another_role(pool: KeyedPool, tmp_path: Path) -> 
     }
     for real in ("worker", "operator"):
         keys = in_the_place_of(pool, "trainer", real, tmp_path / f"trainer-{real}")
-        with pytest.raises(PenstockError, match=f"refused this trainer.*that of an? {real}"):
+        with pytest.raises(
+            PenstockError, match=f"rejected this trainer.*the key belongs to an? {real}"
+        ):
             next(iter(pool.loader(keys)))
     for real in ("worker", "trainer"):
         keys = in_the_place_of(pool, "operator", real, tmp_path / f"operator-{real}")
@@ -560,7 +562,7 @@ def test_a_key_is_of_no_use_in_another_role(pool: KeyedPool, tmp_path: Path) -> 
             lambda keys=keys: _pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX),
             lambda keys=keys: _pool.drain_worker(pool.endpoint, str(keys), 1, SERVED_SECONDS_MAX),
         ):
-            with pytest.raises(PenstockError, match=f"that of an? {real}"):
+            with pytest.raises(PenstockError, match=f"the key belongs to an? {real}"):
                 attempt()
     for role in ("worker", "trainer", "operator"):
         keys = in_the_place_of(pool, role, "controller", tmp_path / f"{role}-controller")
@@ -574,7 +576,7 @@ def test_a_key_is_of_no_use_in_another_role(pool: KeyedPool, tmp_path: Path) -> 
     pool.expect_served()
     for real, worker in workers.items():
         assert worker.wait() == 1
-        assert f"refused this worker: the key that was shown is that of a{'n' * (real[0] == 'o')} "
+        assert f"rejected this worker: the key belongs to a{'n' * (real[0] == 'o')} "
         assert real in worker.output
 
 
@@ -594,7 +596,7 @@ def test_messages_of_another_role_are_refused_by_the_controller(pool: KeyedPool)
             client.send(message)
             (answer,) = client.receive()
             assert answer[6] == REFUSAL
-            assert b"may not send this to a controller" in answer
+            assert b"may not send this request to a controller" in answer
             assert role.encode() in answer
     pool.expect_served()
 
@@ -659,8 +661,8 @@ def test_keys_that_others_could_have_or_that_do_not_fit_are_refused(
     workers = []
     for role in ROLES:
         damages: list[tuple[Callable[[Path], None], str]] = [
-            (shutil.rmtree, "make keys with penstock keys, or correct the path"),
-            (without(f"{role}.secret"), f"name a folder with {role}.secret"),
+            (shutil.rmtree, "create keys with penstock keys, or correct the path"),
+            (without(f"{role}.secret"), f"pass a folder with {role}.secret"),
             (without("controller.public"), "controller.public failed"),
             (open_to_others(f"{role}.secret", 0o640), "chmod go= "),
             (open_to_others("controller.public", 0o602), "chmod go= "),
@@ -705,9 +707,9 @@ def test_listening_where_others_reach_it_needs_keys(
     for bind in ("tcp://0.0.0.0:0", "tcp://*:0"):
         code, said = run(monkeypatch, "controller", "--bind", bind)
         assert code == 1
-        assert "no keys were given" in said and "penstock keys DIR" in said
+        assert "no keys restrict the access" in said and "penstock keys DIR" in said
     assert worker.wait() == 1
-    assert "no keys were given" in worker.output and "penstock keys DIR" in worker.output
+    assert "no keys restrict the access" in worker.output and "penstock keys DIR" in worker.output
 
 
 # ---- Strangers

@@ -124,7 +124,7 @@ TEST_F(AuthenticatorTest, OneWhoseThreadHasFailedSaysSoToItsServer) {
   EXPECT_TRUE(authenticator->health());
   zmq_ctx_shutdown(context.handle());  // the sockets of its thread fail
   while (authenticator->health()) std::this_thread::yield();
-  EXPECT_NE(authenticator->health().error().message.find("waiting for keys to check failed"), std::string::npos);
+  EXPECT_NE(authenticator->health().error().message.find("waiting for key requests failed"), std::string::npos);
 }
 
 TEST_F(AuthenticatorTest, ASecondOneOnAContextIsAnError) { EXPECT_FALSE(Authenticator::start(context_)); }

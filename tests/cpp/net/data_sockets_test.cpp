@@ -263,7 +263,7 @@ TEST_F(AlteredWire, TruncatedPieceIsSeen) {
 TEST_F(AlteredWire, PieceOfAnotherLinkOrWorkerIsSeen) {
   cross({sealed(1, {.trainer_id = 7, .worker_id = 5, .link = 4})});
   EXPECT_EQ(good_count(), 0u);
-  EXPECT_NE(client_->fault().find("another link"), std::string::npos) << client_->fault();
+  EXPECT_NE(client_->fault().find("another connection"), std::string::npos) << client_->fault();
 }
 
 TEST_F(AlteredWire, PieceThatWasSealedForAnotherPlaceIsSeen) {

@@ -100,7 +100,7 @@ TEST_F(KeyFolder, UserThatIsThereOrHasNoNameIsRefusedAndNothingIsChanged) {
   const auto before = names_in(folder_);
   const auto again = make_user_keys(folder_, "ann", temp_ / "again");
   ASSERT_FALSE(again);
-  EXPECT_NE(again.error().message.find("ann.user.public is there already"), std::string::npos) << again.error().message;
+  EXPECT_NE(again.error().message.find("ann.user.public already exists"), std::string::npos) << again.error().message;
   EXPECT_FALSE(std::filesystem::exists(temp_ / "again"));
   EXPECT_FALSE(make_user_keys(folder_, "ben", temp_ / "of-ann")) << "somebody's folder";
   for (const auto* name : {"", ".ann", "a/b", "a b", "\xc3\xa4nn"})
@@ -311,17 +311,18 @@ TEST_F(KeyFolder, TwoRolesWithOneKeyAreRefused) {
 TEST_F(KeyFolder, KeysOfAnotherRoleAreNamedAsSuch) {
   for (const Role role : kRoles)
     if (role != Role::kWorker) std::filesystem::remove(file(std::string(role_name(role)) + ".secret"));
-  expect_refused(Errc::kMismatch, {"the folder has the keys of a worker and this needs those of a trainer",
-                                   "name a folder with trainer.secret"});
+  expect_refused(Errc::kMismatch,
+                 {"the folder contains the keys of a worker, but this process needs the keys of a trainer",
+                  "pass a folder with trainer.secret"});
   std::filesystem::remove(file("worker.secret"));
-  expect_refused(Errc::kFailed, {"trainer.secret", "make keys with penstock keys"});
+  expect_refused(Errc::kFailed, {"trainer.secret", "create keys with penstock keys"});
 }
 
 // A worker's folder had all of them, as `penstock keys` makes them, and a dataset asked for the pool's status.
 TEST_F(KeyFolder, SecretsThatAWorkerNeedsNotAreWarnedOf) {
   const std::string warning = warning_of_workers_keys(folder_);
   for (const char* words : {"controller.secret, trainer.secret, operator.secret beside worker.secret",
-                            "with worker.secret and the .public files alone"})
+                            "with only worker.secret and the .public files"})
     EXPECT_NE(warning.find(words), std::string::npos) << warning;
   EXPECT_NE(warning.find(folder_), std::string::npos) << warning;
   for (const Role role : {Role::kController, Role::kTrainer}) ASSERT_EQ(::unlink(file(secret_of(role)).c_str()), 0);
@@ -369,39 +370,39 @@ TEST_F(WatchedKeyFolder, KeysThatComeAndGoAreSeenOnce) {
   ASSERT_TRUE(make_user_keys(folder_, "ann", temp_ / "of-ann"));
   ASSERT_TRUE(make_user_keys(folder_, "ben", temp_ / "of-ben"));
   const std::string added = change();
-  EXPECT_TRUE(added.ends_with("; let in from now on: those of ann, ben") ||
-              added.ends_with("; let in from now on: those of ben, ann"))
+  EXPECT_TRUE(added.ends_with("; now accepted: the keys of ann, ben") ||
+              added.ends_with("; now accepted: the keys of ben, ann"))
       << added;
   EXPECT_EQ(keys_.users.size(), 2u);
   expect_no_change();
   ASSERT_EQ(::unlink(file("ann.user.public").c_str()), 0);
-  EXPECT_EQ(change(), "has read the keys in " + folder_ + " again; no longer let in: the keys of ann");
+  EXPECT_EQ(change(), "has read the keys in " + folder_ + " again; no longer accepted: the keys of ann");
   ASSERT_EQ(keys_.users.size(), 1u);
   EXPECT_EQ(keys_.users.begin()->second, "ben");
   expect_no_change();
   write_file(file("trainer.public"), KeyPair::generate().public_key().text() + "\n");
-  EXPECT_EQ(change(), "has read the keys in " + folder_ + " again; other keys than before stand for: trainer");
+  EXPECT_EQ(change(), "has read the keys in " + folder_ + " again; changed keys: trainer");
   EXPECT_EQ(keys_.roles[static_cast<size_t>(Role::kTrainer)].text() + "\n", file_text(file("trainer.public")));
   write_file(file("worker.public"), KeyPair::generate().public_key().text() + "\n");
-  EXPECT_TRUE(change().ends_with("which counts when it is started again"));
+  EXPECT_TRUE(change().ends_with("which takes effect when the process is restarted"));
 }
 
 TEST_F(WatchedKeyFolder, MachinesAndGenerationsThatComeAndGoAreTold) {
   const std::string again = "has read the keys in " + folder_ + " again";
   ASSERT_TRUE(make_machine_keys(folder_, "beta", temp_ / "of-beta"));
-  EXPECT_EQ(change(), again + "; let in from now on: those of the machine beta");
+  EXPECT_EQ(change(), again + "; now accepted: the keys of the machine beta");
   EXPECT_EQ(keys_.machines.size(), 1u);
   ASSERT_EQ(::unlink(file("beta.machine.public").c_str()), 0);
-  EXPECT_EQ(change(), again + "; no longer let in: the keys of the machine beta");
+  EXPECT_EQ(change(), again + "; no longer accepted: the keys of the machine beta");
   ASSERT_TRUE(rotate_keys(folder_));
   const std::string rotated = change();
-  EXPECT_NE(rotated.find("; other keys than before stand for: controller, trainer, operator; the former keys count as "
-                         "well for: controller, trainer, operator; the key of this process itself is another one"),
+  EXPECT_NE(rotated.find("; changed keys: controller, trainer, operator; the former keys are also accepted for: "
+                         "controller, trainer, operator; the key of this process has changed"),
             std::string::npos)
       << rotated;
   expect_no_change();
   ASSERT_TRUE(finish_rotation(folder_));
-  EXPECT_EQ(change(), again + "; the former keys are let in no more for: controller, trainer, operator");
+  EXPECT_EQ(change(), again + "; the former keys are no longer accepted for: controller, trainer, operator");
   EXPECT_EQ(keys_.former, FormerKeys());
 }
 

@@ -148,8 +148,8 @@ TEST_F(KeyRotation, WithoutRoomForTheNewKeysNothingIsChanged) {
 TEST_F(KeyRotation, TwoAtOnceAreRefused) {
   const FileDescriptor fd(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   ASSERT_EQ(::flock(fd.get(), LOCK_EX), 0);
-  expect_refused_with(rotate_keys(folder_), "another penstock keys is at it");
-  expect_refused_with(finish_rotation(folder_), "another penstock keys is at it");
+  expect_refused_with(rotate_keys(folder_), "another penstock keys process is changing them");
+  expect_refused_with(finish_rotation(folder_), "another penstock keys process is changing them");
 }
 
 // A host is given the files one after the other.

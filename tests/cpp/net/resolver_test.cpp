@@ -146,7 +146,7 @@ TEST(Resolver, LookupThatThrowsNoExceptionOfTheLibraryIsAFailure) {
   const auto resolver = Resolver::open([](const std::string&) -> Result<HostAddress> { throw 7; }).value();
   EXPECT_FALSE(resolver->try_resolve("node", clock_now()));
   await(*resolver, "node");
-  EXPECT_EQ(resolver->try_resolve("node", clock_now())->error().message, "something that is no std::exception");
+  EXPECT_EQ(resolver->try_resolve("node", clock_now())->error().message, "an exception that is not a std::exception");
 }
 
 // The same, as its thread made a place for the answer.

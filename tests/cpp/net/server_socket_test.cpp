@@ -139,8 +139,8 @@ TEST_F(ServerSocketTest, WhatIsAboveACapIsRefusedBeforeItIsSent) {
 TEST_F(ServerSocketTest, ServersOfOneProcessHaveAllowListsOfTheirOwn) {
   const auto for_trainers = serve({.allowed_roles = {Role::kTrainer}});
   const auto for_workers = serve({.allowed_roles = {Role::kWorker}});
-  expect_refused(*connect(*for_trainers, Role::kWorker), "does not let this key in");
-  expect_refused(*connect(*for_workers, Role::kTrainer), "does not let this key in");
+  expect_refused(*connect(*for_trainers, Role::kWorker), "does not accept this key");
+  expect_refused(*connect(*for_workers, Role::kTrainer), "does not accept this key");
   expect_served(*for_trainers, Role::kTrainer);
   expect_served(*for_workers, Role::kWorker);
   EXPECT_EQ(authenticator_->refused_count(), 2u);
@@ -275,16 +275,16 @@ TEST_F(ServerOfAKeyFolder, RemovedKeyIsLetInNoMoreAlsoOverAConnectionThatIsThere
   EXPECT_EQ(receive_from(*ann, [](const auto& receipt) { return receipt.parts.size() == 1; }).peer.user, "ann");
   ASSERT_EQ(::unlink((folder_ + "/ann.user.public").c_str()), 0);
   const auto dropped = receive_from(*ann, [](const auto& receipt) { return receipt.parts.empty(); });
-  EXPECT_EQ(dropped.offence, "its key is let in no more");
+  EXPECT_EQ(dropped.offence, "its key is no longer accepted");
   EXPECT_EQ(dropped.peer.user, "");
   const auto again = join(temp_ / "of-ann");
-  expect_refused(*again, "does not let this key in");
+  expect_refused(*again, "does not accept this key");
   const auto role = join(folder_);
   expect_connected(*role);
   EXPECT_EQ(receive_from(*role, [](const auto& receipt) { return receipt.parts.size() == 1; }).peer.user, "");
   const auto notices = server_->take_notices();
   ASSERT_EQ(notices.size(), 1u);
-  EXPECT_NE(notices[0].find("no longer let in: the keys of ann"), std::string::npos) << notices[0];
+  EXPECT_NE(notices[0].find("no longer accepted: the keys of ann"), std::string::npos) << notices[0];
 }
 
 // To replace the keys of a pool, all of it had to be stopped.
@@ -312,7 +312,7 @@ TEST_F(ServerOfAKeyFolder, FormerKeyOfARoleIsLetInUntilItsRotationIsFinished) {
   receive_from(*old, is_served(old_key));
   ASSERT_TRUE(finish_rotation(folder_));
   const auto dropped = receive_from(*old, [](const auto& receipt) { return receipt.parts.empty(); });
-  EXPECT_EQ(dropped.offence, "its key is let in no more");
+  EXPECT_EQ(dropped.offence, "its key is no longer accepted");
   EXPECT_EQ(dropped.peer.identity.key, old_key);
   receive_from(*renewed, is_served(keys.own().public_key()));
 }
@@ -331,9 +331,9 @@ TEST_F(ServerOfAKeyFolder, MachineIsKnownByItsNameAndOutOnceItsKeyIsRemoved) {
   EXPECT_EQ(received.peer.identity, (PeerIdentity{.role = Role::kWorker, .key = keys.own().public_key()}));
   ASSERT_EQ(::unlink((folder_ + "/beta.machine.public").c_str()), 0);
   const auto dropped = receive_from(*beta, [](const auto& receipt) { return receipt.parts.empty(); });
-  EXPECT_EQ(dropped.offence, "its key is let in no more");
+  EXPECT_EQ(dropped.offence, "its key is no longer accepted");
   const auto again = connect(server_->endpoint(), keys.own(), keys.controller_key());
-  expect_refused(*again, "does not let this key in");
+  expect_refused(*again, "does not accept this key");
 }
 
 TEST_F(ServerOfAKeyFolder, KeyThatIsAddedIsLetInWithoutAStart) {
@@ -361,7 +361,7 @@ TEST_F(ServerOfAKeyFolder, KeysThatCannotBeReadAgainStayAndTheTroubleIsTold) {
   EXPECT_EQ(server_->key_trouble(), "");
   const auto notices = server_->take_notices();
   ASSERT_EQ(notices.size(), 1u) << "it is told once";
-  EXPECT_TRUE(notices[0].starts_with("cannot read its keys again, and goes by those that it has: ")) << notices[0];
+  EXPECT_TRUE(notices[0].starts_with("cannot reload its keys, and continues with the current ones: ")) << notices[0];
 }
 
 }  // namespace

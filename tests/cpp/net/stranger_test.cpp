@@ -79,7 +79,7 @@ class Stranger : public PoolSocketsTest {
 TEST_F(Stranger, WithAnUnknownKeyIsRefusedAndTold) {
   const KeyPair unknown = KeyPair::generate();
   const auto client = connect(server_->endpoint(), unknown, keys_.public_key(Role::kController));
-  expect_refused(*client, "does not let this key in");
+  expect_refused(*client, "does not accept this key");
   EXPECT_EQ(client->send(filled(1, 1)).error().code, Errc::kClosed);
   EXPECT_EQ(authenticator_->refused_count(), 1u);
   expect_unharmed();
@@ -87,7 +87,7 @@ TEST_F(Stranger, WithAnUnknownKeyIsRefusedAndTold) {
 
 TEST_F(Stranger, WithTheKeyOfARoleThatIsNotAllowedIsRefusedAndTold) {
   for (const Role role : {Role::kController, Role::kWorker, Role::kOperator}) {
-    expect_refused(*connect(*server_, role), "does not let this key in");
+    expect_refused(*connect(*server_, role), "does not accept this key");
   }
   expect_unharmed();
 }
