@@ -73,7 +73,7 @@ Result<std::shared_ptr<Relay>> Relay::start(RelayOptions options) {
       relay->followers_[follower].thread = std::thread([self = relay.get(), follower] { self->run(follower); });
   } catch (const std::system_error& error) {
     return Fault{Errc::kNoMemory,
-                 std::string("starting a thread pk_relay, which hands batches on to a rank, failed: ") + error.what() +
+                 std::string("starting a thread pk_relay, which forwards batches to a rank, failed: ") + error.what() +
                      "; raise the limit of processes and threads (ulimit -u, pids of a container)"};
   }
   return relay;
@@ -168,7 +168,7 @@ void Relay::run(size_t follower) {
 
 // This ends the leader's program, and the followers' programs too, because their worker dies.
 void Relay::fail(size_t follower, const std::string& what) {
-  failure_.set(Fault{Errc::kFailed, "the thread pk_relay, which hands batches on to " +
+  failure_.set(Fault{Errc::kFailed, "the thread pk_relay, which forwards batches to " +
                                         options_.followers[follower].name + ", failed: " + what});
   store_.stop();
 }
@@ -200,9 +200,10 @@ void Relay::answer(size_t follower, const server::PoolWork& work) {
   };
   if (!taken.refusal.empty()) {
     return fail("penstock.errors.RankError",
-                options_.followers[follower].name + " asks for batch " + std::to_string(work.number()) +
-                    " of an epoch, and " + options_.leader + ", which hands its batches on to this rank, " +
-                    taken.refusal + "; the ranks of a replica_group have to build and read their loaders alike");
+                options_.followers[follower].name + " requested batch " + std::to_string(work.number()) +
+                    " of an epoch, but " + options_.leader + ", which forwards its batches to this rank, " +
+                    taken.refusal +
+                    "; the ranks of a replica_group must create and read their loaders in the same way");
   }
   const ReplicaAnswer& answer = *taken.answer;
   handed_count_.fetch_add(1);
@@ -218,7 +219,7 @@ void Relay::answer(size_t follower, const server::PoolWork& work) {
   server.writer().begin();
   const worker::BatchContent content{.tensors = answer.tensors, .boundary_keys = {}, .nest = answer.nest};
   const auto sent = server.answer(work, content, {.flags = answer.flags, .state = answer.state});
-  if (!sent) fail("penstock.errors.PenstockError", "handing a batch on failed: " + sent.error().message);
+  if (!sent) fail("penstock.errors.PenstockError", "forwarding a batch failed: " + sent.error().message);
 }
 
 }  // namespace penstock::replica

@@ -125,12 +125,12 @@ std::string ReplicaStore::refusal_of(const RequestDigest& request, Instant reque
       if (key.first == epoch_) return "";
       is_of_old_epoch = true;
     }
-  if (is_of_old_epoch) return "has begun another epoch and left this one before this batch was made";
+  if (is_of_old_epoch) return "has started another epoch and left this one before this batch was made";
   const auto other = entries_.find({epoch_, request.sequence});
   const bool is_past = other == entries_.end() && !entries_.empty() && entries_.rbegin()->first.first == epoch_ &&
                        entries_.rbegin()->first.second > request.sequence;
   if (other == entries_.end() && !is_past) return "";
-  return "has asked for another batch in this place, or has given this one to all ranks before";
+  return "has requested another batch at this position, or has already sent this one to all ranks";
 }
 
 }  // namespace penstock::replica

@@ -137,8 +137,8 @@ def test_a_rank_that_asks_in_another_order_is_told(pool: PoolProcesses, start: S
     job = start([[0, 1]], pool=pool.endpoint, reseed=[1, 1])
     code, text = job.finish(1)
     assert code != 0
-    assert "rank 1 asks for batch 0 of an epoch, and rank 0" in text
-    assert "has asked for another batch in this place" in text
+    assert "rank 1 requested batch 0 of an epoch, but rank 0" in text
+    assert "has requested another batch at this position" in text
 
 
 @pytest.mark.long

@@ -128,14 +128,14 @@ TEST_F(ReplicaStoreTest, NobodyWaitsForASlowFollowerOnceTheSourceHasStopped) {
 TEST_F(ReplicaStoreTest, AnotherOrderIsRefused) {
   store_.asked(1, request(0, 7));
   EXPECT_EQ(take(0, request(0, 8)).refusal, "") << "the leader may not have begun that epoch";
-  EXPECT_NE(take_late(0, request(0, 8)).refusal.find("asked for another batch"), std::string::npos);
+  EXPECT_NE(take_late(0, request(0, 8)).refusal.find("requested another batch"), std::string::npos);
 }
 
 TEST_F(ReplicaStoreTest, AnEpochThatTheLeaderHasLeftIsRefused) {
   store_.asked(1, request(5, 1));
   store_.asked(2, request(0, 2));
   EXPECT_EQ(take(0, request(5, 1)).refusal, "") << "it may be on its way";
-  EXPECT_NE(take_late(0, request(5, 1)).refusal.find("begun another epoch"), std::string::npos);
+  EXPECT_NE(take_late(0, request(5, 1)).refusal.find("started another epoch"), std::string::npos);
 }
 
 TEST_F(ReplicaStoreTest, AFollowerThatIsAheadIsNotRefused) {
