@@ -216,7 +216,8 @@ Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const 
                                      const CalibrateOptions& options) {
   if (verdicts.size() != graph.nodes.size())
     return Fault{Errc::kMismatch, "calibration was given " + std::to_string(verdicts.size()) + " verdicts for " +
-                                      std::to_string(graph.nodes.size()) + " nodes; pass those of this very graph"};
+                                      std::to_string(graph.nodes.size()) +
+                                      " nodes; pass the verdicts of the same graph"};
   Calibrator calibrator(graph, verdicts, options.clock);
   if (auto prepared = calibrator.prepare(leaves, constants); !prepared) return prepared.error();
   const ExecutionGuard execution;

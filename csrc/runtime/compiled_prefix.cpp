@@ -26,7 +26,8 @@ Result<FileDescriptor> in_memory(std::string_view library) {
     library.remove_prefix(static_cast<size_t>(written));
   }
   if (!fd || !library.empty())
-    return Fault{Errc::kNoMemory, std::string("a compiled prefix cannot be put into memory: ") + std::strerror(errno)};
+    return Fault{Errc::kNoMemory,
+                 std::string("a compiled prefix cannot be written to memory: ") + std::strerror(errno)};
   return fd;
 }
 

@@ -24,7 +24,7 @@ using graph::InputKind;
 using graph::ValueId;
 
 Fault refusal(const std::string& what, const std::string& seen, const std::string& expected) {
-  return {Errc::kMismatch, what + " is " + seen + ", the graph was captured with " + expected + "; capture again"};
+  return {Errc::kMismatch, what + " is " + seen + ", but the graph was captured with " + expected + "; capture again"};
 }
 
 std::string describe_input(const Input& input) {
@@ -52,7 +52,7 @@ Result<void> check_constant(const Input& input, const at::Tensor& tensor) {
   if (input.kind == InputKind::kState) return {};
   if (!tensor.is_cpu()) return refusal(what, "on " + tensor.device().str(), "it on the CPU");
   if (!input.digest.empty() && capture::content_digest(tensor) != input.digest)
-    return refusal(what, "of other content", "the digest " + input.digest);
+    return refusal(what, "of different content", "the digest " + input.digest);
   return {};
 }
 
@@ -68,7 +68,7 @@ Result<void> Executor::prepare(std::vector<at::Tensor> constants, const Executor
   // Factories and integer divisions use the default dtype if the program specifies none.
   if (c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
     return Fault{Errc::kUnsupported, "the default dtype is " + std::string(c10::get_default_dtype().name()) +
-                                         ", graphs run under float32; leave torch.set_default_dtype alone here"};
+                                         ", but graphs run with float32; do not change torch.set_default_dtype here"};
   capture::annotate(graph_);
   if (auto checked = check_effects(options); !checked) return checked;
   if (auto bound = bind_inputs(std::move(constants)); !bound) return bound;
@@ -130,7 +130,8 @@ Result<void> Executor::check_effects(const ExecutorOptions& options) const {
     if (input.kind == InputKind::kInt && !input.size_of)
       return Fault{Errc::kUnsupported, "the graph reads " + input.source + ", a number from outside the batch"};
     if (input.kind == InputKind::kState && !options.allow_state)
-      return Fault{Errc::kUnsupported, "the graph reads " + input.source + ", which is state; a prefix has none"};
+      return Fault{Errc::kUnsupported,
+                   "the graph reads " + input.source + ", which is state; a prefix must not have state"};
   }
   if (options.allow_state) return {};
   const auto verdicts =
@@ -204,7 +205,7 @@ Result<std::vector<at::Tensor>> Executor::run(std::span<const at::Tensor> leaves
     const c10::IValue& value = frame[output];
     if (!value.isTensor())
       return Fault{Errc::kUnsupported, "the output %" + graph_.value_names[output] + " is a " + value.tagKind() +
-                                           "; only tensors are given out"};
+                                           "; only tensors can be outputs"};
     outputs.push_back(value.toTensor());
   }
   return outputs;

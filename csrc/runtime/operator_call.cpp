@@ -123,7 +123,7 @@ Result<void> OperatorCall::call_size_op(Frame& frame) const {
       std::vector<graph::Number> numbers;
       for (const c10::IValue& operand : operands) {
         const auto number = number_of(operand);
-        if (!number) return failure(frame, "an operand is no number");
+        if (!number) return failure(frame, "an operand is not a number");
         numbers.push_back(*number);
       }
       const auto value = graph::evaluate_size_op(*size_op_, numbers);
@@ -132,7 +132,7 @@ Result<void> OperatorCall::call_size_op(Frame& frame) const {
       return {};
     }
     case graph::SizeOpKind::kMetadata: {
-      if (!operands[0].isTensor()) return failure(frame, "the operand is no tensor");
+      if (!operands[0].isTensor()) return failure(frame, "the operand is not a tensor");
       const at::Tensor& tensor = operands[0].toTensor();
       if (size_op_->name == "size::sizes")
         result = tensor.sizes().vec();
@@ -146,13 +146,13 @@ Result<void> OperatorCall::call_size_op(Frame& frame) const {
     }
     case graph::SizeOpKind::kList: break;
   }
-  if (!operands[0].isList()) return failure(frame, "the operand is no list");
+  if (!operands[0].isList()) return failure(frame, "the operand is not a list");
   const auto list = operands[0].toList();
   if (size_op_->name == "list::length") {
     result = static_cast<int64_t>(list.size());
     return {};
   }
-  if (!operands[1].isInt()) return failure(frame, "the index is no integer");
+  if (!operands[1].isInt()) return failure(frame, "the index is not an integer");
   const auto position = graph::list_position(operands[1].toInt(), list.size());
   if (!position)
     return failure(frame,

@@ -198,7 +198,7 @@ class Placement {
       if (is_move && is_leaf[node.args[0].get<graph::ValueRef>()->id] && !is_read_by_workers[node.results[0]]) {
         graph::Traits& traits = placed_.graph.traits[index];
         traits.purity = graph::Purity::kState;
-        traits.reason = "copies a tensor of the batch to the device, and nothing that follows from it alone can move";
+        traits.reason = "copies a tensor of the batch to the device, and no operator that depends only on it can move";
       } else if (placed_.graph.traits[index].purity != graph::Purity::kMetadata) {
         graph::for_each_operand(node, [&](ValueId value) { is_read_by_workers[value] = true; });
       }

@@ -23,7 +23,7 @@ Result<PrefixRest> PrefixRest::create(std::string_view text, std::vector<at::Ten
     is_exact.push_back(family == NumericFamily::kArithmetic);
   rest.split_ = graph::split_prefix(rest.prefix_, is_exact);
   if (rest.split_.handed_over.empty())
-    return Fault{Errc::kUnsupported, "no operator of the prefix gives the same bits on every CPU"};
+    return Fault{Errc::kUnsupported, "no operator of the prefix returns the same bits on all CPUs"};
   return rest;
 }
 
@@ -44,12 +44,12 @@ Result<void> PrefixRest::prepare(size_t leaf_count, std::vector<graph::GivenForm
 
 Result<std::vector<at::Tensor>> PrefixRest::run(std::span<const at::Tensor> leaves, std::vector<at::Tensor> given) {
   if (given.size() != split_.handed_over.size())
-    return Fault{Errc::kMismatch, "a worker has handed over " + std::to_string(given.size()) + " values, not " +
+    return Fault{Errc::kMismatch, "a worker sent " + std::to_string(given.size()) + " values instead of " +
                                       std::to_string(split_.handed_over.size())};
   std::vector<graph::GivenForm> forms;
   for (const at::Tensor& tensor : given) {
     const auto dtype = capture::dtype_from_torch(tensor.scalar_type());
-    if (!dtype) return Fault{Errc::kUnsupported, "a value of " + tensor.toString() + " was handed over"};
+    if (!dtype) return Fault{Errc::kUnsupported, "a value of " + tensor.toString() + " was sent"};
     forms.push_back({.dtype = *dtype, .rank = static_cast<uint32_t>(tensor.dim())});
   }
   if (auto prepared = prepare(leaves.size(), std::move(forms)); !prepared) return prepared.error();

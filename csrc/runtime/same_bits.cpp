@@ -9,7 +9,7 @@
 namespace penstock::runtime {
 
 bool is_same_bits(const at::Tensor& a, const at::Tensor& b) {
-  PENSTOCK_ASSERT(!a.is_meta() && !b.is_meta(), "bits of a tensor without values are compared");
+  PENSTOCK_ASSERT(!a.is_meta() && !b.is_meta(), "meta tensors have no bits to compare");
   if (a.device() != b.device()) return false;
   if (!a.is_cpu()) {
     // A copy keeps the strides of a dense tensor; others would get a new layout.
