@@ -140,7 +140,7 @@ std::vector<std::vector<int64_t>> CostPacker::next(const CostPackerOptions& aske
   if (options.batch_size_max > 0) count = std::min(count, options.batch_size_max * options.rank_count);
   std::vector<Load> loads;
   while (!share_out(count, options, loads)) {
-    PENSTOCK_ASSERT(count > 1, "a sample alone is within the budget");
+    PENSTOCK_ASSERT(count > 1, "a single sample must be within the budget");
     count -= std::max<size_t>(1, count / 64);
   }
   top_up(count, options, loads);
@@ -174,7 +174,7 @@ void CostPacker::take(const std::vector<Load>& loads) {
     }
   }
   first_ += places.size();
-  PENSTOCK_ASSERT(to == first_, "as many samples left the order as were taken");
+  PENSTOCK_ASSERT(to == first_, "the number of removed samples must equal the number taken");
 }
 
 }  // namespace penstock::sampling

@@ -39,8 +39,9 @@ MixtureSchedule::MixtureSchedule(const std::vector<int64_t>& shares)
 
 MixtureSchedule::MixtureSchedule(std::vector<int64_t> shares, std::vector<int64_t> lags)
     : shares_(std::move(shares)), lags_(std::move(lags)) {
-  PENSTOCK_ASSERT(shares_.size() == lags_.size() && shares_.size() <= kSourcesMax, "a lag for each share is expected");
-  PENSTOCK_ASSERT(std::accumulate(shares_.begin(), shares_.end(), int64_t{0}) == kWhole, "shares add up to the whole");
+  PENSTOCK_ASSERT(shares_.size() == lags_.size() && shares_.size() <= kSourcesMax, "every share must have a lag");
+  PENSTOCK_ASSERT(std::accumulate(shares_.begin(), shares_.end(), int64_t{0}) == kWhole,
+                  "shares must add up to the whole");
   source_count_ = std::ranges::count_if(shares_, [](int64_t share) { return share > 0; });
 }
 
@@ -79,7 +80,7 @@ void MixtureSchedule::begin_near(int64_t sample_count) {
     if (allowed_count > 0 && time >= 0) waiting.push_back({source, time});
   }
   PENSTOCK_ASSERT(waiting_count >= 0 && waiting_count <= static_cast<Wide>(waiting.size()),
-                  "a schedule gives one sample at a time");
+                  "a schedule returns one sample at a time");
   std::ranges::sort(waiting, [&](const Waiting& left, const Waiting& right) {
     const Wide left_time = left.time * shares_[right.source];
     const Wide right_time = right.time * shares_[left.source];
@@ -125,7 +126,7 @@ size_t MixtureSchedule::next() {
       chosen_time = time;
     }
   }
-  PENSTOCK_ASSERT(chosen.has_value(), "some source lags behind its share");
+  PENSTOCK_ASSERT(chosen.has_value(), "one source must be behind its share");
   lags_[*chosen] -= kWhole;
   return *chosen;
 }

@@ -10,14 +10,14 @@ namespace penstock::sampling {
 RankShare::RankShare(uint64_t sample_count, const RankShareOptions& options)
     : sample_count_(sample_count), options_(options) {
   PENSTOCK_ASSERT(options.rank < options.rank_count && options.step_size >= options.rank_count,
-                  "every rank has a sample of each step");
+                  "every rank must have a sample of each step");
   const uint64_t left = sample_count - std::min(options.first_sample, sample_count);
   const bool has_last = options.remainder != Remainder::kDrop && left % options.step_size > 0;
   own_step_count_ = left / options.step_size + (has_last ? 1 : 0);
 }
 
 RankShare::Part RankShare::part(uint64_t step) const {
-  PENSTOCK_ASSERT(step >= options_.first_step && step < step_count(), "the step is one of the epoch");
+  PENSTOCK_ASSERT(step >= options_.first_step && step < step_count(), "the step must be within the epoch");
   const uint64_t first = options_.first_sample + (step - options_.first_step) * options_.step_size;
   uint64_t count = std::min(options_.step_size, sample_count_ - first);
   const uint64_t ranks = options_.rank_count;
