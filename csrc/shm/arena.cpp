@@ -33,13 +33,14 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 uint64_t page_bytes() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
 
 Fault no_memory(const std::string& what, int error_number) {
-  return {Errc::kNoMemory, "shared memory for batches could not be had: " + what + ": " + std::strerror(error_number) +
+  return {Errc::kNoMemory, "shared memory for batches could not be allocated: " + what + ": " +
+                               std::strerror(error_number) +
                                "; free memory, raise the memory limit, or lower batch_size, prefetch_factor or "
                                "PENSTOCK_ARENA_BYTES"};
 }
 
 Fault bad_arena(const std::string& what) {
-  return {Errc::kMalformed, "the arena that a worker passed cannot be used: " + what +
+  return {Errc::kMalformed, "the arena passed by a worker cannot be used: " + what +
                                 "; trainer and workers must run the same version of penstock"};
 }
 
@@ -192,7 +193,7 @@ Result<std::shared_ptr<ArenaView>> ArenaView::map(const FileDescriptor& fd) {
   // Huge pages are not guaranteed to exist, and reading a missing one kills the process.
   struct statfs system {};
   if (::fstatfs(fd.get(), &system) != 0 || system.f_type == HUGETLBFS_MAGIC)
-    return bad_arena("it is made of huge pages");
+    return bad_arena("it consists of huge pages");
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) return bad_arena("it is not sealed against resizing");
   const auto bytes = static_cast<uint64_t>(status.st_size);
@@ -208,7 +209,7 @@ Result<std::shared_ptr<ArenaView>> ArenaView::map(const FileDescriptor& fd) {
   checked.slab_count = shared.slab_count;
   checked.slab_bytes = shared.slab_bytes;
   checked.control_bytes = shared.control_bytes;
-  if (checked.magic != kArenaMagic) return bad_arena("its control page does not begin with PNA1");
+  if (checked.magic != kArenaMagic) return bad_arena("its control page does not start with PNA1");
   if (checked.slab_count == 0 || checked.slab_count > kSlabCountMax) {
     return bad_arena("it has " + std::to_string(checked.slab_count) + " slabs");
   }

@@ -144,26 +144,26 @@ Result<MessageHead> make_head(Channel::Parts parts, size_t fd_count) {
   MessageHead head{.fd_count = static_cast<uint32_t>(fd_count)};
   for (const auto& part : parts) head.bytes += part.size();
   if (head.bytes > kMessageBytesMax)
-    return Fault{Errc::kTooLarge, "a message to another process has " + std::to_string(head.bytes) +
-                                      " bytes and must have " + std::to_string(kMessageBytesMax) +
-                                      " at most; give it shared memory (/dev/shm, the memory limit), or make "
-                                      "batches smaller"};
+    return Fault{Errc::kTooLarge,
+                 "a message to another process has " + std::to_string(head.bytes) + " bytes, but must have " +
+                     std::to_string(kMessageBytesMax) +
+                     " at most; provide shared memory (/dev/shm, the memory limit), or make batches smaller"};
   return head;
 }
 
 Fault malformed_message(const std::string& what) {
-  return {Errc::kMalformed, "what came over a channel is not penstock's: " + what +
+  return {Errc::kMalformed, "data from a channel is not a message of penstock: " + what +
                                 "; trainer and workers must run the same version of penstock, and leave its "
                                 "descriptors alone"};
 }
 
 Result<void> check(const MessageHead& head, uint64_t bytes_max) {
-  if (head.magic != kMessageMagic) return malformed_message("it does not begin with PNM1");
+  if (head.magic != kMessageMagic) return malformed_message("it does not start with PNM1");
   if (head.fd_count > kMessageFdCountMax)
-    return malformed_message("it names " + std::to_string(head.fd_count) + " descriptors and may name " +
+    return malformed_message("it names " + std::to_string(head.fd_count) + " file descriptors, but may name " +
                              std::to_string(kMessageFdCountMax));
   if (head.bytes > bytes_max)
-    return malformed_message("it is " + std::to_string(head.bytes) + " bytes long and may be " +
+    return malformed_message("it is " + std::to_string(head.bytes) + " bytes long, but may be " +
                              std::to_string(bytes_max));
   return {};
 }
@@ -184,7 +184,8 @@ Result<Channel> Channel::connect(const std::string& name) {
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0)
     return failure("connecting to a process of this machine", errno);
   if (!is_same_user(socket.get())) {
-    return Fault{Errc::kClosed, "the process that listens at the name belongs to another user; nothing was sent to it"};
+    return Fault{Errc::kClosed,
+                 "the process that listens on the socket belongs to another user; no data was sent to it"};
   }
   return Channel(std::move(socket));
 }
@@ -192,7 +193,7 @@ Result<Channel> Channel::connect(const std::string& name) {
 Result<void> Channel::send(Parts parts, std::span<const int> fds) {
   const auto head = make_head(parts, fds.size());
   if (!head) return head.error();
-  PENSTOCK_ASSERT(!has_unsent(), "a message would overtake those that were posted");
+  PENSTOCK_ASSERT(!has_unsent(), "a message would overtake posted messages");
   return Outgoing(head.value(), parts).send(fd(), fds, 0);
 }
 
@@ -238,8 +239,8 @@ Result<bool> Channel::try_send(Parts parts, std::span<const int> fds) {
 Result<void> Channel::check_unsent() const {
   if (unsent_bytes_ < kUnsentBytesMax) return {};
   return Fault{Errc::kTooLarge,
-               std::to_string(unsent_bytes_) + " bytes wait to be sent to a worker that does not read them, and " +
-                   std::to_string(kUnsentBytesMax) + " is the limit; see what the worker does with its dataset"};
+               std::to_string(unsent_bytes_) + " bytes wait for a worker that does not read them, but " +
+                   std::to_string(kUnsentBytesMax) + " is the limit; check whether the worker hangs in its dataset"};
 }
 
 void Channel::keep(std::shared_ptr<const std::vector<std::byte>> bytes, size_t begin) {
@@ -295,15 +296,16 @@ Result<bool> Channel::fill(bool may_block) {
   }
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     if (fd_count >= kMessageFdCountMax)
-      return fail(
-          malformed_message("more than " + std::to_string(kMessageFdCountMax) + " descriptors came with one message"));
-    return fail({Errc::kNoMemory,
-                 "a descriptor was lost on its way because this process has too many open files; "
-                 "raise `ulimit -n`"});
+      return fail(malformed_message("more than " + std::to_string(kMessageFdCountMax) +
+                                    " file descriptors were received with one message"));
+    return fail(
+        {Errc::kNoMemory,
+         "a file descriptor was lost in transit because this process has too many open files; raise `ulimit -n`"});
   }
   if (fds_.size() > kWaitingFdsMax)
-    return fail(malformed_message(std::to_string(fds_.size()) + " descriptors came that no message names"));
-  if (count == 0) return Fault{Errc::kClosed, "the peer hung up"};
+    return fail(
+        malformed_message(std::to_string(fds_.size()) + " file descriptors were received that no message names"));
+  if (count == 0) return Fault{Errc::kClosed, "the peer closed the connection"};
   end_ += static_cast<size_t>(count);
   return true;
 }
@@ -323,7 +325,7 @@ void Channel::make_room() {
   MessageHead head;  // already checked by next()
   std::memcpy(&head, buffer_.data(), sizeof head);
   const uint64_t wanted = sizeof head + head.bytes;
-  PENSTOCK_ASSERT(wanted > buffer_.size(), "more was taken in before the messages that had come were given out");
+  PENSTOCK_ASSERT(wanted > buffer_.size(), "more data was read before the received messages were returned");
   buffer_.resize(std::min(wanted, std::max<uint64_t>(kAllocatedUnseenBytes, uint64_t{2} * buffer_.size())));
 }
 
@@ -336,8 +338,8 @@ Result<std::optional<Channel::Message>> Channel::next() {
   if (auto checked = check(head, received_bytes_max_); !checked) return fail(checked.error());
   if (held - sizeof head < head.bytes) return std::optional<Message>();
   if (fds_.size() < head.fd_count)
-    return fail(malformed_message("it names " + std::to_string(head.fd_count) + " descriptors, and " +
-                                  std::to_string(fds_.size()) + " came"));
+    return fail(malformed_message("it names " + std::to_string(head.fd_count) + " file descriptors, but " +
+                                  std::to_string(fds_.size()) + " were received"));
   const auto bytes = std::span<const std::byte>(buffer_).subspan(begin_ + sizeof head, head.bytes);
   begin_ += sizeof head + head.bytes;
   message_fds_.clear();
@@ -346,7 +348,8 @@ Result<std::optional<Channel::Message>> Channel::next() {
     fds_.pop_front();
   }
   if (begin_ == end_ && !fds_.empty())
-    return fail(malformed_message(std::to_string(fds_.size()) + " descriptors came that no message names"));
+    return fail(
+        malformed_message(std::to_string(fds_.size()) + " file descriptors were received that no message names"));
   return std::optional(Message{.bytes = bytes, .fds = message_fds_});
 }
 
@@ -365,7 +368,7 @@ Result<Channel::Message> Channel::receive(steady_clock::time_point deadline) {
     const auto filled = fill(may_block);
     if (!filled) return filled.error();
     if (filled.value() || may_block) continue;
-    if (left <= steady_clock::duration(0)) return Fault{Errc::kTimeout, "no message came before the deadline"};
+    if (left <= steady_clock::duration(0)) return Fault{Errc::kTimeout, "no message was received before the deadline"};
     pollfd item{.fd = fd(), .events = POLLIN, .revents = 0};
     ::poll(&item, 1, static_cast<int>(std::chrono::ceil<milliseconds>(left).count()));  // a signal ends it early
   }
@@ -381,11 +384,11 @@ void Channel::shut_down() { ::shutdown(fd(), SHUT_RDWR); }
 
 Result<ChannelListener> ChannelListener::bind(const std::string& name) {
   FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) return failure("opening a socket to listen at", errno);
+  if (!socket) return failure("opening a listening socket", errno);
   const Address address = abstract_address(name);
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0)
     return failure("binding a socket", errno);
-  if (::listen(socket.get(), kBacklog) != 0) return failure("listening at a socket", errno);
+  if (::listen(socket.get(), kBacklog) != 0) return failure("listening on a socket", errno);
   return ChannelListener(std::move(socket));
 }
 
@@ -394,7 +397,7 @@ Result<Channel> ChannelListener::accept() {
     FileDescriptor socket(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket) {
       if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == ECONNABORTED) return Fault{Errc::kTimeout, "nobody is waiting to connect"};
+      if (errno == EAGAIN || errno == ECONNABORTED) return Fault{Errc::kTimeout, "no client is waiting to connect"};
       return failure("accepting a connection", errno);
     }
     if (is_same_user(socket.get())) return Channel(std::move(socket));

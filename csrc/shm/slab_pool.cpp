@@ -50,7 +50,7 @@ Result<SlabRegion> SlabPool::acquire(uint64_t bytes) {
       end = arena_->slab_count();
       continue;
     }
-    if (is_closing_.load()) return Fault{Errc::kClosed, "the trainer is gone"};
+    if (is_closing_.load()) return Fault{Errc::kClosed, "the trainer has ended"};
     if (is_worn_out()) {
       if (auto made = make_arena(bytes); !made) return made.error();
       continue;

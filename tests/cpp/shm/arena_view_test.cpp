@@ -203,7 +203,7 @@ TEST_F(ArenaViewTest, TheTrainerSeesWhatAWorkerProcessWroteAndTheWorkerSeesTheRe
       }
       if (!arena->reserve(0, arena->slab_bytes())) return "no memory";
       std::memset(arena->slab(0), static_cast<int>(round), arena->slab_bytes());
-      if (!say(round)) return "the trainer is gone";
+      if (!say(round)) return "the trainer has ended";
     }
     return "";
   });
