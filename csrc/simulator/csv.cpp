@@ -56,8 +56,8 @@ std::vector<CsvRow> csv_rows(std::string_view text) {
 }
 
 Fault csv_error(std::string_view file, size_t line, const std::string& seen, const std::string& expected) {
-  return {Errc::kMalformed, std::string(file) + ", line " + std::to_string(line) + ": " + seen + "; " + expected +
-                                " is expected; correct this line"};
+  return {Errc::kMalformed, std::string(file) + ", line " + std::to_string(line) + ": " + seen + "; expected " +
+                                expected + "; correct this line"};
 }
 
 Result<double> csv_number(std::string_view file, const CsvRow& row, size_t column, std::string_view name,

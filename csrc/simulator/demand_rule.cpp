@@ -239,7 +239,7 @@ std::unique_ptr<DemandRule> make_demand_rule(CpuPolicy policy, const Job& job, c
     case CpuPolicy::kTuned:
     case CpuPolicy::kInfinite: break;
   }
-  PENSTOCK_ASSERT(false, "a job of no pool was to have a rule for its workers");
+  PENSTOCK_ASSERT(false, "a job without a pool has no rule for its workers");
   return nullptr;
 }
 

@@ -87,23 +87,23 @@ Result<JobTable> parse_jobs(std::string_view file, std::string_view text, const 
                    table.jobs.begin() + static_cast<ptrdiff_t>(std::min(filter.job_skip_count, left_count)));
   if (left_count > 0 && table.jobs.empty())
     return Fault{Errc::kMalformed, std::string(file) + ": the first " + std::to_string(filter.job_skip_count) +
-                                       " of the jobs are to be left out, and there are " + std::to_string(left_count) +
+                                       " jobs would be skipped, but there are only " + std::to_string(left_count) +
                                        "; take fewer windows, or smaller ones"};
   if (filter.job_count_max > 0 && table.jobs.size() > filter.job_count_max) table.jobs.resize(filter.job_count_max);
   if (table.jobs.empty())
     return Fault{Errc::kMalformed, std::string(file) + ": none of " + std::to_string(rows.size() - 1) +
                                        " jobs is left" + (filter.vc.empty() ? "" : " in the VC '" + filter.vc + "'") +
                                        "; at least one with 1 to " + std::to_string(filter.gpus_max) +
-                                       " GPUs that is long enough is expected; choose another VC or a larger cluster"};
+                                       " GPUs that is long enough is required; choose another VC or a larger cluster"};
   return table;
 }
 
 Result<JobTable> synthetic_jobs(const SyntheticJobs& options) {
   if (options.job_count == 0 || options.job_count > kTableJobsMax || options.gpu_count == 0 || !(options.load > 0))
-    return Fault{Errc::kMalformed, "synthetic jobs were asked for with " + std::to_string(options.job_count) +
+    return Fault{Errc::kMalformed, "synthetic jobs were requested with " + std::to_string(options.job_count) +
                                        " jobs, " + std::to_string(options.gpu_count) + " GPUs and a load of " +
                                        std::to_string(options.load) + "; 1 to " + std::to_string(kTableJobsMax) +
-                                       " jobs, a GPU and a positive load are expected"};
+                                       " jobs, a GPU and a positive load are required"};
   std::mt19937_64 random(options.seed);
   JobTable table;
   double gpu_s = 0, arrival = 0;

@@ -36,7 +36,7 @@ double t_quantile(size_t freedom) {
 }  // namespace
 
 Report report_on(const std::vector<Job>& jobs, const Cluster& cluster, const Outcome& outcome) {
-  PENSTOCK_ASSERT(!jobs.empty() && jobs.size() == outcome.jobs.size(), "a report is on jobs and their outcomes");
+  PENSTOCK_ASSERT(!jobs.empty() && jobs.size() == outcome.jobs.size(), "every job must have an outcome");
   std::vector<double> completions_s, runs;
   for (size_t job = 0; job < jobs.size(); ++job) {
     completions_s.push_back(outcome.jobs[job].end_s - jobs[job].submit_s);
@@ -70,8 +70,7 @@ Result<PairedSpeedup> paired_speedup(std::span<const double> other_s, std::span<
       std::any_of(own_s.begin(), own_s.end(), is_bad))
     return Fault{Errc::kMalformed, "policies were compared by " + std::to_string(other_s.size()) + " and " +
                                        std::to_string(own_s.size()) +
-                                       " times; as many of one as of the other, at least one, all positive, are "
-                                       "expected"};
+                                       " times; the same number of positive times, at least one, is required"};
   std::vector<double> ratios;
   for (size_t pair = 0; pair < own_s.size(); ++pair) ratios.push_back(other_s[pair] / own_s[pair]);
   const auto [least, most] = std::minmax_element(ratios.begin(), ratios.end());

@@ -68,7 +68,7 @@ class Run {
 
   Outcome run() && {
     while (next_ < jobs_.size() || !running_.empty()) step();
-    PENSTOCK_ASSERT(queue_.empty(), "jobs wait and none runs");
+    PENSTOCK_ASSERT(queue_.empty(), "jobs are waiting but none is running");
     outcome_.end_s = now_s_;
     return std::move(outcome_);
   }
@@ -88,7 +88,7 @@ class Run {
       for (const auto& start : it.starting) next_s = std::min(next_s, start.first);
       next_s = std::min(next_s, it.reports_s);
     }
-    PENSTOCK_ASSERT(next_s < kNever, "nothing would ever happen again");
+    PENSTOCK_ASSERT(next_s < kNever, "no further event would ever happen");
     account(next_s - now_s_);
     now_s_ = next_s;
     ++outcome_.event_count;
@@ -252,7 +252,7 @@ class Run {
         it.fixed_cpus += counts[index];
         per_gpu[here[index]] = std::min(per_gpu[here[index]], counts[index] / it.gpus[server]);
       }
-      PENSTOCK_ASSERT(used <= cluster_.cpus_per_server() + 1e-6, "a server gave away more CPUs than it has");
+      PENSTOCK_ASSERT(used <= cluster_.cpus_per_server() + 1e-6, "a server assigned more CPUs than it has");
     }
     for (size_t place = 0; place < running_.size(); ++place)
       change_speed(running_[place], profile_of(running_[place]).speed(per_gpu[place]));
@@ -374,7 +374,7 @@ class Run {
         const auto rank = [&](size_t at) { return std::pair(it.gpus[at] > 0, free_cpus_[at]); };
         if (chosen == it.workers.size() || rank(server) > rank(chosen)) chosen = server;
       }
-      PENSTOCK_ASSERT(chosen < it.workers.size(), "a policy gave away more CPUs than there are");
+      PENSTOCK_ASSERT(chosen < it.workers.size(), "a policy assigned more CPUs than exist");
       ++it.workers[chosen];
       --free_cpus_[chosen];
       ++it.count;
@@ -434,7 +434,7 @@ Result<Outcome> simulate(const std::vector<Job>& jobs, const std::vector<Profile
   if (auto checked = check_world(jobs, profiles, cluster, settings); !checked) return checked.error();
   const auto is_earlier = [](const Job& a, const Job& b) { return a.submit_s < b.submit_s; };
   if (!std::is_sorted(jobs.begin(), jobs.end(), is_earlier))
-    return Fault{Errc::kMalformed, "the jobs are not in the order of their arrival"};
+    return Fault{Errc::kMalformed, "the jobs must be in the order of their arrival"};
   return Run(jobs, profiles, cluster, settings).run();
 }
 

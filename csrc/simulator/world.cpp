@@ -18,11 +18,11 @@ Result<void> draw_models(const std::vector<Job*>& jobs, const std::vector<Profil
       if (profiles[profile].model_class == kClasses[kind]) of_class[kind].push_back(profile);
     if (split[kind] < 0 || (split[kind] > 0 && of_class[kind].empty()))
       return Fault{Errc::kMalformed, "the split gives " + std::to_string(split[kind]) + " to the class " +
-                                         std::string(kClasses[kind]) + ", of which there are " +
+                                         std::string(kClasses[kind]) + ", which has a total of " +
                                          std::to_string(of_class[kind].size()) + " profiles"};
     sum += split[kind];
   }
-  if (!(sum > 0)) return Fault{Errc::kMalformed, "the split is 0 for every class; a positive share is expected"};
+  if (!(sum > 0)) return Fault{Errc::kMalformed, "the split is 0 for every class, but must have a positive share"};
   std::mt19937_64 random(seed);
   for (Job* job : jobs) {
     double point = sum * static_cast<double>(random() >> 11) * 0x1p-53;
@@ -66,8 +66,8 @@ Result<void> assign_models(std::vector<Job>& jobs, const std::vector<Profile>& p
     const auto found = std::find_if(profiles.begin(), profiles.end(),
                                     [&](const Profile& profile) { return profile.model == job.model; });
     if (found == profiles.end())
-      return Fault{Errc::kMalformed, "a job is of the model '" + job.model + "', of which there is none among " +
-                                         std::to_string(profiles.size()) + " profiles; name one of them, or none"};
+      return Fault{Errc::kMalformed, "a job has the model '" + job.model + "', which is not among " +
+                                         std::to_string(profiles.size()) + " profiles; use one of them, or no model"};
     job.profile = static_cast<size_t>(found - profiles.begin());
   }
   return drawn.empty() ? Result<void>{} : draw_models(drawn, profiles, split, seed);
@@ -77,8 +77,7 @@ Result<void> check_world(const std::vector<Job>& jobs, const std::vector<Profile
                          const Settings& settings) {
   if (cluster.gpu_count() == 0 || cluster.cpus_per_gpu == 0 || !(cluster.link_bytes_per_s >= 0))
     return Fault{Errc::kMalformed,
-                 "the cluster has no server, GPU or CPU, or a negative link; at least one of each is "
-                 "expected"};
+                 "the cluster has no server, GPU or CPU, or a negative bandwidth; at least one of each is required"};
   if (!(settings.interval_s > 0) || !(settings.horizon_s > 0) || !(settings.start_delay_s >= 0) ||
       !(settings.move_cost_s >= 0) || !(settings.noise >= 0) || !(settings.restart_cost_s >= 0))
     return Fault{Errc::kMalformed,
@@ -86,15 +85,16 @@ Result<void> check_world(const std::vector<Job>& jobs, const std::vector<Profile
   for (const Profile& profile : profiles) {
     const bool rises = std::is_sorted(profile.speeds.begin(), profile.speeds.end());
     if (profile.speeds.empty() || !rises || !(profile.speeds.front() > 0) || !(profile.iteration_s > 0))
-      return Fault{Errc::kMalformed, "the profile of " + profile.model +
-                                         " has speeds that fall or are not positive; rising ones are expected"};
+      return Fault{Errc::kMalformed,
+                   "the profile of " + profile.model +
+                       " has speeds that decrease or are not positive, but they must be positive and increasing"};
   }
   for (size_t job = 0; job < jobs.size(); ++job) {
     const Job& it = jobs[job];
     const std::string name = "job " + std::to_string(job);
     if (it.gpus == 0 || it.gpus > cluster.gpu_count())
-      return Fault{Errc::kMalformed, name + " has " + std::to_string(it.gpus) + " GPUs; 1 to " +
-                                         std::to_string(cluster.gpu_count()) + " are expected"};
+      return Fault{Errc::kMalformed, name + " has " + std::to_string(it.gpus) + " GPUs, but must have 1 to " +
+                                         std::to_string(cluster.gpu_count()) + ", inclusive"};
     if (!(it.duration_s > 0) || !(it.submit_s >= 0) || !std::isfinite(it.duration_s + it.submit_s))
       return Fault{Errc::kMalformed, name + " has a time that is negative or not a number, or no duration"};
     if (it.profile >= profiles.size()) return Fault{Errc::kMalformed, name + " has no profile"};

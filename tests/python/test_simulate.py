@@ -112,10 +112,7 @@ def test_a_job_may_name_its_model(simulate: Call, tmp_path: Path) -> None:
     runs = json.loads(out)["policies"]["infinite"]["runs"]
     assert code == 0 and runs[0]["completion_mean_s"] == runs[1]["completion_mean_s"]
     jobs.write_text("\n".join([*rows, "0,3600,1,a,alexnot"]))
-    assert (
-        "a job is of the model 'alexnot', of which there is none"
-        in simulate("--jobs", str(jobs))[2]
-    )
+    assert "a job has the model 'alexnot', which is not among" in simulate("--jobs", str(jobs))[2]
 
 
 def test_measured_workloads_are_models_too(simulate: Call) -> None:
@@ -182,7 +179,7 @@ def test_a_file_that_is_not_there_or_no_text_is_named(simulate: Call, tmp_path: 
         (["--windows", "2"], "--windows 2 requires --jobs FILE and --first N"),
         (
             ["--windows", "2", "--jobs", str(TRACE), "--first", "400"],
-            ": the first 400 of the jobs are to be left out, and there are ",
+            ": the first 400 jobs would be skipped, but there are only ",
         ),
     ],
 )

@@ -57,7 +57,7 @@ TEST(JobTable, ModelsMayBeNamed) {
   EXPECT_EQ(jobs[1].profile, 0U);
   jobs[0].model = "tiny";
   EXPECT_EQ(assign_models(jobs, profiles, {1, 0, 0}, 0).error().message,
-            "a job is of the model 'tiny', of which there is none among 2 profiles; name one of them, or none");
+            "a job has the model 'tiny', which is not among 2 profiles; use one of them, or no model");
 }
 
 TEST(JobTable, AWindowBeyondTheLastJobIsAFault) {
@@ -65,24 +65,23 @@ TEST(JobTable, AWindowBeyondTheLastJobIsAFault) {
                                 {.gpus_max = 1, .job_skip_count = 5, .job_count_max = 5});
   ASSERT_FALSE(table);
   EXPECT_EQ(table.error().message,
-            "trace.csv: the first 5 of the jobs are to be left out, and there are 1; take fewer windows, or smaller "
+            "trace.csv: the first 5 jobs would be skipped, but there are only 1; take fewer windows, or smaller "
             "ones");
 }
 
 TEST(JobTable, AFaultNamesTheFileTheLineAndBothSides) {
   EXPECT_EQ(fault_of_row("1,x,1,a"),
-            "trace.csv, line 2: duration_s is 'x'; a number from 0 to 10000000000 is expected; correct this line");
+            "trace.csv, line 2: duration_s is 'x'; expected a number from 0 to 10000000000; correct this line");
   EXPECT_EQ(fault_of_row("1,60,1.5,a"),
-            "trace.csv, line 2: num_gpus is '1.5'; a whole number from 0 to 1000000 is expected; correct this line");
-  EXPECT_EQ(fault_of_row("1,60,1"),
-            "trace.csv, line 2: 3 fields; 4 as in the first row is expected; correct this line");
-  EXPECT_EQ(job_fault("a,b\n1,2\n"),
-            "trace.csv, line 1: the first row has other columns; submit_s,duration_s,num_gpus,vc[,model] is expected; "
-            "correct "
-            "this line");
+            "trace.csv, line 2: num_gpus is '1.5'; expected a whole number from 0 to 1000000; correct this line");
+  EXPECT_EQ(fault_of_row("1,60,1"), "trace.csv, line 2: 3 fields; expected 4 as in the first row; correct this line");
+  EXPECT_EQ(
+      job_fault("a,b\n1,2\n"),
+      "trace.csv, line 1: the first row has other columns; expected submit_s,duration_s,num_gpus,vc[,model]; correct "
+      "this line");
   EXPECT_EQ(
       job_fault("# nothing\n"),
-      "trace.csv, line 1: the table is empty; submit_s,duration_s,num_gpus,vc[,model] is expected; correct this line");
+      "trace.csv, line 1: the table is empty; expected submit_s,duration_s,num_gpus,vc[,model]; correct this line");
   for (const std::string row :
        {"-1,60,1,a", "nan,60,1,a", "inf,60,1,a", "1,60,-1,a", "1,60,1e9,a", ",60,1,a", "1 ,6,1,a"})
     EXPECT_NE(fault_of_row(row).find("line 2: "), std::string::npos) << row;
@@ -90,7 +89,7 @@ TEST(JobTable, AFaultNamesTheFileTheLineAndBothSides) {
 
 TEST(JobTable, NoJobThatIsLeftIsAFault) {
   EXPECT_EQ(fault_of_row("1,60,9,a"),
-            "trace.csv: none of 1 jobs is left; at least one with 1 to 8 GPUs that is long enough is expected; choose "
+            "trace.csv: none of 1 jobs is left; at least one with 1 to 8 GPUs that is long enough is required; choose "
             "another VC or a larger cluster");
 }
 

@@ -39,13 +39,13 @@ TEST(ProfileTable, MayTellTheBytesOfASample) {
 TEST(ProfileTable, AFaultNamesTheFileTheLineAndBothSides) {
   const std::string header = "model,class,iteration_s,batch,cpu1,cpu2\n";
   EXPECT_EQ(profile_fault(header + "net,picture,1,1,1,1\n"),
-            "models.csv, line 2: class is 'picture'; image, language, speech or other is expected; correct this line");
+            "models.csv, line 2: class is 'picture'; expected image, language, speech or other; correct this line");
   EXPECT_EQ(profile_fault(header + "net,image,1,1,1,0.5\n"),
-            "models.csv, line 2: cpu2 is '0.5'; a number from 1 to 1000000000 is expected; correct this line");
+            "models.csv, line 2: cpu2 is '0.5'; expected a number from 1 to 1000000000; correct this line");
   EXPECT_EQ(profile_fault(header + "net,image,1,1,1\n"),
-            "models.csv, line 2: 5 fields; 6 as in the first row is expected; correct this line");
+            "models.csv, line 2: 5 fields; expected 6 as in the first row; correct this line");
   EXPECT_EQ(profile_fault(header),
-            "models.csv, line 1: no model follows the first row; at least one is expected; correct this "
+            "models.csv, line 1: no model follows the first row; expected at least one; correct this "
             "line");
   for (const std::string text : {"", "model,class,iteration_s,batch\n", "model,class,iteration_s,batch,cpu2\n",
                                  "model,class,iteration_s,batch,sample_bytes\n"})

@@ -120,7 +120,7 @@ TEST(Simulation, WithoutALinkRemoteWorkersAreOfNoUse) {
 TEST(Simulation, AJobThatFitsNoClusterIsRefused) {
   const auto outcome = simulate({{.duration_s = 1, .gpus = 25}}, profiles(), {.server_count = 3}, {});
   ASSERT_FALSE(outcome);
-  EXPECT_EQ(outcome.error().message, "job 0 has 25 GPUs; 1 to 24 are expected");
+  EXPECT_EQ(outcome.error().message, "job 0 has 25 GPUs, but must have 1 to 24, inclusive");
 }
 
 // A job with eight GPUs was left no more than one with a single GPU.
