@@ -58,27 +58,27 @@ Result<BlobMessage> parse_blob_message(std::span<const std::byte> part, uint64_t
   BlobHead head;
   if (part.size() != sizeof head) return malformed_blob("it is " + std::to_string(part.size()) + " bytes long");
   std::memcpy(&head, part.data(), sizeof head);
-  if (head.magic != kBlobMagic) return malformed_blob("it has another magic number");
+  if (head.magic != kBlobMagic) return malformed_blob("its magic number is wrong");
   if (head.version != kBlobVersion) {
     return Fault{Errc::kMismatch, "a message about a blob of a job has version " + std::to_string(head.version) +
-                                      ", and this process speaks version " + std::to_string(kBlobVersion) +
+                                      ", but this process uses version " + std::to_string(kBlobVersion) +
                                       "; run the same version of penstock on both sides"};
   }
   if (head.reserved != 0 || head.reserved_end != 0) return malformed_blob("reserved bytes are not zero");
   if ((head.kind == Kind::kPiece) != (piece_bytes > 0))
-    return malformed_blob("a piece and its bytes do not come together");
+    return malformed_blob("a chunk and its bytes must be sent together");
   switch (head.kind) {
     case Kind::kWish:
-      if (head.total_bytes != 0) return malformed_blob("a wish has a size");
-      if (head.offset >= kBlobBytesMax) return malformed_blob("a wish lies outside of every blob");
+      if (head.total_bytes != 0) return malformed_blob("a request must not have a size");
+      if (head.offset >= kBlobBytesMax) return malformed_blob("a request is beyond the maximum blob size");
       return BlobMessage(BlobWish{.id = head.id, .offset = head.offset});
     case Kind::kPiece:
       if (piece_bytes > kBlobPieceBytesMax || head.total_bytes > kBlobBytesMax || head.offset > head.total_bytes ||
           piece_bytes > head.total_bytes - head.offset)
-        return malformed_blob("a piece lies outside of its blob");
+        return malformed_blob("a chunk lies outside its blob");
       return BlobMessage(BlobPiece{.id = head.id, .offset = head.offset, .total_bytes = head.total_bytes});
     case Kind::kUnknown:
-      if (head.offset != 0 || head.total_bytes != 0) return malformed_blob("a blob that is not there has a size");
+      if (head.offset != 0 || head.total_bytes != 0) return malformed_blob("a missing blob must not have a size");
       return BlobMessage(BlobUnknown{.id = head.id});
   }
   return malformed_blob("unknown kind " + std::to_string(static_cast<int>(head.kind)));

@@ -272,8 +272,8 @@ const char* fault_of(WorkerReport& m) {
 const char* fault_of(TrainerReport& m) {
   if (m.trainer_id == 0) return "a trainer has no id";
   if (m.job_kind != JobKind::kPython && m.job_kind != JobKind::kPlugin) return "a trainer has an unknown kind of job";
-  if (m.job_rank.rank >= m.job_rank.world_size) return "a rank is not below the number of ranks";
-  if (has_larger_total(m.queue, m.steps, m.costs)) return "a total is more than can have been counted";
+  if (m.job_rank.rank >= m.job_rank.world_size) return "a rank is not smaller than the number of ranks";
+  if (has_larger_total(m.queue, m.steps, m.costs)) return "a total is too large to have been counted";
   return nullptr;
 }
 
@@ -318,7 +318,7 @@ class Reader {
   void operator()(T& value) {
     if constexpr (std::is_same_v<T, bool>) {
       const auto byte = bytes_.read<uint8_t>();
-      if (byte > 1) fail(malformed_control("a yes or no is " + std::to_string(byte)));
+      if (byte > 1) fail(malformed_control("a boolean is " + std::to_string(byte)));
       value = byte == 1;
     } else {
       value = bytes_.read<T>();
@@ -363,7 +363,7 @@ class Reader {
     std::copy(bytes.begin(), bytes.end(), array.begin());
   }
   static Fault too_large(const char* what, size_t seen, size_t expected) {
-    return {Errc::kTooLarge, std::string(what) + " of a control message is of " + std::to_string(seen) +
+    return {Errc::kTooLarge, std::string(what) + " of a control message is " + std::to_string(seen) +
                                  ", above the cap of " + std::to_string(expected)};
   }
   void fail(Fault error) {
@@ -407,10 +407,10 @@ Result<ControlMessage> parse_control(std::span<const std::byte> bytes) {
   const auto version = head.read<uint16_t>();
   const auto kind = head.read<uint8_t>();
   const auto reserved = head.read<uint8_t>();
-  if (!head.ok() || magic != kControlMagic) return malformed_control("it does not begin with PNC1");
+  if (!head.ok() || magic != kControlMagic) return malformed_control("it does not start with PNC1");
   if (version != kControlVersion) {
     return Fault{Errc::kMismatch, "a control message has version " + std::to_string(version) +
-                                      ", and this process speaks version " + std::to_string(kControlVersion) +
+                                      ", but this process uses version " + std::to_string(kControlVersion) +
                                       "; run the same version of penstock on both sides"};
   }
   if (reserved != 0) return malformed_control("a reserved byte is not zero");

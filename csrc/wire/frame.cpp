@@ -54,7 +54,7 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
   if (head.reserved0 != 0) return malformed_frame("reserved bytes of a tensor entry are not zero");
   if (head.dim_count > kDimCountMax) {
     return Fault{Errc::kTooLarge, "a tensor entry has " + std::to_string(head.dim_count) + " dimensions; at most " +
-                                      std::to_string(kDimCountMax) + " are expected"};
+                                      std::to_string(kDimCountMax) + " are allowed"};
   }
   if (head.encoding > static_cast<uint8_t>(Encoding::kShared)) return malformed_frame("unknown encoding of a tensor");
   TensorEntry entry{.dtype = head.dtype,
@@ -74,21 +74,21 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
   const auto bytes = span_bytes(entry.dtype, entry.shape, entry.strides);
   if (!bytes) return bytes.error();
   if (entry.encoding == Encoding::kWithheld) {
-    if (entry.bytes != 0 || entry.offset != 0) return malformed_frame("a tensor that is withheld has bytes");
+    if (entry.bytes != 0 || entry.offset != 0) return malformed_frame("a lazy tensor has bytes");
     return entry;
   }
   if (is_narrow(entry.encoding)) {
     if (bytes.value() / kWidenFactorMax > entry.bytes)
-      return Fault{Errc::kTooLarge, "a tensor of " + std::to_string(bytes.value()) + " bytes is written in " +
+      return Fault{Errc::kTooLarge, "a tensor of " + std::to_string(bytes.value()) + " bytes is compressed to " +
                                         std::to_string(entry.bytes) + "; at most " + std::to_string(kWidenFactorMax) +
-                                        " times as many are taken"};
+                                        " times as many are accepted"};
   } else if (bytes.value() != entry.bytes) {
     return malformed_frame("a tensor entry claims " + std::to_string(entry.bytes) + " bytes where its shape needs " +
                            std::to_string(bytes.value()));
   }
   if (entry.encoding == Encoding::kShared) {
     if (entry.offset % dtype_bytes(entry.dtype) != 0)
-      return malformed_frame("a shared tensor's offset is no whole element");
+      return malformed_frame("a shared tensor's offset is not a multiple of its element size");
     if (entry.offset > kPayloadBytesMax || entry.bytes > kPayloadBytesMax - entry.offset)
       return Fault{Errc::kTooLarge, "a shared tensor ends beyond " + std::to_string(kPayloadBytesMax) + " bytes"};
     return entry;
@@ -134,7 +134,7 @@ Result<uint64_t> span_bytes(DTypeCode dtype, std::span<const int64_t> shape, std
 
 uint64_t plain_bytes(const TensorEntry& entry) {
   const auto bytes = span_bytes(entry.dtype, entry.shape, entry.strides);
-  PENSTOCK_ASSERT(bytes, "an entry that was not checked");
+  PENSTOCK_ASSERT(bytes, "an entry was not checked");
   return bytes.value();
 }
 
@@ -201,7 +201,7 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
   ByteReader reader(bytes);
   const auto head = read_struct<FrameHeader>(reader);
   if (!reader.ok()) return malformed_frame("it is shorter than its header");
-  if (head.magic != kFrameMagic) return malformed_frame("it does not begin with PNF1");
+  if (head.magic != kFrameMagic) return malformed_frame("it does not start with PNF1");
   if (head.version != kFrameVersion) return malformed_frame("its version is " + std::to_string(head.version));
   if (head.reserved != 0) return malformed_frame("reserved bytes of the header are not zero");
   if (head.tensor_count > kTensorCountMax || head.nest_bytes > kNestBytesMax || head.payload_bytes > kPayloadBytesMax) {
@@ -226,11 +226,11 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
     if (!entry) return entry.error();
     const bool is_boundary = index >= head.tensor_count - head.boundary_count;
     if (entry.value().encoding == Encoding::kWithheld && is_boundary)
-      return malformed_frame("a boundary tensor is withheld");
+      return malformed_frame("a boundary tensor is lazy");
     if (entry.value().encoding == Encoding::kShared) {
       if (is_boundary) return malformed_frame("a boundary tensor is shared");
       // Files are numbered by first use in the table, so that each passed file contains a tensor.
-      if (entry.value().file_index > file_count) return malformed_frame("a file in shared memory is left out");
+      if (entry.value().file_index > file_count) return malformed_frame("a file in shared memory is missing");
       file_count = std::max(file_count, entry.value().file_index + 1);
       if (file_count > kSharedFileCountMax)
         return Fault{Errc::kTooLarge, "a batch record refers to more than " + std::to_string(kSharedFileCountMax) +
@@ -238,7 +238,7 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
     }
     frame.tensors.push_back(std::move(entry).value());
   }
-  if (reader.position() != table_end) return malformed_frame("its tensor table does not have the length it claims");
+  if (reader.position() != table_end) return malformed_frame("its tensor table length does not match its header");
   frame.boundary_keys.reserve(head.boundary_count);
   for (uint32_t index = 0; index < head.boundary_count; ++index) {
     frame.boundary_keys.push_back(reader.take_text(kBoundaryKeyBytes));

@@ -46,7 +46,7 @@ constexpr uint64_t kWidenFactorMax = 64;
 // The same limit for a pool batch as a whole: all its tensors, each counted separately even if they share bytes, plus
 // the objects that represent them and the values of its nest.
 constexpr uint64_t kWholeFactorMax = 64;
-static_assert(kWholeFactorMax >= kWidenFactorMax, "a batch of one tensor may be as narrow as the tensor");
+static_assert(kWholeFactorMax >= kWidenFactorMax, "a batch of one tensor may be compressed as much as the tensor");
 // The limit of all elements' bytes in a pool batch, counting elements repeated by strides of 0. They take no memory
 // until a program requests it, so they may be many times the received bytes, up to the limit of a batch without
 // repetition.

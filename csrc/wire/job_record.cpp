@@ -92,7 +92,7 @@ Result<Head> read_job_head(std::span<const std::byte> part, uint32_t magic, uint
                                 .version = kJobVersion,
                                 .kind_max = kind_max,
                                 .subject = subject,
-                                .remedy = "both processes must be of the same installation of penstock"});
+                                .remedy = "both processes must use the same installation of penstock"});
 }
 
 // Takes `bytes` from the front of `body`. Empty if it has fewer.
@@ -198,7 +198,7 @@ Result<ToJob> parse_to_job(std::span<const std::byte> part) {
   const auto indices = blobs ? take_front(body, head.index_bytes) : std::nullopt;
   const auto seeds = indices ? take_front(body, head.seeds_bytes) : std::nullopt;
   const auto state = seeds ? take_front(body, head.state_bytes) : std::nullopt;
-  if (!state) return malformed(kSubject, "it is shorter than its head says");
+  if (!state) return malformed(kSubject, "it is shorter than the length in its header");
   return ToJob{.kind = static_cast<ToJob::Kind>(head.kind),
                .error = head.error,
                .is_lane_start = head.flags == kJobLaneStart,
@@ -239,25 +239,25 @@ Result<FromJob> parse_from_job(std::span<const std::byte> part, uint64_t body_by
   const bool is_placed = (head.placed & kPlaced) != 0;
   if (head.reserved != 0) return malformed(kSubject, "reserved bytes are not zero");
   if ((kind == FromJob::Kind::kResult) != (head.answer != 0) || head.answer > static_cast<uint8_t>(AnswerKind::kError))
-    return malformed(kSubject, "a result and its kind of answer do not come together");
+    return malformed(kSubject, "a result requires a kind of answer, and vice versa");
   if ((head.flags & ~kBatchFlags) != 0 || (head.placed & ~(kPlaced | kTransient | kNewArena)) != 0 ||
       (!is_placed && head.placed != 0) || (!is_batch && (head.flags != 0 || is_placed)))
     return malformed(kSubject, "unknown flags");
   if (is_batch != (head.payload_bytes != 0) || is_batch != (head.record_bytes != 0) ||
       head.record_bytes > head.payload_bytes || head.payload_bytes > kPoolPayloadBytesMax)
-    return malformed(kSubject, "the sizes of its batch contradict each other");
+    return malformed(kSubject, "the sizes of its batch are inconsistent");
   if (head.samples.slowest_share == 0 && head.samples.slowest_place != 0)
-    return malformed(kSubject, "the slowest sample has a place and no time");
+    return malformed(kSubject, "the slowest sample has an index but no time");
   const bool has_samples =
       head.samples.dataset_time != 0 || head.samples.slowest_place != 0 || head.samples.slowest_share != 0;
   if (!is_batch && (has_samples || head.sample_count != 0 || head.prefix_time != 0))
-    return malformed(kSubject, "it counts the samples of no batch");
+    return malformed(kSubject, "it has a sample count but no batch");
   if (!is_placed && ((head.arena_id | head.slab_index | head.generation) != 0 || head.slab_bytes != 0))
-    return malformed(kSubject, "it names a slab, and nothing lies there");
+    return malformed(kSubject, "it names a slab that contains no batch");
   const bool has_text = head.answer == static_cast<uint8_t>(AnswerKind::kError) || kind == FromJob::Kind::kDeclined;
   const bool has_state = kind == FromJob::Kind::kResult || kind == FromJob::Kind::kStates;
   if ((!has_text && head.text_bytes != 0) || (!has_state && head.state_bytes != 0))
-    return malformed(kSubject, "it has a text or a state that its kind has not");
+    return malformed(kSubject, "it has a text or a state that its kind does not permit");
   if (head.text_bytes > body_bytes_max || head.state_bytes > body_bytes_max ||
       head.text_bytes + head.state_bytes > body_bytes_max) {
     return Fault{Errc::kTooLarge, "a message of a worker's process has " +
@@ -268,9 +268,9 @@ Result<FromJob> parse_from_job(std::span<const std::byte> part, uint64_t body_by
   const auto blob = take_front(body, kind == FromJob::Kind::kBlobWish ? sizeof(BlobId) : 0);
   const auto text = blob ? take_front(body, head.text_bytes) : std::nullopt;
   const auto state = text ? take_front(body, head.state_bytes) : std::nullopt;
-  if (!state) return malformed(kSubject, "it is shorter than its head says");
+  if (!state) return malformed(kSubject, "it is shorter than the length in its header");
   if (body.size() != (is_batch && !is_placed ? head.payload_bytes : 0))
-    return malformed(kSubject, "the bytes of its batch are not those that its head says");
+    return malformed(kSubject, "the length of its batch does not match its header");
   FromJob message{.kind = kind,
                   .answer = static_cast<AnswerKind>(head.answer),
                   .key = {.epoch = head.epoch, .sequence = head.sequence},
@@ -328,7 +328,7 @@ Result<WarmMessage> parse_warm_message(std::span<const std::byte> part) {
   auto body = part.subspan(sizeof head);
   if (is_ready) {
     const auto numerics = take_front(body, sizeof message.numerics);
-    if (!numerics) return malformed(kSubject, "it is shorter than its head says");
+    if (!numerics) return malformed(kSubject, "it is shorter than the length in its header");
     std::memcpy(message.numerics.data(), numerics->data(), sizeof message.numerics);
   }
   const bool has_text = is_ready || message.kind == WarmMessage::Kind::kFork;

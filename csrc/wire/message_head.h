@@ -34,11 +34,11 @@ Result<Head> read_head(std::span<const std::byte> part, const HeadRules& rules) 
   const bool is_ours = head.magic == rules.magic;
   if (is_ours && head.version != rules.version) {
     return Fault{Errc::kMismatch, std::string(rules.subject) + " has version " + std::to_string(head.version) +
-                                      ", and this process speaks version " + std::to_string(rules.version) + "; " +
+                                      ", but this process uses version " + std::to_string(rules.version) + "; " +
                                       std::string(rules.remedy)};
   }
   if (part.size() < sizeof head) return malformed(rules.subject, std::to_string(part.size()) + " bytes long");
-  if (!is_ours) return malformed(rules.subject, "it has another magic number");
+  if (!is_ours) return malformed(rules.subject, "its magic number is wrong");
   if (head.kind == 0 || head.kind > rules.kind_max)
     return malformed(rules.subject, "unknown kind " + std::to_string(head.kind));
   return head;

@@ -139,12 +139,12 @@ void write_offset(const NarrowForm& form, const TensorEntry& entry, std::span<co
 }
 
 Result<void> widen_offset(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
-  Result<void> done = malformed_narrow("its elements are no integers");
+  Result<void> done = malformed_narrow("its elements are not integers");
   with_integer(entry.dtype, [&](auto type) {
     using T = decltype(type);
     const size_t count = target.size() / sizeof(T);
     if (narrow.size() != kBaseBytes + count * offset_bytes(entry.encoding)) {
-      done = malformed_narrow("it does not have the length of its elements");
+      done = malformed_narrow("its length does not match its elements");
       return;
     }
     uint64_t base = 0;
@@ -170,8 +170,8 @@ void write_bits(std::span<const std::byte> bytes, std::span<std::byte> target) {
 }
 
 Result<void> widen_bits(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
-  if (entry.dtype != kDTypeBool) return malformed_narrow("its elements are no bools");
-  if (narrow.size() != bit_bytes(target.size())) return malformed_narrow("it does not have the length of its elements");
+  if (entry.dtype != kDTypeBool) return malformed_narrow("its elements are not bools");
+  if (narrow.size() != bit_bytes(target.size())) return malformed_narrow("its length does not match its elements");
   for (size_t place = 0; place < narrow.size(); ++place) {
     const auto eight = static_cast<uint64_t>(narrow[place]);
     // Moves bit k to byte k.
@@ -220,7 +220,7 @@ void write_rows(const TensorEntry& entry, std::span<const std::byte> bytes, std:
   const size_t row_count = row_count_of(entry);
   const uint64_t row_bytes = bytes.size() / row_count;
   const auto first = equal_rows(bytes, row_count);
-  PENSTOCK_ASSERT(first, "rows that do not repeat");
+  PENSTOCK_ASSERT(first, "the rows do not repeat");
   std::vector<uint32_t> place_of(row_count);
   std::byte* const indices = target.data() + sizeof(uint32_t);
   std::byte* rows = indices + sizeof(uint32_t) * row_count;
@@ -241,15 +241,15 @@ Result<void> widen_rows(const TensorEntry& entry, std::span<const std::byte> nar
   ByteReader reader(narrow);
   const auto distinct_count = reader.read<uint32_t>();
   const auto indices = reader.take(row_count * sizeof(uint32_t));
-  if (!reader.ok() || row_count == 0) return malformed_narrow("it does not have the length of its rows");
+  if (!reader.ok() || row_count == 0) return malformed_narrow("its length does not match its rows");
   const uint64_t row_bytes = target.size() / row_count;
   if (!are_rows_there(reader.remaining(), distinct_count, row_bytes))
-    return malformed_narrow("it does not have the length of its rows");
+    return malformed_narrow("its length does not match its rows");
   const auto rows = reader.take(reader.remaining());
   for (size_t row = 0; row < row_count; ++row) {
     uint32_t place = 0;
     std::memcpy(&place, indices.data() + row * sizeof place, sizeof place);
-    if (place >= distinct_count) return malformed_narrow("it names a row that is not there");
+    if (place >= distinct_count) return malformed_narrow("it refers to a missing row");
     std::memcpy(target.data() + row * row_bytes, rows.data() + place * row_bytes, row_bytes);
   }
   return {};
@@ -295,25 +295,25 @@ void write_padded(const NarrowForm& form, const TensorEntry& entry, std::span<co
 
 Result<void> widen_padded(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
   const auto shape = padded_shape(entry);
-  if (!shape) return malformed_narrow("it has no rows that end alike");
+  if (!shape) return malformed_narrow("it has no rows with equal endings");
   ByteReader reader(narrow);
   const auto pad_item = reader.read<uint64_t>();
   const auto lengths = reader.take(shape->row_count * sizeof(uint32_t));
-  if (!reader.ok()) return malformed_narrow("it does not have the length of its rows");
+  if (!reader.ok()) return malformed_narrow("its length does not match its rows");
   const auto* pad = reinterpret_cast<const std::byte*>(&pad_item);
   std::byte* to = target.data();
   for (size_t row = 0; row < shape->row_count; ++row) {
     uint32_t length = 0;
     std::memcpy(&length, lengths.data() + row * sizeof length, sizeof length);
-    if (length > shape->length) return malformed_narrow("a row of it is longer than the tensor's");
+    if (length > shape->length) return malformed_narrow("one of its rows is longer than the tensor's rows");
     const auto values = reader.take(length * shape->item_bytes);
-    if (!reader.ok()) return malformed_narrow("it does not have the length of its rows");
+    if (!reader.ok()) return malformed_narrow("its length does not match its rows");
     if (!values.empty()) std::memcpy(to, values.data(), values.size());
     to += values.size();
     for (size_t place = length; place < shape->length; ++place, to += shape->item_bytes)
       std::memcpy(to, pad, shape->item_bytes);
   }
-  if (reader.remaining() != 0) return malformed_narrow("it does not have the length of its rows");
+  if (reader.remaining() != 0) return malformed_narrow("its length does not match its rows");
   return {};
 }
 
@@ -354,7 +354,7 @@ void write_narrow(const NarrowForm& form, const TensorEntry& entry, std::span<co
 }
 
 Result<void> widen(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
-  if (!is_contiguous(entry)) return malformed_narrow("its elements do not lie side by side");
+  if (!is_contiguous(entry)) return malformed_narrow("its elements are not contiguous");
   PENSTOCK_ASSERT(target.size() == plain_bytes(entry) && is_narrow(entry.encoding));
   if (target.empty()) return malformed_narrow("it has no elements");
   switch (entry.encoding) {

@@ -15,9 +15,7 @@
 
 namespace penstock::wire {
 
-inline Fault malformed_narrow(std::string_view reason) {
-  return malformed("a tensor that is written with fewer bytes", reason);
-}
+inline Fault malformed_narrow(std::string_view reason) { return malformed("a compressed tensor", reason); }
 
 // Whether its elements are contiguous in the order of its dimensions.
 inline bool is_contiguous(const TensorEntry& entry) {

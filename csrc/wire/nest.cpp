@@ -113,7 +113,7 @@ Result<void> NestReader::check(const NestToken& token) const {
       const size_t least = token.tag == NestTag::kDict ? 2 : 1;  // every value takes at least one byte
       if (token.count > reader_.remaining() / least) {
         return malformed_nest("a container claims " + std::to_string(token.count) +
-                              " elements, more than bytes are left");
+                              " elements, more than there are bytes left");
       }
       if (token.text.size() > kNamedTupleNameBytesMax) return malformed_nest("the name of a named tuple is too long");
       return {};
@@ -126,14 +126,14 @@ Result<void> NestReader::check(const NestToken& token) const {
     case NestTag::kArray:
       // Elements without bytes would allow any number of them.
       if (!token.dtype.empty() && array_item_bytes(token.dtype).value_or(0) == 0) {
-        return malformed_nest("an array's dtype is none that travels");
+        return malformed_nest("an array has an unsupported dtype");
       }
       return {};
     case NestTag::kScalar: {
       const auto item_bytes = array_item_bytes(token.dtype);
-      if (!item_bytes) return malformed_nest("a scalar's dtype is none that travels");
+      if (!item_bytes) return malformed_nest("a scalar has an unsupported dtype");
       if (token.text.size() != *item_bytes) {
-        return malformed_nest("a scalar has " + std::to_string(token.text.size()) + " bytes where its dtype has " +
+        return malformed_nest("a scalar has " + std::to_string(token.text.size()) + " bytes, but its dtype has " +
                               std::to_string(*item_bytes));
       }
       return {};
@@ -177,8 +177,8 @@ Result<uint64_t> check_nest(std::span<const std::byte> bytes, uint32_t tensor_co
       case NestTag::kPickle:
         if (!allow_pickle) {
           return Fault{Errc::kUnsupported,
-                       "a batch holds a pickled object, and objects from this worker are not trusted; send tensors, "
-                       "numpy arrays, numbers, text and nests of them, or pass trust_workers=True"};
+                       "a batch contains a pickled object, but objects from this worker are not trusted; send tensors, "
+                       "numpy arrays, numbers, text and nested containers of them, or pass trust_workers=True"};
         }
         break;
       default: break;
@@ -208,14 +208,14 @@ Result<void> check_python_values(std::span<const std::byte> bytes, std::span<con
     const bool is_key = innermost.is_key || (innermost.is_dict && innermost.left % 2 == 0);
     --innermost.left;
     const NestToken token = reader.next().value();  // already checked
-    if (is_key && !may_be_key(token)) return malformed_nest("a key of a dictionary has no hash");
+    if (is_key && !may_be_key(token)) return malformed_nest("a dictionary key is not hashable");
     switch (token.tag) {
       case NestTag::kText:
         if (!is_utf8(token.text)) return malformed_nest("a text is not UTF-8");
         break;
       case NestTag::kArray:
         if (!is_array_of(leaves[token.count], token.dtype))
-          return malformed_nest("an array's tensor is not of elements of its dtype");
+          return malformed_nest("the tensor of an array does not consist of elements of its dtype");
         break;
       case NestTag::kList:
       case NestTag::kTuple:

@@ -47,15 +47,15 @@ Result<PackedRecord> parse_packed_record(std::span<const std::byte> bytes) {
   packed.frame = std::move(frame).value();
   const uint64_t payload_offset = align_up(reader.position(), kPayloadAlignment);
   if (bytes.size() < payload_offset || bytes.size() - payload_offset != packed.frame.payload_bytes) {
-    return malformed_packed("its payload has not the length that the record says");
+    return malformed_packed("its payload length does not match the record");
   }
   packed.payload = bytes.subspan(payload_offset);
   uint64_t tensor_bytes = 0;
   for (const TensorEntry& entry : packed.frame.tensors) {
-    if (entry.encoding != Encoding::kPlain) return malformed_packed("a tensor of it is not there as it is");
+    if (entry.encoding != Encoding::kPlain) return malformed_packed("one of its tensors is compressed, lazy or shared");
     tensor_bytes += entry.bytes;
   }
-  if (tensor_bytes > packed.frame.payload_bytes) return malformed_packed("its tensors share bytes");
+  if (tensor_bytes > packed.frame.payload_bytes) return malformed_packed("its tensors overlap");
   return packed;
 }
 

@@ -28,7 +28,7 @@ struct Head {
 };
 static_assert(sizeof(Head) == kPieceHeadBytes);
 
-constexpr std::string_view kPieceSubject = "a message of a data connection of the pool";
+constexpr std::string_view kPieceSubject = "a message of a pool data connection";
 
 Fault malformed_piece(std::string_view reason) { return malformed(kPieceSubject, reason); }
 
@@ -62,7 +62,7 @@ Result<SealedPiece> parse_piece(std::span<const std::byte> message) {
   if (!read) return read.error();
   const Head& head = read.value();
   if (head.reserved != 0 || head.reserved_end != 0) return malformed_piece("reserved bytes are not zero");
-  if (head.sender == 0 || head.counter == 0) return malformed_piece("it is of nobody, or has no number");
+  if (head.sender == 0 || head.counter == 0) return malformed_piece("it has no sender or no number");
   const SealedPiece piece{.head = {.kind = static_cast<PieceHead::Kind>(head.kind),
                                    .sender = head.sender,
                                    .link = head.link,
@@ -75,15 +75,15 @@ Result<SealedPiece> parse_piece(std::span<const std::byte> message) {
   if (piece.head.kind == PieceHead::Kind::kJoin) {
     const bool is_bare = piece.size() == 0 && head.payload_bytes == 0 && head.payload_offset == 0 && head.epoch == 0 &&
                          head.sequence == 0;
-    return is_bare ? Result<SealedPiece>(piece) : malformed_piece("a trainer that joins sends no bytes of a batch");
+    return is_bare ? Result<SealedPiece>(piece) : malformed_piece("a joining trainer must not send batch bytes");
   }
   if (head.payload_bytes > kPoolPayloadBytesMax) {
     return Fault{Errc::kTooLarge, "a batch of " + std::to_string(head.payload_bytes) + " bytes is above the cap of " +
                                       std::to_string(kPoolPayloadBytesMax)};
   }
-  if (piece.size() == 0) return malformed_piece("a piece has no bytes");
+  if (piece.size() == 0) return malformed_piece("a chunk has no bytes");
   if (head.payload_offset > head.payload_bytes || piece.size() > head.payload_bytes - head.payload_offset)
-    return malformed_piece("a piece lies outside of its batch");
+    return malformed_piece("a chunk lies outside its batch");
   return piece;
 }
 

@@ -71,8 +71,8 @@ struct ToTrainerHead {
 };
 static_assert(sizeof(ToTrainerHead) == kToTrainerHeadBytes);
 
-constexpr std::string_view kOfTrainer = "a message of a trainer of the pool";
-constexpr std::string_view kOfWorker = "a message of a worker of the pool";
+constexpr std::string_view kOfTrainer = "a message of a pool trainer";
+constexpr std::string_view kOfWorker = "a message of a pool worker";
 
 template <typename Head>
 Result<Head> read_pool_head(std::span<const std::byte> part, uint32_t magic, uint8_t kind_max, uint8_t flags_max,
@@ -83,7 +83,7 @@ Result<Head> read_pool_head(std::span<const std::byte> part, uint32_t magic, uin
   if ((head.value().flags & ~flags_max) != 0) return malformed(subject, "unknown flags");
   if (part.size() - sizeof(Head) > kPoolBodyBytesMax) {
     return Fault{Errc::kTooLarge, std::string(subject) + " has " + std::to_string(part.size() - sizeof(Head)) +
-                                      " bytes behind its head, above the cap of " + std::to_string(kPoolBodyBytesMax)};
+                                      " bytes after its header, above the cap of " + std::to_string(kPoolBodyBytesMax)};
   }
   return head;
 }
@@ -108,7 +108,7 @@ WipedArray<kSealHalfBytes> write_seal_half(uint8_t cipher, const SealNonce& nonc
 constexpr size_t kHelloBytes = kSealHalfBytes + kRunSecretBytes;
 
 Result<SealOffer> parse_offer(std::span<const std::byte> body) {
-  if (body.size() != kHelloBytes) return malformed(kOfTrainer, "a hello has no offer of keys, or no secret");
+  if (body.size() != kHelloBytes) return malformed(kOfTrainer, "a hello has no key offer, or no secret");
   SealOffer offer{.ciphers = static_cast<uint8_t>(body.front())};
   if (offer.ciphers == 0 || (offer.ciphers & ~kSealCiphers) != 0) return malformed(kOfTrainer, "unknown ciphers");
   const auto nonce = body.subspan(1, kSealNonceBytes);
@@ -119,7 +119,7 @@ Result<SealOffer> parse_offer(std::span<const std::byte> body) {
 Result<SealGrant> parse_grant(std::span<const std::byte> body) {
   constexpr size_t kFixedBytes = kSealHalfBytes + sizeof(Numerics);
   if (body.size() <= kFixedBytes || body.size() > kFixedBytes + kDataEndpointBytesMax)
-    return malformed(kOfWorker, "a welcome does not say how pieces are sealed and where they are to be had");
+    return malformed(kOfWorker, "a welcome does not specify the encryption and address of chunks");
   const auto cipher = static_cast<uint8_t>(body.front());
   if (cipher == 0 || cipher > static_cast<uint8_t>(SealCipher::kChaCha20Poly1305))
     return malformed(kOfWorker, "unknown cipher");
@@ -143,9 +143,9 @@ static_assert(sizeof(SlabPlaceRecord) == 24);
 
 Result<SlabPlace> parse_place(std::span<const std::byte> body) {
   SlabPlaceRecord record;
-  if (body.size() != sizeof record) return malformed(kOfWorker, "a batch does not say in which slab it lies");
+  if (body.size() != sizeof record) return malformed(kOfWorker, "a batch does not specify its slab");
   std::memcpy(&record, body.data(), sizeof record);
-  if (record.is_transient > 1) return malformed(kOfWorker, "an arena is neither lasting nor transient");
+  if (record.is_transient > 1) return malformed(kOfWorker, "an arena is neither permanent nor transient");
   return SlabPlace{.arena_id = record.arena_id,
                    .slab_index = record.slab_index,
                    .generation = record.generation,
@@ -181,7 +181,7 @@ std::vector<std::byte> write_to_worker(const PoolRequest& request) {
       .seeds_bytes = static_cast<uint32_t>(request.seeds.size()),
       .first_place = request.first_place};
   PENSTOCK_ASSERT(request.blobs.size() <= kRequestBlobCountMax);
-  PENSTOCK_ASSERT((m.kind == ToWorker::Kind::kHello) == request.offer.has_value(), "every hello offers keys");
+  PENSTOCK_ASSERT((m.kind == ToWorker::Kind::kHello) == request.offer.has_value(), "every hello must offer keys");
   if (request.offer)
     return joined(head, {write_seal_half(request.offer->ciphers, request.offer->nonce), request.secret});
   return joined(head, {request.indices, request.seeds, request.state, std::as_bytes(request.blobs)});
@@ -195,20 +195,20 @@ Result<PoolRequest> parse_to_worker(std::span<const std::byte> part) {
   const ToWorkerHead& head = read.value();
   const auto body = part.subspan(sizeof head);
   const bool is_hello = head.kind == static_cast<uint8_t>(ToWorker::Kind::kHello);
-  if (head.trainer_id == 0) return malformed(kOfTrainer, "it is of nobody");
+  if (head.trainer_id == 0) return malformed(kOfTrainer, "it has no sender");
   if (head.index_kind > static_cast<uint8_t>(IndexKind::kPickle))
     return malformed(kOfTrainer, "unknown kind of indices");
   if (head.blob_count > kRequestBlobCountMax) return malformed(kOfTrainer, "it names too many blobs");
   const uint64_t blob_bytes = head.blob_count * sizeof(BlobId);
   uint64_t left = is_hello ? 0 : body.size();
   for (const uint64_t bytes : {head.index_bytes, uint64_t{head.seeds_bytes}, head.state_bytes, blob_bytes}) {
-    if (bytes > left) return malformed(kOfTrainer, "its body does not have the length it claims");
+    if (bytes > left) return malformed(kOfTrainer, "its body length does not match its header");
     left -= bytes;
   }
-  if (left != 0) return malformed(kOfTrainer, "its body does not have the length it claims");
+  if (left != 0) return malformed(kOfTrainer, "its body length does not match its header");
   if (head.kind != static_cast<uint8_t>(ToWorker::Kind::kRequest) &&
       ((!is_hello && !body.empty()) || head.index_kind != 0))
-    return malformed(kOfTrainer, "it has indices and is no request");
+    return malformed(kOfTrainer, "it has indices but is not a request");
   const auto index_kind = static_cast<IndexKind>(head.index_kind);
   if (index_kind == IndexKind::kInteger && head.index_bytes != 8)
     return malformed(kOfTrainer, "a single index is not 8 bytes long");
@@ -267,13 +267,13 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
       .sample_count = answer.sample_count,
       .samples = answer.samples,
       .dataset_size = answer.dataset_size};
-  PENSTOCK_ASSERT((m.kind == ToTrainer::Kind::kWelcome) == answer.grant.has_value(), "every welcome grants keys");
+  PENSTOCK_ASSERT((m.kind == ToTrainer::Kind::kWelcome) == answer.grant.has_value(), "every welcome must grant keys");
   if (const auto& grant = answer.grant; grant) {
     const auto endpoint = std::as_bytes(std::span(grant->data_endpoint));
     return joined(head, {write_seal_half(static_cast<uint8_t>(grant->cipher), grant->nonce),
                          std::as_bytes(std::span(grant->numerics)), endpoint});
   }
-  PENSTOCK_ASSERT(!answer.place || answer.kind == AnswerKind::kBatch, "only a batch lies in a slab");
+  PENSTOCK_ASSERT(!answer.place || answer.kind == AnswerKind::kBatch, "only a batch can be in a slab");
   if (const auto& place = answer.place; place) {
     const SlabPlaceRecord record{.arena_id = place->arena_id,
                                  .slab_index = place->slab_index,
@@ -292,10 +292,10 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
   if (!read) return read.error();
   const ToTrainerHead& head = read.value();
   if (head.reserved != 0 || head.zero != 0) return malformed(kOfWorker, "a reserved byte is not zero");
-  if (head.sent_at > kClockMax) return malformed(kOfWorker, "its clock shows more than any can have run for");
+  if (head.sent_at > kClockMax) return malformed(kOfWorker, "its clock value is impossibly large");
   const auto body = part.subspan(sizeof head);
   const auto kind = static_cast<ToTrainer::Kind>(head.kind);
-  if (head.state_bytes > body.size()) return malformed(kOfWorker, "its state does not have the length it claims");
+  if (head.state_bytes > body.size()) return malformed(kOfWorker, "its state length does not match its header");
   const bool is_error = head.answer_kind == static_cast<uint8_t>(AnswerKind::kError);
   const bool is_welcome = kind == ToTrainer::Kind::kWelcome;
   const bool is_in_slab = (head.flags & kFlagInSlab) != 0;
@@ -304,24 +304,24 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
     return Fault{Errc::kTooLarge, "a reason of " + std::to_string(body.size()) + " bytes is above the cap of " +
                                       std::to_string(kReasonBytesMax)};
   }
-  if (!has_text && head.state_bytes != body.size()) return malformed(kOfWorker, "it has a text and is no error");
+  if (!has_text && head.state_bytes != body.size()) return malformed(kOfWorker, "it has a text but is not an error");
   if (head.answer_kind > static_cast<uint8_t>(AnswerKind::kError))
     return malformed(kOfWorker, "unknown kind of answer");
   const bool is_batch = head.answer_kind == static_cast<uint8_t>(AnswerKind::kBatch);
   if (!is_batch && !is_error && head.state_bytes != 0)
-    return malformed(kOfWorker, "it has a state and is neither a batch nor an error");
+    return malformed(kOfWorker, "it has a state but is neither a batch nor an error");
   if ((kind == ToTrainer::Kind::kAnswer) != (head.answer_kind != 0))
-    return malformed(kOfWorker, "its kind and its kind of answer do not belong together");
+    return malformed(kOfWorker, "its kind does not match its kind of answer");
   if ((head.answer_flags & ~kPoolAnswerFlags) != 0) return malformed(kOfWorker, "unknown flags of an answer");
   if (head.payload_bytes > kPoolPayloadBytesMax) {
     return Fault{Errc::kTooLarge, "a batch of " + std::to_string(head.payload_bytes) + " bytes is above the cap of " +
                                       std::to_string(kPoolPayloadBytesMax)};
   }
-  if (!is_batch && head.payload_bytes != 0) return malformed(kOfWorker, "it has a payload and is no batch");
+  if (!is_batch && head.payload_bytes != 0) return malformed(kOfWorker, "it has a payload but is not a batch");
   if (head.record_bytes > head.payload_bytes) return malformed(kOfWorker, "its record is larger than its payload");
-  if (!is_batch && head.sample_count != 0) return malformed(kOfWorker, "it has samples and is no batch");
+  if (!is_batch && head.sample_count != 0) return malformed(kOfWorker, "it has samples but is not a batch");
   if (is_batch && head.record_bytes == 0) return malformed(kOfWorker, "a batch has no record");
-  if (is_in_slab && !is_batch) return malformed(kOfWorker, "it lies in a slab and is no batch");
+  if (is_in_slab && !is_batch) return malformed(kOfWorker, "it is in a slab but is not a batch");
   std::optional<SealGrant> grant;
   if (is_welcome) {
     auto parsed = parse_grant(body);

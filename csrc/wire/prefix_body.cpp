@@ -140,7 +140,7 @@ Result<PrefixBody> parse_prefix_body(std::span<const std::byte> bytes) {
   body.library_leaves = nest.leaves();
   body.numerics = nest.numerics();
   body.settings = nest.settings();
-  if (!nest.is_whole()) return malformed("a message with a prefix", "its nest is not that of a prefix");
+  if (!nest.is_whole()) return malformed("a message with a prefix", "its nest does not describe a prefix");
   for (TensorEntry& entry : packed.value().frame.tensors) {
     const auto constant = packed.value().bytes_of(entry);
     body.constants.push_back({.entry = std::move(entry), .bytes = constant});

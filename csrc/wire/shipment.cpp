@@ -11,9 +11,7 @@
 namespace penstock::wire {
 namespace {
 
-Fault malformed_shipment(std::string_view reason) {
-  return malformed("the list of leaves that stay with a worker", reason);
-}
+Fault malformed_shipment(std::string_view reason) { return malformed("the list of lazy tensors", reason); }
 
 }  // namespace
 
@@ -42,11 +40,11 @@ std::vector<std::byte> write_shipment(const Shipment& shipment) {
 
 Result<Shipment> parse_shipment(std::span<const std::byte> bytes) {
   if (bytes.size() > kShipmentBytesMax) {
-    return Fault{Errc::kTooLarge, "the list of leaves that stay with a worker has " + std::to_string(bytes.size()) +
+    return Fault{Errc::kTooLarge, "the list of lazy tensors has " + std::to_string(bytes.size()) +
                                       " bytes, above the cap of " + std::to_string(kShipmentBytesMax)};
   }
   ByteReader reader(bytes);
-  if (reader.read<uint32_t>() != kShipmentMagic) return malformed_shipment("it does not begin with PNS1");
+  if (reader.read<uint32_t>() != kShipmentMagic) return malformed_shipment("it does not start with PNS1");
   const auto list_count = reader.read<uint32_t>();
   Shipment shipment;
   shipment.whole_every = reader.read<uint64_t>();

@@ -27,7 +27,7 @@ struct Widening {
 
   friend bool operator==(const Widening&, const Widening&) = default;
 };
-static_assert(std::is_trivially_copyable_v<Widening>, "kernels are given it by value");
+static_assert(std::is_trivially_copyable_v<Widening>, "kernels receive it by value");
 
 // Checks the narrow bytes of a tensor, which must not be modified from now on. kMalformed exactly if wire::widen()
 // rejects them. Reads one number for each row, and no elements.

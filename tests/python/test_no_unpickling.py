@@ -269,7 +269,7 @@ def test_pickled_batches_are_refused_unless_workers_are_trusted(pool: PoolProces
     pool.start_altered_worker("send_pickled_batches", str(witness))
     batches = iter(pooled(pool, Augmented(8), batch_size=4))
     for _ in range(2):
-        with pytest.raises(PenstockError, match="holds a pickled object.* not trusted"):
+        with pytest.raises(PenstockError, match="contains a pickled object.* not trusted"):
             next(batches)
     assert not witness.exists()
     next(iter(pooled(pool, Augmented(4), trust_workers=True)))

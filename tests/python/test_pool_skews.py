@@ -93,7 +93,7 @@ def test_a_trainer_that_speaks_another_protocol_is_told_by_the_worker(pool: Pool
         trainer.send(hello(trainer_id=7, version=2))
         head = trainer.receive()[0]
         assert (head[:4], head[6]) == (b"PNT1", 9)  # declined
-        assert re.search(b"version 2, and this process speaks version [0-9]+;", head)
+        assert re.search(b"version 2, but this process uses version [0-9]+;", head)
         assert b"run the same version of penstock on both sides" in head
 
 
@@ -121,7 +121,7 @@ def test_a_worker_that_speaks_another_protocol_is_told_of(pool: PoolProcesses) -
         try:
             with pytest.warns(
                 PoolWarning,
-                match="cannot be used.*version 2, and this process speaks version [0-9]+;",
+                match="cannot be used.*version 2, but this process uses version [0-9]+;",
             ):
                 with pytest.raises(RuntimeError, match="timed out after 4 seconds"):
                     next(iter(pooled(pool, Augmented(4), timeout=4)))
@@ -138,7 +138,7 @@ def test_another_protocol_is_told_by_the_controller(pool: PoolProcesses) -> None
         worker.send(worker_report(7, "tcp://127.0.0.1:9", version=1))
         (answer,) = worker.receive()
     assert answer[6] == REFUSAL
-    assert f"version 1, and this process speaks version {CONTROL_VERSION}".encode() in answer
+    assert f"version 1, but this process uses version {CONTROL_VERSION}".encode() in answer
 
 
 # ---- Resources that workers lack
@@ -162,7 +162,7 @@ def test_a_module_that_no_worker_has_is_named(pool: PoolProcesses) -> None:
         with pytest.warns(PoolWarning, match="does not work for this trainer.*'pool_datasets'"):
             with pytest.raises(PenstockError, match=words) as raised:
                 next(iter(pooled(pool, Augmented(4), code_paths=None)))
-        assert "all of its 2 have declined this job" in str(raised.value)
+        assert "all of its 2 have rejected this job" in str(raised.value)
         assert str(raised.value).count("needs the module 'pool_datasets'") == 2
         # A corrected job is served by the workers that declined the one before.
         assert len(list(pooled(pool, Augmented(4)))) == 4
@@ -242,7 +242,7 @@ class Large(torch.utils.data.Dataset[torch.Tensor]):
 def test_a_worker_without_the_memory_for_the_dataset_says_so(pool: PoolProcesses) -> None:
     with serving(pool.start_altered_worker("have_little_memory", "200")):
         with pytest.raises(
-            PenstockError, match=r"no memory for (the \d+ bytes|a part of the job|its dataset)"
+            PenstockError, match=r"memory for (the \d+ bytes|a part of the job|its dataset)"
         ):
             next(iter(pooled(pool, Large(300), timeout=20)))
         assert len(list(pooled(pool, Augmented(4)))) == 4
@@ -257,8 +257,8 @@ def test_a_worker_tells_that_no_controller_is_at_the_address(pool: PoolProcesses
     elsewhere.endpoint = ABSENT
     try:
         worker = elsewhere.start_worker()
-        (said,) = worker.wait_for_lines(lambda line: "nothing answers" in line)
-        assert f"start a controller there (penstock controller --bind {ABSENT})" in said
+        (said,) = worker.wait_for_lines(lambda line: "no controller answers" in line)
+        assert f"start one there (penstock controller --bind {ABSENT})" in said
         assert worker.end() == 0
     finally:
         elsewhere.close()
@@ -275,10 +275,12 @@ def test_a_worker_tells_that_its_controller_went_away_and_ends(pool: PoolProcess
         controller.end()
         assert len(list(batches)) == 3
         del batches
-        worker.wait_for_lines(lambda line: "is gone; this worker goes on" in line)
+        worker.wait_for_lines(
+            lambda line: "does not answer any more; this worker continues" in line
+        )
         assert worker.wait() == 1
-        assert "has said nothing for" in worker.output
-        assert "start this worker again when there is a controller" in worker.output
+        assert "has not answered for" in worker.output
+        assert "restart it when a controller is running" in worker.output
     finally:
         other.close()
 
