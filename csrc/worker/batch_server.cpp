@@ -20,9 +20,9 @@ namespace {
 Result<void> check_state(std::span<const std::byte> state) {
   if (state.size() <= wire::kPoolBodyBytesMax / 2) return {};
   return Fault{Errc::kTooLarge, "the dataset's state after a batch has " + std::to_string(state.size()) +
-                                    " bytes, and a pool's worker can send " +
+                                    " bytes, but a pool worker can send at most " +
                                     std::to_string(wire::kPoolBodyBytesMax / 2) +
-                                    "; keep large things out of state_dict()"};
+                                    "; keep large objects out of state_dict()"};
 }
 
 // A trainer rejects batches with more elements; each worker in turn would appear to answer incorrectly.
@@ -39,7 +39,7 @@ Result<void> check_elements(const BatchContent& content) {
     }
     return Fault{Errc::kTooLarge, "the tensors of a batch have elements of more than " +
                                       std::to_string(wire::kElementBytesMax) +
-                                      " bytes, each counted that expand() repeats; expand them in the program"};
+                                      " bytes, counting each repetition by expand(); expand them in the program"};
   }
   return {};
 }
@@ -96,7 +96,7 @@ Result<void> BatchServer::send(const PoolWork& work, MadeBatch made, PoolMarks m
   result.batch = std::make_unique<SlabBatch>(std::move(made.sealed));
   if (result.batch->payload().size() > wire::kPoolPayloadBytesMax) {
     return Fault{Errc::kTooLarge, "a batch has " + std::to_string(result.batch->payload().size()) +
-                                      " bytes, and a pool's worker can send " +
+                                      " bytes, but a pool worker can send at most " +
                                       std::to_string(wire::kPoolPayloadBytesMax) + "; lower batch_size"};
   }
   result.state = std::move(marks.state);

@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::chrono::seconds kChildrenLook{10};  // interval between checks for ended children, between batches
 
-Fault job_is_over() { return {Errc::kClosed, "the job is over"}; }
+Fault job_is_over() { return {Errc::kClosed, "the job has ended"}; }
 
 std::vector<std::byte> owned(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.end()}; }
 
@@ -54,14 +54,14 @@ Result<std::vector<std::byte>> read_file(int fd, uint64_t size) {
   try {
     bytes.resize(size);
   } catch (const std::bad_alloc&) {
-    return Fault{Errc::kNoMemory, "there is no memory for a part of the job, of " + std::to_string(size) + " bytes"};
+    return Fault{Errc::kNoMemory, "insufficient memory for a part of the job, of " + std::to_string(size) + " bytes"};
   }
   for (uint64_t done = 0; done < size;) {
     const ssize_t count = ::pread(fd, bytes.data() + done, size - done, static_cast<off_t>(done));
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0)
       return Fault{Errc::kFailed, std::string("a part of the job cannot be read: ") +
-                                      (count < 0 ? std::strerror(errno) : "it is shorter than the server said")};
+                                      (count < 0 ? std::strerror(errno) : "it is shorter than the server announced")};
     done += static_cast<uint64_t>(count);
   }
   return bytes;
@@ -108,7 +108,7 @@ std::shared_ptr<const PoolWork> JobChannel::begin(PoolWork work) {
 }
 
 Result<std::vector<std::byte>> JobChannel::blob(const wire::BlobId& id, Deadline deadline) {
-  if (!is_wanted()) return Fault{Errc::kClosed, "nobody wants this batch any more"};
+  if (!is_wanted()) return Fault{Errc::kClosed, "this batch is no longer needed"};
   if (wished_ != id) {
     wished_ = id;
     arrived_.reset();
@@ -122,7 +122,7 @@ Result<std::vector<std::byte>> JobChannel::blob(const wire::BlobId& id, Deadline
     if (auto taken = take(received.value()); !taken) return taken.error();
     if (!is_wanted_) {
       wished_.reset();
-      return Fault{Errc::kClosed, "nobody wants this batch any more"};
+      return Fault{Errc::kClosed, "this batch is no longer needed"};
     }
   }
   wished_.reset();
@@ -165,7 +165,7 @@ Result<void> JobChannel::take(const shm::Channel::Message& message) const {
                      std::string(reinterpret_cast<const char*>(told.body.data()), told.body.size())};
   }
   if (told.kind == ToJob::Kind::kBlobInFile) {
-    if (message.fds.size() != 1) return Fault{Errc::kMalformed, "a part of the job was named and did not come"};
+    if (message.fds.size() != 1) return Fault{Errc::kMalformed, "a part of the job was announced but not received"};
     arrived_ = read_file(message.fds.front().get(), told.blob_bytes);
   }
   return {};
@@ -174,7 +174,7 @@ Result<void> JobChannel::take(const shm::Channel::Message& message) const {
 void JobChannel::finish(PoolResult result) {
   if (!std::exchange(is_in_hand_, false)) return;
   if (result.kind == PoolResult::Kind::kHandedBack) {
-    std::fprintf(stderr, "penstock: the process of a job ends: %s\n", result.text.c_str());
+    std::fprintf(stderr, "penstock: the job process exits: %s\n", result.text.c_str());
     std::_Exit(EXIT_FAILURE);
   }
   // If the server has hung up, next() reports it.
@@ -202,9 +202,9 @@ Result<void> JobChannel::send(PoolResult& result) {
   const bool is_placed = batch.region() != nullptr;
   if (!is_placed && message.payload_bytes > wire::kJobBatchBytesMax) {
     PoolResult refusal{.answer = wire::AnswerKind::kError};
-    refusal.text = std::string("MemoryError") + '\0' + "there is no shared memory for a batch of " +
+    refusal.text = std::string("MemoryError") + '\0' + "insufficient shared memory for a batch of " +
                    std::to_string(message.payload_bytes) +
-                   " bytes; give the worker more (/dev/shm, its memory limit), or make batches smaller";
+                   " bytes; give the worker more (/dev/shm, its memory limit), or use smaller batches";
     return send(refusal);
   }
   auto sent =

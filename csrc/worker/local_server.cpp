@@ -85,7 +85,7 @@ Result<LocalServer::Received> LocalServer::next(steady_clock::time_point deadlin
       case ToJob::Kind::kBlobInFile:
       case ToJob::Kind::kNoBlob: break;
     }
-    return Fault{Errc::kMalformed, "a trainer told its local worker what only the process of a job is told"};
+    return Fault{Errc::kMalformed, "a trainer sent its local worker a message that only job processes receive"};
   }
 }
 

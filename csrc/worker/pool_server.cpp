@@ -26,7 +26,7 @@ PoolServer::PoolServer(server::PoolServerOptions options, const net::RunId& run)
       options_(std::move(options)),
       worker_id_(run.id),
       io_(options_, run, exchange, &pool()),
-      loop_("pk_pool_server", "which speaks with trainers", io_) {
+      loop_("pk_pool_server", "which communicates with trainers", io_) {
   exchange.set_waker(loop_.waker());
 }
 

@@ -50,7 +50,8 @@ Result<std::vector<std::byte>> write_prefix_message(const PrefixMessage& message
   }
   for (const at::Tensor& constant : message.constants) {
     if (!is_plain_tensor(constant)) {
-      return Fault{Errc::kMismatch, "a constant of a prefix is not a plain CPU tensor; only those travel to workers"};
+      return Fault{Errc::kMismatch,
+                   "a constant of a prefix is not a plain CPU tensor; only plain CPU tensors can be sent to workers"};
     }
     wire::TensorEntry entry = describe_tensor(constant);
     const std::span bytes(static_cast<const std::byte*>(constant.const_data_ptr()), entry.bytes);
@@ -80,7 +81,7 @@ Result<PrefixMessage> read_prefix_message(std::span<const std::byte> message) {
     at::Tensor constant = at::empty_strided(entry.shape, entry.strides, options);
     if (constant.storage().nbytes() != entry.bytes) {
       return Fault{Errc::kMalformed, "a constant of a prefix has " + std::to_string(entry.bytes) +
-                                         " bytes where torch gives its shape " +
+                                         " bytes, but torch gives its shape " +
                                          std::to_string(constant.storage().nbytes()) +
                                          "; trainer and workers must run the same version of penstock"};
     }

@@ -42,7 +42,7 @@ Result<ProcessMemory> ProcessMemory::parse(std::string_view table) {
     Mapping mapping;
     const bool has_addresses = take_address(line, '-', mapping.begin) && take_address(line, ' ', mapping.end);
     if (!has_addresses || line.size() < 4)
-      return Fault{Errc::kMalformed, "a line of /proc/self/maps is not \"begin-end permissions ...\""};
+      return Fault{Errc::kMalformed, "a line of /proc/self/maps does not have the form \"start-end permissions ...\""};
     mapping.kind = kind_from(line);
     memory.mappings_.push_back(mapping);
   }

@@ -20,7 +20,7 @@ SlabBatch::SlabBatch(SealedBatch batch) : batch_(std::move(batch)) {
 }
 
 void SlabBatch::note_handed_over() {
-  PENSTOCK_ASSERT(batch_.region && !is_handed_over_, "a slab is handed over once");
+  PENSTOCK_ASSERT(batch_.region && !is_handed_over_, "a slab can be sent only once");
   batch_.region->arena->pin(batch_.region->slab_index);
   is_handed_over_ = true;
 }

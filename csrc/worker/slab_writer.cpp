@@ -68,7 +68,7 @@ TensorEntry describe_tensor(const at::Tensor& tensor) {
                     .shape = tensor.sizes().vec(),
                     .strides = tensor.strides().vec()};
   const auto bytes = wire::span_bytes(entry.dtype, entry.shape, entry.strides);
-  PENSTOCK_ASSERT(bytes, "a tensor that is not plain was put in the table");
+  PENSTOCK_ASSERT(bytes, "a tensor that is not plain was added to the table");
   entry.bytes = bytes.value();
   return entry;
 }

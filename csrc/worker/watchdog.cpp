@@ -15,14 +15,12 @@ constexpr auto kParentCheckInterval = std::chrono::milliseconds(200);
 }  // namespace
 
 Watchdog::Watchdog(int connection_fd, pid_t trainer_pid)
-    : connection_fd_(connection_fd),
-      trainer_(trainer_pid),
-      loop_("pk_watchdog", "which looks after the trainer", *this) {}
+    : connection_fd_(connection_fd), trainer_(trainer_pid), loop_("pk_watchdog", "which monitors the trainer", *this) {}
 
 Result<void> Watchdog::health() const {
   if (!is_closing_.load()) return {};
   if (auto ended = loop_.health(); !ended) return ended;
-  return Fault{Errc::kClosed, "the trainer hung up"};
+  return Fault{Errc::kClosed, "the trainer closed the connection"};
 }
 
 Result<void> Watchdog::serve() {

@@ -104,8 +104,8 @@ TEST_F(JobChannelTest, ServerOfAnotherVersionIsAMismatchThatNamesBoth) {
   const auto work = job_->next(soon());
   ASSERT_FALSE(work);
   EXPECT_EQ(work.error().code, Errc::kMismatch);
-  const std::string both = "has version " + std::to_string(version) + ", and this process speaks version " +
-                           std::to_string(wire::kJobVersion);
+  const std::string both =
+      "has version " + std::to_string(version) + ", but this process uses version " + std::to_string(wire::kJobVersion);
   EXPECT_NE(work.error().message.find(both), std::string::npos) << work.error().message;
 }
 

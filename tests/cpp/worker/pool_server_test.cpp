@@ -248,7 +248,7 @@ TEST_F(PoolServerTest, PowercapTreeThatIsAskedForMustBeReadable) {
   const auto started = PoolServer::start(std::move(with_energy));
   ASSERT_FALSE(started);
   EXPECT_EQ(started.error().code, Errc::kFailed);
-  EXPECT_NE(started.error().message.find("without --powercap a worker serves"), std::string::npos)
+  EXPECT_NE(started.error().message.find("without --powercap the worker runs"), std::string::npos)
       << started.error().message;
 }
 
@@ -449,7 +449,7 @@ TEST_F(PoolServerTest, AnotherInTheNameOfATrainerGetsNothingAndDisturbsNothing) 
   end_worker();
   std::string notices;
   for (const std::string& notice : server_->take_notices()) notices += notice + "\n";
-  const std::string claim = "refused a process that claims to be trainer " + spoken_id(run_.id) + " and is not; ";
+  const std::string claim = "rejected a process that falsely claims to be trainer " + spoken_id(run_.id) + "; ";
   EXPECT_EQ(notices, claim + "it has the key of the role trainer: check who holds that key\n" + claim +
                          "it has the key of the user ann: check who holds that key\n");
 }
@@ -483,7 +483,7 @@ TEST_F(PoolServerTest, GoodbyeForGoodEndsWhatIsKeptOfItsTrainerAndNobodyElseSays
   KeepingMaker maker(run_.id);
   const PoolServerOptions options = this->options();
   server::PoolServerIo io(options, net::draw_run_id(options.keys.own().public_key()), maker, nullptr);
-  EventLoop loop("pk_pool_server", "which speaks with trainers", io);
+  EventLoop loop("pk_pool_server", "which communicates with trainers", io);
   maker.set_waker(loop.waker());
   ASSERT_TRUE(loop.start());
   const auto link_of = [&](const net::RunId& run) {
@@ -776,7 +776,7 @@ TEST_F(RegisteredWorker, ServesOnlyTheTrainerThatItsControllerNames) {
   const auto trainer = train();
   trainer->ask(0, {.indices = {100}});
   ASSERT_TRUE(trainer->serve_until([&] { return trainer->said.contains(ToTrainer::Kind::kRefused); }));
-  EXPECT_EQ(trainer->refusal, "the pool's controller has not given it to this trainer yet");
+  EXPECT_EQ(trainer->refusal, "the pool's controller has not assigned it to this trainer yet");
   give(run_);
   expect_counting(trainer->answer(0), 100, 0);
   give(other_run_);
@@ -875,7 +875,7 @@ TEST_F(RegisteredWorker, OneWhoseControllerIsSilentEndsOnceItHasNothingToDo) {
   trainer->session().set_roster({}, clock_now());
   const Fault error = ended_.get();
   EXPECT_EQ(error.code, Errc::kFailed);
-  EXPECT_NE(error.message.find("has said nothing"), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("has not answered"), std::string::npos) << error.message;
 }
 
 TEST_F(RegisteredWorker, OneThatAnEngineHasStartedEndsAlsoWhereNoControllerEverAnswers) {
@@ -886,7 +886,7 @@ TEST_F(RegisteredWorker, OneThatAnEngineHasStartedEndsAlsoWhereNoControllerEverA
   serve_batches();
   const Fault error = ended_.get();
   EXPECT_EQ(error.code, Errc::kFailed);
-  EXPECT_NE(error.message.find("has said nothing"), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("has not answered"), std::string::npos) << error.message;
 }
 
 // ---- The supervisor
@@ -946,7 +946,7 @@ TEST_F(SupervisedWorker, OneThatCanMakeNothingMoreHandsItsBatchBackAndIsReplaced
   EXPECT_EQ(pipe_.text(), "no descriptor is left");
 }
 
-// Two results of one piece of work ended the worker: a dataset's alarm had raised as the first was handed over.
+// Two results of one piece of work ended the worker: a dataset's alarm had raised as the first was sent.
 TEST_F(PoolServerTest, SecondResultOfOnePieceOfWorkIsDropped) {
   start(options());
   work_by([this](PoolServer& server, const PoolWork& work) {
@@ -1024,8 +1024,8 @@ TEST(LostWorker, EndsItsProcessAtABatchThatNobodyWants) {
   EXPECT_EQ(child.join(), "ended with status 1");
   EXPECT_TRUE(pipe.read());
   EXPECT_EQ(pipe.end(), ExitWord::kFailed);
-  EXPECT_EQ(pipe.text().rfind("it was at batch 0 of epoch 1 for ", 0), 0u) << pipe.text();
-  EXPECT_NE(pipe.text().find("in which nobody wanted that"), std::string::npos) << pipe.text();
+  EXPECT_EQ(pipe.text().rfind("it worked on batch 0 of epoch 1 for ", 0), 0u) << pipe.text();
+  EXPECT_NE(pipe.text().find("although it was no longer needed"), std::string::npos) << pipe.text();
 }
 
 TEST(LostWorker, EndsItsProcessWhereALeavingOneIsTooLate) {
@@ -1038,8 +1038,8 @@ TEST(LostWorker, EndsItsProcessWhereALeavingOneIsTooLate) {
   });
   EXPECT_EQ(child.join(), "ended with status 1");
   EXPECT_TRUE(pipe.read());
-  EXPECT_EQ(pipe.end(), ExitWord::kDrained) << "it was told to leave, and is not to be started again";
-  EXPECT_NE(pipe.text().find("it was still at batch 0 of epoch 1"), std::string::npos) << pipe.text();
+  EXPECT_EQ(pipe.end(), ExitWord::kDrained) << "it was drained, and is not to be started again";
+  EXPECT_NE(pipe.text().find("it was still making batch 0 of epoch 1"), std::string::npos) << pipe.text();
 }
 
 TEST(LostWorker, IsNoneThatTakesLongForABatchThatIsWanted) {
