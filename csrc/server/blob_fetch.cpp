@@ -23,10 +23,11 @@ std::vector<wire::BlobWish> BlobFetch::take_wishes(Instant now) {
 
 Result<void> BlobFetch::receive(const wire::BlobPiece& piece, std::span<const std::byte> bytes, Instant now) {
   if (piece.total_bytes > bytes_max_) {
-    return Fault{Errc::kTooLarge, "a part that the batches are made with has " + std::to_string(piece.total_bytes) +
-                                      " bytes, and this worker takes " + std::to_string(bytes_max_) +
-                                      "; have the dataset read its data instead of holding it, or raise "
-                                      "PENSTOCK_JOB_BYTES on the workers"};
+    return Fault{
+        Errc::kTooLarge,
+        "a blob of the job has " + std::to_string(piece.total_bytes) + " bytes, but this worker accepts at most " +
+            std::to_string(bytes_max_) +
+            "; let the dataset read its data instead of containing it, or raise PENSTOCK_JOB_BYTES on the workers"};
   }
   if (total_bytes_ != 0 && piece.total_bytes != total_bytes_) {
     return Fault{Errc::kMismatch, "a blob had " + std::to_string(total_bytes_) + " bytes and then " +
@@ -39,9 +40,9 @@ Result<void> BlobFetch::receive(const wire::BlobPiece& piece, std::span<const st
     if (total_bytes_ == 0) bytes_.reserve(piece.total_bytes);
     bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
   } catch (const std::bad_alloc&) {
-    return Fault{Errc::kNoMemory, "there is no memory for the " + std::to_string(piece.total_bytes) +
-                                      " bytes that the batches are made with; give the worker more, or have the "
-                                      "dataset read its data instead of holding it"};
+    return Fault{Errc::kNoMemory, "insufficient memory for the " + std::to_string(piece.total_bytes) +
+                                      " bytes of a blob of the job; give the worker more memory, or let the dataset "
+                                      "read its data instead of containing it"};
   }
   total_bytes_ = piece.total_bytes;
   wished_at_ = now;

@@ -21,7 +21,7 @@ Result<Duration> parse_busy_time(std::string_view table, int64_t ticks_per_s) {
   line >> name;
   for (int64_t& count : ticks) line >> count;
   if (!line || name != "cpu" || ticks_per_s <= 0)
-    return Fault{Errc::kUnsupported, "/proc/stat does not begin with the CPU times of this machine; mount /proc"};
+    return Fault{Errc::kUnsupported, "/proc/stat does not start with the CPU times of this machine; mount /proc"};
   const int64_t busy = ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6];
   return Duration(busy * (std::nano::den / ticks_per_s));
 }

@@ -28,9 +28,7 @@ constexpr int kMessagesATurn = 64;  // of a job's process, before other events a
 constexpr auto kUnsentInterval = std::chrono::milliseconds(2);
 constexpr size_t kNoticesMax = 64;  // older ones are dropped
 
-Fault wrong(const std::string& what) {
-  return {Errc::kMalformed, "it spoke to its server as no process of a job does: " + what};
-}
+Fault wrong(const std::string& what) { return {Errc::kMalformed, "it sent an invalid message to its server: " + what}; }
 
 // A batch in memory that a job's process has passed. Writes of the process to that memory can affect only its own
 // batch.
@@ -92,7 +90,7 @@ std::string JobHost::take_output() {
   MutexLock lock(mutex_);
   std::string output = std::exchange(output_, {});
   if (const uint64_t bytes = std::exchange(left_out_, 0); bytes > 0)
-    output += "\n[" + std::to_string(bytes) + " bytes that a job has written are left out]\n";
+    output += "\n[" + std::to_string(bytes) + " bytes of job output are omitted]\n";
   return output;
 }
 
@@ -179,7 +177,7 @@ void JobHost::offer(std::shared_ptr<const PoolWork> work) {
     if (job_->is_readable || job_->end) wake();
     return;
   }
-  PENSTOCK_ASSERT(!job_ || !job_->ahead, "other work was handed ahead");
+  PENSTOCK_ASSERT(!job_ || !job_->ahead, "other work was already sent ahead");
   if (!job_ || job_->trainer_id != work->trainer_id) {
     std::optional<Job> kept;
     if (parked_ && parked_->job.trainer_id == work->trainer_id)
@@ -273,7 +271,7 @@ void JobHost::send_blob() {
     if (count < 0 && errno != EINTR) {
       const std::string why = std::strerror(errno);
       job_->blob.reset();
-      return give_blob(id, Fault{Errc::kNoMemory, "a worker has no memory for a part of the job: " + why});
+      return give_blob(id, Fault{Errc::kNoMemory, "a worker has insufficient memory for a part of the job: " + why});
     }
     if (count > 0) blob.written += static_cast<uint64_t>(count);
     wake();
@@ -286,7 +284,7 @@ void JobHost::send_blob() {
     if (!has_sent) {
       sent = has_sent.error();
     } else if (!has_sent.value()) {
-      sent = wrong("it asked for a part of its job and did not read what came");
+      sent = wrong("it requested a part of its job and did not read it");
     }
   }
   job_->blob.reset();
@@ -310,7 +308,7 @@ void JobHost::receive(Asked& asked) {
   try {
     receive_messages(asked);
   } catch (const std::bad_alloc&) {
-    kill("there was no memory for what it sent to its server");
+    kill("its messages to the server exceeded the available memory");
   }
 }
 
@@ -347,19 +345,19 @@ void JobHost::receive_messages(Asked& asked) {
 
 Result<void> JobHost::take_message(const FromJob& message, std::span<FileDescriptor> fds, Asked& asked) {
   const PoolWork* const work = job_->work ? job_->work.get() : job_->ahead.get();
-  if (work == nullptr) return wrong("it answers, and nothing was asked for");
-  if (message.key != work->key) return wrong("it answers what it was not asked for");
-  if (!fds.empty() && !message.place) return wrong("descriptors came with a message that is about none");
+  if (work == nullptr) return wrong("it answered without a request");
+  if (message.key != work->key) return wrong("it answered another request");
+  if (!fds.empty() && !message.place) return wrong("a message that mentions no file descriptors has some attached");
   if (message.kind == FromJob::Kind::kBlobWish) {
     if (!job_->work) return {};  // it is about to read that the work is not wanted
-    if (job_->blob) return wrong("it asks for a part of its job while another is on its way");
+    if (job_->blob) return wrong("it requested a part of its job while another is being sent");
     job_->wish = message.blob;
     return {};
   }
   const bool is_of_local_worker = message.kind == FromJob::Kind::kReady || message.kind == FromJob::Kind::kStates ||
                                   (message.flags & ~wire::kPoolAnswerFlags) != 0 ||
                                   (message.answer == wire::AnswerKind::kEnd && !message.state.empty());
-  if (is_of_local_worker) return wrong("it says what only a local worker does");
+  if (is_of_local_worker) return wrong("it sent a message that only local workers send");
   auto result = result_of(message, fds);
   if (!result) return result.error();
   if (!job_->work) {
@@ -391,7 +389,7 @@ Result<PoolResult> JobHost::result_of(const FromJob& message, std::span<FileDesc
     auto view = arena_of(*message.place, message.is_new_arena, fds);
     if (!view) return view.error();
     if (message.place->slab_index >= view.value()->slab_count() || message.payload_bytes > view.value()->slab_bytes())
-      return wrong("its batch lies outside of the memory that it has passed");
+      return wrong("its batch lies outside the memory that it passed");
     result.batch = std::make_unique<PassedBatch>(std::move(view).value(), *message.place, message.payload_bytes,
                                                  message.record_bytes);
     return result;
@@ -402,11 +400,11 @@ Result<PoolResult> JobHost::result_of(const FromJob& message, std::span<FileDesc
 
 Result<std::shared_ptr<shm::ArenaView>> JobHost::arena_of(const wire::SlabPlace& place, bool is_new,
                                                           std::span<FileDescriptor> fds) {
-  if (fds.size() > 1) return wrong("a batch came with " + std::to_string(fds.size()) + " descriptors");
-  if (is_new == fds.empty()) return wrong("an arena's descriptor and the word that it is new do not come together");
+  if (fds.size() > 1) return wrong("a batch was received with " + std::to_string(fds.size()) + " descriptors");
+  if (is_new == fds.empty()) return wrong("a new arena and its file descriptor must be sent together");
   const auto found = job_->arenas.find(place.arena_id);
   if (fds.empty()) {
-    if (found == job_->arenas.end()) return wrong("its batch lies in memory that it has not passed");
+    if (found == job_->arenas.end()) return wrong("its batch lies in memory that it did not pass");
     return found->second;
   }
   auto view = shm::ArenaView::map(fds.front());
@@ -435,7 +433,7 @@ void JobHost::start(uint64_t trainer_id) {
     return;
   }
   // The trainer is notified as if the process had died, and repeats its request.
-  failure_ = Fault{Errc::kNoMemory, "no process could be started for a job: " + forked.error().message};
+  failure_ = Fault{Errc::kNoMemory, "a job process could not be started: " + forked.error().message};
   job_->is_ending = true;
 }
 
@@ -458,7 +456,7 @@ void JobHost::note_hang_up() {
 
 bool JobHost::end_work(const std::string& why) {
   if (!job_ || (!job_->work && !job_->ahead)) return false;
-  if (!job_->is_ending) add_notice("ends the process of a job: " + why);
+  if (!job_->is_ending) add_notice("ends a job process: " + why);
   kill(why);
   return true;
 }
@@ -514,12 +512,12 @@ void JobHost::end_late(Instant now, Asked& asked) {
   if (job_ && job_->killed_at && now >= *job_->killed_at) {
     job_->killed_at.reset();
     job_->given_up_at = now + options_.end_grace;
-    job_->fault = "it had hung up on its server and lived on";
+    job_->fault = "it closed the connection to its server and continued to run";
     static_cast<void>(warm_.end(job_->number));
   }
   if (job_ && job_->given_up_at && now >= *job_->given_up_at)
-    bury("had not ended " + format_duration(options_.end_grace) + " after its server had it killed (" + job_->fault +
-             "), and is left to itself",
+    bury("did not exit within " + format_duration(options_.end_grace) + " after its server killed it (" + job_->fault +
+             "), and is abandoned",
          asked);
   // A parked process has no work: if it sends or hangs up, it is about to end or misbehaves.
   if (parked_ && (parked_->job.is_readable || now >= parked_->until)) let_parked_go();
@@ -538,9 +536,9 @@ void JobHost::end_late(Instant now, Asked& asked) {
     ++item;
   }
   if (is_forking() && now - job_->forked_at >= options_.fork_max) {
-    failure_ = Fault{Errc::kFailed, "the process from which those of jobs are forked has not answered for " +
+    failure_ = Fault{Errc::kFailed, "the process that forks job processes has not answered for " +
                                         format_duration(options_.fork_max) +
-                                        ": it was stopped, or hangs, and is ended with this worker"};
+                                        ": it was stopped or hangs, and is killed with this worker"};
     note_fds();
   }
 }
@@ -587,8 +585,8 @@ void JobHost::take_end(uint64_t number, const WarmProcess::News& news, Asked& as
 }
 
 std::string JobHost::spoken_end(const WarmProcess::News& news) const {
-  if (news.pid == 0) return "could not be started; the system has no memory or no process numbers left";
-  if (!job_->fault.empty()) return "was ended by its server: " + job_->fault;
+  if (news.pid == 0) return "could not be started; the system has no memory or process ids left";
+  if (!job_->fault.empty()) return "was killed by its server: " + job_->fault;
   return ProcessEnd{.status = news.status}.spoken();
 }
 
@@ -596,14 +594,14 @@ void JobHost::bury(std::string how, Asked& asked) {
   past_cpu_time_ += job_->cpu_time;
   take_output_of(job_->output);
   if (const std::string words = job_->output.last_words(log_name_); !words.empty())
-    how += "; the last that it wrote: " + words;
+    how += "; its last output: " + words;
   if (job_->work) {
-    PENSTOCK_ASSERT(!asked.result, "a result of work that is still in hand");
+    PENSTOCK_ASSERT(!asked.result, "a result of work that is still queued");
     asked.result = PoolResult{.kind = PoolResult::Kind::kDied, .text = how};
   } else {
     asked.lost_process_of = job_->trainer_id;
   }
-  add_notice("the process of a job of trainer " + spoken_id(job_->trainer_id).substr(0, 8) + " " + how);
+  add_notice("a job process of trainer " + spoken_id(job_->trainer_id).substr(0, 8) + " " + how);
   job_.reset();
   note_fds();
 }

@@ -64,7 +64,7 @@ Result<void> PoolServerIo::begin() {
   advertised_host_ = advertised.host;
   if (auto opened = open_data_port(); !opened) return opened;
   if (!options_.handover.empty()) {
-    PENSTOCK_ASSERT(slabs_ != nullptr, "who hands batches over has slabs");
+    PENSTOCK_ASSERT(slabs_ != nullptr, "slabs are required to send batches");
     auto handover = SlabHandover::listen(options_.handover, *slabs_);
     if (!handover) return handover.error();
     handover_ = std::move(handover).value();
@@ -93,7 +93,7 @@ Result<void> PoolServerIo::open_energy_meter() {
     energy_.emplace(std::move(meter).value());
   } else if (is_asked_for) {
     return Fault{Errc::kFailed,
-                 meter.error().message + "; without --powercap a worker serves in any case, and its energy is unknown"};
+                 meter.error().message + "; without --powercap the worker runs, but its energy consumption is unknown"};
   }
   return {};
 }
@@ -218,11 +218,11 @@ void PoolServerIo::refuse_impostor(const ToWorker& hello, const net::Peer& peer)
   outbox_.push({.routing_id = peer.routing_id,
                 .message = {.kind = ToTrainer::Kind::kRefused, .link = hello.link},
                 .worker_id = run_.id,
-                .text = "trainer " + spoken_id(hello.trainer_id) + " is a run of another key or process"});
+                .text = "trainer " + spoken_id(hello.trainer_id) + " belongs to another key or process"});
   if (!impostors_.insert(peer.identity.key).second) return;
-  maker_.add_notice("refused a process that claims to be trainer " + spoken_id(hello.trainer_id) +
-                    " and is not; it has the key of " +
-                    (peer.user.empty() ? "the role trainer" : "the user " + peer.user) + ": check who holds that key");
+  maker_.add_notice("rejected a process that falsely claims to be trainer " + spoken_id(hello.trainer_id) +
+                    "; it has the key of " + (peer.user.empty() ? "the role trainer" : "the user " + peer.user) +
+                    ": check who holds that key");
 }
 
 void PoolServerIo::take_request(const wire::PoolRequest& request, const net::Peer& peer, Instant now) {
@@ -278,8 +278,7 @@ void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const s
     }
   }
   if (const auto* unknown = std::get_if<wire::BlobUnknown>(&message); unknown != nullptr) {
-    maker_.give_blob(unknown->id,
-                     Fault{Errc::kUnsupported, "the trainer does not have the parts that its batches are made with"});
+    maker_.give_blob(unknown->id, Fault{Errc::kUnsupported, "the trainer does not have the blobs of its job"});
   }
 }
 
@@ -311,7 +310,7 @@ void PoolServerIo::serve_maker(Instant now) {
 }
 
 void PoolServerIo::take_result(PoolResult result, Instant now) {
-  PENSTOCK_ASSERT(running_, "a result of no work");
+  PENSTOCK_ASSERT(running_, "a result without work");
   if (result.kind == PoolResult::Kind::kHandedBack) {
     if (!session_.is_draining()) shortage_ = std::move(result.text);
     session_.hand_back();
@@ -469,7 +468,7 @@ std::string PoolServerIo::reason_of(const WorkerSession::Command& command) const
   if (command.message.kind != ToTrainer::Kind::kRefused) return {};
   if (session_.is_draining()) return "it is leaving";
   return session_.trainer_id() != 0 ? "it serves another trainer"
-                                    : "the pool's controller has not given it to this trainer yet";
+                                    : "the pool's controller has not assigned it to this trainer yet";
 }
 
 // ---- The end
@@ -509,7 +508,7 @@ void PoolServerIo::note_standing() {
 
 std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) const {
   if (failure_) return End{.reason = *failure_, .word = ExitWord::kFailed, .text = failure_->message};
-  if (is_orphan()) return End{.reason = {Errc::kClosed, "the process that started this worker is gone"}};
+  if (is_orphan()) return End{.reason = {Errc::kClosed, "the process that started this worker has ended"}};
   // A trainer that has not yet read that its batch is handed back would take the end for a death caused by the batch.
   const bool is_understood = shortage_.empty() || session_.trainer_id() == 0;
   if (session_.is_draining() && session_.is_empty() && outbox_.is_empty() && is_understood) {
@@ -520,10 +519,9 @@ std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) const {
   }
   const auto silence = registration_ ? registration_->silence(now) : std::nullopt;
   if (silence && *silence >= options_.patience && is_idle()) {
-    return End{.reason = {Errc::kFailed,
-                          "the controller at " + options_.controller->text() + " has said nothing for " +
-                              format_duration(*silence) +
-                              ", and there is nothing to do; start this worker again when there is a controller"},
+    return End{.reason = {Errc::kFailed, "the controller at " + options_.controller->text() + " has not answered for " +
+                                             format_duration(*silence) +
+                                             ", and this worker is idle; restart it when a controller is running"},
                .word = ExitWord::kUseless};
   }
   return std::nullopt;
@@ -534,16 +532,16 @@ void PoolServerIo::end_lost_process(Instant now) {
   const bool is_late = is_drain_over(drained_at_, options_.drain_grace, now);
   std::string text;
   if (maker_watch_.is_lost(options_.abandoned_grace)) {
-    const std::string batch = running_ ? to_text(running_->key) : "a batch that it had answered";
-    text = "it was at " + batch + " for " + format_duration(maker_watch_.abandoned()) +
-           " in which nobody wanted that: its dataset hangs, or took far longer than for other batches";
+    const std::string batch = running_ ? to_text(running_->key) : "a batch that was already answered";
+    text = "it worked on " + batch + " for " + format_duration(maker_watch_.abandoned()) +
+           " although it was no longer needed: its dataset hangs, or took far longer than for other batches";
     if (maker_.end_work(text) && !is_late) return;
   } else if (is_late) {
     const std::string left =
-        (running_ ? "it was still at " + to_text(running_->key) : "its trainer had not taken what it has made") +
-        ", which others make now";
+        (running_ ? "it was still making " + to_text(running_->key) : "its trainer had not received its batches") +
+        ", which other workers make now";
     const std::string time = format_duration(now - *drained_at_);
-    text = shortage_.empty() ? time + " after it was told to leave " + left + "; --grace gives it longer"
+    text = shortage_.empty() ? time + " after it was drained " + left + "; raise --grace to give it more time"
                              : shortage_ + "; " + time + " after that " + left;
   } else {
     return;

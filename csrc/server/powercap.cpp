@@ -25,7 +25,7 @@ Result<std::string> read_file(const std::string& path) {
     const int number = errno;
     return Fault{Errc::kUnsupported, path + " cannot be read" + (number != 0 ? ": " : "") +
                                          (number != 0 ? std::strerror(number) : "") +
-                                         (number == EACCES ? "; an administrator may allow it (chmod a+r)" : "")};
+                                         (number == EACCES ? "; an administrator can permit it (chmod a+r)" : "")};
   }
   while (!text.empty() && text.back() == '\n') text.pop_back();
   return text;
@@ -38,7 +38,7 @@ Result<uint64_t> read_number(const std::string& path) {
   const char* const end = text.value().data() + text.value().size();
   const auto [rest, error] = std::from_chars(text.value().data(), end, number);
   if (error != std::errc() || rest != end)
-    return Fault{Errc::kUnsupported, path + " is \"" + text.value().substr(0, 40) + "\" and no number"};
+    return Fault{Errc::kUnsupported, path + " is \"" + text.value().substr(0, 40) + "\", but must be a number"};
   return number;
 }
 
@@ -51,7 +51,8 @@ Result<Powercap> Powercap::open(const std::string& folder) {
   // Not std::filesystem: libtorch exports symbols of it that fail when called from outside.
   DIR* const entries = ::opendir(folder.c_str());
   if (entries == nullptr)
-    return Fault{Errc::kUnsupported, "this machine does not tell its energy: " + folder + ": " + std::strerror(errno)};
+    return Fault{Errc::kUnsupported,
+                 "this machine does not report its energy: " + folder + ": " + std::strerror(errno)};
   std::vector<std::string> paths;
   while (const dirent* entry = ::readdir(entries))
     if (std::string_view(entry->d_name).starts_with(kZonePrefix)) paths.push_back(folder + "/" + entry->d_name);
@@ -73,7 +74,7 @@ Result<Powercap> Powercap::open(const std::string& folder) {
   }
   if (powercap.zones_.empty())
     return Fault{Errc::kUnsupported,
-                 "this machine does not tell its energy: " + folder + " has no intel-rapl zone of a package"};
+                 "this machine does not report its energy: " + folder + " has no intel-rapl zone of a package"};
   return powercap;
 }
 
@@ -83,7 +84,7 @@ Result<uint64_t> Powercap::read() {
     if (!now) return now.error();
     const bool has_wrapped = now.value() < zone.last_uj;
     if (has_wrapped && zone.last_uj > zone.range_uj)
-      return Fault{Errc::kUnsupported, zone.counter + " went back from " + std::to_string(zone.last_uj) +
+      return Fault{Errc::kUnsupported, zone.counter + " decreased from " + std::to_string(zone.last_uj) +
                                            ", which is above its range of " + std::to_string(zone.range_uj)};
     total_uj_ += has_wrapped ? zone.range_uj - zone.last_uj + now.value() : now.value() - zone.last_uj;
     zone.last_uj = now.value();

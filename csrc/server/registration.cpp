@@ -51,10 +51,10 @@ Result<void> Registration::receive(cluster::WorkerSession& session, Instant now)
   }
   enrolment_.tick(session, now);
   if (!socket_->is_connected() && told_.empty() && now - opened_at_ >= kUnansweredTime) {
-    tell("nothing answers at " + socket_->endpoint().text() +
-         " yet; start a controller there (penstock controller "
+    tell("no controller answers at " + socket_->endpoint().text() +
+         " yet; start one there (penstock controller "
          "--bind " +
-         socket_->endpoint().text() + "), or name the address of the one that runs");
+         socket_->endpoint().text() + "), or pass the address of the running controller");
   }
   return {};
 }
@@ -64,9 +64,9 @@ Result<void> Registration::take(std::span<const std::byte> bytes, cluster::Worke
   if (!message)
     return Fault{Errc::kFailed, where() + " sent a message that cannot be read: " + message.error().message};
   if (const auto* refusal = std::get_if<wire::Refusal>(&message.value())) {
-    if (!refusal->is_for_now) return Fault{Errc::kFailed, where() + " refused this worker: " + refusal->reason};
+    if (!refusal->is_for_now) return Fault{Errc::kFailed, where() + " rejected this worker: " + refusal->reason};
     enrolment_.clock.heard(now);
-    tell(where() + " does not take this worker yet: " + refusal->reason);
+    tell(where() + " does not accept this worker yet: " + refusal->reason);
     return {};
   }
   const auto* orders = std::get_if<wire::WorkerOrders>(&message.value());
@@ -83,7 +83,7 @@ void Registration::take_event(const ConnectionEvent& event, Instant now) {
       if (!told_.empty()) tell(where() + " answers");
       break;
     case ConnectionEvent::Kind::kDisconnected:
-      tell(where() + " is gone; this worker goes on, and tries to reach it again");
+      tell(where() + " does not answer any more; this worker continues, and tries to reconnect");
       break;
     case ConnectionEvent::Kind::kRefused: tell(event.reason); break;
   }

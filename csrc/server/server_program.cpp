@@ -144,7 +144,7 @@ class ServedWorker {
         seat_(hub),
         jobs_(seat_, log_name_of(orders, run)),
         io_(options_, run, jobs_, nullptr),
-        loop_("pk_pool_server", "which speaks with trainers", io_) {
+        loop_("pk_pool_server", "which communicates with trainers", io_) {
     jobs_.set_waker(loop_.waker());
   }
   ServedWorker(const ServedWorker&) = delete;
@@ -158,7 +158,7 @@ class ServedWorker {
   void say_that_it_listens() const {
     say("listens at " + where(io_.endpoint().text(), io_.advertised()) + " and for batches at " +
         where(io_.data_endpoint().text(), io_.data_advertised()) + " for " +
-        (options_.controller ? options_.controller->text() : "whoever has its key") + ", id " + spoken_id(run_.id) +
+        (options_.controller ? options_.controller->text() : "any client with its key") + ", id " + spoken_id(run_.id) +
         ", process " + std::to_string(::getpid()));
   }
 
@@ -260,10 +260,10 @@ class ServerProcess {
       if (!next_signal(milliseconds(0))) continue;
       write_exit_line(orders_.exit_fd, ExitWord::kDrained);
       is_told_to_end_ = true;
-      return Fault{Errc::kClosed, "it was told to leave"};
+      return Fault{Errc::kClosed, "it was drained"};
     }
     is_told_to_end_ = true;
-    return Fault{Errc::kClosed, "the process that started this worker is gone"};
+    return Fault{Errc::kClosed, "the process that started this worker has ended"};
   }
 
   void set_up(PoolServerOptions& options, const WarmFacts& facts, size_t place) {
@@ -342,8 +342,8 @@ Result<ServerOrders> parse_server_orders(std::span<const char* const> arguments)
   std::optional<std::string> controller;
   std::optional<std::string> key_folder;
   const auto bad = [](std::string_view argument) {
-    return Fault{Errc::kMalformed, "penstock-server is started by `penstock worker`; it does not understand \"" +
-                                       std::string(argument) + "\""};
+    return Fault{Errc::kMalformed,
+                 "penstock-server is started by `penstock worker`; unknown option \"" + std::string(argument) + "\""};
   };
   for (size_t index = 0; index < arguments.size(); ++index) {
     const std::string_view argument = arguments[index];
@@ -403,8 +403,8 @@ Result<ServerOrders> parse_server_orders(std::span<const char* const> arguments)
   }
   if (orders.workers.empty() || orders.warm_command.empty())
     return Fault{Errc::kMalformed,
-                 "penstock-server is started by `penstock worker`, with --bind=... and, behind --, the command of the "
-                 "process that it forks those of jobs from"};
+                 "penstock-server is started by `penstock worker`, with --bind=... and, after --, the command of the "
+                 "process that forks job processes"};
   return orders;
 }
 

@@ -40,8 +40,8 @@ WarmProcess::~WarmProcess() {
 Fault WarmProcess::ended() {
   static_cast<void>(process_.wait_until(steady_clock::now() + kReapMax));
   const auto& end = process_.poll();
-  return {Errc::kClosed, "the process from which those of jobs are forked " +
-                             (end ? end->spoken() : "has closed its channel to the server")};
+  return {Errc::kClosed,
+          "the process that forks job processes " + (end ? end->spoken() : "closed its channel to the server")};
 }
 
 Result<WarmFacts> WarmProcess::wait_until_ready(steady_clock::time_point deadline) {
@@ -51,7 +51,7 @@ Result<WarmFacts> WarmProcess::wait_until_ready(steady_clock::time_point deadlin
   const auto message = wire::parse_warm_message(received.value().bytes);
   if (!message) return message.error();
   if (message.value().kind != WarmMessage::Kind::kReady)
-    return Fault{Errc::kMalformed, "a warm process must say first that it is ready"};
+    return Fault{Errc::kMalformed, "a warm process must report that it is ready first"};
   return WarmFacts{.numerics = message.value().numerics,
                    .torch = message.value().torch,
                    .job_kinds = message.value().job_kinds,
@@ -81,7 +81,7 @@ Result<std::optional<WarmProcess::News>> WarmProcess::next_news() {
       if (!message) return message.error();
       const WarmMessage& news = message.value();
       if (news.kind != WarmMessage::Kind::kStarted && news.kind != WarmMessage::Kind::kEnded)
-        return Fault{Errc::kMalformed, "a warm process must tell of its jobs' processes alone once it is ready"};
+        return Fault{Errc::kMalformed, "a warm process must report only its job processes once it is ready"};
       return std::optional(News{.kind = news.kind, .job = news.job, .pid = news.pid, .status = news.status});
     }
     const auto filled = channel_.fill();

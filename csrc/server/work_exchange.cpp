@@ -12,7 +12,7 @@ Result<std::shared_ptr<const PoolWork>> WorkExchange::next(Deadline deadline) {
   while (!offered_ && !reason_) {
     if (changed_.wait_until(mutex_, deadline) || offered_ || reason_) continue;
     wants_work_ = false;
-    return Fault{Errc::kTimeout, "no request came before the deadline"};
+    return Fault{Errc::kTimeout, "no request was received before the deadline"};
   }
   wants_work_ = false;
   // Work that was started is finished, even if the server has ended meanwhile.
@@ -25,7 +25,7 @@ void WorkExchange::finish(PoolResult result) {
   MutexLock lock(mutex_);
   wished_blob_.reset();
   if (!std::exchange(is_in_hand_, false) || reason_) return;
-  PENSTOCK_ASSERT(!result_, "two results of one piece of work");
+  PENSTOCK_ASSERT(!result_, "two results of one request");
   result_ = std::move(result);
   wake();
 }
@@ -45,10 +45,10 @@ Result<std::vector<std::byte>> WorkExchange::blob(const wire::BlobId& id, Deadli
     }
     if (!is_wanted_) {
       wished_blob_.reset();
-      return Fault{Errc::kClosed, "nobody wants this batch any more"};
+      return Fault{Errc::kClosed, "this batch is no longer needed"};
     }
     if (!changed_.wait_until(mutex_, deadline) && !blob_ && !reason_ && is_wanted_)
-      return Fault{Errc::kTimeout, "the trainer sent nothing before the deadline"};
+      return Fault{Errc::kTimeout, "the trainer sent no message before the deadline"};
   }
 }
 

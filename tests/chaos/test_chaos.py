@@ -121,8 +121,8 @@ def test_a_percentile_is_one_of_the_values() -> None:
 
 
 def test_a_process_of_a_job_that_crashed_is_told_from_all_others() -> None:
-    of_job = "penstock worker 0f: the process of a job of trainer 1e23 was ended by"
-    of_warm = "penstock worker 0f: the process from which those of jobs are forked was ended by"
+    of_job = "penstock worker 0f: a job process of trainer 1e23 was ended by"
+    of_warm = "penstock worker 0f: the process that forks job processes was ended by"
     assert told_crashes([]) == (0, 0)
     assert told_crashes([f"{of_job} SIGKILL", f"{of_job} SIGSEGV", f"{of_job} SIGSEGV;"]) == (2, 0)
     lines = [f"{of_job} SIGBUS", f"{of_warm} SIGSEGV", "a process was ended by SIGABRT"]

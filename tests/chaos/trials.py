@@ -30,7 +30,7 @@ LINES_SHOWN = 25
 # How the process that started a worker reports the worker's death by its own fault.
 TOLD_CRASH = re.compile("SIG(BUS|SEGV|ABRT|ILL|FPE)")
 # The same for a job's process, reported by its server, which may be the trial's doing.
-TOLD_JOB_CRASH = re.compile(r"the process of a job of trainer \w+ was ended by SIGSEGV")
+TOLD_JOB_CRASH = re.compile(r"a job process of trainer \w+ was ended by SIGSEGV")
 CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 # A scenario gives up when streams end and no fault was possible.
 STREAMS_WITHOUT_FAULT_MAX = 4

@@ -336,7 +336,7 @@ def test_a_powercap_tree_that_cannot_be_read_is_refused(
     )
     pool.processes.append(worker)
     assert worker.wait() == 1
-    assert "none: No such file or directory; without --powercap a worker serves" in worker.output
+    assert "none: No such file or directory; without --powercap the worker runs" in worker.output
 
 
 @pytest.mark.long

@@ -222,13 +222,11 @@ def test_a_batch_that_ends_each_process_fails_with_how_and_the_worker_goes_on(
         RuntimeError, match=rf"(?s)died.* batch 3 of epoch 1 .*{ENDS[how]}"
     ) as caught:
         next(batches)
-    assert re.search(rf"(?s)the last that it wrote: .*about to end: {how}", str(caught.value))
+    assert re.search(rf"(?s)its last output: .*about to end: {how}", str(caught.value))
     del batches
     expect_served(pool)
     expect_same_server(worker, server)
-    worker.wait_for_lines(
-        lambda line: "the process of a job of trainer " in line and ENDS[how] in line
-    )
+    worker.wait_for_lines(lambda line: "a job process of trainer " in line and ENDS[how] in line)
     assert worker.wait_for_lines(lambda line: line == f"about to end: {how}", 3)
     assert worker.end() == 0
 
@@ -469,7 +467,7 @@ def test_workers_of_one_command_share_a_server_and_a_warm_process(
         (folder / "go").touch()
     assert [list(each) for each in batches] == [list(range(6))] * 3
     assert process_traces.children(server) == [warm]
-    (line,) = worker.wait_for_lines(lambda line: "the process of a job of" in line)
+    (line,) = worker.wait_for_lines(lambda line: "a job process of" in line)
     assert any(f"penstock worker {worker_id[:8]} on " in line for worker_id in ids)
     del batches
     wait_until(lambda: process_traces.children(warm) == [])
@@ -632,7 +630,7 @@ def test_a_dataset_that_floods_its_output_leaves_little_in_the_log(
     server = server_of(worker)
     assert list(pooled(pool, Flooding(fd))) == list(range(6))
     expect_served(pool)
-    worker.wait_for_lines(lambda line: "bytes that a job has written are left out" in line)
+    worker.wait_for_lines(lambda line: "bytes of job output are omitted" in line)
     expect_same_server(worker, server)
     assert worker.output.count("flood") > 100
     assert len(worker.output) < 8 << 20

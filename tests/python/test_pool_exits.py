@@ -106,7 +106,7 @@ def test_a_process_that_its_dataset_ends_is_told_of_and_ends_no_worker(
     """With the exit codes 0 and 78 the worker was gone for good, without any report."""
     worker = pool.start_worker()
     assert list(pooled(pool, Ending(code, once=tmp_path))) == list(range(6))
-    (line,) = worker.wait_for_lines(lambda line: "the process of a job of" in line)
+    (line,) = worker.wait_for_lines(lambda line: "a job process of" in line)
     assert re.search(rf" of trainer [0-9a-f]{{8}} ended with exit code {code}$", line), line
     expect_served(pool)
     assert "another one starts" not in worker.output
@@ -116,7 +116,9 @@ def test_a_process_that_its_dataset_ends_is_told_of_and_ends_no_worker(
 def test_a_batch_that_ends_each_process_fails_whatever_the_exit_code(pool: PoolProcesses) -> None:
     """It took down as many workers as there were, and then waited for others."""
     worker = pool.start_worker(processes=2)
-    with pytest.raises(RuntimeError, match=r"^3 workers died .* while they made batch 3 of epoch"):
+    with pytest.raises(
+        RuntimeError, match=r"^3 workers in a row died while making batch 3 of epoch"
+    ):
         list(pooled(pool, Ending(0)))
     expect_served(pool)
     worker.wait_for_lines(lambda line: line.endswith("ended with exit code 0"), 3)
@@ -131,7 +133,7 @@ def test_a_batch_that_the_last_worker_died_of_is_named_where_nobody_is_left(
     with pytest.raises(RuntimeError) as caught, pytest.warns(PoolWarning, match="1 worker died"):
         list(pooled(pool, EndingWithItsSupervisor(), timeout=20))
     deaths = (
-        r"1 worker died while it made batch 3 of epoch 1 \(samples 3\) \(at tcp://.*; since then "
+        r"1 worker died while making batch 3 of epoch 1 \(samples 3\) \(at tcp://.*; since then "
     )
     assert re.search(deaths, str(caught.value)), str(caught.value)
 

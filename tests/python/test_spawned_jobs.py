@@ -157,7 +157,7 @@ def test_a_death_is_told_with_how_the_process_ended_and_nothing_is_left(
     assert [next(batches) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(RuntimeError, match=r"(?s)died.* batch 3 .*was ended by SIGKILL") as caught:
         next(batches)
-    assert re.search(r"(?s)the last that it wrote: .*about to end", str(caught.value))
+    assert re.search(r"(?s)its last output: .*about to end", str(caught.value))
     del batches
     batches = iter(pooled(pool, StartingADaemon(tmp_path)))
     assert next(batches) == 0

@@ -90,8 +90,10 @@ def test_a_worker_that_hangs_in_an_abandoned_batch_is_shown_and_has_its_process_
     assert stuck["assigned_to"] is None
     assert "at a batch that is no longer needed" in status_text(PoolStatus(status))
     assert list(pooled(pool, Numbers())) == list(range(6))
-    (line,) = worker.wait_for_lines(lambda line: "ends the process of a job" in line)
-    assert re.search(r"it was at batch 3 of epoch 1 for \d+ s in which nobody wanted that", line)
+    (line,) = worker.wait_for_lines(lambda line: "ends a job process" in line)
+    assert re.search(
+        r"it worked on batch 3 of epoch 1 for \d+ s although it was no longer needed", line
+    )
     assert "another one starts" not in worker.output
     assert worker.end() == 0
 
@@ -105,7 +107,7 @@ def test_a_batch_that_hangs_ends_at_once_with_a_trainer_that_says_goodbye(
     wait_until_it_hangs(worker, tmp_path)
     del batches
     assert list(pooled(pool, Numbers())) == list(range(6))
-    assert "process of a job" not in worker.output
+    assert "job process" not in worker.output
     assert worker.end() == 0
 
 
@@ -118,7 +120,7 @@ def test_a_worker_that_comes_back_in_time_is_given_to_the_next_job(
     wait_until_stuck(pool)
     (tmp_path / "go").touch()
     assert list(pooled(pool, Numbers())) == list(range(6))
-    assert "ends the process of a job" not in worker.output
+    assert "ends a job process" not in worker.output
     assert worker.end() == 0
 
 
@@ -145,7 +147,7 @@ def test_a_worker_that_is_to_leave_ends_after_its_grace_also_in_a_batch_that_han
     wait_until_it_hangs(worker, tmp_path)
     drain(pool, worker)
     assert worker.wait() == 0
-    assert "after it was told to leave it was still at batch 3 of epoch 1" in worker.output
+    assert "after it was drained it was still making batch 3 of epoch 1" in worker.output
     assert "another one starts" not in worker.output
     (tmp_path / "go").touch()
     pool.start_worker()

@@ -494,7 +494,7 @@ TEST_F(JobHostTest, ProcessThatAsksAgainForWhatIsOnItsWayIsEnded) {
   host_->note_readable(host_->fds());
   const auto result = this->result();
   EXPECT_EQ(result.kind, Kind::kDied);
-  EXPECT_NE(result.text.find("while another is on its way"), std::string::npos) << result.text;
+  EXPECT_NE(result.text.find("while another is being sent"), std::string::npos) << result.text;
 }
 
 // ---- How processes end
@@ -509,7 +509,7 @@ TEST_F(JobHostTest, DeathInTheMiddleOfWorkIsItsResultAndAnotherProcessMakesTheNe
 
 TEST_F(JobHostTest, WhatAProcessHasWrittenToStandardErrorIsToldWithItsEndAndForTheLog) {
   start();
-  expect_death("complain", "ended with exit code 3; the last that it wrote: there is no disk");
+  expect_death("complain", "ended with exit code 3; its last output: there is no disk");
   EXPECT_EQ(host_->take_output(), "there is no disk\n");
   EXPECT_EQ(host_->take_output(), "");
 }
@@ -540,7 +540,7 @@ TEST_F(JobHostTest, ProcessThatHangsIsEndedWithItsWork) {
   const auto ended = result();
   EXPECT_EQ(ended.kind, Kind::kDied);
   EXPECT_NE(ended.text.find("its dataset hangs"), std::string::npos) << ended.text;
-  EXPECT_NE(all_of(host_->take_notices()).find("ends the process of a job: its dataset hangs"), std::string::npos);
+  EXPECT_NE(all_of(host_->take_notices()).find("ends a job process: its dataset hangs"), std::string::npos);
   EXPECT_EQ(made("end").answer, AnswerKind::kEnd);
   EXPECT_FALSE(host_->end_work("there is none"));
 }
@@ -641,7 +641,7 @@ TEST_F(JobHostTest, ProcessThatDoesNotEndIsGivenUp) {
   const auto given_up = result();
   EXPECT_EQ(given_up.kind, Kind::kDied);
   const std::string words =
-      "had not ended 10 ms after its server had it killed (its dataset hangs), and is left to itself";
+      "did not exit within 10 ms after its server killed it (its dataset hangs), and is abandoned";
   EXPECT_EQ(given_up.text, words);
   EXPECT_FALSE(host_->end_work("there is none"));
   EXPECT_NE(all_of(host_->take_notices()).find(words), std::string::npos);
@@ -704,21 +704,21 @@ TEST_F(JobHostTest, ProcessThatSpeaksWronglyIsEnded) {
   start();
   const std::vector<std::pair<const char*, const char*>> wrongs{
       {"garbage", "is malformed"},
-      {"no_message", "does not begin with PNM1"},
-      {"too_long", "bytes long and may be"},
-      {"other_slab", "outside of the memory that it has passed"},
-      {"long_batch", "outside of the memory that it has passed"},
-      {"unknown_arena", "lies in memory that it has not passed"},
-      {"two_descriptors", "came with 2 descriptors"},
-      {"descriptor_of_nothing", "descriptors came with a message that is about none"},
-      {"descriptor_inline", "descriptors came with a message that is about none"},
+      {"no_message", "does not start with PNM1"},
+      {"too_long", "bytes long, but may be"},
+      {"other_slab", "outside the memory that it passed"},
+      {"long_batch", "outside the memory that it passed"},
+      {"unknown_arena", "lies in memory that it did not pass"},
+      {"two_descriptors", "was received with 2 descriptors"},
+      {"descriptor_of_nothing", "a message that mentions no file descriptors has some attached"},
+      {"descriptor_inline", "a message that mentions no file descriptors has some attached"},
       {"unsealed", "not sealed"},
-      {"other_work", "answers what it was not asked for"},
-      {"old_arena_anew", "do not come together"},
-      {"state_of_an_end", "what only a local worker does"},
-      {"ready", "what only a local worker does"},
-      {"states", "what only a local worker does"},
-      {"state_in_the_batch", "what only a local worker does"},
+      {"other_work", "it answered another request"},
+      {"old_arena_anew", "must be sent together"},
+      {"state_of_an_end", "that only local workers send"},
+      {"ready", "that only local workers send"},
+      {"states", "that only local workers send"},
+      {"state_in_the_batch", "that only local workers send"},
   };
   for (const auto& [word, text] : wrongs) expect_death(word, text);
 }
@@ -732,13 +732,13 @@ TEST_F(JobHostTest, ProcessThatDoesNotReadWhatItAskedForIsEnded) {
   start();
   blobs_.emplace(blob_id_of(7), made_blob(kInlineBlobBytesMax));
   blobs_.emplace(blob_id_of(8), made_blob(3 * kMiB));
-  expect_death("wish_unread", "did not read what came", {blob_id_of(7), blob_id_of(8)});
+  expect_death("wish_unread", "did not read it", {blob_id_of(7), blob_id_of(8)});
 }
 
 TEST_F(JobHostTest, MemoryForOneBatchIsNotRemembered) {
   start();
   EXPECT_TRUE(is_made_batch(made("transient")));
-  expect_death("transient_again", "lies in memory that it has not passed");
+  expect_death("transient_again", "lies in memory that it did not pass");
 }
 
 TEST_F(JobHostTest, MemoryThatLastsIsRememberedUntilOtherIsPassed) {
@@ -747,14 +747,14 @@ TEST_F(JobHostTest, MemoryThatLastsIsRememberedUntilOtherIsPassed) {
   EXPECT_TRUE(is_made_batch(made("transient")));
   EXPECT_TRUE(is_made_batch(made("slab")));
   EXPECT_TRUE(is_made_batch(made("other_arena")));
-  expect_death("former_arena", "lies in memory that it has not passed");
+  expect_death("former_arena", "lies in memory that it did not pass");
 }
 
 TEST_F(JobHostTest, SecondAnswerIsNoAnswerAndEndsTheProcess) {
   start();
   EXPECT_EQ(told("twice"), "once");
   expect_lost();
-  EXPECT_NE(all_of(host_->take_notices()).find("nothing was asked for"), std::string::npos);
+  EXPECT_NE(all_of(host_->take_notices()).find("without a request"), std::string::npos);
   EXPECT_EQ(made("end").answer, AnswerKind::kEnd);
 }
 
@@ -765,7 +765,7 @@ TEST_F(JobHostTest, AnswerWithoutWorkEndsTheProcess) {
   EXPECT_TRUE(wants_work_);
   ASSERT_EQ(::kill(pid, SIGUSR1), 0);
   expect_lost();
-  EXPECT_NE(all_of(host_->take_notices()).find("nothing was asked for"), std::string::npos);
+  EXPECT_NE(all_of(host_->take_notices()).find("without a request"), std::string::npos);
   EXPECT_TRUE(is_gone(pid));
 }
 
@@ -818,7 +818,7 @@ TEST_F(JobHostTest, WarmProcessThatSpeaksOfAnythingElseIsAFailure) {
   start("says_it_again");
   offer("end");
   ASSERT_TRUE(until([&] { return failure_.has_value(); }));
-  EXPECT_NE(failure_->message.find("must tell of its jobs' processes alone"), std::string::npos) << failure_->message;
+  EXPECT_NE(failure_->message.find("must report only its job processes"), std::string::npos) << failure_->message;
   EXPECT_FALSE(wants_work_);
 }
 
@@ -833,12 +833,12 @@ TEST_F(JobHostTest, WarmProcessOfAnotherVersionIsAFailureThatNamesBoth) {
 TEST_F(JobHostTest, WantsNothingOnceItIsClosedAndKeepsTheFirstReason) {
   start();
   EXPECT_FALSE(host_->wait_closed(steady_clock::now() - minutes(1)));
-  host_->close({Errc::kClosed, "it was told to leave"});
+  host_->close({Errc::kClosed, "it was drained"});
   host_->close({Errc::kFailed, "another reason"});
   const auto reason = host_->wait_closed(steady_clock::now() + minutes(1));
   ASSERT_TRUE(reason);
   EXPECT_EQ(reason->code, Errc::kClosed);
-  EXPECT_EQ(reason->message, "it was told to leave");
+  EXPECT_EQ(reason->message, "it was drained");
   take_turn();
   EXPECT_FALSE(wants_work_);
 }
@@ -849,7 +849,7 @@ TEST_F(JobHostTest, ItsProcessesEndWithItWhileTheWarmOneLivesOn) {
   const pid_t second = pid_of(2);
   offer("hang", 2);
   ASSERT_TRUE(until([&] { return !offered_; }));
-  host_->close({Errc::kClosed, "it was told to leave"});
+  host_->close({Errc::kClosed, "it was drained"});
   host_.reset();
   seat_.emplace(*hub_);
   host_.emplace(*seat_, "another worker of tests");

@@ -84,7 +84,7 @@ TEST_F(PowercapTest, CounterThatCanNoLongerBeReadIsAnError) {
 TEST_F(PowercapTest, CounterThatIsNoNumberIsAnErrorThatShowsIt) {
   folder_.add("intel-rapl:0", "package-0", kPowercapRange, 1);
   folder_.write("intel-rapl:0", "energy_uj", "12 J\n");
-  EXPECT_NE(refusal().find("is \"12 J\" and no number"), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("is \"12 J\", but must be a number"), std::string::npos) << refusal();
 }
 
 TEST_F(PowercapTest, CounterThatGoesBackFromAboveItsRangeIsAnError) {
