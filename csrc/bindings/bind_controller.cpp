@@ -46,7 +46,7 @@ Result<std::unique_ptr<Controller>> start_controller(const std::string& endpoint
   cluster::RosterOptions shares;
   shares.policy = cluster::policy_named(policy);
   if (shares.policy == nullptr)
-    throw py::value_error("there is no policy " + policy + "; take gpu-progress or max-min");
+    throw py::value_error("the policy " + policy + " is unknown; use gpu-progress or max-min");
   shares.terms = job_terms_of(terms);
   shares.user_terms = job_terms_of(user_terms);
   auto parsed = net::Endpoint::parse(endpoint);
@@ -104,14 +104,14 @@ constexpr double kMicros = 1e6;
 
 wire::CostFactor factor_of(std::optional<double> value) {
   if (!value) return {};
-  if (!(*value >= 0 && *value <= 1e12)) throw py::value_error("a price or a factor is from 0 to 1e12");
+  if (!(*value >= 0 && *value <= 1e12)) throw py::value_error("a price or factor must be from 0 to 1e12");
   return {.is_given = true, .micros = static_cast<uint64_t>(std::llround(*value * kMicros))};
 }
 
 template <typename Answer>
 Answer expect(const wire::ControlMessage& message) {
   const auto* answer = std::get_if<Answer>(&message);
-  if (answer == nullptr) raise_failure({Errc::kMalformed, "the controller answered something else than it was asked"});
+  if (answer == nullptr) raise_failure({Errc::kMalformed, "the controller answered another request"});
   return *answer;
 }
 

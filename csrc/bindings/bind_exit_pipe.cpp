@@ -21,7 +21,7 @@ void bind_exit_pipe(py::module_& module) {
       "write_exit_line",
       [](int fd, const std::string& word, const std::string& text) {
         const auto known = exit_word_named(word);
-        if (!known) throw py::value_error("an exit line must begin with a word of the protocol, got " + word);
+        if (!known) throw py::value_error("an exit line must start with a word of the protocol, got " + word);
         write_exit_line(fd, *known, text);
       },
       py::arg("fd"), py::arg("word"), py::arg("text") = "");

@@ -31,7 +31,7 @@ namespace py = pybind11;
 
 c10::OperatorHandle operator_of(const std::string& name) {
   auto op = capture::find_operator(name);
-  if (!op) raise_error({Errc::kUnsupported, "this torch has no operator " + name});
+  if (!op) raise_error({Errc::kUnsupported, "this version of torch does not have the operator " + name});
   return *std::move(op);
 }
 
@@ -125,7 +125,7 @@ std::pair<graph::Graph, std::vector<at::Tensor>> capture_module(const py::object
                                                                 const std::vector<at::Tensor>& leaves) {
   const auto script_module = torch::jit::as_module(module);
   if (!script_module)
-    throw py::type_error("capture_torchscript takes a torch.jit.ScriptModule, not " +
+    throw py::type_error("capture_torchscript requires a torch.jit.ScriptModule, got " +
                          std::string(py::str(py::type::of(module))) + "; script or trace the module first");
   capture::Captured captured = unwrap(capture::capture_torchscript(*script_module, leaves));
   return {std::move(captured.graph), std::move(captured.constants)};

@@ -119,7 +119,7 @@ py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loa
   py::object value;
   try {
     if (batch.withheld_bytes() > 0 && (stand_in.is_none() || !batch.origin()))
-      raise_failure({Errc::kMalformed, "a worker left out leaves of a batch though nothing allowed it to"});
+      raise_failure({Errc::kMalformed, "a worker omitted tensors of a batch without permission"});
     open_shared_files(batch, open_storage);
     if (!stand_in.is_none()) put_stand_ins(batch, stand_in);
     value = decode_nest(batch.frame().nest, batch.tensors(), loads);
@@ -561,7 +561,7 @@ void bind_loader(py::module_& module) {
            py::arg("open_storage"), py::arg("stand_in"))
       .def("give_ahead",
            [](Stream& self) {
-             PENSTOCK_ASSERT(!self.ahead().empty(), "nothing was looked at");
+             PENSTOCK_ASSERT(!self.ahead().empty(), "no batch was looked ahead");
              static_cast<void>(self.try_next());
            })
       .def("drop_rest", &Stream::drop_rest)

@@ -200,7 +200,7 @@ void bind_pool(py::module_& module) {
       .def(
           "set_plan",
           [](PoolClient& self, const std::string& json, uint64_t change_count) {
-            if (json.size() > wire::kPlanBytesMax) throw py::value_error("the text of a plan has at most 64 KiB");
+            if (json.size() > wire::kPlanBytesMax) throw py::value_error("the text of a plan must be at most 64 KiB");
             self.set_plan(json, change_count);
           },
           py::arg("json"), py::arg("change_count"))

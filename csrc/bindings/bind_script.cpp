@@ -31,7 +31,7 @@ struct Callee {
     } else if (py::isinstance<jit::StrongFunctionPtr>(object)) {
       function = py::cast<jit::StrongFunctionPtr>(object).function_;
     } else {
-      throw py::type_error("a torch.jit.ScriptModule or torch.jit.ScriptFunction was expected, not " +
+      throw py::type_error("object must be a torch.jit.ScriptModule or torch.jit.ScriptFunction, got " +
                            std::string(py::str(py::type::of(object))) + "; script or trace it first");
     }
   }

@@ -32,12 +32,12 @@ Result<Report> simulate_once(const JobTable& table, const ProfileTable& models, 
 
 CpuPolicy policy_of(const std::string& name) {
   const auto policy = cpu_policy_named(name);
-  if (!policy) throw py::value_error("the policy is '" + name + "'; one of CPU_POLICIES is expected");
+  if (!policy) throw py::value_error("the policy '" + name + "' is unknown; use one of CPU_POLICIES");
   return *policy;
 }
 
 GpuOrder order_of(const std::string& name) {
-  if (name != "fifo" && name != "srtf") throw py::value_error("the order is '" + name + "'; fifo or srtf is expected");
+  if (name != "fifo" && name != "srtf") throw py::value_error("the order '" + name + "' is unknown; use fifo or srtf");
   return name == "fifo" ? GpuOrder::kFifo : GpuOrder::kSrtf;
 }
 

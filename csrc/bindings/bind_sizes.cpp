@@ -38,7 +38,8 @@ SizeExpression expression_of(const py::handle& given) {
   const auto name = parts[0].cast<std::string>();
   const auto found = kOperators.find(name);
   if (found == kOperators.end() || parts.size() < 2)
-    throw py::value_error("a size is computed by " + name + "; expected an operator of csrc/graph/size_conditions.h");
+    throw py::value_error("a size is computed by " + name +
+                          ", but must be computed by an operator of csrc/graph/size_conditions.h");
   SizeExpression expression{.op = found->second};
   if (expression.op == Op::kSymbol) {
     expression.value = parts[1].cast<int64_t>();

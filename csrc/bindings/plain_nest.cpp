@@ -37,7 +37,7 @@ std::string tensor_refusal(const at::Tensor& tensor) {
   if (tensor.requires_grad()) return " that requires grad";
   if (tensor.layout() != at::kStrided) return " that is sparse";
   if (!tensor.device().is_cpu()) return " on " + tensor.device().str();
-  return " that is not a plain one of numbers";
+  return " that is not a plain tensor of numbers";
 }
 
 class PlainEncoder {
@@ -47,8 +47,8 @@ class PlainEncoder {
   void encode(py::handle object) {
     encode_value(object);
     if (result_.nest.view().size() > wire::kNestBytesMax) {
-      refuse("makes more than " + std::to_string(wire::kNestBytesMax) +
-             " bytes, with the part before it, and without the tensors; put long texts and lists of numbers into "
+      refuse("needs more than " + std::to_string(wire::kNestBytesMax) +
+             " bytes, including the parts before it and excluding tensors; put long texts and lists of numbers into "
              "tensors");
     }
   }
@@ -202,7 +202,7 @@ class PlainEncoder {
     const auto [place, is_new] = places_.try_emplace(object, static_cast<uint32_t>(result_.tensors.size()));
     if (is_new) {
       if (result_.tensors.size() >= wire::kTensorCountMax) {
-        refuse_type("one more tensor or array than the " + std::to_string(wire::kTensorCountMax) + " of a batch");
+        refuse_type("a tensor or array above the limit of " + std::to_string(wire::kTensorCountMax) + " per batch");
       }
       result_.tensors.push_back(make());
     }
@@ -239,11 +239,10 @@ class PlainEncoder {
   [[noreturn]] void refuse(const std::string& what) const { raise_error({Errc::kUnsupported, where() + " " + what}); }
 
   [[noreturn]] void refuse_type(const std::string& what) const {
-    refuse(
-        "is " + what +
-        ", which a worker of a pool does not send; return tensors, numpy arrays, numbers, str, bytes, None and dicts, "
-        "lists, tuples and named tuples of them, or pass trust_workers=True to let pickled objects in from the "
-        "pool's workers");
+    refuse("is " + what +
+           ", which pool workers do not send; return tensors, numpy arrays, numbers, str, bytes, None and dicts, "
+           "lists, tuples and named tuples of them, or pass trust_workers=True to accept pickled objects from the "
+           "pool's workers");
   }
 
   EncodedNest& result_;

@@ -17,9 +17,8 @@ void bind_simulator(pybind11::module_& module);
 
 PYBIND11_MODULE(_pool, module) {
   module.doc() =
-      "The native part of penstock that needs no torch: keys, controller, an operator's requests, how workers end, "
-      "what "
-      "keeps jobs apart, the simulator.";
+      "The native part of penstock that does not need torch: keys, controller, operator requests, worker exits, job "
+      "isolation, the simulator.";
   module.def("zmq_version", &penstock::net::zmq_version);
   penstock::bindings::bind_controller(module);
   penstock::bindings::bind_exit_pipe(module);

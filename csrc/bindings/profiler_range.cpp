@@ -17,8 +17,8 @@ bool has_nvtx() {
   if (wanted.empty() || wanted == "0") return false;
   if (torch::profiler::impl::cudaStubs()->enabled()) return true;
   TORCH_WARN("PENSTOCK_NVTX is ", wanted,
-             ", and this process has no NVTX: torch was built without CUDA, or found no GPU. So Nsight sees no ranges "
-             "of penstock; unset PENSTOCK_NVTX here");
+             ", but this process has no NVTX: torch was built without CUDA, or found no GPU. Nsight therefore shows no "
+             "ranges of penstock; unset PENSTOCK_NVTX here");
   return false;
 }
 

@@ -122,12 +122,12 @@ std::optional<ScalarParts> take_scalar_apart(py::handle scalar) {
 py::object make_array(const at::Tensor& tensor, std::string_view dtype) {
   const bool is_known =
       std::ranges::find(kTensorDtypes, tensor.scalar_type(), &TensorDtype::second) != kTensorDtypes.end();
-  if (!is_known) raise_malformed("its tensor has a dtype that numpy has not");
+  if (!is_known) raise_malformed("its tensor has a dtype that numpy does not support");
   if (!dtype.empty()) {
     const uint64_t item_bytes = wire::array_item_bytes(dtype).value_or(0);
     const bool has_elements = tensor.scalar_type() == at::kByte && tensor.dim() > 0 && tensor.stride(-1) == 1 &&
                               item_bytes > 0 && static_cast<uint64_t>(tensor.size(-1)) == item_bytes;
-    if (!has_elements) raise_malformed("its tensor is not of elements of its dtype");
+    if (!has_elements) raise_malformed("its tensor does not consist of elements of its dtype");
   }
   // A batch stage may have moved the batch's tensors to a device, which numpy arrays do not support.
   const at::Tensor on_host = tensor.is_cpu() ? tensor : tensor.cpu();
@@ -138,12 +138,12 @@ py::object make_array(const at::Tensor& tensor, std::string_view dtype) {
     // The highest character of Python. numpy does not check, and Python would report such an element as an internal
     // error.
     if (dtype[1] == 'U' && has_codes_above(array, dtype[0], 0x10ffff))
-      raise_malformed("it has text that is not Unicode");
+      raise_malformed("it contains text that is not Unicode");
     const py::object elements = array.attr("view")(numpy_name("dtype")(py::str(dtype.data(), dtype.size())));
     return elements[py::make_tuple(py::ellipsis(), 0)];
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) throw;
-    raise_malformed("numpy cannot make it");
+    raise_malformed("numpy cannot create it");
   }
 }
 
@@ -159,7 +159,7 @@ py::object make_scalar(std::string_view dtype, std::string_view element) {
     }
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) throw;
-    raise_malformed("numpy cannot make the scalar");
+    raise_malformed("numpy cannot create the scalar");
   }
 }
 

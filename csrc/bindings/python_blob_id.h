@@ -14,7 +14,7 @@ namespace penstock::bindings {
 // ValueError if the length differs from an id's length.
 inline wire::BlobId blob_id(const std::string& bytes) {
   wire::BlobId id;
-  if (bytes.size() != id.size()) throw pybind11::value_error("a blob's id is 32 bytes, the SHA-256 of its bytes");
+  if (bytes.size() != id.size()) throw pybind11::value_error("a blob id must be 32 bytes, the SHA-256 of the blob");
   std::memcpy(id.data(), bytes.data(), id.size());
   return id;
 }

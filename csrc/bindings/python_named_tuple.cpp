@@ -58,9 +58,8 @@ py::object find_imported(std::string_view module_name, std::string_view path) {
 }
 
 [[noreturn]] void raise_unmade(std::string_view name, const std::string& what) {
-  raise_error({Errc::kUnsupported,
-               "a batch holds a named tuple of the class '" + std::string(name) + "', " + what +
-                   "; import the module that defines it in the trainer, in the version that the workers have"});
+  raise_error({Errc::kUnsupported, "a batch contains a named tuple of the class '" + std::string(name) + "', " + what +
+                                       "; import the module that defines it in the trainer, in the workers' version"});
 }
 
 }  // namespace
@@ -76,12 +75,12 @@ std::string field_name(py::handle named_tuple, size_t index) {
 }
 
 std::string named_tuple_refusal(py::handle named_tuple) {
-  if (named_tuple_name(named_tuple).size() > wire::kNamedTupleNameBytesMax) return "whose class has too long a name";
+  if (named_tuple_name(named_tuple).size() > wire::kNamedTupleNameBytesMax) return "whose class name is too long";
   if (named_tuple_name(named_tuple).find("<locals>") != std::string::npos) {
     return "whose class was made inside a function, where the trainer cannot find it";
   }
   const py::object attributes = py::getattr(named_tuple, "__dict__", py::none());
-  if (!attributes.is_none() && py::len(attributes) > 0) return "which has attributes beside its fields";
+  if (!attributes.is_none() && py::len(attributes) > 0) return "which has attributes in addition to its fields";
   return "";
 }
 
@@ -99,7 +98,7 @@ py::object make_named_tuple(std::string_view name, const py::tuple& values) {
     raise_unmade("?", "whose name is not UTF-8");
   }
   const size_t colon = name.find(':');
-  if (colon == std::string_view::npos) raise_unmade(name, "which names no module");
+  if (colon == std::string_view::npos) raise_unmade(name, "which contains no module name");
   const py::object type = find_imported(name.substr(0, colon), name.substr(colon + 1));
   if (!type) raise_unmade(name, "which is in no module that this process has imported");
   const py::object fields = fields_of(type);

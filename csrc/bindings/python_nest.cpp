@@ -139,13 +139,13 @@ class NestDecoder {
         return make_named_tuple(token.text, tuple(token.count));
       case NestTag::kDict: return dict(token.count);
       case NestTag::kPickle: {
-        PENSTOCK_ASSERT(!loads_.is_none(), "a pickle where check_nest was to refuse it");
+        PENSTOCK_ASSERT(!loads_.is_none(), "check_nest did not reject a pickle");
         py::list tensors;
         for (const at::Tensor& tensor : tensors_) tensors.append(wrap_tensor(tensor));
         return loads_(py::bytes(token.text.data(), token.text.size()), tensors);
       }
     }
-    PENSTOCK_ASSERT(false, "a tag that the reader let through");
+    PENSTOCK_ASSERT(false, "the reader did not reject a tag");
   }
 
  private:

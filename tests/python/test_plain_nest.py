@@ -296,9 +296,9 @@ def local_tuple() -> Any:
 
 
 ADVICE = (
-    ", which a worker of a pool does not send; return tensors, numpy arrays, numbers, str, bytes, "
-    "None and dicts, lists, tuples and named tuples of them, or pass trust_workers=True to let "
-    "pickled objects in from the pool's workers"
+    ", which pool workers do not send; return tensors, numpy arrays, numbers, str, bytes, "
+    "None and dicts, lists, tuples and named tuples of them, or pass trust_workers=True to "
+    "accept pickled objects from the pool's workers"
 )
 
 
@@ -321,14 +321,20 @@ ADVICE = (
         (torch.zeros(1, requires_grad=True), "a torch.Tensor that requires grad"),
         (torch.zeros(2, 2).to_sparse(), "a torch.Tensor that is sparse"),
         (torch.zeros(2, device="meta"), "a torch.Tensor on meta"),
-        (torch.zeros(2, dtype=torch.complex64).conj(), "a torch.Tensor that is not a plain one of"),
+        (
+            torch.zeros(2, dtype=torch.complex64).conj(),
+            "a torch.Tensor that is not a plain tensor of",
+        ),
         (np.array([object()]), "a numpy.ndarray of dtype object"),
         (np.zeros(2, "i4,f4"), "a numpy.ndarray of dtype [('f0', '<i4'), ('f1', '<f4')]"),
         (np.zeros(2, [("a", "O")]), "a numpy.ndarray of dtype [('a', 'O')]"),
         (np.zeros(1, "i4,f4")[0], "a numpy.void of dtype [('f0', '<i4'), ('f1', '<f4')]"),
         (np.zeros(2).view(np.recarray), "a numpy.rec.recarray"),
         (np.ma.zeros(2), "a numpy.ma.MaskedArray"),
-        (with_an_attribute(), f"a named tuple, {__name__}.Extended, which has attributes beside"),
+        (
+            with_an_attribute(),
+            f"a named tuple, {__name__}.Extended, which has attributes in addition",
+        ),
         (local_tuple(), f"a named tuple, {__name__}.local_tuple.<locals>.Local, whose class was"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
