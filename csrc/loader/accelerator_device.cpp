@@ -99,7 +99,7 @@ class Accelerator final : public Device {
     });
   }
 
-  static Fault no_kernels() { return {Errc::kUnsupported, "tensors are widened on CUDA devices alone"}; }
+  static Fault no_kernels() { return {Errc::kUnsupported, "tensors can be decompressed only on CUDA devices"}; }
 
   c10::Device device_;
   c10::impl::VirtualGuardImpl guard_;
@@ -110,16 +110,16 @@ class Accelerator final : public Device {
 
 Result<std::unique_ptr<Device>> open_accelerator(c10::Device device) {
   const auto refuse = [&](const std::string& why) {
-    return Fault{Errc::kUnsupported, "device " + device.str() + " was asked for, and " + why +
-                                         "; pass device=None or a device that is there"};
+    return Fault{Errc::kUnsupported,
+                 "device " + device.str() + " was requested, but " + why + "; pass device=None or an existing device"};
   };
-  if (!c10::impl::hasDeviceGuardImpl(device.type())) return refuse("torch has no backend for it here");
+  if (!c10::impl::hasDeviceGuardImpl(device.type())) return refuse("torch has no backend for it");
   const c10::impl::VirtualGuardImpl guard(device.type());
   const int device_count = guard.deviceCount();
   if (!device.has_index() || device.index() >= device_count)
-    return refuse("torch finds " + std::to_string(device_count) + " of these here");
+    return refuse("torch finds " + std::to_string(device_count) + " such devices");
   const auto stream = caught([&]() -> Result<c10::Stream> { return guard.getStreamFromGlobalPool(device); });
-  if (!stream) return refuse("making a stream on it failed: " + stream.error().message);
+  if (!stream) return refuse("creating a stream on it failed: " + stream.error().message);
   return std::unique_ptr<Device>(std::make_unique<Accelerator>(device, stream.value()));
 }
 

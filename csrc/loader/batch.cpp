@@ -173,12 +173,12 @@ Result<void> Batch::read_record(std::span<const std::byte> record, uint64_t payl
   frame_ = std::move(frame).value();
   if (frame_.payload_bytes > payload_bytes_max) {
     return Fault{Errc::kMalformed, "a batch record claims " + std::to_string(frame_.payload_bytes) +
-                                       " payload bytes where " + std::to_string(payload_bytes_max) +
-                                       " came; trainer and workers must run the same version of penstock"};
+                                       " payload bytes but " + std::to_string(payload_bytes_max) +
+                                       " were received; trainer and workers must run the same version of penstock"};
   }
   if (!allow_pickle && frame_.shared_file_count() > 0) {
     return Fault{Errc::kMalformed,
-                 "a batch record refers to shared memory, which only a worker of this process's own can pass"};
+                 "a batch record refers to shared memory, which only a local worker of this process can pass"};
   }
   const auto nest = wire::check_nest(frame_.nest, static_cast<uint32_t>(frame_.leaf_count()), allow_pickle);
   if (!nest) return nest.error();
@@ -194,9 +194,10 @@ Result<void> Batch::check_withheld() const {
     const wire::NestToken token = reader.next().value();  // already validated
     const bool is_array = token.tag == wire::NestTag::kArray && is_withheld(token.count);
     if (!is_array && token.tag != wire::NestTag::kPickle) continue;
-    return Fault{Errc::kMalformed,
-                 "a batch came without a leaf that is not a tensor; trainer and workers must run the same version of "
-                 "penstock"};
+    return Fault{
+        Errc::kMalformed,
+        "a batch was received without a value that is not a tensor; trainer and workers must run the same version of "
+        "penstock"};
   }
   return {};
 }
@@ -246,7 +247,7 @@ at::Tensor Batch::make(size_t index) {
   if (entry.encoding == wire::Encoding::kShared) return make_shared(entry, storage_of(entry));
   if (widening(index) != nullptr) return widen_to_own_memory(entry, bytes_of(entry));
   if (wire::is_narrow(entry.encoding)) {
-    PENSTOCK_ASSERT(wide_.size() == frame_.tensors.size(), "a batch was not widened");
+    PENSTOCK_ASSERT(wide_.size() == frame_.tensors.size(), "a batch was not decompressed");
     return wide_[index];
   }
   if (!odd_bools_.empty() && odd_bools_[index]) return make_bools_in_own_memory(entry, bytes_of(entry));
@@ -262,7 +263,7 @@ at::Tensor Batch::make_plain(const TensorEntry& entry) {
 }
 
 const c10::Storage& Batch::storage_of(const TensorEntry& entry) {
-  PENSTOCK_ASSERT(entry.file_index < shared_files_.size(), "a batch was not given its shared files");
+  PENSTOCK_ASSERT(entry.file_index < shared_files_.size(), "the shared files of a batch were not set");
   SharedFile& file = shared_files_[entry.file_index];
   if (!file.storage) file.storage = map_file(std::move(file.fd), file.bytes);
   return file.storage;
@@ -306,7 +307,7 @@ Result<void> Batch::map_for_copy() {
 
 void Batch::copy_out() {
   if (!lease_) return;
-  PENSTOCK_ASSERT(tensors_.empty(), "tensors on the slab were handed out already");
+  PENSTOCK_ASSERT(tensors_.empty(), "tensors on the slab were already returned");
   std::optional<RelaxedCapture> relaxed;  // torch may call the driver for pinned memory
   if (pins_copies_) relaxed.emplace();
   tensors_.resize(frame_.tensors.size());
@@ -352,7 +353,8 @@ Result<void> Batch::widen(BatchMemory& memory) {
       try {
         data = c10::GetCPUAllocator()->allocate(own_bytes);
       } catch (const std::exception& error) {
-        return Fault{Errc::kNoMemory, "the trainer has no memory for a tensor of " + std::to_string(own_bytes) +
+        return Fault{Errc::kNoMemory, "the trainer has insufficient memory for a tensor of " +
+                                          std::to_string(own_bytes) +
                                           " bytes; use smaller batches or fewer in flight (prefetch_factor, "
                                           "prefetch_bytes)"};
       }
@@ -389,7 +391,7 @@ Result<void> Batch::check_narrow() {
 }
 
 bool Batch::try_keep_narrow() {
-  PENSTOCK_ASSERT(!is_narrow() || !widenings_.empty(), "narrow tensors were not checked");
+  PENSTOCK_ASSERT(!is_narrow() || !widenings_.empty(), "compressed tensors were not checked");
   for (size_t index = 0; index < widenings_.size(); ++index) {
     const TensorEntry& entry = frame_.tensors[index];
     if (!wire::is_narrow(entry.encoding)) continue;

@@ -25,7 +25,7 @@ BatchMemory::BatchMemory(uint64_t arena_bytes)
 Result<LeasedSlab> BatchMemory::take(uint64_t bytes, uint64_t backed_bytes) {
   const bool is_likely = bytes <= std::max(kUnseenBytes, kLeap * largest_bytes_);
   if (!is_likely && backed_bytes > 0) {
-    return Fault{Errc::kTooLarge, "a batch of " + std::to_string(bytes) + " bytes, where the largest so far has " +
+    return Fault{Errc::kTooLarge, "a batch of " + std::to_string(bytes) + " bytes, but the largest so far has " +
                                       std::to_string(largest_bytes_)};
   }
   auto region = is_likely ? pool_.acquire_now(bytes, backed_bytes) : pool_.acquire_apart(bytes, backed_bytes);

@@ -136,7 +136,7 @@ class Client::Impl {
   }
 
   void begin_early(std::span<const std::byte> seeds, uint64_t seed) {
-    PENSTOCK_ASSERT(!early, "the next epoch begins early once");
+    PENSTOCK_ASSERT(!early, "the next epoch can start early only once");
     early.emplace(now.number + 1, order_options({}));
     early->seeds.assign(seeds.begin(), seeds.end());
     early->seed = seed;
@@ -145,7 +145,7 @@ class Client::Impl {
   }
 
   void adopt_early() {
-    PENSTOCK_ASSERT(early, "no epoch was begun early");
+    PENSTOCK_ASSERT(early, "no epoch was started early");
     now = *std::move(early);
     early.reset();
     now.early_count = now.order.send_count();
@@ -255,13 +255,13 @@ class Client::Impl {
         const wire::BatchFacts& its = batch->facts();
         if (its.epoch != wanted.epoch || its.sequence != (wanted.sequence | wire::kRecallBit)) continue;  // given up
         if (batch->withheld_bytes() > 0)
-          return Fault{Errc::kMalformed, "a worker was asked for the whole of a batch and left some of it out"};
+          return Fault{Errc::kMalformed, "a worker omitted parts of a batch that was requested in full"};
         if (const auto finished = source->stages().finish(*batch); !finished) return finished.error();
         batch->mark_held();
         if (!batch->remote_error()) inbox.counters().recalled_batches.add(1);
         return batch;
       }
-      if (inbox.is_dead()) return Fault{Errc::kClosed, "the connection to the workers has ended"};
+      if (inbox.is_dead()) return Fault{Errc::kClosed, "the connection to the workers is closed"};
       if (!inbox.wait_for_recalled(deadline) && steady_clock::now() >= deadline)
         return Fault{Errc::kTimeout, "no worker has sent it yet"};
     }
@@ -357,8 +357,8 @@ class Client::Impl {
             .batch = {},
             .error = Fault{Errc::kMalformed, "worker " + std::to_string(arrival.worker_id) + " answered " +
                                                  wire::to_text(key) +
-                                                 ", which it was not asked for or had answered before; trainer and "
-                                                 "workers must run the same version of penstock"}};
+                                                 ", which was not requested from it or was already answered; trainer "
+                                                 "and workers must run the same version of penstock"}};
   }
 
   Event deliver(std::unique_ptr<Batch> batch) {
@@ -482,7 +482,7 @@ Result<std::vector<std::byte>> Client::worker_states(steady_clock::time_point de
   impl_->inbox.drop_stale();  // a worker may need the memory of batches that are no longer wanted
   auto states = impl_->inbox.states_until(deadline);
   if (states) return *std::move(states);
-  if (impl_->inbox.is_dead()) return Fault{Errc::kClosed, "the connection to the workers has ended"};
+  if (impl_->inbox.is_dead()) return Fault{Errc::kClosed, "the connection to the workers is closed"};
   return Fault{Errc::kTimeout, "no worker has sent its states yet"};
 }
 

@@ -23,7 +23,9 @@ namespace {
 
 std::vector<std::byte> copy_of(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.end()}; }
 
-Fault wrong_answer(const std::string& what) { return {Errc::kMalformed, "a local worker spoke as none does: " + what}; }
+Fault wrong_answer(const std::string& what) {
+  return {Errc::kMalformed, "a local worker sent an invalid message: " + what};
+}
 
 wire::BatchFacts facts_of_message(uint32_t worker_id, const FromJob& message) {
   return {.flags = message.flags,
@@ -44,7 +46,7 @@ wire::BatchFacts facts_of_message(uint32_t worker_id, const FromJob& message) {
 ClientIo::ClientIo(const ClientIoOptions& options)
     : BatchSource(options.arrival_count_max),
       options_(options),
-      loop_("pk_client_io", "which receives batches of local workers", *this) {
+      loop_("pk_client_io", "which receives batches from local workers", *this) {
   workers_.reserve(options_.worker_count);
   for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id)
     workers_.emplace_back(views_, inbox_.counters().arenas);
@@ -55,7 +57,7 @@ ClientIo::~ClientIo() { stop(); }
 
 Result<ChannelFds> ClientIo::open_channel(uint32_t worker_id) {
   Worker& worker = workers_.at(worker_id);
-  PENSTOCK_ASSERT(!worker.channel, "worker ", worker_id, " has a channel already");
+  PENSTOCK_ASSERT(!worker.channel, "worker ", worker_id, " already has a channel");
   auto ends = Channel::open_pair();
   if (!ends) return ends.error();
   worker.channel.emplace(std::move(ends.value().here));
@@ -201,10 +203,9 @@ void ClientIo::send_dispatched() {
     post(send.worker_id, parts);
   }
   for (const auto& failure : dispatch_->take_failures()) {
-    const std::string text = std::to_string(failure.death_count) +
-                             " workers died one after the other while they made " + wire::to_text(failure.key) +
-                             "; look there for the cause (memory, a crash in native code): run it with "
-                             "num_workers=0";
+    const std::string text =
+        std::to_string(failure.death_count) + " workers in a row died while making " + wire::to_text(failure.key) +
+        "; check these samples for the cause (memory, a crash in native code): run the program with num_workers=0";
     stages_.arrive({.kind = Arrival::Kind::kBatch,
                     .epoch = failure.key.epoch,
                     .sequence = failure.key.sequence,
@@ -279,12 +280,12 @@ bool ClientIo::receive(uint32_t worker_id) {
 
 void ClientIo::give_up(uint32_t worker_id, const Fault& fault) {
   if (dispatch_ && dispatch_->has_others()) {
-    stages_.arrive(
-        {.kind = Arrival::Kind::kNews,
-         .worker_id = worker_id,
-         .batch = {},
-         .error = Fault{fault.code, "worker " + std::to_string(worker_id) +
-                                        " is used no more, and the others make its batches: " + fault.message}});
+    stages_.arrive({.kind = Arrival::Kind::kNews,
+                    .worker_id = worker_id,
+                    .batch = {},
+                    .error = Fault{fault.code, "worker " + std::to_string(worker_id) +
+                                                   " is no longer used, and the other workers make its batches: " +
+                                                   fault.message}});
   } else {
     stages_.fail(worker_id, fault);
   }
@@ -305,11 +306,10 @@ void ClientIo::receive_message(uint32_t worker_id, const Channel::Message& recei
   if (!parsed) return refuse(worker_id, parsed.error());
   const FromJob& message = parsed.value();
   if (!received.fds.empty() && message.answer != AnswerKind::kBatch)
-    return refuse(worker_id, wrong_answer("files came with a message that is about none"));
+    return refuse(worker_id, wrong_answer("a message that mentions no files has files attached"));
   switch (message.kind) {
     case FromJob::Kind::kReady:
-      if (std::exchange(workers_[worker_id].is_ready, true))
-        return refuse(worker_id, wrong_answer("it began a second time"));
+      if (std::exchange(workers_[worker_id].is_ready, true)) return refuse(worker_id, wrong_answer("it started twice"));
       if (!dispatch_) return;
       dispatch_->worker_came(worker_id, clock_now());
       return send_dispatched();
@@ -318,12 +318,12 @@ void ClientIo::receive_message(uint32_t worker_id, const Channel::Message& recei
     case FromJob::Kind::kGivenUp:
     case FromJob::Kind::kDeclined:
     case FromJob::Kind::kBlobWish:
-      return refuse(worker_id, wrong_answer("only the process of a job gives up, declines or wishes"));
+      return refuse(worker_id, wrong_answer("only a job process gives up, rejects or requests blobs"));
   }
   if (message.answer == AnswerKind::kBatch) return receive_batch(worker_id, message, received.fds);
   if (message.answer == AnswerKind::kError)
-    return refuse(worker_id, wrong_answer("an error of its dataset is a batch that raises"));
-  if (dispatch_) return refuse(worker_id, wrong_answer("a dataset without shards came to an end"));
+    return refuse(worker_id, wrong_answer("an error of its dataset must be a batch that raises"));
+  if (dispatch_) return refuse(worker_id, wrong_answer("a dataset without shards ended"));
   if (inbox_.is_stale(message.key.epoch)) return;
   stages_.arrive({.kind = Arrival::Kind::kEnd,
                   .worker_id = worker_id,
@@ -361,11 +361,11 @@ Result<std::unique_ptr<Batch>> ClientIo::make_batch(uint32_t worker_id, const Fr
   constexpr bool kAllowPickle = true;  // local workers are child processes of this process
   const wire::BatchFacts facts = facts_of_message(worker_id, message);
   Result<std::unique_ptr<Batch>> batch = std::unique_ptr<Batch>();
-  if (!message.state.empty()) return wrong_answer("the state of its dataset comes within a batch");
+  if (!message.state.empty()) return wrong_answer("the state of its dataset must be sent in a batch");
   if (message.place) {
     PassedMemory& memory = workers_[worker_id].memory;
     if (message.is_new_arena) {
-      if (files.empty()) return Fault{Errc::kMalformed, "a worker named a new arena without its file descriptor"};
+      if (files.empty()) return Fault{Errc::kMalformed, "a worker announced a new arena without its file descriptor"};
       if (auto taken = memory.take_arena(message.place->arena_id, files.front()); !taken) return taken.error();
       files = files.subspan(1);
     }
@@ -378,8 +378,7 @@ Result<std::unique_ptr<Batch>> ClientIo::make_batch(uint32_t worker_id, const Fr
                               copy_of(message.payload.first(facts.record_offset)), kAllowPickle);
   }
   if (!batch) return batch;
-  if (batch.value()->is_narrow())
-    return Fault{Errc::kMalformed, "a batch of this machine has tensors that are written for a link"};
+  if (batch.value()->is_narrow()) return Fault{Errc::kMalformed, "a batch of this machine has compressed tensors"};
   const uint32_t file_count = batch.value()->frame().shared_file_count();
   if (file_count != files.size())
     return Fault{Errc::kMalformed, "a worker passed " + std::to_string(files.size()) +

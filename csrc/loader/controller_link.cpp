@@ -45,7 +45,7 @@ Result<void> ControllerLink::take(std::span<const std::byte> bytes, Instant now)
   auto message = wire::parse_control(bytes);
   if (!message)
     return Fault{message.error().code, "the controller at " + socket_->endpoint().text() +
-                                           " sent what cannot be read: " + message.error().message};
+                                           " sent an unreadable message: " + message.error().message};
   if (const auto* refusal = std::get_if<wire::Refusal>(&message.value())) {
     if (refusal->is_for_now) {
       enrolment_.clock.heard(now);
@@ -53,7 +53,7 @@ Result<void> ControllerLink::take(std::span<const std::byte> bytes, Instant now)
       return {};
     }
     return Fault{Errc::kClosed,
-                 "the controller at " + socket_->endpoint().text() + " refused this trainer: " + refusal->reason};
+                 "the controller at " + socket_->endpoint().text() + " rejected this trainer: " + refusal->reason};
   }
   auto* roster = std::get_if<wire::TrainerRoster>(&message.value());
   if (roster == nullptr) return {};

@@ -61,9 +61,9 @@ void CopiesUnderWay::lose(const std::string& cause) {
 }
 
 Fault CopiesUnderWay::loss() const {
-  return {Errc::kFailed, device_.name() + " is lost to this process (" + loss_ +
-                             "), so no batch can be copied to it; look for the cause in the first error of a call to "
-                             "the device, and start the program again"};
+  return {Errc::kFailed, device_.name() + " is no longer usable in this process (" + loss_ +
+                             "), so no batch can be copied to it; find the cause in the first error of a device call, "
+                             "and restart the program"};
 }
 
 }  // namespace penstock::loader

@@ -79,7 +79,8 @@ Result<void> CopyStage::start(const Batch& batch, const std::vector<at::Tensor>&
     if (auto started = device_->copy(sources[index], target); !started) return started.error();
     if (!room.narrow.defined()) continue;
     const wire::Widening& widening = *batch.widening(index);
-    PENSTOCK_ASSERT(room.tensor.storage().nbytes() == widening.plain_bytes(), "a tensor is widened to another size");
+    PENSTOCK_ASSERT(room.tensor.storage().nbytes() == widening.plain_bytes(),
+                    "a tensor is decompressed to another size");
     if (auto started = device_->widen(widening, room.narrow, room.scratch, room.tensor); !started)
       return started.error();
   }
@@ -96,7 +97,7 @@ Result<void> CopyStage::finish(Batch& batch) {
   if (handed_over) return {};
   return Fault{Errc::kFailed, "waiting for the copy of a batch to " + device_->name() +
                                   " failed: " + handed_over.error().message +
-                                  "; if the device is lost to this process, start the program again"};
+                                  "; if the device is no longer usable in this process, restart the program"};
 }
 
 }  // namespace penstock::loader

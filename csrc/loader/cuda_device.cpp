@@ -32,22 +32,22 @@ Result<const CudaEntries*> load() {
     const std::string_view error = ::dlerror();
     if (file == kFileName && error.starts_with(kFileName)) {
       return Fault{Errc::kUnsupported,
-                   "this build of penstock has no CUDA; install a CUDA build of torch and nvcc, then build penstock "
-                   "again, or pass device=None"};
+                   "this build of penstock does not support CUDA; install a CUDA build of torch and nvcc, then rebuild "
+                   "penstock, or pass device=None"};
     }
     return Fault{Errc::kUnsupported,
-                 "penstock's part for CUDA " PENSTOCK_BUILT_FOR_CUDA " cannot be loaded beside this torch (" +
-                     std::string(error) + "); install a build of torch for that version of CUDA, or pass device=None"};
+                 "penstock's library for CUDA " PENSTOCK_BUILT_FOR_CUDA " cannot be loaded with this torch (" +
+                     std::string(error) + "); install torch for that CUDA version, or pass device=None"};
   }
   using Ask = const CudaEntries* (*)();
   const auto ask = reinterpret_cast<Ask>(::dlsym(library, kCudaEntriesName));
   const CudaEntries* const entries = ask == nullptr ? nullptr : ask();
   if (entries == nullptr || entries->size != sizeof(CudaEntries) ||
       entries->built_for != std::string_view(kCudaBuild)) {
-    return Fault{Errc::kUnsupported, file + " is of another build than the library that loads it (" +
+    return Fault{Errc::kUnsupported, file + " belongs to another build than the library that loads it (" +
                                          std::string(kCudaBuild) +
-                                         "): two penstocks were installed over each other; remove penstock until none "
-                                         "is left, then install it again, or pass device=None"};
+                                         "): two versions of penstock were installed over each other; uninstall "
+                                         "penstock until none is left, then reinstall it, or pass device=None"};
   }
   return entries;
 }
@@ -66,7 +66,7 @@ Result<std::unique_ptr<Device>> open_cuda_device(int device_index) {
   const auto& part = loaded_part();
   if (!part) {
     return Fault{Errc::kUnsupported,
-                 "device cuda:" + std::to_string(device_index) + " was asked for, and " + part.error().message};
+                 "device cuda:" + std::to_string(device_index) + " was requested, but " + part.error().message};
   }
   return part.value()->make_device(device_index);
 }

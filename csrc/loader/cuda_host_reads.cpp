@@ -247,7 +247,7 @@ Result<std::unique_ptr<WatchedMemory>> make_cuda_watched_memory() {
   const auto is_in_front = guarded([]() -> Result<bool> { return try_stand_in_front(); });
   if (!is_in_front) return is_in_front.error();
   if (!is_in_front.value())
-    return Fault{Errc::kUnsupported, "another library has set torch's allocator of pinned memory"};
+    return Fault{Errc::kUnsupported, "another library has replaced torch's pinned memory allocator"};
   return std::unique_ptr<WatchedMemory>(std::make_unique<CudaWatchedMemory>());
 }
 

@@ -198,8 +198,8 @@ Result<std::unique_ptr<Device>> make_cuda_device(int device_index) {
   const int device_count = c10::cuda::device_count();
   if (device_index < 0 || device_index >= device_count) {
     return Fault{Errc::kUnsupported, "device cuda:" + std::to_string(device_index) +
-                                         " was asked for, and this machine has " + std::to_string(device_count) +
-                                         " CUDA devices; pass device=None or a device that is there"};
+                                         " was requested, but this machine has " + std::to_string(device_count) +
+                                         " CUDA devices; pass device=None or an existing device"};
   }
   const auto index = static_cast<c10::DeviceIndex>(device_index);
   const auto stream = guarded([&]() -> Result<cudaStream_t> {
@@ -208,9 +208,9 @@ Result<std::unique_ptr<Device>> make_cuda_device(int device_index) {
   });
   if (!stream) {
     return Fault{Errc::kUnsupported, "cuda:" + std::to_string(device_index) +
-                                         " is there, but making a stream on it failed: " + stream.error().message +
-                                         "; use CUDA in no process that was forked after CUDA was used, and look "
-                                         "whether other programs can use the device"};
+                                         " exists, but creating a stream on it failed: " + stream.error().message +
+                                         "; do not use CUDA in a process that was forked after CUDA was used, and "
+                                         "check whether other programs can use the device"};
   }
   return std::unique_ptr<Device>(std::make_unique<CudaDevice>(index, stream.value()));
 }

@@ -16,7 +16,9 @@ namespace {
 constexpr int kNvmlSuccess = 0;
 constexpr uint64_t kUjPerMj = 1000;
 
-Fault unknown(const std::string& why) { return {Errc::kUnsupported, "the energy of the GPU is not known: " + why}; }
+Fault unknown(const std::string& why) {
+  return {Errc::kUnsupported, "the energy consumption of the GPU is unknown: " + why};
+}
 
 }  // namespace
 
@@ -30,7 +32,7 @@ Result<std::unique_ptr<GpuEnergy>> GpuEnergy::open(const std::string& uuid, cons
   const auto device_of = reinterpret_cast<int (*)(const char*, void**)>(find("nvmlDeviceGetHandleByUUID"));
   energy->energy_of_ = reinterpret_cast<EnergyOf>(find("nvmlDeviceGetTotalEnergyConsumption"));
   if (start == nullptr || shut_down == nullptr || device_of == nullptr || energy->energy_of_ == nullptr)
-    return unknown(library + " is too old to tell it");
+    return unknown(library + " is too old to report it");
   if (const int code = start(); code != kNvmlSuccess) return unknown("nvmlInit_v2 failed with " + std::to_string(code));
   energy->shut_down_ = shut_down;
   if (const int code = device_of(uuid.c_str(), &energy->device_); code != kNvmlSuccess)

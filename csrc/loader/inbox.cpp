@@ -30,8 +30,8 @@ void Inbox::arrive(Arrival arrival) {
     const size_t waiting_count = news_count_.load();
     if (waiting_count == kNewsCountMax) return;
     if (waiting_count + 1 == kNewsCountMax) {
-      arrival.error->message = "there was more news of the pool than " + std::to_string(kNewsCountMax) +
-                               " messages, and the rest was dropped; see penstock status";
+      arrival.error->message = "the pool sent more than " + std::to_string(kNewsCountMax) +
+                               " messages, and the remaining ones were dropped; run penstock status";
     }
     news_count_.fetch_add(1);
   }

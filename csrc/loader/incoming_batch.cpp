@@ -11,15 +11,16 @@
 namespace penstock::loader {
 namespace {
 
-static_assert(wire::kElementBytesMax >= wire::kPoolPayloadBytesMax, "a batch may come that repeats no element");
+static_assert(wire::kElementBytesMax >= wire::kPoolPayloadBytesMax,
+              "a batch without repeated elements must be accepted");
 
 // Limits the expansion of a small message, for the whole batch: tensors may share bytes, as views do, may be narrow,
 // and may repeat elements, and the values of a nest become objects.
 Result<void> check_sizes(const Batch& batch, uint64_t payload_bytes) {
   if (batch.whole_bytes() / wire::kWholeFactorMax > payload_bytes) {
-    return Fault{Errc::kTooLarge, "its tensors and values come to " + std::to_string(batch.whole_bytes()) +
-                                      " bytes and came in " + std::to_string(payload_bytes) + "; at most " +
-                                      std::to_string(wire::kWholeFactorMax) + " times as many are taken"};
+    return Fault{Errc::kTooLarge, "its tensors and values take " + std::to_string(batch.whole_bytes()) +
+                                      " bytes and were received in " + std::to_string(payload_bytes) + "; at most " +
+                                      std::to_string(wire::kWholeFactorMax) + " times as many are accepted"};
   }
   uint64_t elements = 0;
   for (const auto& entry : batch.frame().tensors) {
@@ -75,13 +76,13 @@ Result<std::unique_ptr<Batch>> IncomingBatch::finish(wire::BatchFacts facts, uin
   auto batch = take(facts, allow_pickle);
   if (!batch) return batch;
   if (batch.value()->frame().shared_file_count() > 0)
-    return Fault{Errc::kMalformed, "a batch of a pool refers to shared memory"};
+    return Fault{Errc::kMalformed, "a pool batch refers to shared memory"};
   if (auto checked = check_sizes(*batch.value(), payload_bytes_); !checked) return checked.error();
   return batch;
 }
 
 Fault IncomingBatch::no_memory() const {
-  return {Errc::kNoMemory, "the trainer has no memory for its " + std::to_string(payload_bytes_) +
+  return {Errc::kNoMemory, "the trainer has insufficient memory for its " + std::to_string(payload_bytes_) +
                                " bytes; use smaller batches or fewer in flight (prefetch_factor, prefetch_bytes)"};
 }
 

@@ -13,10 +13,10 @@ std::optional<std::string> KindComparison::finish(uint64_t worker_id, const std:
   if (asked.content == content) return std::nullopt;
   const wire::BatchKey batch{.epoch = asked.key.epoch, .sequence = wire::number_of(asked.key)};
   return "workers " + asked.place + " and " + place + " made " + wire::to_text(batch) +
-         " with different values. Their kernels give other last bits for " + spoken_families(families) +
-         ", and the dataset computes with these, or it gives other samples for the same indices and seeds: the "
-         "training depends on who makes which batch. Use workers with the same kind of CPU and the same libraries, or "
-         "compute in the model what differs";
+         " with different values. Their kernels return different last bits for " + spoken_families(families) +
+         ", and the dataset uses them, or it returns different samples for the same indices and seeds: training "
+         "depends on which worker makes which batch. Use workers with the same kind of CPU and the same libraries, or "
+         "move the differing computations to the model";
 }
 
 }  // namespace penstock::loader

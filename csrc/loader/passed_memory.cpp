@@ -46,7 +46,7 @@ Result<void> HandedOverMemory::receive_arena() {
   if (!message) return message.error();
   const auto arena = message.value().as<wire::HandoverArena>();
   if (!arena || message.value().fds.size() != 1)
-    return Fault{Errc::kMalformed, "a worker sent something other than memory where it hands batches over"};
+    return Fault{Errc::kMalformed, "a worker sent a file descriptor that is not shared memory"};
   return memory_.take_arena(arena->arena_id, message.value().fds.front());
 }
 

@@ -54,7 +54,7 @@ Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::opt
     return batch;
   }
   if ((answer.flags & wire::kBatchRaises) != 0 && !reader.allow_pickle)
-    return Fault{Errc::kMalformed, "it sent an exception as a batch, which would be a pickle"};
+    return Fault{Errc::kMalformed, "it sent an exception as a batch, which would require unpickling"};
   auto batch = whole->finish(facts, answer.record_bytes, reader.allow_pickle);
   if (!batch) return batch;
   if (reader.is_python) {
@@ -64,7 +64,7 @@ Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::opt
   }
   if (auto checked = batch.value()->check_narrow(); !checked) return checked.error();
   if (wire::is_recall(answer.message.key) && batch.value()->withheld_bytes() > 0)
-    return Fault{Errc::kMalformed, "it was asked for the whole of a batch and left some of it out"};
+    return Fault{Errc::kMalformed, "it omitted parts of a batch that was requested in full"};
   batch.value()->find_odd_bools();
   batch.value()->set_state(answer.state);
   return batch;
@@ -75,8 +75,8 @@ std::unique_ptr<Batch> error_of_damage(wire::BatchKey key, const std::string& pl
 }
 
 std::string spoken_size(uint64_t dataset_size) {
-  if (dataset_size == wire::kSizeUntold) return "a size that it does not tell";
-  if (dataset_size == wire::kNoSize) return "no length, as it is iterable";
+  if (dataset_size == wire::kSizeUntold) return "an unknown size";
+  if (dataset_size == wire::kNoSize) return "no length, because it is iterable";
   return std::to_string(dataset_size) + " samples";
 }
 
@@ -89,7 +89,7 @@ std::unique_ptr<Batch> error_of_wrong_answers(wire::BatchKey key, const std::str
                                               uint32_t count) {
   return error_in_batch(
       key, place,
-      wire::to_text(key) + " was asked for " + std::to_string(count) + " times and cannot be read: " + reason);
+      wire::to_text(key) + " was requested " + std::to_string(count) + " times and cannot be read: " + reason);
 }
 
 std::string spoken_end(std::span<const std::byte> reason) {
@@ -108,17 +108,17 @@ std::string spoken_end(std::span<const std::byte> reason) {
 std::string spoken_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
                           const DeathTraces& traces) {
   const std::string batch = wire::to_text(key) + spoken_samples(content.request.index_kind, content.indices);
-  std::string text = "1 worker died while it made " + batch;
+  std::string text = "1 worker died while making " + batch;
   if (death_count > 1) {
-    text = std::to_string(death_count) + " workers died one after the other while they made " + batch +
-           ", the last ones with nothing else to do";
+    text = std::to_string(death_count) + " workers in a row died while making " + batch +
+           ", the last ones while idle otherwise";
   }
   if (!traces.lost_at.empty())
     text += std::string(death_count > 1 ? " (one of them at " : " (at ") + traces.lost_at + ")";
   if (!traces.last_end.empty()) text += (death_count > 1 ? "; the last of them " : "; it ") + traces.last_end;
   return text +
-         "; look there for the cause (memory, a crash in native code, an exit): run it with num_workers=0 and "
-         "pool=\"\"";
+         "; check these samples for the cause (memory, a crash in native code, an exit): run the program with "
+         "num_workers=0 and pool=\"\"";
 }
 
 std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
@@ -129,12 +129,12 @@ std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::Reques
 }
 
 std::unique_ptr<Batch> error_of_indices(wire::BatchKey key, size_t index_bytes) {
-  return Batch::from_error(facts_of(key),
-                           {.type_name = "ValueError",
-                            .text = "the indices of " + wire::to_text(key) + " are " + std::to_string(index_bytes) +
-                                    " bytes, more than a request to a pool may have; use smaller batches, or indices "
-                                    "that are integers",
-                            .worker = {}});
+  return Batch::from_error(
+      facts_of(key),
+      {.type_name = "ValueError",
+       .text = "the indices of " + wire::to_text(key) + " are " + std::to_string(index_bytes) +
+               " bytes, which exceeds the limit of a pool request; use smaller batches, or integer indices",
+       .worker = {}});
 }
 
 }  // namespace penstock::loader

@@ -73,7 +73,7 @@ class PoolDirectory {
  private:
   static Result<net::Endpoint> place_of(const wire::TrainerRoster::Entry& entry) {
     if (entry.key == wire::PublicKeyBytes{})
-      return Fault{Errc::kMalformed, "the controller names no key by which to know it"};
+      return Fault{Errc::kMalformed, "the controller provides no key to identify it"};
     return net::Endpoint::parse(entry.endpoint);
   }
 

@@ -247,10 +247,10 @@ void PoolIo::note_numerics(uint64_t worker_id, const Numerics& numerics) {
   const FamilySet differing = differing_families(options_.numerics, numerics);
   const std::string place = spoken_place(worker_id);
   if (!standing_.note_numerics(worker_id, place, differing)) return;
-  tell("the pool has workers of another kind than this process: the kernels of worker " + place +
-       " give other last bits for " + spoken_families(differing) +
-       ". It runs no part of an offloaded model that needs these; but batches whose dataset computes with them depend "
-       "on who made them. Use workers with the same kind of CPU and the same libraries where that matters");
+  tell("the pool has workers with different hardware or libraries than this process: the kernels of worker " + place +
+       " return different last bits for " + spoken_families(differing) +
+       ". It runs no part of an offloaded model that needs them, but batches whose dataset computes with them depend "
+       "on the worker. Use workers with the same kind of CPU and the same libraries if that matters");
 }
 
 // A lane's batches depend on each other, and the results of prefixes are compared by the owner of the model.
@@ -347,7 +347,7 @@ void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant 
     if (receipt.offence.empty()) {
       take_message(worker_id, *link, receipt.parts, now);
     } else {
-      refuse_message(worker_id, *link, "it sent a message that no worker sends: " + receipt.offence, now);
+      refuse_message(worker_id, *link, "it sent a message that workers do not send: " + receipt.offence, now);
     }
     carry_out();
   }
@@ -372,12 +372,12 @@ void PoolIo::note_distrust(const PoolSession::Command& command) {
   links_->end_link(command.worker_id);
   link->data_missed_at.reset();
   if (command.is_dismissed) {
-    const std::string news = "is asked for nothing any more, since " + command.reason;
+    const std::string news = "receives no more requests, because " + command.reason;
     standing_.note_refusal(command.worker_id, news);
-    return tell("worker " + place + " " + news + "; others make its batches" + remedy);
+    return tell("worker " + place + " " + news + "; other workers make its batches" + remedy);
   }
   if (link->is_trouble_told || std::exchange(link->is_fault_told, true)) return;
-  tell("worker " + place + " is connected to anew, since " + command.reason);
+  tell("worker " + place + " is being reconnected, because " + command.reason);
 }
 
 // The link has ended with the process, and no more of its chunks follow.
@@ -407,11 +407,11 @@ void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<net::R
     const auto message = wire::parse_blob_message(first, parts.size() == 2 ? parts[1].bytes().size() : 0);
     if (!message) return refuse_message(worker_id, link, message.error().message, now);
     const auto* wish = std::get_if<wire::BlobWish>(&message.value());
-    if (wish == nullptr) return refuse_message(worker_id, link, "it sent a blob, which only trainers do", now);
+    if (wish == nullptr) return refuse_message(worker_id, link, "it sent a blob, but only trainers send blobs", now);
     return link.hand_out(*wish, blobs_.find(wish->id));
   }
   if (parts.size() > 1)
-    return refuse_message(worker_id, link, "it sent " + std::to_string(parts.size()) + " parts where one is the most",
+    return refuse_message(worker_id, link, "it sent " + std::to_string(parts.size()) + " parts, but the maximum is one",
                           now);
   take_answer(worker_id, link, std::move(parts.front()), now);
 }
@@ -424,7 +424,7 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart
   const wire::PoolAnswer& answer = parsed.value();
   if (answer.worker_id != worker_id) {  // another worker uses this address now, unless this one has answered a hello
     if (session_.is_open(worker_id))
-      refuse_message(worker_id, link, "it spoke in the name of worker " + spoken_id(answer.worker_id), now);
+      refuse_message(worker_id, link, "it sent a message in the name of worker " + spoken_id(answer.worker_id), now);
     return;
   }
   if (!std::exchange(link.has_spoken, true)) standing_.forget_refusal(worker_id);
@@ -479,14 +479,14 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
     if (!taken) {
       link.is_handover_given_up = true;
       tell("worker " + spoken_place(worker_id) +
-           " sends its batches over a socket from now on, since its memory cannot be used: " + taken.error().message);
+           " now sends its batches over a socket, because its memory cannot be used: " + taken.error().message);
       return lose_track(worker_id, message.link, now);
     }
     whole.emplace(std::move(taken).value());
   } else if (answer.kind == AnswerKind::kBatch && is_awaited && is_in_force) {
     if (link.data()) whole = link.data()->take_whole(message.key);
     if (!whole || whole->payload_bytes() != answer.payload_bytes) {
-      session_.distrust(worker_id, message.key, "the pieces of a batch are not those of its answer", now,
+      session_.distrust(worker_id, message.key, "the chunks of a batch do not match its answer", now,
                         PoolSession::Wrong::kPerhapsOnTheWay);
       return;
     }
@@ -536,10 +536,10 @@ bool PoolIo::has_other_dataset(const wire::PoolAnswer& answer) const {
 // It is unknown which of two workers has the right one.
 std::unique_ptr<Batch> PoolIo::error_of_dataset(const wire::PoolAnswer& answer, const std::string& place) const {
   return error_in_batch(answer.message.key, place,
-                        "its dataset has " + spoken_size(answer.dataset_size) + ", and that of worker " +
-                            options_.said_size.by + ", by which this epoch is read, has " +
+                        "its dataset has " + spoken_size(answer.dataset_size) + ", but the dataset of worker " +
+                            options_.said_size.by + ", which determines this epoch, has " +
                             spoken_size(options_.said_size.size) +
-                            "; give all workers the same files and the same version of the dataset");
+                            "; use the same files and the same version of the dataset on all workers");
 }
 
 // The batch of an answer to a request of this lane, or the error in its place; null for the end of a lane.
@@ -547,15 +547,15 @@ Result<std::unique_ptr<Batch>> PoolIo::read_answer(uint64_t worker_id, const wir
                                                    std::optional<IncomingBatch> whole) {
   if (answer.kind == AnswerKind::kEnd) {
     if (lane != wire::kNoLane) return std::unique_ptr<Batch>();
-    return Fault{Errc::kMalformed, "it said that a shard has ended where it was asked for " +
-                                       wire::to_text(answer.message.key) + ", which is of no shard"};
+    return Fault{Errc::kMalformed, "it reported the end of a shard when it was asked for " +
+                                       wire::to_text(answer.message.key) + ", which belongs to no shard"};
   }
   if (has_other_dataset(answer)) return error_of_dataset(answer, spoken_place(worker_id));
   const bool is_received = whole && !answer.place;
   auto batch = batch_of(answer, std::move(whole), spoken_id(worker_id),
                         {.allow_pickle = options_.allow_pickle, .is_python = options_.is_python});
   if (batch && batch.value()->withheld_bytes() > 0 && !may_withhold(answer.message.key))
-    return Fault{Errc::kMalformed, "it left out leaves of a batch though its request allows that for none"};
+    return Fault{Errc::kMalformed, "it omitted tensors of a batch although its request does not permit it"};
   if (batch && is_received) memory_.note_received(answer.payload_bytes);  // after reading: an error may claim any size
   if (batch || batch.error().code != Errc::kNoMemory) return batch;
   return error_of_damage(answer.message.key, spoken_place(worker_id), batch.error());
@@ -629,7 +629,7 @@ void PoolIo::connect_handover(uint64_t worker_id, WorkerLink& link, uint32_t num
 }
 
 Result<IncomingBatch> PoolIo::take_slab(WorkerLink& link, const wire::PoolAnswer& answer) {
-  if (!link.passed()) return Fault{Errc::kMalformed, "it names a slab on a link without shared memory"};
+  if (!link.passed()) return Fault{Errc::kMalformed, "it names a slab on a connection without shared memory"};
   auto lease = link.passed()->lease(*answer.place);
   if (!lease) return lease.error();
   if (answer.payload_bytes > lease.value()->view().slab_bytes())
@@ -682,7 +682,7 @@ void PoolIo::receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant 
       continue;
     }
     if (!session_.is_in_force(worker_id, number)) return;
-    session_.distrust(worker_id, std::nullopt, "a piece of a batch is not what it sent: " + link->data()->fault(), now,
+    session_.distrust(worker_id, std::nullopt, "a chunk of a batch is invalid: " + link->data()->fault(), now,
                       PoolSession::Wrong::kPerhapsOnTheWay);
     return carry_out();
   }
@@ -730,8 +730,8 @@ std::string PoolIo::spoken_place(uint64_t worker_id) const {
 
 std::string PoolIo::spoken_remedy(uint64_t worker_id) const {
   if (directory_.is_own(worker_id)) return "";
-  return "; take it out of the pool (penstock drain " + spoken_id(worker_id) +
-         "), and see that its version of penstock is that of the trainer";
+  return "; remove it from the pool (penstock drain " + spoken_id(worker_id) +
+         "), and check that it has the same version of penstock as the trainer";
 }
 
 void PoolIo::note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer) {
@@ -757,7 +757,7 @@ void PoolIo::note_declines(const wire::TrainerRoster& roster) {
   if (!std::exchange(is_hopeless_, is_hopeless) && is_hopeless) {
     const std::string news =
         "no worker of the pool can run this job: " + standing_.describe_declined(controller_text());
-    if (was_served_) return tell(news + "; training goes on when one joins that can");
+    if (was_served_) return tell(news + "; training continues when a worker joins that can");
     stages_.fail(0, {Errc::kFailed, news});
   }
 }
@@ -911,7 +911,7 @@ void PoolIo::note_controller(Instant now, size_t open_count) {
     if (!std::exchange(is_silence_told_, true))
       tell("the controller at " + controller_text() + " has not answered for " +
            std::to_string(std::chrono::duration_cast<std::chrono::seconds>(silence).count()) +
-           " s; training goes on with the workers that it has, and new ones join once a controller is there again");
+           " s; training continues with its current workers, and new ones join when a controller is available again");
   } else {
     is_silence_told_ = false;
   }
@@ -924,18 +924,18 @@ void PoolIo::note_controller(Instant now, size_t open_count) {
 
 std::string PoolIo::spoken_missing_data(WorkerLink& link) {
   const std::string where = link.data() && link.data()->is_granted() ? link.data()->endpoint().text() : "its data port";
-  return "answers at " + link.endpoint().text() + ", but nothing comes from " + where +
-         ", from where its batches are to come; see that this machine can reach it there (firewalls, penstock worker "
+  return "answers at " + link.endpoint().text() + ", but no data arrives from " + where +
+         ", from which its batches are sent; check that this machine can reach it there (firewalls, penstock worker "
          "--data-bind, --data-advertise)";
 }
 
 std::string PoolIo::spoken_silence(WorkerLink& link) {
   const std::string& failure = link.socket().lookup_failure();
   if (!failure.empty())
-    return "cannot be found: this machine knows no address of " + link.endpoint().host + " (" + failure +
+    return "cannot be resolved: no address is known for " + link.endpoint().host + " (" + failure +
            "); have it advertise an address (penstock worker --advertise)";
   return "has not answered at " + link.endpoint().text() +
-         "; see that this machine can reach it there (firewalls, penstock worker --advertise)";
+         "; check that this machine can reach it there (firewalls, penstock worker --advertise)";
 }
 
 void PoolIo::tell(std::string news) {

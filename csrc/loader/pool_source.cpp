@@ -18,7 +18,7 @@ PoolSource::PoolSource(PoolIoOptions options, const net::RunId& run, std::option
     : BatchSource(kArrivalCountMax),
       options_(std::move(options)),
       io_(options_, run, PoolDirectory(options_.keys, std::move(own_keys), std::move(own_workers)), stages_, inbox_),
-      loop_("pk_pool_io", "which receives batches of the pool", io_) {}
+      loop_("pk_pool_io", "which receives batches from the pool", io_) {}
 
 PoolSource::~PoolSource() { stop(); }
 
@@ -40,7 +40,7 @@ void PoolSource::lose_own_worker(uint64_t worker_id) {
 }
 
 void PoolSource::fetch(const std::shared_ptr<cluster::RequestContent>& content) {
-  PENSTOCK_ASSERT(named_ != nullptr, "a batch was asked for before its job was named");
+  PENSTOCK_ASSERT(named_ != nullptr, "a batch was requested before its job was set");
   content->blobs = named_;
   content->seeds = seeds_;
   stages_.asked(*content);
@@ -56,7 +56,7 @@ void PoolSource::forget_recall(const Batch::Origin& origin) {
 }
 
 void PoolSource::announce(const wire::ToJob& message) {
-  PENSTOCK_ASSERT(message.kind == wire::ToJob::Kind::kEpoch, "a pool is told nothing else");
+  PENSTOCK_ASSERT(message.kind == wire::ToJob::Kind::kEpoch, "a pool receives only the start of an epoch");
   seeds_ = std::make_shared<std::vector<std::byte>>(message.seeds.begin(), message.seeds.end());
   loop_.post([this, epoch = message.key.epoch, lanes = std::exchange(next_lanes_, {})]() mutable {
     io_.begin_epoch(epoch, std::move(lanes));

@@ -78,9 +78,9 @@ std::string PoolStanding::spoken_lack(const std::string& where) const {
     text += start + ", or wait until other trainers need fewer";
   } else if (declined_count_ < pool_count_) {
     text += std::to_string(declined_count_) + " of its " + std::to_string(pool_count_) +
-            " have declined this job, and other trainers have the rest; " + start + " that can run it, or wait";
+            " have rejected this job, and other trainers use the others; " + start + " that can run it, or wait";
   } else {
-    text += "all of its " + std::to_string(pool_count_) + " have declined this job; " + start + " that can run it";
+    text += "all of its " + std::to_string(pool_count_) + " have rejected this job; " + start + " that can run it";
   }
   return text;
 }
@@ -107,29 +107,29 @@ std::string PoolStanding::describe(const std::string& where) const {
   const std::string deaths = deaths_.empty() ? "" : deaths_ + "; since then ";
   if (where.empty()) {
     return deaths + std::to_string(open_count_) + " of " + std::to_string(known_count_) +
-           (known_count_ == 1 ? " worker" : " workers") + " of this process's own work for it" + spoken_refusals();
+           (known_count_ == 1 ? " worker" : " workers") + " of this process work for it" + spoken_refusals();
   }
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(controller_.silence).count();
   const std::string command = "penstock controller --bind " + where;
   std::string text;
   if (!controller_.has_answered && !controller_.trouble.empty()) {
-    text = "the controller at " + where + " cannot be talked to yet: " + controller_.trouble;
+    text = "the controller at " + where + " cannot be reached yet: " + controller_.trouble;
   } else if (!controller_.has_answered && !controller_.lookup_failure.empty()) {
-    text = "the controller at " + where + " cannot be found: this machine knows no address of that name (" +
-           controller_.lookup_failure + "); correct the name, or give its address";
+    text = "the controller at " + where + " cannot be resolved: no address is known for this name (" +
+           controller_.lookup_failure + "); correct the name, or use its address";
   } else if (!controller_.has_answered) {
-    text = "no controller has answered at " + where + ", where one was asked for " + std::to_string(seconds) +
-           " s: start one there (" + command + "), or name the address of the one that runs";
+    text = "no controller answered at " + where + " within " + std::to_string(seconds) + " s: start one there (" +
+           command + "), or pass the address of the running controller";
   } else if (controller_.silence >= kSilenceTold) {
-    text = "the controller at " + where + " answered until " + std::to_string(seconds) +
-           " s ago: see whether it has ended or cannot be reached, and start it again (" + command + "); " +
+    text = "the controller at " + where + " last answered " + std::to_string(seconds) +
+           " s ago: check whether it is running and can be reached, and restart it (" + command + "); " +
            std::to_string(open_count_) + " of " + std::to_string(known_count_) +
-           (known_count_ == 1 ? " worker" : " workers") + " that it had named work for this trainer";
+           (known_count_ == 1 ? " worker" : " workers") + " from it work for this trainer";
   } else if (known_count_ == 0) {
     text = spoken_lack(where);
   } else {
     text = std::to_string(open_count_) + (open_count_ == 1 ? " worker of " : " workers of ") +
-           std::to_string(known_count_) + " that the controller at " + where + " has named work for this trainer";
+           std::to_string(known_count_) + " from the controller at " + where + " work for this trainer";
   }
   return deaths + text + spoken_refusals();
 }

@@ -31,8 +31,8 @@ std::unique_ptr<Batch> make_error(const Batch& batch, const Fault& error, uint64
     return Batch::from_error(batch.facts(), {.type_name = "RuntimeError", .text = error.message, .worker = {}});
   }
   const std::string text = error.message + "\n" + std::to_string(staged_bytes) +
-                           " bytes there are batches that were copied ahead. Use smaller batches, copy fewer ahead "
-                           "(prefetch_bytes), or leave the device more memory";
+                           " bytes hold batches that were copied ahead. Use smaller batches, copy fewer ahead "
+                           "(prefetch_bytes), or free device memory";
   return Batch::from_error(batch.facts(), {.type_name = "torch.OutOfMemoryError", .text = text, .worker = {}});
 }
 
@@ -48,7 +48,7 @@ Result<void> StageChain::start(Stages stages) {
   if (stages_.wide_bytes) wide_memory_.emplace(*stages_.wide_bytes);
   if (stages_.in_order.empty() && !stages_.tap && !wide_memory_) return {};
   takes_narrow_ = !stages_.tap && !stages_.in_order.empty() && stages_.in_order.front()->takes_narrow();
-  loop_ = std::make_unique<EventLoop>("pk_stages", "which gets batches ready for where they are used",
+  loop_ = std::make_unique<EventLoop>("pk_stages", "which moves batches to their devices",
                                       static_cast<EventLoop::Handler&>(*this));
   for (const auto& stage : stages_.in_order) stage->set_waker(loop_->waker());
   return loop_->start();
@@ -134,7 +134,7 @@ void StageChain::failed(Fault error) {
 
 // Widens the narrow tensors, unless a device does. A batch that cannot be widened becomes an error.
 void StageChain::widen(Arrival& arrival, const NarrowArrival& narrow) {
-  PENSTOCK_ASSERT(wide_memory_, "a narrow batch came where none was to come");
+  PENSTOCK_ASSERT(wide_memory_, "a compressed batch was received unexpectedly");
   Result<void> ready;
   const bool is_kept = takes_narrow_ && arrival.batch->try_keep_narrow();
   if (!is_kept) ready = arrival.batch->widen(*wide_memory_);

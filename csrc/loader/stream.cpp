@@ -171,16 +171,15 @@ Stream::Event Stream::try_take() {
       case Event::Kind::kShardEnded:
         if (!options_.is_iterable)
           return failed(event.worker_id,
-                        "a worker said that its shard has ended, and a "
-                        "map-style dataset has no shards");
+                        "a worker reported the end of its shard, but a map-style dataset has no shards");
         if (!event.state.empty()) end_states_[event.shard_id] = std::move(event.state);
         ask_in_place();
         return event;
       // Independent of the workers' messages: an epoch ends when all of its batches were delivered.
       case Event::Kind::kEnd:
         if (options_.is_iterable || given_count_ + ahead_.size() == drawn_count_) return event;
-        return failed(0, "the epoch ends here, and only " + std::to_string(given_count_ + ahead_.size()) + " of the " +
-                             std::to_string(drawn_count_) + " batches that were asked for have come");
+        return failed(0, "the epoch ends here, but only " + std::to_string(given_count_ + ahead_.size()) + " of the " +
+                             std::to_string(drawn_count_) + " requested batches were received");
       default: return event;
     }
   }

@@ -63,9 +63,9 @@ void ThreadSource::stop() {
 }
 
 void ThreadSource::announce(const wire::ToJob& message) {
-  PENSTOCK_ASSERT(message.kind == wire::ToJob::Kind::kEpoch, "threads are told nothing else");
+  PENSTOCK_ASSERT(message.kind == wire::ToJob::Kind::kEpoch, "threads receive only the start of an epoch");
   const auto seeds = wire::EpochSeeds::from_bytes(message.seeds);
-  PENSTOCK_ASSERT(seeds.has_value(), "an epoch began without its seeds");
+  PENSTOCK_ASSERT(seeds.has_value(), "an epoch started without its seeds");
   seeds_ = *seeds;
 }
 
@@ -120,7 +120,7 @@ void ThreadSource::carry_out(uint32_t worker_id, const Work& work) {
   } catch (const std::exception& error) {
     arrival.batch = Batch::from_error(facts, describe_exception(worker_id, error.what()));
   } catch (...) {
-    arrival.batch = Batch::from_error(facts, describe_exception(worker_id, "it is no std::exception"));
+    arrival.batch = Batch::from_error(facts, describe_exception(worker_id, "not a std::exception"));
   }
   stages_.arrive(std::move(arrival));
 }

@@ -170,7 +170,7 @@ def test_a_batch_that_kills_every_worker_that_makes_it_fails_alone(tmp_path: Pat
             except RuntimeError as error:
                 errors.append(str(error))
     (error,) = errors
-    assert "3 workers died one after the other while they made batch" in error
+    assert "3 workers in a row died while making batch" in error
     whole = [batch.tolist() for batch in expected(60)]
     assert len(batches) == 14
     assert all(batch.tolist() in whole for batch in batches)

@@ -83,8 +83,9 @@ def test_nothing_but_the_part_for_cuda_links_to_libraries_of_cuda() -> None:
 
 def test_a_build_without_the_part_says_what_to_install(copy: Path) -> None:
     (copy / "libpenstock_cuda.so").unlink(missing_ok=True)
-    assert "device cuda:0 was asked for, and this build of penstock has no CUDA; install" in told(
-        copy
+    assert (
+        "device cuda:0 was requested, but this build of penstock does not support CUDA; install"
+        in told(copy)
     )
 
 
@@ -98,7 +99,7 @@ def test_a_part_whose_libraries_torch_has_not_got_names_them(copy: Path, tmp_pat
         *(f"-L{tmp_path}", "-lcudart_of_another"),
     )
     said = told(copy)
-    assert "penstock's part for CUDA" in said and "cannot be loaded beside this torch" in said
+    assert "penstock's library for CUDA" in said and "cannot be loaded with this torch" in said
     assert "libcudart_of_another.so" in said and "or pass device=None" in said
 
 
@@ -109,8 +110,8 @@ def test_a_part_of_another_build_is_refused(copy: Path) -> None:
         copy / "libpenstock_cuda.so",
     )
     said = told(copy)
-    assert "libpenstock_cuda.so is of another build than the library that loads it" in said
-    assert "two penstocks were installed over each other" in said
+    assert "libpenstock_cuda.so belongs to another build than the library that loads it" in said
+    assert "two versions of penstock were installed over each other" in said
 
 
 @pytest.mark.long
@@ -118,6 +119,6 @@ def test_a_part_of_another_build_is_refused(copy: Path) -> None:
 def test_the_part_loads_beside_this_torch(copy: Path) -> None:
     said = told(copy)
     if torch.cuda.device_count() == 0:
-        assert "device cuda:0 was asked for, and this machine has 0 CUDA devices" in said
+        assert "device cuda:0 was requested, but this machine has 0 CUDA devices" in said
     else:
         assert said == "cuda:0\n"

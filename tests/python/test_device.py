@@ -235,7 +235,7 @@ def test_memory_that_is_full_in_mid_epoch_is_named_and_the_epoch_goes_on() -> No
     loader = DataLoader(rows, batch_size=4, num_workers=1, device="cuda")  # 64 MiB each
     iterator = iter(loader)
     kept = [next(iterator)]
-    message = "bytes there are batches that were copied"
+    message = "bytes hold batches that were copied"
     with memory_full(), pytest.raises(torch.OutOfMemoryError, match=message):
         for _ in range(8):
             kept.append(next(iterator))

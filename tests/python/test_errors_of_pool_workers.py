@@ -88,9 +88,9 @@ def test_a_missing_file_is_missing_somewhere(
 
 def test_an_error_of_the_trainers_own_blames_no_worker() -> None:
     """The user read: Caught RuntimeError in penstock worker none."""
-    made = make_error("RuntimeError", "3 workers died one after the other", "")
+    made = make_error("RuntimeError", "3 workers in a row died", "")
     assert type(made) is RuntimeError
-    assert str(made) == "3 workers died one after the other"
+    assert str(made) == "3 workers in a row died"
 
 
 def test_another_type_is_a_worker_error_that_begins_with_its_name() -> None:

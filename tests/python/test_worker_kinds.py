@@ -83,7 +83,7 @@ def test_a_worker_of_another_kind_changes_no_loss(pool: PoolProcesses) -> None:
     assert len(losses) == STEPS
     assert loader.stats().boundary_batches > STEPS // 2
     told = [str(one.message) for one in caught if issubclass(one.category, PoolWarning)]
-    assert len([text for text in told if "workers of another kind" in text]) == 1
+    assert len([text for text in told if "workers with different hardware" in text]) == 1
     assert not [text for text in told if DIFFERENT in text]  # its dataset is exact
     plan = loader.plan
     assert len(plan.workers_apart) == 1

@@ -131,7 +131,8 @@ TEST_F(CopyStageTest, ADeviceThatIsLostNeverGivesBackWhatItMayStillRead) {
   auto next = batches_.make(6);
   const auto begun = stage_->begin(*next);
   ASSERT_FALSE(begun);
-  EXPECT_NE(begun.error().message.find("fake:0 is lost to this process (the fake is lost)"), std::string::npos);
+  EXPECT_NE(begun.error().message.find("fake:0 is no longer usable in this process (the fake is lost)"),
+            std::string::npos);
   next.reset();
   EXPECT_EQ(batches_.free_count(), 2u) << "nothing was read of it";
   EXPECT_FALSE(stage_->finish(*batch)) << "a batch that may never be filled is not given out";

@@ -310,7 +310,7 @@ TEST(HostileWorkers, WorkerOfWhichAllIsWrongIsAskedForNothingAnyMoreOnceAnotherI
             }});
   pool.add({.worker_id = kHonest, .may_work = [&] { return may_work.load(); }});
   pool.begin();
-  EXPECT_TRUE(pool.is_told("is asked for nothing any more, since a batch record is malformed"));
+  EXPECT_TRUE(pool.is_told("receives no more requests, because a batch record is malformed"));
   may_work.store(true);
   pool.expect_sound("");
 }
@@ -374,7 +374,7 @@ TEST(HostileWorkers, AnotherLengthThanTheOneThatTheEpochIsReadByNamesBoth) {
   ASSERT_TRUE(batch);
   ASSERT_TRUE(batch->remote_error());
   EXPECT_NE(batch->remote_error()->worker.find(kHostileName), std::string::npos);
-  EXPECT_NE(batch->remote_error()->text.find("that of worker 0000000000000006"), std::string::npos)
+  EXPECT_NE(batch->remote_error()->text.find("the dataset of worker 0000000000000006"), std::string::npos)
       << batch->remote_error()->text;
 }
 
@@ -384,11 +384,11 @@ TEST(HostileWorkers, AnotherKindOfDatasetThanTheOneThatTheEpochIsReadByNamesBoth
     const char* text;
   };
   for (const Kinds& kinds : {Kinds{wire::kNoSize, 3,
-                                   "its dataset has no length, as it is iterable, and that of worker "
-                                   "0000000000000006, by which this epoch is read, has 3 samples"},
+                                   "its dataset has no length, because it is iterable, but the dataset of worker "
+                                   "0000000000000006, which determines this epoch, has 3 samples"},
                              Kinds{3, wire::kNoSize,
-                                   "its dataset has 3 samples, and that of worker 0000000000000006, by which this "
-                                   "epoch is read, has no length, as it is iterable"}}) {
+                                   "its dataset has 3 samples, but the dataset of worker 0000000000000006, which "
+                                   "determines this epoch, has no length, because it is iterable"}}) {
     HostilePool pool;
     pool.add({.worker_id = kHostile, .dataset_size = kinds.own});
     pool.begin({.size = kinds.others, .by = "0000000000000006"});
@@ -432,7 +432,7 @@ TEST(HostileWorkers, AnswerThatIsNoBatchIsNotTheLargestThatHasCome) {
   });
   pool.add(options);
   pool.begin();
-  ASSERT_TRUE(pool.is_told("is connected to anew"));
+  ASSERT_TRUE(pool.is_told("is being reconnected"));
   is_refused.store(true);
   auto told = bytes_in_flight.get_future();
   ASSERT_EQ(told.wait_for(std::chrono::seconds(30)), std::future_status::ready);

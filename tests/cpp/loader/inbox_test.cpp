@@ -26,7 +26,7 @@ TEST(Inbox, NewsBeyondTheLimitIsDroppedAndTheLastOneSaysSo) {
     }
     last = arrival->error->message;
   }
-  EXPECT_NE(last.find("the rest was dropped"), std::string::npos) << last;
+  EXPECT_NE(last.find("the remaining ones were dropped"), std::string::npos) << last;
   EXPECT_FALSE(inbox.try_pop());
   tell(inbox, "more");
   EXPECT_EQ(inbox.try_pop()->error->message, "more");

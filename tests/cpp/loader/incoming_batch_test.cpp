@@ -59,7 +59,7 @@ TEST_F(IncomingBatchTest, TensorsThatShareBytesComeTo64TimesTheBatchAtMost) {
   const auto refused = receive(std::vector<TensorEntry>(65, whole_payload()));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Errc::kTooLarge);
-  EXPECT_NE(refused.error().message.find("at most 64 times as many are taken"), std::string::npos)
+  EXPECT_NE(refused.error().message.find("at most 64 times as many are accepted"), std::string::npos)
       << refused.error().message;
 }
 

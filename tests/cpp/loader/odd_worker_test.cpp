@@ -178,7 +178,7 @@ TEST_F(OddWorkerTest, BytesThatAreNoAnswerAreAFailureWithAReason) {
   worker_->send_bytes(std::vector<std::byte>(10));
   expect_failure("10 bytes long");
   worker_->send_bytes(std::vector<std::byte>(wire::kFromJobHeadBytes));
-  expect_failure("another magic number");
+  expect_failure("its magic number is wrong");
 }
 
 TEST_F(OddWorkerTest, WhatOnlyTheProcessOfAJobSaysIsAFailure) {
@@ -186,21 +186,21 @@ TEST_F(OddWorkerTest, WhatOnlyTheProcessOfAJobSaysIsAFailure) {
       {.kind = FromJob::Kind::kGivenUp}, {.kind = FromJob::Kind::kDeclined}, {.kind = FromJob::Kind::kBlobWish}};
   for (const FromJob& message : messages) {
     worker_->send(message);
-    expect_failure("only the process of a job");
+    expect_failure("only a job process");
   }
   worker_->send({.answer = AnswerKind::kError, .key = {.epoch = 1}});
-  expect_failure("is a batch that raises");
+  expect_failure("must be a batch that raises");
 }
 
 TEST_F(OddWorkerTest, WorkerThatBeginsTwiceIsAFailure) {
   worker_->send({.kind = FromJob::Kind::kReady});
-  expect_failure("began a second time");
+  expect_failure("it started twice");
 }
 
 TEST_F(OddWorkerTest, FilesWithoutABatchAreAFailure) {
   const int file = STDOUT_FILENO;
   worker_->send({.answer = AnswerKind::kEnd, .key = {.epoch = 1}}, {&file, 1});
-  expect_failure("files came with a message that is about none");
+  expect_failure("a message that mentions no files has files attached");
 }
 
 TEST_F(OddWorkerTest, StateBesideABatchIsAFailure) {
@@ -209,7 +209,7 @@ TEST_F(OddWorkerTest, StateBesideABatchIsAFailure) {
   const std::vector<std::byte> state(5);
   message.state = state;
   worker_->send(message);
-  expect_failure("the state of its dataset comes within a batch");
+  expect_failure("the state of its dataset must be sent in a batch");
 }
 
 TEST_F(OddWorkerTest, ASlabThatIsNotThereIsAFailure) {
@@ -238,7 +238,7 @@ TEST_F(OddWorkerTest, APayloadThatReachesIntoTheRecordIsAFailure) {
   std::memmove(worker_->arena().slab(0), worker_->arena().slab(0) + 64, message.record_bytes);
   message.payload_bytes = message.record_bytes;
   worker_->send(message);
-  expect_failure("64 payload bytes where 0 came");
+  expect_failure("64 payload bytes but 0 were received");
 }
 
 TEST_F(OddWorkerTest, ARecordThatIsDamagedIsAFailureAndTheSlabGoesBack) {
@@ -266,7 +266,7 @@ TEST_F(OddWorkerTest, InlineBatchHasItsPayloadAndThenItsRecord) {
     return bytes;
   };
   worker_->send_bytes(bytes());
-  expect_failure("are not those that its head says");
+  expect_failure("the length of its batch does not match its header");
   message.payload_bytes = body.size();
   worker_->send_bytes(bytes());
   const Event event = next();
@@ -391,7 +391,7 @@ TEST(OddWorkers, OthersMakeWhatOneOwesWhoseBatchCannotBeRead) {
 TEST(OddWorkers, OthersMakeWhatOneOwesThatEndsADatasetWithoutShards) {
   ServedClient served(two_workers());
   served.worker->send({.answer = AnswerKind::kEnd, .key = {.epoch = 1}});
-  expect_other_makes_all(served, "a dataset without shards came to an end");
+  expect_other_makes_all(served, "a dataset without shards ended");
 }
 
 TEST(OddWorkers, LastOneThatSpeaksWronglyIsAFailure) {
@@ -456,7 +456,7 @@ TEST_F(OddWorkerTest, WhatALostWorkerHadSentComesBeforeTheNewsOfItsLoss) {
 TEST_F(OddWorkerTest, ABatchThatWasNotAskedForIsAFailure) {
   worker_->make_arena();
   worker_->send(worker_->write_batch(99));
-  expect_failure("worker 0 answered batch 99 of epoch 1, which it was not asked for");
+  expect_failure("worker 0 answered batch 99 of epoch 1, which was not requested from it");
 }
 
 TEST_F(OddWorkerTest, ABatchThatComesTwiceIsAFailure) {
@@ -464,7 +464,7 @@ TEST_F(OddWorkerTest, ABatchThatComesTwiceIsAFailure) {
   worker_->send(worker_->write_batch(0));
   expect_batch(0);
   worker_->send(worker_->write_batch(0));
-  expect_failure("or had answered before");
+  expect_failure("or was already answered");
 }
 
 // ---- Answers that are right but for one field

@@ -19,7 +19,7 @@ void expect_said(const std::string& text, const std::string& words) {
 TEST(PoolStanding, ControllerThatNeverAnsweredIsToBeStarted) {
   PoolStanding standing(wire::JobKind::kPython);
   standing.note({.silence = seconds(7)}, 0, 0);
-  expect_said(standing.describe(kWhere), "no controller has answered at tcp://alpha:7000, where one was asked for 7 s");
+  expect_said(standing.describe(kWhere), "no controller answered at tcp://alpha:7000 within 7 s");
   expect_said(standing.describe(kWhere), "penstock controller --bind tcp://alpha:7000");
   EXPECT_FALSE(standing.controller_silence());
 }
@@ -29,7 +29,7 @@ TEST(PoolStanding, NameThatNobodyKnowsIsTold) {
   PoolStanding standing(wire::JobKind::kPython);
   standing.note({.lookup_failure = "Name or service not known"}, 0, 0);
   const std::string text = standing.describe(kWhere);
-  expect_said(text, "knows no address of that name (Name or service not known)");
+  expect_said(text, "no address is known for this name (Name or service not known)");
   EXPECT_EQ(text.find("start"), std::string::npos) << text;
 }
 
@@ -38,8 +38,8 @@ TEST(PoolStanding, ControllerThatAnsweredAndIsSilentIsNotTakenForOneThatNeverWas
   PoolStanding standing(wire::JobKind::kPython);
   standing.note({.has_answered = true, .silence = seconds(12)}, 2, 1);
   const std::string text = standing.describe(kWhere);
-  expect_said(text, "the controller at tcp://alpha:7000 answered until 12 s ago");
-  expect_said(text, "1 of 2 workers that it had named work for this trainer");
+  expect_said(text, "the controller at tcp://alpha:7000 last answered 12 s ago");
+  expect_said(text, "1 of 2 workers from it work for this trainer");
   EXPECT_EQ(standing.controller_silence(), seconds(12));
   standing.note({.has_answered = true, .silence = seconds(12)}, 0, 0);
   EXPECT_EQ(standing.describe(kWhere).find("penstock worker"), std::string::npos);
@@ -49,12 +49,11 @@ TEST(PoolStanding, ControllerThatAnsweredAndIsSilentIsNotTakenForOneThatNeverWas
 TEST(PoolStanding, BatchThatTheLastWorkersDiedOfIsNamedFirst) {
   PoolStanding standing(wire::JobKind::kPython);
   standing.note({.has_answered = true}, 0, 0);
-  standing.note_deaths("1 worker died while it made batch 9");
-  EXPECT_EQ(standing.describe(kWhere).rfind("1 worker died while it made batch 9; since then the controller at ", 0),
-            0u)
+  standing.note_deaths("1 worker died while making batch 9");
+  EXPECT_EQ(standing.describe(kWhere).rfind("1 worker died while making batch 9; since then the controller at ", 0), 0u)
       << standing.describe(kWhere);
   expect_said(standing.describe(kWhere), "has no worker for this trainer: start some");
-  EXPECT_EQ(standing.describe("").rfind("1 worker died while it made batch 9; since then 0 of 0 workers", 0), 0u)
+  EXPECT_EQ(standing.describe("").rfind("1 worker died while making batch 9; since then 0 of 0 workers", 0), 0u)
       << standing.describe("");
   standing.note_deaths("");
   EXPECT_EQ(standing.describe(kWhere).rfind("the controller at ", 0), 0u) << standing.describe(kWhere);

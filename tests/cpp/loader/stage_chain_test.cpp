@@ -326,7 +326,7 @@ TEST_F(StageChainTest, MemoryThatNeverComesIsAnErrorInPlaceOfTheBatchAlone) {
   EXPECT_EQ(failed.sequence, 1u);
   ASSERT_TRUE(failed.batch->remote_error());
   EXPECT_EQ(failed.batch->remote_error()->type_name, "torch.OutOfMemoryError");
-  EXPECT_NE(failed.batch->remote_error()->text.find("8000 bytes there are batches that were copied ahead"),
+  EXPECT_NE(failed.batch->remote_error()->text.find("8000 bytes hold batches that were copied ahead"),
             std::string::npos)
       << failed.batch->remote_error()->text;
   take(std::move(staged[0]));

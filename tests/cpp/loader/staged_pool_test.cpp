@@ -167,7 +167,7 @@ TEST_F(StagedPoolTest, DamagedBytesAreAnErrorAndReachNoDevice) {
   });
   const auto batch = next_batch();
   ASSERT_TRUE(batch->remote_error());
-  EXPECT_NE(batch->remote_error()->text.find("it names a row that is not there"), std::string::npos)
+  EXPECT_NE(batch->remote_error()->text.find("it refers to a missing row"), std::string::npos)
       << batch->remote_error()->text;
   EXPECT_EQ(gpu_.widened_count(), 0u);
   EXPECT_EQ(gpu_.used_bytes(), 0u);

@@ -273,7 +273,7 @@ TEST_F(WholeStreamTest, WorkerThatEndsAShardOfAMapStyleDatasetIsAFailureAndNoEnd
   for (int count = 0; count < 2; ++count) {
     const Event event = take();
     ASSERT_EQ(event.kind, Event::Kind::kFailed);
-    EXPECT_NE(event.message().find(count == 0 ? "has no shards" : "the epoch ends here, and only 1 of the"),
+    EXPECT_NE(event.message().find(count == 0 ? "has no shards" : "the epoch ends here, but only 1 of the"),
               std::string_view::npos)
         << event.message();
   }
