@@ -67,17 +67,15 @@ const Value& BatchOrigin::read_all(const Value& came) {
 void BatchOrigin::complete(const std::set<uint32_t>& read) {
   if (missing().empty()) return;
   if (!is_owner()) {
-    throw Error(ErrorKind::kUnsupported,
-                "a tensor of " + name() +
-                    " had stayed with its worker and was read in another thread or process than the loader's; read it "
-                    "in the loader's first, or offload the module with Cut::kNone");
+    throw Error(ErrorKind::kUnsupported, "a tensor of " + name() +
+                                             " was not sent and was read outside the loader's thread or process; read "
+                                             "it there first, or offload the module with Cut::kNone");
   }
   const auto workers = withheld_->workers.lock();
   if (!workers) {
-    throw Error(ErrorKind::kClosed,
-                "a tensor of " + name() +
-                    " had stayed with its worker, and the loader has let go of its workers before the program read it; "
-                    "read it while the loader lives");
+    throw Error(ErrorKind::kClosed, "a tensor of " + name() +
+                                        " was not sent, and the loader released its workers before the program read "
+                                        "it; read it while the loader exists");
   }
   complete(*workers);
   for (const uint32_t leaf : read)
@@ -91,8 +89,8 @@ void BatchOrigin::complete(api::WorkerSet& workers) {
     made = workers.recall(withheld_->maker);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kDataset) throw;
-    throw Error(error.kind(), "a tensor of " + name() + " had stayed with its worker, and no other can send it: " +
-                                  error.what() + "; read it before, or offload the module with Cut::kNone");
+    throw Error(error.kind(), "a tensor of " + name() + " was not sent, and no other worker can send it: " +
+                                  error.what() + "; read it earlier, or offload the module with Cut::kNone");
   }
   std::vector<at::Tensor> whole = tensors();
   check_same(*made, whole);
@@ -125,12 +123,13 @@ void BatchOrigin::check_same(loader::Batch& made, const std::vector<at::Tensor>&
     is_same = runtime::is_same_bits(boundary_[index].tensor.cpu(), now.cpu());
   }
   if (is_same) return;
-  throw Error(ErrorKind::kDataset,
-              "a tensor of " + name() +
-                  " had stayed with its worker, and when the program read it, the batch was made again with other "
-                  "values: the dataset does not give the same sample for the same index and seeds, or a worker of "
-                  "another kind made it. Make it do so, use workers of one kind, or offload the module with "
-                  "Cut::kNone");
+  throw Error(
+      ErrorKind::kDataset,
+      "a tensor of " + name() +
+          " was not sent, and re-creating the batch when the program read it yielded different values: the dataset "
+          "does not return the same sample for the same index and seeds, or a worker with different hardware made it. "
+          "Make the dataset deterministic, use workers with the same hardware, or offload the module with "
+          "Cut::kNone");
 }
 
 }  // namespace penstock

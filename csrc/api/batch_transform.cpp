@@ -30,18 +30,18 @@ void check_draws_nothing(const torch::jit::Module& module) {
   const torch::jit::Node* draw = find_draw(*graph->block());
   if (draw == nullptr) return;
   throw Error(ErrorKind::kUnsupported,
-              "Options::transform draws random numbers (" + std::string(draw->kind().toDisplayString()) +
-                  "), and threads of one process share the generator; draw them in the dataset, from "
-                  "Draws::sample_generator(), or call eval() on a module that draws in training alone");
+              "Options::transform must not draw random numbers (" + std::string(draw->kind().toDisplayString()) +
+                  "), because the threads of a process share one generator; draw them in the dataset with "
+                  "Draws::sample_generator(), or call eval() if the module draws only in training");
 }
 
 Value BatchTransform::apply(const Value& batch) {
   const auto method = module_.get_method("forward");
   const c10::FunctionSchema& schema = method.function().getSchema();
   if (const size_t count = parts_left_over(schema, batch); count > 0) {
-    throw Error(ErrorKind::kValue, "Options::transform takes fewer arguments than the batch has parts: it is " +
+    throw Error(ErrorKind::kValue, "Options::transform must take every part of the batch, which is " +
                                        batch.describe() + ", and " + std::to_string(count) +
-                                       " would be lost; the module's forward takes the whole batch and returns it");
+                                       " would be lost; let the module's forward take the whole batch and return it");
   }
   const torch::jit::GraphOptimizerEnabledGuard unoptimized(false);
   return value_of(module_.forward(arguments_of(schema, batch)));

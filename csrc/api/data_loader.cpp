@@ -28,7 +28,7 @@ DataLoader::Iterator DataLoader::begin() {
 DataLoader::Iterator& DataLoader::Iterator::operator++() {
   if (is_at_end_) return *this;
   if (loader_->impl_->begun_count() != epoch_) {
-    api::refuse("an iterator of an earlier epoch was moved on; the loader gives the batches of one epoch at a time");
+    api::refuse("an iterator of an earlier epoch was advanced; the loader returns the batches of one epoch at a time");
   }
   batch_ = Batch();  // frees its memory for the next batch
   auto batch = loader_->impl_->next();

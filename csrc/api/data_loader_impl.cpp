@@ -51,8 +51,8 @@ DataLoader::Impl::Impl(AnyDataset dataset, Options options) : options_(api::with
 DataLoader::Impl::Running& DataLoader::Impl::running() {
   if (!running_->is_owner()) {
     throw Error(ErrorKind::kUnsupported,
-                "this process was forked from the one that made the DataLoader, whose workers it does not have; make "
-                "the loader in the child");
+                "a DataLoader must be used in the process that created it, but this process was forked from it; create "
+                "the loader in the child process");
   }
   Running& running = **running_;
   if (!running.stream) {
@@ -175,8 +175,8 @@ std::optional<BatchOrigin::Withheld> withheld_of(loader::Batch& batch, const std
   if (batch.withheld_bytes() == 0) return std::nullopt;
   if (!workers->notes_origins() || workers->withholding() == nullptr) {
     throw Error(ErrorKind::kWorker,
-                "a worker left out leaves of a batch though nothing allowed it to; trainer and workers must run the "
-                "same version of penstock");
+                "a worker omitted tensors of a batch without permission; trainer and workers must run the same version "
+                "of penstock");
   }
   BatchOrigin::Withheld withheld{
       .leaves = {}, .maker = batch.origin().value(), .workers = workers, .batch_number = number, .came = {}};
@@ -195,7 +195,7 @@ std::optional<BatchOrigin::Withheld> withheld_of(loader::Batch& batch, const std
 }  // namespace
 
 std::optional<Batch> DataLoader::Impl::next() {
-  if (!account_) api::refuse("next() was called before begin_epoch(); begin an epoch first");
+  if (!account_) api::refuse("next() was called before begin_epoch(); start an epoch first");
   if (account_->progress->is_finished()) return std::nullopt;
   const Running& running = this->running();
   loader::StepLedger& ledger = running.stream->client().ledger();
@@ -278,9 +278,10 @@ std::optional<int64_t> DataLoader::Impl::size() const {
 
 void DataLoader::Impl::check_can_resume() const {
   if (options_.in_order || (options_.num_workers == 0 && !options_.pool)) return;
-  throw Error(ErrorKind::kUnsupported, "in_order is False with " + std::to_string(options_.num_workers) +
-                                           " workers, so which batches were delivered is not a number of batches; set "
-                                           "in_order=True to have a state");
+  throw Error(
+      ErrorKind::kUnsupported,
+      "in_order is False with " + std::to_string(options_.num_workers) +
+          " workers, so a number of batches does not describe which were delivered; set in_order=True to get a state");
 }
 
 Value DataLoader::Impl::state() const {

@@ -31,11 +31,10 @@ std::optional<std::vector<int64_t>> SamplerOrder::pull() {
   if (is_at_end_) return std::nullopt;
   auto indices = sampler_->next(batch_size_.value_or(1));
   const bool is_short = indices && batch_size_ && static_cast<int64_t>(indices->size()) < *batch_size_;
-  if (indices && indices->empty())
-    refuse("the sampler gave a batch without indices; it ends an epoch with std::nullopt");
+  if (indices && indices->empty()) refuse("the sampler returned an empty batch; return std::nullopt to end an epoch");
   if (indices && !batch_size_ && indices->size() != 1) {
-    refuse("the sampler gave " + std::to_string(indices->size()) +
-           " indices to a loader without a batch size, which makes a batch of each sample; 1 is expected");
+    refuse("the sampler returned " + std::to_string(indices->size()) +
+           " indices to a loader without a batch size; it must return 1 at a time");
   }
   if (!indices || (is_short && drop_last_)) {
     is_at_end_ = true;
@@ -70,9 +69,9 @@ std::vector<int64_t> SharedSamplerOrder::pull(uint64_t count) {
   auto indices = sampler_->next(static_cast<int64_t>(count));
   const size_t seen = indices ? indices->size() : 0;
   if (seen != count) {
-    refuse("the sampler has a size() of " + std::to_string(size_) + " and gave " + std::to_string(seen) +
-           " indices after " + std::to_string(position_) + ", where " + std::to_string(count) +
-           " were asked for; with shard_by_rank it has to give as many as it is asked for");
+    refuse("with shard_by_rank, the sampler must return all requested indices: it has a size() of " +
+           std::to_string(size_) + " and returned " + std::to_string(seen) + " indices after " +
+           std::to_string(position_) + ", where " + std::to_string(count) + " were requested");
   }
   position_ += count;
   return *std::move(indices);

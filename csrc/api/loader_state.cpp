@@ -166,17 +166,16 @@ namespace {
 
 void check_state(const BuiltLoader& built, const Value& state) {
   if (state.kind() != Value::Kind::kDict || state.find("built") == nullptr || state.find("generators") == nullptr) {
-    refuse(
-        "the state is " + state.describe() +
-        ", which is not a state of penstock's DataLoader; load a result of its state(), or of Python's state_dict()");
+    refuse("the state is " + state.describe() +
+           ", but must be the result of state() of penstock's DataLoader, or of Python's state_dict()");
   }
   const Value* version = state.find("version");
   const bool is_known = version != nullptr && version->kind() == Value::Kind::kInteger &&
                         (version->integer() == kVersion || version->integer() == kVersionOfSnapshots);
   if (!is_known) {
-    refuse("the state is of version " + as_python(version) + " and this penstock reads versions " +
+    refuse("the state has version " + as_python(version) + ", but this penstock supports versions " +
            std::to_string(kVersion) + " and " + std::to_string(kVersionOfSnapshots) +
-           "; resume it with the penstock that made it");
+           "; resume with the version of penstock that saved it");
   }
   const Value now = built.to_value();
   const Part theirs{.value = state.find("built"), .place = "state['built']"};
@@ -190,14 +189,14 @@ void check_state(const BuiltLoader& built, const Value& state) {
   const Value* dataset = state.find("dataset");
   if (dataset != nullptr && !dataset->is_none()) {
     throw Error(ErrorKind::kUnsupported,
-                "the state has that of a Python dataset in the trainer's own process, which only Python can give back; "
-                "save it from a loader with workers");
+                "the state contains the state of a Python dataset in the trainer process, which only Python can "
+                "restore; save it from a loader with workers");
   }
   const Value* samplers = state.find("samplers");
   if (samplers != nullptr && !samplers->is_none()) {
     throw Error(ErrorKind::kUnsupported,
-                "the state has that of a Python sampler, which only Python can give back; use a sampler without "
-                "state_dict(), or torch's own");
+                "the state contains the state of a Python sampler, which only Python can restore; use a sampler "
+                "without state_dict(), or a sampler of torch");
   }
 }
 
@@ -233,8 +232,8 @@ ResumePoint read_point(const BuiltLoader& built, const Part& state) {
       .yielded_count = static_cast<uint64_t>(state["_num_yielded"].count(batches_max))};
   if (!state["_index_sampler_state"].is_none() || !state["sampler"].is_none()) {
     throw Error(ErrorKind::kUnsupported,
-                "the state has that of a Python sampler, which only Python can give back; use a sampler without "
-                "state_dict(), or torch's own");
+                "the state contains the state of a Python sampler, which only Python can restore; use a sampler "
+                "without state_dict(), or a sampler of torch");
   }
   if (built.options->shard_by_rank)
     point.sample_count = static_cast<uint64_t>(state["samples"].count(built.sample_count.value_or(kCountMax)));
@@ -261,7 +260,7 @@ ResumePoint read_point(const BuiltLoader& built, const Part& state) {
     if (start.batch_count > 0 || start.state) point.starts.emplace(shard_id, std::move(start));
   }
   if (sum != point.answered_count) {
-    refuse("_sampler_iter_yielded is " + std::to_string(point.answered_count) + " and the shards gave " +
+    refuse("_sampler_iter_yielded is " + std::to_string(point.answered_count) + " but the shards returned " +
            std::to_string(sum) + " batches; load the state as it was saved");
   }
   const Part last = shards["last"];

@@ -20,7 +20,7 @@ Result<uint64_t> bytes_of(const char* variable, uint64_t otherwise) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
   if (error != std::errc() || end != text.data() + text.size() || bytes == 0) {
     return Fault{Errc::kMalformed, std::string(variable) + " is '" + text +
-                                       "'; a positive number of bytes is expected, such as " +
+                                       "', but must be a positive number of bytes, such as " +
                                        std::to_string(otherwise)};
   }
   return bytes;

@@ -96,14 +96,14 @@ std::vector<c10::IValue> arguments_of(const c10::FunctionSchema& schema, const V
       }
       throw Error(ErrorKind::kValue,
                   "the module's forward takes '" + argument.name() + "' (" + argument.type()->annotation_str() +
-                      "), which the batch does not give: it is " + batch.describe() +
-                      "; name the batch's parts as forward names its arguments, or give them in order");
+                      "), which the batch does not have: it is " + batch.describe() +
+                      "; name the parts of the batch like the arguments of forward, or return them in order");
     }
     auto converted = convert(*part, *argument.type());
     if (!converted) {
       throw Error(ErrorKind::kValue, "the module's forward takes '" + argument.name() + "' of type " +
-                                         argument.type()->annotation_str() + ", and the batch has " + part->describe() +
-                                         " there; change the dataset, or the module");
+                                         argument.type()->annotation_str() + ", but the batch has " + part->describe() +
+                                         "; change the dataset or the module");
     }
     arguments.push_back(*std::move(converted));
   }
@@ -140,9 +140,8 @@ Value value_of(const c10::IValue& result) {
     return Value::dict(std::move(entries));
   }
   throw Error(ErrorKind::kUnsupported,
-              "a module gives a " + result.tagKind() +
-                  ", which a batch cannot have; tensors, numbers, text, lists, tuples and dicts "
-                  "are expected");
+              "the module returned a " + result.tagKind() +
+                  ", which a batch cannot contain; tensors, numbers, text, lists, tuples and dicts are expected");
 }
 
 }  // namespace penstock::api

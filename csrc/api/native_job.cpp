@@ -47,7 +47,7 @@ std::string place_of_process() {
   std::array<char, PATH_MAX> folder{};
   const bool has_folder = ::getcwd(folder.data(), folder.size()) != nullptr;
   return host_name() + ", process " + std::to_string(::getpid()) + ", working directory " +
-         (has_folder ? folder.data() : "which is gone");
+         (has_folder ? folder.data() : "which no longer exists");
 }
 
 std::optional<BatchTransform> load_transform(std::span<const std::byte> bytes) {
@@ -69,9 +69,9 @@ Result<std::unique_ptr<NativeJob>> NativeJob::open(std::span<const std::byte> bl
   const std::string begin = "the job '" + text.value().name + "' cannot run here: ";
   const auto* plugin = std::get_if<PluginDataset>(&text.value().dataset);
   if (plugin == nullptr) {
-    return Fault{Errc::kUnsupported, begin +
-                                         "its dataset is made in Python, and this worker runs plug-ins alone; start "
-                                         "`penstock worker` for it"};
+    return Fault{
+        Errc::kUnsupported,
+        begin + "its dataset is a Python object, but this worker runs only plug-ins; start `penstock worker` for it"};
   }
   try {
     std::optional<BatchTransform> transform;
@@ -86,7 +86,7 @@ Result<std::unique_ptr<NativeJob>> NativeJob::open(std::span<const std::byte> bl
     return Fault{Errc::kUnsupported, begin + "on this worker (" + place_of_process() + "), " + error.what()};
   } catch (...) {
     return Fault{Errc::kUnsupported,
-                 begin + "on this worker (" + place_of_process() + "), its dataset threw " + current_exception_name()};
+                 begin + "on this worker (" + place_of_process() + "), its dataset raised " + current_exception_name()};
   }
 }
 
@@ -130,7 +130,7 @@ Result<void> NativeJob::answer(BatchServer& server, const PoolWork& work) {
   } catch (const std::exception& error) {
     failure = {.type_name = current_exception_name(), .text = error.what()};
   } catch (...) {
-    failure = {.type_name = current_exception_name(), .text = "it is no std::exception"};
+    failure = {.type_name = current_exception_name(), .text = "not a std::exception"};
   }
   const std::string sample = reader_.in_hand();
   failure.text =
@@ -146,7 +146,7 @@ Result<void> NativeJob::answer(BatchServer& server, const PoolWork& work) {
 
 std::optional<Value> NativeJob::make(BatchServer& server, const PoolWork& work) {
   const auto seeds = wire::EpochSeeds::from_bytes(work.seeds);
-  if (!seeds) throw Error(ErrorKind::kValue, "a batch is asked for without the seeds of its epoch");
+  if (!seeds) throw Error(ErrorKind::kValue, "a batch was requested without the seeds of its epoch");
   SlabMemory memory(server.writer());
   std::optional<Value> batch;
   if (reader_.is_iterable()) {
@@ -172,7 +172,8 @@ void NativeJob::find_lane(const PoolWork& work, uint32_t shard_id) {
     LaneStart lane{.tenancy = work.tenancy, .epoch = work.key.epoch};
     if (!work.state.empty()) {
       uint64_t batch_count = 0;
-      if (work.state.size() < sizeof batch_count) throw Error(ErrorKind::kValue, "a shard's place cannot be read");
+      if (work.state.size() < sizeof batch_count)
+        throw Error(ErrorKind::kValue, "the position in a shard cannot be read");
       std::memcpy(&batch_count, work.state.data(), sizeof batch_count);
       lane.start.batch_count = batch_count;
       const auto rest = std::span(work.state).subspan(sizeof batch_count);
@@ -190,7 +191,7 @@ void NativeJob::find_lane(const PoolWork& work, uint32_t shard_id) {
   const auto lane = lanes_.find(shard_id);
   if (lane == lanes_.end() || lane->second.tenancy != work.tenancy || lane->second.epoch != work.key.epoch) {
     throw Error(ErrorKind::kValue, "shard " + std::to_string(shard_id) + " of epoch " + std::to_string(work.key.epoch) +
-                                       " did not begin at this worker");
+                                       " was not started on this worker");
   }
 }
 

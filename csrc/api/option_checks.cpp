@@ -15,8 +15,8 @@ constexpr int64_t kWorkersMax = 1024;
 
 void check_range(const char* name, int64_t value, int64_t min, int64_t max) {
   if (value < min || value > max) {
-    refuse(std::string(name) + " is " + std::to_string(value) + "; " + std::to_string(min) + " to " +
-           std::to_string(max) + " is expected");
+    refuse(std::string(name) + " is " + std::to_string(value) + ", but must be from " + std::to_string(min) + " to " +
+           std::to_string(max) + ", inclusive");
   }
 }
 
@@ -27,7 +27,7 @@ void check_options(const AnyDataset& dataset, const Options& options) {
       std::holds_alternative<PluginDataset>(dataset.kind()) || std::holds_alternative<PythonDataset>(dataset.kind());
   const bool makes_here = options.num_workers == 0 && !options.pool;
   if (!is_made_elsewhere && !dataset.as_streams() && !dataset.by_index())
-    refuse("the loader was given a null dataset; a Dataset or an IterableDataset is expected");
+    refuse("dataset must be a Dataset or an IterableDataset, got null");
   if (options.batch_size && *options.batch_size < 1) {
     refuse("batch_size should be a positive integer value, but got batch_size=" + std::to_string(*options.batch_size));
   }
@@ -39,23 +39,21 @@ void check_options(const AnyDataset& dataset, const Options& options) {
   check_range("prefetch_bytes", options.prefetch_bytes, 0, INT64_MAX);
   if (options.prefetch_bytes > 0 && makes_here) {
     refuse("prefetch_bytes=" + std::to_string(options.prefetch_bytes) +
-           " was given with num_workers=0, where nothing is prefetched; use workers or leave it out");
+           " requires workers, got num_workers=0; use workers or omit it");
   }
   if (options.timeout.count() < 0) refuse("timeout option should be non-negative");
   if (options.timeout.count() > 0 && makes_here) {
-    refuse(
-        "timeout was given with num_workers=0, where the trainer's own thread makes the batch; use workers or leave "
-        "it out");
+    refuse("timeout requires workers, got num_workers=0; use workers or omit it");
   }
   if (options.shards) {
     check_range("shards", *options.shards, 1, 1 << 20);
   }
   if (options.device && (options.device->is_meta() || !c10::impl::hasDeviceGuardImpl(options.device->type()))) {
     throw Error(ErrorKind::kUnsupported,
-                "device is " + options.device->str() + "; a device that torch has here or the CPU is expected");
+                "device is " + options.device->str() + ", but must be the CPU or a device that torch supports here");
   }
   if (options.generator && options.generator->device().type() != c10::DeviceType::CPU)
-    refuse("generator is one of " + options.generator->device().str() + "; a generator of the CPU is expected");
+    refuse("generator is on device " + options.generator->device().str() + ", but must be a CPU generator");
   if (options.transform && options.num_workers > 0 && !is_made_elsewhere) check_draws_nothing(*options.transform);
 }
 
@@ -70,13 +68,12 @@ void check_options_of(const DatasetShape& shape, const Options& options) {
     refuse("DataLoader with IterableDataset: expected unspecified sampler option, but got a sampler");
   if (shape.is_iterable && options.shard_by_rank) {
     refuse(
-        "shard_by_rank is true and the dataset is an IterableDataset, which has no order that ranks could share; have "
-        "it "
-        "read its own part by the rank, or make it a map-style dataset");
+        "shard_by_rank does not support an IterableDataset, which has no order that ranks can share; let it "
+        "read the part of its rank, or use a map-style dataset");
   }
   if (!shape.is_iterable && options.shards) {
     refuse("shards=" + std::to_string(*options.shards) +
-           " was given, but the dataset is read by index; shards are for an IterableDataset, leave the option out");
+           " requires an IterableDataset, but the dataset is read by index; omit the option");
   }
   if (!shape.is_iterable && options.shuffle && shape.sample_count < 1) {
     refuse("num_samples should be a positive integer value, but got num_samples=" + std::to_string(shape.sample_count));

@@ -49,11 +49,11 @@ std::vector<std::string> command_of(OwnProcesses::Kind kind, const std::string& 
 
 Fault not_listening(OwnProcesses::Kind kind, int64_t count, ChildProcess& process, const std::string& program) {
   const bool has_ended = process.wait_until(steady_clock::now() + milliseconds(500));
-  std::string text = "a worker of DataLoader's own (num_workers=" + std::to_string(count) + ", " + program +
-                     ") did not come to listen and " + (has_ended ? process.poll()->spoken() : "is still starting") +
-                     "; see its output on stderr";
+  std::string text = "a local DataLoader worker (num_workers=" + std::to_string(count) + ", " + program +
+                     ") has not opened its port and " + (has_ended ? process.poll()->spoken() : "is still starting") +
+                     "; check its output on stderr";
   if (kind == OwnProcesses::Kind::kPython)
-    text += "; it needs a Python with penstock, which PENSTOCK_PYTHON names, else python3 on PATH";
+    text += "; it requires a Python with penstock: PENSTOCK_PYTHON, or python3 on PATH";
   return {Errc::kFailed, std::move(text)};
 }
 
@@ -79,11 +79,11 @@ Result<OwnProcesses> OwnProcesses::start(Kind kind, int64_t count) {
     program = command[0];
     auto started = ChildProcess::start({.command = command, .passed_fd = report.get()});
     if (!started) {
-      const char* remedy = kind == Kind::kPython
-                               ? "; its dataset is made in Python: install a Python with penstock on this machine "
-                                 "(PENSTOCK_PYTHON names it), or take the batches from a pool alone (num_workers=0)"
-                               : "; PENSTOCK_WORKER names the program penstock-worker, which is installed beside the "
-                                 "library";
+      const char* remedy =
+          kind == Kind::kPython
+              ? "; its dataset is a Python object: install a Python with penstock on this machine and set "
+                "PENSTOCK_PYTHON to it, or use only a pool (num_workers=0)"
+              : "; set PENSTOCK_WORKER to the program penstock-worker, which is installed next to the library";
       return Fault{Errc::kUnsupported, started.error().message + remedy};
     }
     own.processes_.push_back(std::move(started).value());

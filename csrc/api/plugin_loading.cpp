@@ -25,26 +25,25 @@ AnyDataset make_dataset_of(const PluginDataset& plugin) {
   void* library = ::dlopen(plugin.path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = ::dlerror();
-    refuse_plugin(
-        spoken + " cannot be loaded: " + (why != nullptr ? why : "the system does not say why") +
-        "; it has to be there on the worker's machine, built against the penstock and the torch of the worker");
+    refuse_plugin(spoken + " cannot be loaded: " + (why != nullptr ? why : "unknown reason") +
+                  "; install it on the worker's machine, built against the worker's versions of penstock and torch");
   }
   using Ask = const PluginEntry* (*)();
   const auto ask = reinterpret_cast<Ask>(::dlsym(library, ("penstock_dataset_" + plugin.name).c_str()));
   if (ask == nullptr) {
-    refuse_plugin(spoken + " has no dataset '" + plugin.name + "'; name it there with PENSTOCK_DATASET(" + plugin.name +
-                  ", factory), at the global namespace");
+    refuse_plugin(spoken + " does not define the dataset '" + plugin.name + "'; add PENSTOCK_DATASET(" + plugin.name +
+                  ", factory) to it, in the global namespace");
   }
   const PluginEntry& entry = *ask();
   if (minor_of(entry.penstock_version) != minor_of(PENSTOCK_VERSION)) {
     refuse_plugin(spoken + " was built for penstock " + entry.penstock_version + ", and this is penstock " +
-                  PENSTOCK_VERSION + "; build it again");
+                  PENSTOCK_VERSION + "; rebuild it");
   }
   check_torch(entry.torch, spoken);
   try {
     AnyDataset made = entry.make(plugin.arguments);
     if (!made.by_index() && !made.as_streams())
-      refuse_plugin(spoken + ": the factory of '" + plugin.name + "' made no dataset");
+      refuse_plugin(spoken + ": the factory of '" + plugin.name + "' returned no dataset");
     return made;
   } catch (const Error& error) {
     throw Error(error.kind(), spoken + ": the factory of '" + plugin.name + "' failed: " + error.what());

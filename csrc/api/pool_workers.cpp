@@ -76,15 +76,13 @@ dataset::JobText job_of(const AnyDataset& dataset, const Options& options,
 DatasetShape shape_of(loader::Batch& batch) {
   if (const auto& error = batch.remote_error()) {
     const std::string worker = error->worker.empty() ? "a worker" : "worker " + error->worker;
-    throw Error(ErrorKind::kWorker, worker + " cannot tell what the dataset is: " + error->text);
+    throw Error(ErrorKind::kWorker, worker + " cannot describe the dataset: " + error->text);
   }
   const std::string worker = "worker " + spoken_id(batch.times().worker_id);
   const auto refuse = [&](const std::string& seen) {
-    throw Error(ErrorKind::kWorker, worker +
-                                        " was asked what the dataset is, and must answer a dict of 'iterable', a " +
-                                        "bool, and 'size', an integer of 0 or more, or None for an iterable dataset; "
-                                        "got " +
-                                        seen + "; see that its version of penstock is that of this program");
+    throw Error(ErrorKind::kWorker, worker + " must describe the dataset as a dict of 'iterable', a " +
+                                        "bool, and 'size', an integer >= 0, or None for an iterable dataset; got " +
+                                        seen + "; install the same version of penstock on both");
   };
   const auto said = dataset::read_value(batch.frame().nest, batch.tensors());
   if (!said) refuse(said.error().message);
@@ -93,7 +91,7 @@ DatasetShape shape_of(loader::Batch& batch) {
   if (iterable == nullptr || size == nullptr || iterable->kind() != Value::Kind::kBoolean)
     refuse(said.value().describe());
   if (iterable->boolean()) {
-    if (!size->is_none()) refuse("an iterable dataset of the size " + size->describe());
+    if (!size->is_none()) refuse("an iterable dataset of size " + size->describe());
     return {.is_iterable = true};
   }
   if (size->kind() != Value::Kind::kInteger) refuse("the size " + size->describe());
@@ -113,7 +111,8 @@ PoolWorkers::PoolWorkers(const AnyDataset& dataset, const Options& options, std:
     : options_(options), key_folder_(chosen_keys(options)) {
   if (pool) {
     auto endpoint = net::Endpoint::parse(*pool);
-    if (!endpoint) refuse("pool is '" + *pool + "'; the address of a controller is expected, as in 'tcp://host:7000'");
+    if (!endpoint)
+      refuse("pool is '" + *pool + "', but must be the address of a controller, such as 'tcp://host:7000'");
     controller_ = std::move(endpoint).value();
   }
   std::optional<wire::BlobId> transform;
@@ -229,8 +228,7 @@ DatasetShape PoolWorkers::ask_for_shape() {
       }
       case Event::Kind::kFailed: throw Error(ErrorKind::kWorker, event.error->message);
       case Event::Kind::kShardEnded:
-      case Event::Kind::kEnd:
-        throw Error(ErrorKind::kWorker, "the workers were asked what the dataset is, and have not told");
+      case Event::Kind::kEnd: throw Error(ErrorKind::kWorker, "the workers have not described the dataset yet");
       case Event::Kind::kNews: TORCH_WARN(event.error->message); break;
       case Event::Kind::kNothing:
         if (!client->wait_until(std::min(deadline, steady_clock::now() + kCheckInterval))) look_after(*client);
@@ -240,7 +238,7 @@ DatasetShape PoolWorkers::ask_for_shape() {
     // The timeout covers the whole wait, including events that arrive meanwhile.
     if (steady_clock::now() >= deadline) {
       throw Error(ErrorKind::kTimeout,
-                  "no worker has told what the dataset is within the timeout: " + client->describe_pool());
+                  "no worker described the dataset within the timeout: " + client->describe_pool());
     }
   }
 }
@@ -250,8 +248,8 @@ void PoolWorkers::check() { look_after(*client_); }
 void PoolWorkers::look_after(PoolClient& client) {
   if (own_) {
     for (OwnProcesses::Loss& loss : own_->take_losses()) {
-      TORCH_WARN("DataLoader's own worker, process ", loss.pid, " on this host, ", loss.how,
-                 "; others make the batches that it owed");
+      TORCH_WARN("a local DataLoader worker, process ", loss.pid, " on this host, ", loss.how,
+                 "; other workers make its batches");
       client.lose_own_worker(loss.worker_id);
       losses_.push_back(std::move(loss));
     }
@@ -264,14 +262,14 @@ void PoolWorkers::look_after(PoolClient& client) {
   const auto now = steady_clock::now();
   if (!waiting_since_) waiting_since_ = now;
   if (now - *waiting_since_ < kQuiet || std::exchange(is_waiting_told_, true)) return;
-  TORCH_WARN("DataLoader waits for workers: ", client.describe_pool());
+  TORCH_WARN("DataLoader is waiting for workers: ", client.describe_pool());
 }
 
 void PoolWorkers::raise_lost() const {
   std::string pids;
   for (const OwnProcesses::Loss& loss : losses_) pids += (pids.empty() ? "" : ", ") + std::to_string(loss.pid);
   throw Error(ErrorKind::kWorker, "DataLoader worker (pid(s) " + pids + ") exited unexpectedly: the last one " +
-                                      losses_.back().how + ", and there is no other worker; see its output on stderr");
+                                      losses_.back().how + ", and no worker is left; check its output on stderr");
 }
 
 void PoolWorkers::set_starts(const wire::EpochSeeds&, const ResumePoint& point) {

@@ -29,8 +29,8 @@ JobPlace place_in_environment() {
   const auto rank_number = to_integer(*rank);
   const auto world_number = to_integer(*world_size);
   if (!rank_number || !world_number) {
-    refuse("the environment has RANK='" + *rank + "' and WORLD_SIZE='" + *world_size +
-           "'; two integers are expected, as torchrun sets them");
+    refuse("RANK and WORLD_SIZE must be integers, as torchrun sets them, got RANK='" + *rank + "' and WORLD_SIZE='" +
+           *world_size + "'");
   }
   return {*rank_number, *world_number};
 }
@@ -40,14 +40,11 @@ void check_without_ranks(const Options& options) {
       {"rank", options.rank}, {"world_size", options.world_size}, {"global_batch_size", options.global_batch_size}};
   for (const auto& [name, value] : given) {
     if (!value) continue;
-    refuse(std::string(name) + "=" + spoken(value) +
-           " was given without shard_by_rank, where each rank's loader is its own; set shard_by_rank, or leave " +
-           name + " out");
+    refuse(std::string(name) + "=" + spoken(value) + " requires shard_by_rank; set shard_by_rank, or leave " + name +
+           " unset");
   }
   if (options.remainder) {
-    refuse(
-        "remainder was given without shard_by_rank, where each rank's loader is its own; set shard_by_rank, or leave "
-        "remainder out");
+    refuse("remainder requires shard_by_rank; set shard_by_rank, or leave remainder unset");
   }
 }
 
@@ -55,13 +52,13 @@ void check_without_ranks(const Options& options) {
 
 JobPlace place_in_job(const Options& options) {
   if (options.rank.has_value() != options.world_size.has_value()) {
-    refuse("rank is " + spoken(options.rank) + " and world_size is " + spoken(options.world_size) +
-           "; give both, or neither to have those of this process");
+    refuse("rank and world_size must be passed together, got rank=" + spoken(options.rank) + " and world_size=" +
+           spoken(options.world_size) + "; pass both, or neither to use the values of this process");
   }
   const JobPlace job = options.rank ? JobPlace{*options.rank, *options.world_size} : place_in_environment();
   if (job.rank < 0 || job.rank >= job.world_size) {
-    refuse("rank is " + std::to_string(job.rank) + " and world_size is " + std::to_string(job.world_size) +
-           "; a rank from 0 to world_size - 1 is expected");
+    refuse("rank and world_size must satisfy 0 <= rank < world_size, got rank=" + std::to_string(job.rank) +
+           " and world_size=" + std::to_string(job.world_size) + "; correct them");
   }
   return job;
 }
@@ -72,19 +69,17 @@ Options with_ranks(Options options) {
     return options;
   }
   if (!options.batch_size) {
-    refuse(
-        "shard_by_rank is true and batch_size is none, so that the batches are not the loader's to make; give "
-        "batch_size or global_batch_size");
+    refuse("shard_by_rank requires a batch size; pass batch_size or global_batch_size");
   }
   if (dynamic_cast<const DistributedSampler*>(options.sampler.get()) != nullptr) {
     refuse(
-        "shard_by_rank is true and sampler is a DistributedSampler, which shares the samples out already; leave one of "
-        "the two out");
+        "shard_by_rank must not be combined with a DistributedSampler, which already shards the samples; omit one of "
+        "the two");
   }
   if (options.sampler && !options.sampler->size()) {
     refuse(
-        "shard_by_rank is true and the sampler has no size, so the ranks cannot know how many steps an epoch has; give "
-        "it a size()");
+        "shard_by_rank requires a sampler with a size, so that all ranks know the number of steps of an epoch; "
+        "implement its size()");
   }
   const auto [rank, world_size] = place_in_job(options);
   options.rank = rank;
@@ -94,17 +89,17 @@ Options with_ranks(Options options) {
     const int64_t size = *options.global_batch_size;
     if (size < world_size) {
       refuse("global_batch_size is " + std::to_string(size) + " and there are " + std::to_string(world_size) +
-             " ranks; " + std::to_string(world_size) + " or more is expected, a sample for each rank");
+             " ranks, but must be at least " + std::to_string(world_size) + ", one sample for each rank");
     }
     if (options.batch_size != 1) {
       refuse("batch_size is " + spoken(options.batch_size) + " and global_batch_size is " + std::to_string(size) +
-             "; give batch_size for batches of a fixed size per rank, or global_batch_size for steps of a fixed size "
-             "over all ranks");
+             "; pass batch_size for a fixed batch size per rank, or global_batch_size for a fixed step size over all "
+             "ranks");
     }
     if (size % world_size != 0 && *options.remainder != Remainder::kUneven) {
       refuse("global_batch_size is " + std::to_string(size) + " and there are " + std::to_string(world_size) +
-             " ranks, so that their batches cannot be of one size; choose a multiple of " + std::to_string(world_size) +
-             ", or set remainder to kUneven to have some ranks get one sample more than others");
+             " ranks, so their batches cannot have the same size; choose a multiple of " + std::to_string(world_size) +
+             ", or set remainder to kUneven to allow one more sample on some ranks");
     }
     options.batch_size = size / world_size;
   }

@@ -21,7 +21,7 @@ struct Seen {
   std::vector<at::Tensor> gradients;
   std::vector<at::Tensor> drawn;  // the states of the generators
 };
-constexpr std::array<const char*, 4> kKinds = {"results", "what it writes to", "gradients", "random numbers"};
+constexpr std::array<const char*, 4> kKinds = {"results", "in-place writes", "gradients", "random numbers"};
 
 // Saves the generators of the CPU and the devices, and restores them at the end of its scope.
 class GeneratorsKept {

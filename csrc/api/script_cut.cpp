@@ -34,8 +34,7 @@ void refuse_effects(const graph::Graph& graph) {
     const std::string name(node.op);
     const std::string library = name.substr(0, name.find("::"));
     if (!kKnownLibraries.contains(library)) {
-      throw Refusal{"the module uses " + name +
-                    ", which may do more than compute, so it cannot be run once more to compare"};
+      throw Refusal{"the module uses " + name + ", which may have side effects, so it cannot be re-run for comparison"};
     }
   }
 }
@@ -133,9 +132,10 @@ ScriptCut cut_by(ScriptCut cut, const torch::jit::Module& module, const std::vec
   for (size_t index = 0; index < made.size(); ++index) {
     const at::Tensor& reference = expected.toTupleRef().elements()[index].toTensor();
     if (reference.device() != cut.devices[index].value_or(at::kCPU))
-      throw Refusal{cut.operators[index] + " is on " + reference.device().str() + ", another device than was read"};
+      throw Refusal{cut.operators[index] + " is on " + reference.device().str() +
+                    ", not on the device that was captured"};
     if (!runtime::is_same_bits(made[index], reference.cpu()))
-      throw Refusal{cut.operators[index] + " gives other bits in a worker than in the trainer"};
+      throw Refusal{cut.operators[index] + " returns other bits in a worker than in the trainer"};
   }
   const auto message = value_or_refuse(
       worker::write_prefix_message({.text = graph::print_graph(prefix), .constants = std::move(constants)}));
@@ -152,8 +152,8 @@ ScriptCut plan_script(const torch::jit::Module& module, const ScriptCall& call,
       std::any_of(leaf_indices.begin(), leaf_indices.end(), [](const auto& one) { return one.has_value(); });
   if (!has_leaf) {
     throw Refusal{
-        "no tensor of the batch is an argument of the module by itself; TorchScript is read when it takes tensors and "
-        "tuples of tensors"};
+        "the module must take tensors or tuples of tensors for TorchScript to be captured, but no tensor of the batch "
+        "is a direct argument"};
   }
   auto program = std::make_shared<ScriptProgram>(value_or_refuse(ScriptProgram::read(module, call, leaf_indices)));
   refuse_effects(program->graph());

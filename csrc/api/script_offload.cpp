@@ -68,9 +68,9 @@ graph::CutMode mode_of(OffloadOptions::Cut cut) {
 
 // Formats the list of batches that were used without a comparison.
 std::string spoken_batches(std::vector<int64_t> batches) {
-  if (batches.empty()) return "No batch was used without a comparison since the last one that was right";
+  if (batches.empty()) return "No batch was used without a comparison since the last correct one";
   std::sort(batches.begin(), batches.end());
-  std::string text = "Used without a comparison since the last one that was right: batch ";
+  std::string text = "Used without a comparison since the last correct one: batch ";
   for (size_t first = 0, end = 0; first < batches.size(); first = end) {
     for (end = first + 1; end < batches.size() && batches[end] <= batches[end - 1] + 1;) ++end;
     if (first > 0) text += ", ";
@@ -111,15 +111,14 @@ OffloadedModule::Impl::Impl(torch::jit::Module module, const std::shared_ptr<api
                             const OffloadOptions& options)
     : module_(std::move(module)), workers_(workers), options_(options), owner_pid_(::getpid()) {
   if (options_.verify_every < 1) {
-    throw Error(ErrorKind::kValue,
-                "verify_every is " + std::to_string(options_.verify_every) + "; 1 or more is expected");
+    throw Error(ErrorKind::kValue, "verify_every is " + std::to_string(options_.verify_every) + ", but must be >= 1");
   }
   workers->note_origins();
   if (auto* const withholding = workers->withholding())
     withholding->take(reinterpret_cast<uintptr_t>(this), static_cast<uint64_t>(options_.verify_every));
   if (options_.cut == OffloadOptions::Cut::kAuto) pricing_.emplace(workers->measure_steps());
   if (workers->is_parallel()) return;
-  refuse("the loader has num_workers=0, so there is no worker to move anything to");
+  refuse("the loader must have workers, got num_workers=0");
   is_open_ = false;
 }
 
@@ -321,7 +320,7 @@ std::optional<std::vector<at::Tensor>> OffloadedModule::Impl::boundary_of(Script
   }
   if (cut.has_changed()) {
     if (++constant_changes_ > 1)
-      give_up("a buffer that workers have a copy of keeps changing");
+      give_up("a buffer that is copied to the workers keeps changing");
     else
       forget(cut);
     return std::nullopt;
@@ -376,7 +375,7 @@ bool OffloadedModule::Impl::is_right(ScriptCut& cut, const ScriptCall& call, con
   }();
   for (size_t index = 0; index < boundary.size(); ++index) {
     if (runtime::is_same_bits(boundary[index], expected.toTupleRef().elements()[index].toTensor())) continue;
-    give_up("the workers' result of " + cut.operators[index] + " differs from the trainer's own in batch " +
+    give_up("the workers' result of " + cut.operators[index] + " differs from the trainer's result in batch " +
             std::to_string(batch_number) + ". " + spoken_batches(cut.unchecked));
     return false;
   }
@@ -400,7 +399,7 @@ bool OffloadedModule::Impl::is_right(ScriptCut& cut, const ScriptCall& call, con
   }
   if (!difference) return true;
   cut.refused.insert(setting);
-  refuse("run by TorchScript without the calls that move, the model has other " + *difference);
+  refuse("the model run by TorchScript without the moved calls has other " + *difference);
   return false;
 }
 
@@ -415,7 +414,7 @@ void OffloadedModule::Impl::note(const std::string& reason) {
   if (std::find(refusals_.begin(), refusals_.end(), reason) != refusals_.end()) return;
   refusals_.push_back(reason);
   if (refusals_.size() == 1) {
-    TORCH_WARN("penstock: the module runs whole in the trainer: ", reason);
+    TORCH_WARN("penstock: the whole module runs in the trainer: ", reason);
   }
 }
 
@@ -436,7 +435,7 @@ void OffloadedModule::Impl::forget(const ScriptCut& cut) {
 Plan OffloadedModule::Impl::plan() const {
   Plan plan{.refused = refusals_};
   if (!was_called_ && plan.refused.empty())
-    plan.refused.push_back("the module was not called yet, and is planned then");
+    plan.refused.push_back("the module has not been called yet; its first call creates the plan");
   if (last_ == nullptr) return plan;
   for (const graph::PlanGroup& group : last_->plan().moved) plan.moved.push_back(spoken(group));
   for (const graph::PlanGroup& group : last_->plan().kept) plan.kept.push_back(spoken(group));

@@ -45,7 +45,7 @@ const Value& StateAccess::value_of(const State& state) { return state.content_->
 State State::from_json(std::string_view text) {
   Value value = Value::from_json(text);
   if (value.kind() != Value::Kind::kDict && !value.is_none())
-    api::refuse("a text is the JSON of " + value.describe() + "; that of a loader's state is expected");
+    api::refuse("the text is the JSON of " + value.describe() + ", but must be the JSON of a loader's state");
   if (value.kind() == Value::Kind::kDict && value.size() == 0) value = Value();
   return StateAccess::make(std::move(value));
 }
@@ -57,8 +57,7 @@ void State::save(torch::serialize::OutputArchive& archive) const { archive.write
 void State::load(torch::serialize::InputArchive& archive) {
   c10::IValue text;
   if (!archive.try_read(kArchiveKey, text) || !text.isString()) {
-    api::refuse(std::string("the archive has no \"") + kArchiveKey +
-                "\"; a loader's state is in those that State::save() wrote to");
+    api::refuse(std::string("the archive has no \"") + kArchiveKey + "\"; pass an archive written by State::save()");
   }
   *this = from_json(text.toStringRef());
 }

@@ -25,15 +25,15 @@ void check_torch(TorchVersion compiled_with, const std::string& who) {
   if (compiled_with != own) {
     throw Error(ErrorKind::kUnsupported,
                 who + " was compiled with the headers of torch " + text(compiled_with) +
-                    ", and libpenstock was built for torch " + text(own) +
-                    "; compile it again with find_package(Penstock), which finds the torch that belongs to it");
+                    ", but libpenstock was built for torch " + text(own) +
+                    "; recompile it with find_package(Penstock), which finds the matching torch");
   }
   const TorchVersion loaded = loaded_torch(own);
   if (loaded != own) {
-    throw Error(ErrorKind::kUnsupported,
-                "libpenstock was built for torch " + text(own) + ", and torch " + text(loaded) +
-                    " is loaded in this process; see with ldd where it comes from (LD_LIBRARY_PATH), or build penstock "
-                    "again beside that torch");
+    throw Error(ErrorKind::kUnsupported, "libpenstock was built for torch " + text(own) + ", but torch " +
+                                             text(loaded) +
+                                             " is loaded in this process; check its path with ldd (LD_LIBRARY_PATH), "
+                                             "or rebuild penstock with that torch");
   }
 }
 

@@ -160,9 +160,9 @@ class WarmWorker {
   // A forked process has only the thread that called fork(), and locks stay as the other threads held them.
   void note_threads() const {
     if (const size_t count = own_threads().size(); count > 1)
-      log_.tell("the process that those of jobs are forked from has " + std::to_string(count) +
-                " threads and must have one, since a job may wait for ever for what another holds; start it without "
-                "LD_PRELOAD and other libraries that start threads");
+      log_.tell("the process that forks job processes must have one thread, got " + std::to_string(count) +
+                ", so a job may deadlock on a lock of another thread; start it without LD_PRELOAD and other libraries "
+                "that start threads");
   }
 
   Result<void> fork(WarmChannel::Order order) {
@@ -170,8 +170,8 @@ class WarmWorker {
     if (pid == 0) run_job(channel_, std::move(order), pid_, separation_);
     if (pid < 0)
       ProcessLog(order.log_name)
-          .tell(std::string("the process of a job could not be started (") + std::strerror(errno) +
-                "); the system has to have memory and process numbers left");
+          .tell(std::string("a job process could not be started (") + std::strerror(errno) +
+                "); free memory, or raise the limit of processes");
     return channel_.started(order.job, std::max(pid, 0));
   }
 

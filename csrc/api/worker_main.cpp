@@ -175,13 +175,13 @@ class Supervised {
     start_at_.reset();
     started_at_ = steady_clock::now();
     auto pipe = ExitPipe::open();
-    if (!pipe) return start_later(pipe.error().message + "; another try follows");
+    if (!pipe) return start_later(pipe.error().message + "; retrying");
     settings_.exit_fd = pipe.value().write_fd();
     std::vector<std::string> command = {program_};
     for (std::string& argument : api::server_arguments(workers_, settings_)) command.push_back(std::move(argument));
     auto started =
         ChildProcess::start({.command = std::move(command), .passed_fd = settings_.exit_fd, .has_own_session = true});
-    if (!started) return start_later(started.error().message + "; another try follows");
+    if (!started) return start_later(started.error().message + "; retrying");
     pipe.value().close_write();
     pipe_.emplace(std::move(pipe).value());
     child_.emplace(std::move(started).value());
@@ -216,7 +216,7 @@ class Supervised {
 
   void kill_if_late() {
     if (!kill_at_ || steady_clock::now() < *kill_at_) return;
-    log_.say("process " + std::to_string(child_->pid()) + " was to end and has not; it is killed");
+    log_.say("process " + std::to_string(child_->pid()) + " did not exit in time and is killed");
     kill();
     kill_at_.reset();
   }
@@ -278,8 +278,8 @@ int supervise(const WorkerOptions& options, ProcessLog& log) {
   if (const std::string warning = net::warning_of_workers_keys(options.keys); !warning.empty()) log.tell(warning);
   const std::string program = api::program_beside_library("penstock-server");
   if (::access(program.c_str(), X_OK) != 0) {
-    log.tell("the program that serves trainers of a pool, " + program +
-             ", is not beside libpenstock.so or cannot be run; install penstock again");
+    log.tell("the program that serves pool trainers, " + program +
+             ", is not in the folder of libpenstock.so or cannot be run; reinstall penstock");
     return EXIT_FAILURE;
   }
   StrayProcesses strays;
@@ -297,8 +297,8 @@ int supervise(const WorkerOptions& options, ProcessLog& log) {
     if (number && number != SIGCHLD) {
       ++signal_count;
       log.say(signal_count == 1 ? "draining after SIG" + std::string(::sigabbrev_np(*number)) +
-                                      "; a second signal ends the processes at once"
-                                : "ending the processes at once after a second signal");
+                                      "; a second signal ends the processes immediately"
+                                : "ending the processes immediately after a second signal");
       if (signal_count == 1)
         server.end();
       else
@@ -317,8 +317,7 @@ int worker_main(int argument_count, char** arguments) {
   ProcessLog log("penstock-worker");
   const auto options = api::parse_worker_options({arguments + 1, arguments + argument_count});
   if (!options) {
-    std::cerr << "penstock-worker: " << options.error().message
-              << "\n`penstock-worker --help` tells how it is called.\n";
+    std::cerr << "penstock-worker: " << options.error().message << "\n`penstock-worker --help` shows the usage.\n";
     return kUsageExitCode;
   }
   switch (options.value().mode) {

@@ -28,8 +28,8 @@ Result<int64_t> parse_integer(const std::string& option, const std::string& text
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < min || value > max) {
-    return misuse(option + " is '" + text + "'; " + std::to_string(min) + " to " + std::to_string(max) +
-                  " is expected");
+    return misuse(option + " is '" + text + "', but must be from " + std::to_string(min) + " to " +
+                  std::to_string(max) + ", inclusive");
   }
   return value;
 }
@@ -38,10 +38,9 @@ Result<int64_t> parse_integer(const std::string& option, const std::string& text
 Result<std::string> address_towards(const net::Endpoint& controller) {
   const auto address = net::look_up(controller.host);
   if (!address) {
-    return Fault{address.error().code, "the controller's host " + controller.host + " cannot be looked up (" +
-                                           address.error().message +
-                                           "); name it as this machine knows it, or say with --bind where this worker "
-                                           "listens"};
+    return Fault{address.error().code,
+                 "the controller's host " + controller.host + " cannot be resolved (" + address.error().message +
+                     "); use a name that this machine can resolve, or set the listening address with --bind"};
   }
   const bool is_ipv6 = address.value().is_ipv6;
   const FileDescriptor socket(::socket(is_ipv6 ? AF_INET6 : AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
@@ -60,8 +59,8 @@ Result<std::string> address_towards(const net::Endpoint& controller) {
       ::inet_ntop(towards.ss_family,
                   is_ipv6 ? static_cast<const void*>(&v6->sin6_addr) : static_cast<const void*>(&v4->sin_addr),
                   text.data(), text.size()) == nullptr) {
-    return Fault{Errc::kFailed, "this machine has no way to the controller's host " + controller.host + ": " +
-                                    std::strerror(errno) + "; say with --bind where this worker listens"};
+    return Fault{Errc::kFailed, "this machine has no route to the controller's host " + controller.host + ": " +
+                                    std::strerror(errno) + "; set the listening address with --bind"};
   }
   return std::string(text.data());
 }
@@ -75,8 +74,8 @@ Result<std::string> nth(const std::string& option, const std::string& address, i
   if (!endpoint) return misuse(option + ": " + endpoint.error().message);
   net::Endpoint& its = endpoint.value();
   if (its.port != 0 && its.port + number > 65535) {
-    return misuse(option + " begins with port " + std::to_string(its.port) +
-                  ", and each process needs one, up to 65535; begin with a lower one, or with 0 for free ports");
+    return misuse(option + " must leave a port up to 65535 for each process, got port " + std::to_string(its.port) +
+                  "; use a lower one, or 0 for free ports");
   }
   if (its.port != 0) its.port = static_cast<uint16_t>(its.port + number);
   return its.text();
@@ -87,9 +86,9 @@ Result<std::string> nth(const std::string& option, const std::string& address, i
 std::string worker_usage() {
   return R"(usage: penstock-worker [--controller tcp://HOST:PORT] [--processes N] [OPTION ...]
 
-Runs workers of a pool on this host, which make batches of plug-ins for whichever trainer the controller gives them to.
-Each job is run in a process of its own. No Python is needed. A worker that ends is started again, unless it was told to
-leave. SIGTERM or Ctrl-C has them finish what they have begun and leave; a second one ends them at once.
+Runs pool workers on this host. They make batches of plug-in datasets for the trainers that the controller assigns.
+Each job runs in a separate process. Python is not required. A worker that ends is restarted unless it was drained. On
+SIGTERM or Ctrl-C, the workers finish their batches and leave; a second signal ends them immediately.
 
   --controller ADDRESS      address of the pool's controller (default: PENSTOCK_POOL)
   --keys DIR                folder with the keys of the pool (default: PENSTOCK_KEYS, else the keys that this user's
@@ -97,13 +96,13 @@ leave. SIGTERM or Ctrl-C has them finish what they have begun and leave; a secon
   --processes N             number of workers to start on this host (default: 1)
   --bind ADDRESS            address at which trainers connect to the first worker; each further worker takes the next
                             port (default: a free port of the interface towards the controller)
-  --advertise ADDRESS       address that trainers are told to connect to, where that is another one (default: --bind)
+  --advertise ADDRESS       address to which trainers connect, if it differs from --bind (default: --bind)
   --data-bind ADDRESS       address of the second port of the first worker, for the bytes of batches (default: a free
                             port of the interface of --bind)
-  --data-advertise ADDRESS  address that trainers are told for it (default: the host of --advertise)
-  --patience SECONDS        time after which a worker without a trainer and a controller ends (default: 60)
-  --grace SECONDS           time that a worker has to finish its batch after SIGTERM, Ctrl-C or `penstock drain`; others
-                            make what it has not finished by then (default: 30)
+  --data-advertise ADDRESS  address to which trainers connect for it (default: the host of --advertise)
+  --patience SECONDS        time after which a worker without trainer and controller ends (default: 60)
+  --grace SECONDS           time in which a worker may finish its batch after SIGTERM, Ctrl-C or `penstock drain`;
+                            other workers make its unfinished batches (default: 30)
   --version, --help
 
 example:
@@ -136,7 +135,7 @@ Result<WorkerOptions> parse_worker_options(const std::vector<std::string>& argum
     } else if (++index < arguments.size()) {
       value = arguments[index];
     } else if (option.starts_with("--")) {
-      return misuse(option + " needs a value");
+      return misuse(option + " requires a value");
     }
     const auto text = std::find_if(texts.begin(), texts.end(), [&](const auto& one) { return option == one.first; });
     if (text != texts.end()) {
@@ -158,7 +157,7 @@ Result<WorkerOptions> parse_worker_options(const std::vector<std::string>& argum
       char* end = nullptr;
       seconds = std::strtod(value.c_str(), &end);
       if (value.empty() || *end != '\0' || !(seconds >= 1 && seconds <= 1e9))
-        return misuse(option + " is '" + value + "'; a number of seconds, 1 or more, is expected");
+        return misuse(option + " is '" + value + "', but must be a number of seconds >= 1");
     } else {
       return misuse("there is no option " + option);
     }
@@ -170,7 +169,7 @@ Result<WorkerOptions> parse_worker_options(const std::vector<std::string>& argum
   from_environment(options.controller, "PENSTOCK_POOL");
   from_environment(options.keys, "PENSTOCK_KEYS");
   if (options.controller.empty()) {
-    return misuse("say where the controller is: --controller tcp://HOST:PORT, or PENSTOCK_POOL in the environment");
+    return misuse("the address of the controller is missing; pass --controller tcp://HOST:PORT, or set PENSTOCK_POOL");
   }
   return options;
 }

@@ -76,7 +76,7 @@ class Service {
   Result<NativeJob*> job_of(const PoolWork& work) {
     if (work.blobs.empty()) {
       return Fault{Errc::kUnsupported,
-                   "a batch is asked for without its job; install the same version of penstock on both"};
+                   "a batch was requested without its job; install the same version of penstock on both"};
     }
     const wire::BlobId& id = work.blobs[0];
     for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
@@ -110,8 +110,8 @@ class Service {
       if (!blob && blob.error().code == Errc::kTimeout) continue;
       if (!blob || blob_id_of(blob.value()) == id) return blob;
       return Fault{Errc::kMalformed,
-                   "the part of a job that the trainer sent is not the one that it named; trainer and workers must run "
-                   "the same version of penstock"};
+                   "the trainer sent another part of a job than it announced; trainer and workers must run the same "
+                   "version of penstock"};
     }
   }
 

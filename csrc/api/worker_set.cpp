@@ -182,20 +182,20 @@ std::unique_ptr<WorkerSet> make_workers(const AnyDataset& dataset, const Options
   if (is_of_program && options.pool && !options.pool->empty()) {
     refuse(
         "pool is " + *options.pool +
-        " and the dataset is an object of this program, which cannot be sent; make it a plug-in (PENSTOCK_DATASET), or "
-        "leave pool out");
+        ", which requires a dataset that can be sent, but the dataset is an object of this program; make it a plug-in "
+        "(PENSTOCK_DATASET), or omit pool");
   }
   if (is_of_program) return std::make_unique<ThreadWorkers>(dataset, options);
   if (!pool && options.num_workers == 0) {
     if (plugin != nullptr) return std::make_unique<ThreadWorkers>(make_dataset_of(*plugin), options);
     refuse(
-        "the dataset is made in Python, and num_workers is 0 without a pool, where this process would make the "
-        "batches; ask for worker processes (num_workers), or name a pool");
+        "a Python dataset requires worker processes or a pool, got num_workers=0 without a pool; set num_workers or "
+        "pool");
   }
   if (options.collate_fn) {
     refuse(
-        "collate_fn is a function of this program, which worker processes do not have; collate in the dataset's "
-        "get_batch(), or leave it out");
+        "collate_fn must not be a function of this program, because worker processes do not have it; collate in the "
+        "dataset's get_batch(), or omit it");
   }
   return std::make_unique<PoolWorkers>(dataset, options, std::move(pool));
 }

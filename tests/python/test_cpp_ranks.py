@@ -93,11 +93,11 @@ def test_a_job_goes_on_in_cpp_and_in_python_with_other_numbers_of_ranks(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"global_batch_size": 7}, "is 7 and there are 2 ranks, so that their batches cannot be"),
-        ({"global_batch_size": 1}, "is 1 and there are 2 ranks; 2 or more is expected"),
+        ({"global_batch_size": 7}, "is 7 and there are 2 ranks, so their batches cannot have"),
+        ({"global_batch_size": 1}, "is 1 and there are 2 ranks, but must be at least 2"),
         ({"batch_size": 3, "global_batch_size": 6}, "batch_size is 3 and global_batch_size is 6"),
-        ({"batch_size": None}, "batch_size is none, so that the batches are not the loader's"),
-        ({"rank": 1}, "sampler is a DistributedSampler, which shares the samples out already"),
+        ({"batch_size": None}, "shard_by_rank requires a batch size"),
+        ({"rank": 1}, "a DistributedSampler, which already shards the samples"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: str) -> None:
@@ -107,7 +107,7 @@ def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: 
 
 @pytest.mark.long
 def test_a_rank_that_there_is_not_is_refused() -> None:
-    with pytest.raises(AssertionError, match="rank is 2 and world_size is 2; a rank from 0"):
+    with pytest.raises(AssertionError, match="0 <= rank < world_size, got rank=2 and world_size=2"):
         cpp_rank(2, 2, options={"batch_size": 2})
 
 
@@ -118,5 +118,5 @@ def test_an_iterable_dataset_has_no_order_to_share() -> None:
 
 @pytest.mark.long
 def test_options_of_ranks_need_shard_by_rank() -> None:
-    with pytest.raises(AssertionError, match="global_batch_size=6 was given without shard_by_rank"):
+    with pytest.raises(AssertionError, match="global_batch_size=6 requires shard_by_rank"):
         run_cpp(size=SIZE, options={"global_batch_size": 6}, seed=3)

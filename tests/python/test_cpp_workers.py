@@ -179,7 +179,7 @@ def test_a_batch_that_is_another_one_when_it_is_made_again_is_told(pool: PoolPro
     pool.start_worker(environment={"PYTHONPATH": str(HERE)})
     of = {**PICTURES, "python": "cpp_loader:Forgetful"}
     error = error_of_cpp(options=SHUFFLED, pool=pool.endpoint, read_every=80, late=20, **of)
-    assert "the batch was made again with other values" in error
+    assert "re-creating the batch" in error
 
 
 @pytest.mark.long
@@ -188,7 +188,7 @@ def test_a_tensor_that_stayed_is_not_read_in_another_thread(pool: PoolProcesses)
     pool.start_worker(environment={"PYTHONPATH": str(HERE)})
     reads = {"read_every": 80, "in_thread": True}
     error = error_of_cpp(options=SHUFFLED, pool=pool.endpoint, **PICTURES_OF_PYTHON, **reads)
-    assert "was read in another thread or process than the loader's" in error
+    assert "was read outside the loader's thread or process" in error
 
 
 @pytest.mark.long
@@ -270,7 +270,7 @@ def test_what_a_plugin_leaves_in_a_session_of_its_own_ends_with_its_process(
     file = tmp_path / "left"
     of = {**OF_PLUGIN, "dataset": "leaving_sample", "arguments": {"file": str(file)}}
     said = error_of_cpp(size=20, options={"batch_size": 4}, seed=3, pool=pool.endpoint, **of)
-    assert "3 workers died one after the other" in said
+    assert "3 workers in a row died" in said
     worker.wait_for_lines(lambda line: "ended with exit code 1" in line, 3)
     assert worker.end() == 0
     left = [int(line) for line in file.read_text().split()]
@@ -283,7 +283,7 @@ def test_a_pool_without_workers_of_its_kind_says_so(pool: PoolProcesses) -> None
     pool.start_worker()
     said = error_of_cpp(size=SIZE, options=SHUFFLED, seed=3, pool=pool.endpoint, **OF_PLUGIN)
     assert "no worker of the pool can run this job" in said
-    assert "it runs Python, and the dataset is a plug-in; start penstock-worker for it" in said
+    assert "it runs Python, but the dataset is a plug-in; start penstock-worker for it" in said
 
 
 def failure(of: dict[str, Any], **given: Any) -> str:
@@ -297,12 +297,15 @@ def failure(of: dict[str, Any], **given: Any) -> str:
     ("changes", "message"),
     [
         ({"plugin": "/no/such.so"}, "the plug-in /no/such.so cannot be loaded"),
-        ({"dataset": "photographs"}, "has no dataset 'photographs'; name it there with"),
+        (
+            {"dataset": "photographs"},
+            "does not define the dataset 'photographs'; add PENSTOCK_DATASET(",
+        ),
         ({"dataset": "no_file"}, "'no_file' failed: there is no file photographs.txt"),
-        ({"dataset": "no_dataset"}, "the factory of 'no_dataset' made no dataset"),
-        ({"arguments": {}}, "the part 'size' was asked for of an empty dict"),
+        ({"dataset": "no_dataset"}, "the factory of 'no_dataset' returned no dataset"),
+        ({"arguments": {}}, "the part 'size' was requested from an empty dict"),
         ({"dataset": "bad_sample"}, "(sample 6 of the dataset)\nno sample here"),
-        ({"dataset": "fatal_sample"}, "was ended by SIGABRT, and there is no other worker"),
+        ({"dataset": "fatal_sample"}, "was ended by SIGABRT, and no worker is left"),
     ],
     ids=lambda value: next(iter(value.values()), "") if isinstance(value, dict) else "",
 )
@@ -356,7 +359,7 @@ def test_a_dataset_in_python_that_fails_is_told_of(
 
 def test_a_dataset_in_python_needs_worker_processes() -> None:
     said = error_of_cpp(size=SIZE, options={"batch_size": 4}, seed=3, **OF_PYTHON)
-    assert "ask for worker processes (num_workers), or name a pool" in said
+    assert "set num_workers or pool" in said
 
 
 @pytest.mark.long
@@ -415,10 +418,10 @@ def _libraries_of_native_worker() -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "say where the controller is: --controller tcp://HOST:PORT"),
-        (("--processes", "0"), "--processes is '0'; 1 to 256 is expected"),
+        ((), "the address of the controller is missing; pass --controller tcp://HOST:PORT"),
+        (("--processes", "0"), "--processes is '0', but must be from 1 to 256"),
         (("--controler", "x"), "there is no option --controler"),
-        (("--controller",), "--controller needs a value"),
+        (("--controller",), "--controller requires a value"),
         (("--controller", "x"), "--controller:"),
         (("--controller", "tcp://127.0.0.1:9", "--bind", "y"), "--bind:"),
         (("--controller", "tcp://127.0.0.1:9", "--patience", "x"), "--patience is 'x'"),

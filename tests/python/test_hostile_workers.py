@@ -72,7 +72,9 @@ def test_epoch_is_whole_beside_a_worker_that_ends_it_early(pool: PoolProcesses) 
     pool.start_worker(processes=2)
     alone = digests(take_all(pooled(pool)))
     pool.start_altered_worker("end_shards_from", "11")
-    told = r"worker [0-9a-f]{16} at tcp:.* is asked for nothing any more, since it said that a"
+    told = (
+        r"worker [0-9a-f]{16} at tcp:.* receives no more requests, because it reported the end of a"
+    )
     with pytest.warns(PoolWarning, match=told):
         for _ in range(10):  # the altered worker may join too late to be asked in one epoch
             loader = pooled(pool)
@@ -97,7 +99,7 @@ WRONG_SHAPES: list[tuple[Any, str]] = [
     ({"iterable": False, "size": None}, "got the size none"),
     ({"iterable": False, "size": 2**70}, "got "),
     ({"iterable": False, "size": True}, "got the size"),
-    ({"iterable": True, "size": 23}, "got an iterable dataset of the size 23"),
+    ({"iterable": True, "size": 23}, "got an iterable dataset of size 23"),
     ({"iterable": 0, "size": 23}, "got "),
     ({"size": 23}, "got "),
     ({"iterable": False}, "got "),
@@ -125,14 +127,14 @@ def test_wrong_description_of_the_dataset_is_an_error_that_names_the_worker(
     pool.start_altered_worker("describe_datasets_as", json.dumps(shapes))
     for shape, words in WRONG_SHAPES:
         said = error_of_program(pool, timeout_s=60)
-        assert "was asked what the dataset is, and must answer a dict" in said, (shape, said)
+        assert "must describe the dataset as a dict" in said, (shape, said)
         assert words in said, (shape, said)
 
 
 def test_batches_of_another_dataset_than_the_one_described_are_errors(pool: PoolProcesses) -> None:
     pool.start_altered_worker("describe_datasets_as", json.dumps([{"iterable": False, "size": 5}]))
     said = error_of_program(pool, timeout_s=60)
-    assert "its dataset has 23 samples" in said and "is read, has 5 samples" in said, said
+    assert "its dataset has 23 samples" in said and "this epoch, has 5 samples" in said, said
 
 
 @pytest.mark.parametrize("alteration", ["describe_no_dataset", "end_shards_from"])
@@ -142,6 +144,6 @@ def test_constructor_that_asks_for_the_dataset_obeys_its_time_limit(
     """A worker that ended a shard in place of the answer remained busy for ever."""
     pool.start_altered_worker(alteration, "0")
     said = error_of_program(pool, timeout_s=3)
-    late = "no worker has told what the dataset is within the timeout"
-    wrong = "it said that a shard has ended where it was asked for"
+    late = "no worker described the dataset within the timeout"
+    wrong = "it reported the end of a shard when it was asked for"
     assert late in said or (alteration == "end_shards_from" and wrong in said), said

@@ -84,7 +84,7 @@ def test_workers_may_be_there_before_their_controller(pool: PoolProcesses) -> No
             said, worker.wait_for_lines(lambda line: "listens at" in line, 2), strict=True
         )
     )
-    unanswered = worker.wait_for_lines(lambda line: "nothing answers" in line, 2)
+    unanswered = worker.wait_for_lines(lambda line: "no controller answers" in line, 2)
     assert all(f"penstock controller --bind {where}" in line for line in unanswered)
     pool.start_controller(bind=where)
     workers = reported(pool, 2)
@@ -93,7 +93,7 @@ def test_workers_may_be_there_before_their_controller(pool: PoolProcesses) -> No
     }
     assert f"process {said[0][2]}" in " ".join(each["about"] for each in workers)
     worker.wait_for_lines(lambda line: line.endswith("answers"), 2)
-    assert len([line for line in worker.lines if "nothing answers" in line]) == 2
+    assert len([line for line in worker.lines if "no controller answers" in line]) == 2
 
 
 @pytest.mark.long

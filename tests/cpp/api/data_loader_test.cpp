@@ -346,7 +346,8 @@ TEST(DataLoader, ASamplersBadIndexIsNamed) {
   DataLoader loader(numbers(10), {.sampler = std::make_shared<Bad>(), .num_workers = 1});
   std::string text;
   kind_of([&] { epoch_of(loader); }, &text);
-  EXPECT_NE(text.find("index 10 for a dataset of 10 samples; 0 to 9"), std::string::npos) << text;
+  EXPECT_NE(text.find("index 10 for a dataset of 10 samples, but must return indices from 0 to 9"), std::string::npos)
+      << text;
 }
 
 TEST(DataLoader, OptionsWithoutMeaningAreRefused) {
@@ -531,8 +532,8 @@ TEST(DataLoader, TheStateOfAnotherStreamIsRefusedByName) {
   std::string text;
   EXPECT_EQ(kind_of([&] { second.load_state(first.state()); }, &text), ErrorKind::kValue);
   EXPECT_EQ(text,
-            "the state is of a loader with batch_size 5 and this one has batch_size 4, so its stream is another; "
-            "build the loader as it was");
+            "the state is of a loader with batch_size 5 and this one has batch_size 4, so its stream is another; build "
+            "the loader as it was");
   for (const char* bad : {R"({"x": 1})", "[1]", "{", R"({"built": {}, "generators": {}, "version": 2})"})
     EXPECT_EQ(kind_of([&] { second.load_state(State::from_json(bad)); }), ErrorKind::kValue) << bad;
 }

@@ -124,7 +124,7 @@ TEST(Transform, ThatDoesNotFitTheBatchIsNamed) {
     count_of(loader);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("takes fewer arguments than the batch has parts"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("must take every part of the batch"), std::string::npos);
   }
 }
 
