@@ -59,7 +59,7 @@ Case make_case(const std::string& name, DTypeCode dtype, bool has_rows, uint64_t
   made.entry.bytes = made.wide_bytes;
   const auto plain = std::as_bytes(std::span(values));
   const auto form = wire::narrowest_form(made.entry, plain);
-  PENSTOCK_ASSERT(form, name, " is not written with fewer bytes");
+  PENSTOCK_ASSERT(form, name, " is not compressed");
   made.narrow.resize(form->bytes);
   wire::write_narrow(*form, made.entry, plain, made.narrow);
   made.entry.encoding = form->encoding;
@@ -160,7 +160,7 @@ Seconds measure_cuda(const Case& one, int round_count) {
   std::vector<std::byte> found(one.wide_bytes), wide(one.wide_bytes);
   expect(cudaMemcpy(found.data(), target, found.size(), cudaMemcpyDeviceToHost));
   PENSTOCK_ASSERT(wire::widen(one.entry, one.narrow, wide));
-  PENSTOCK_ASSERT(found == wide, one.name, " was widened wrongly");
+  PENSTOCK_ASSERT(found == wide, one.name, " was decompressed incorrectly");
   for (std::byte* memory : {narrow, scratch, target, copied}) expect(cudaFree(memory));
   expect(cudaEventDestroy(begin));
   expect(cudaEventDestroy(end));
@@ -170,13 +170,13 @@ Seconds measure_cuda(const Case& one, int round_count) {
 
 std::string missing_kernels() {
   const auto status = static_cast<cudaError_t>(loader::try_widen_kernels());
-  return status == cudaSuccess ? "" : std::string("the kernels do not run here: ") + cudaGetErrorString(status);
+  return status == cudaSuccess ? "" : std::string("the kernels cannot run here: ") + cudaGetErrorString(status);
 }
 
 #else
 
 Seconds measure_cuda(const Case&, int) { return {}; }
-std::string missing_kernels() { return "this build of penstock has no kernels"; }
+std::string missing_kernels() { return "this build of penstock contains no kernels"; }
 
 #endif
 
@@ -210,7 +210,7 @@ int main(int argc, char** argv) {
   const int round_count = argc == 4 ? std::atoi(argv[2]) : 0;
   const uint64_t bytes = argc == 4 ? std::strtoull(argv[3], nullptr, 10) : 0;
   if ((device != "cuda" && device != "cpu") || round_count < 1 || bytes < (1 << 20)) {
-    std::cerr << "usage: gpu_widen cuda|cpu ROUNDS BYTES   (a MiB at least)\n";
+    std::cerr << "usage: gpu_widen cuda|cpu ROUNDS BYTES   (BYTES must be at least 1 MiB)\n";
     return 2;
   }
   return penstock::run(device == "cuda", round_count, bytes);

@@ -109,14 +109,14 @@ void tell_port(int port_fd, uint16_t port) {
 // Runs `receive`, which returns when one more batch is there, or false when none comes, and counts what both ends use.
 void measure(benchmark::State& state, const Sender& sender, const std::function<bool()>& receive) {
   for (int count = 0; count < kPoolWarmUpCount; ++count) {
-    if (!receive()) return state.SkipWithError("no batch came");
+    if (!receive()) return state.SkipWithError("no batch was received");
   }
   rusage before{};
   ::getrusage(RUSAGE_SELF, &before);
   const double sender_before = sender.cpu_s();
   const double own_before = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
   for (auto _ : state) {
-    if (!receive()) state.SkipWithError("no batch came");
+    if (!receive()) state.SkipWithError("no batch was received");
   }
   const double own_s = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID) - own_before;
   const double sender_s = sender.cpu_s() - sender_before;
@@ -497,7 +497,7 @@ void BM_PoolSeal(benchmark::State& state) {
       const auto room = std::span(sealed).first(piece.size() + wire::kSealTagBytes);
       if (!sealer.seal(++counter, head, piece, room) ||
           !opener.open(counter, head, room, std::span(opened).subspan(offset, piece.size())))
-        state.SkipWithError("what was sealed cannot be opened");
+        state.SkipWithError("the encrypted message cannot be decrypted");
     }
   }
   const double used_s = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID) - before;
