@@ -20,7 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Their seconds are made up: they test functions of numbers.
 PURE = {"test_advice.py", "test_simulate.py", "test_step_model.py", "test_worker_choice.py"}
-PURE_ROOMS = {"cluster", "graph", "sampling", "simulator"}  # of tests/cpp
+PURE_ROOMS = {  # of tests/cpp
+    "session",
+    "scheduling",
+    "costs",
+    "graph",
+    "sampling",
+    "simulator",
+}
 
 MEASURED = re.compile(r"(^|_)(s|ms|us|ns|seconds|share|elapsed|duration)$")
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "process_time", "thread_time", "time_ns"}
@@ -174,7 +181,7 @@ def test_times_in_cpp_that_are_compared_with_one_another_are_found(
     tmp_path: Path, line: str
 ) -> None:
     assert len(faults_of(tmp_path / "measured", "tests/cpp/x/x_test.cpp", line)) == 1
-    assert faults_of(tmp_path / "pure", "tests/cpp/cluster/x_test.cpp", line) == []
+    assert faults_of(tmp_path / "pure", "tests/cpp/session/x_test.cpp", line) == []
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ ThreadMaker::ThreadMaker(std::unique_ptr<dataset::BatchReader> reader, std::opti
                          Shared shared)
     : reader_(std::move(reader)), transform_(std::move(transform)), shared_(std::move(shared)) {}
 
-ThreadMaker::Made ThreadMaker::make(const cluster::RequestContent& content, const wire::EpochSeeds& seeds) {
+ThreadMaker::Made ThreadMaker::make(const session::RequestContent& content, const wire::EpochSeeds& seeds) {
   const at::NoGradGuard no_grad;
   Made made;
   auto batch = read(content, seeds);
@@ -67,7 +67,7 @@ ThreadMaker::Made ThreadMaker::make(const cluster::RequestContent& content, cons
   return made;
 }
 
-std::optional<Value> ThreadMaker::read(const cluster::RequestContent& content, const wire::EpochSeeds& seeds) {
+std::optional<Value> ThreadMaker::read(const session::RequestContent& content, const wire::EpochSeeds& seeds) {
   RecycledForDataset memory(*shared_.memory);
   const uint32_t shard_id = content.request.shard_id;
   if (reader_->is_iterable())

@@ -30,10 +30,10 @@ class ThreadMaker final : public loader::ThreadMaker {
   ThreadMaker(std::unique_ptr<dataset::BatchReader> reader, std::optional<BatchTransform> transform, Shared shared);
 
   std::string in_hand() const override { return reader_->in_hand(); }
-  Made make(const cluster::RequestContent& content, const wire::EpochSeeds& seeds) override;
+  Made make(const session::RequestContent& content, const wire::EpochSeeds& seeds) override;
 
  private:
-  std::optional<Value> read(const cluster::RequestContent& content, const wire::EpochSeeds& seeds);
+  std::optional<Value> read(const session::RequestContent& content, const wire::EpochSeeds& seeds);
   void run_prefixes(const wire::BatchRequest& request, Made& made);
 
   std::unique_ptr<dataset::BatchReader> reader_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The clock by which live processes run the state machines of cluster/.
+// The clock by which live processes run the state machines of session/ and scheduling/.
 
 #include <algorithm>
 #include <chrono>

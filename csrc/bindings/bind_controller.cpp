@@ -33,8 +33,8 @@ namespace {
 // Priority and quota by the name of a job or a user.
 using Terms = std::map<std::string, std::pair<double, std::optional<uint32_t>>>;
 
-std::map<std::string, cluster::JobTerms> job_terms_of(const Terms& terms) {
-  std::map<std::string, cluster::JobTerms> result;
+std::map<std::string, scheduling::JobTerms> job_terms_of(const Terms& terms) {
+  std::map<std::string, scheduling::JobTerms> result;
   for (const auto& [name, given] : terms) result[name] = {.priority = given.first, .quota = given.second};
   return result;
 }
@@ -43,8 +43,8 @@ Result<std::unique_ptr<Controller>> start_controller(const std::string& endpoint
                                                      const std::optional<std::string>& folder,
                                                      const std::string& policy, const Terms& terms,
                                                      const Terms& user_terms) {
-  cluster::RosterOptions shares;
-  shares.policy = cluster::policy_named(policy);
+  scheduling::RosterOptions shares;
+  shares.policy = scheduling::policy_named(policy);
   if (shares.policy == nullptr)
     throw py::value_error("the policy " + policy + " is unknown; use gpu-progress or max-min");
   shares.terms = job_terms_of(terms);

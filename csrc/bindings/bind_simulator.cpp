@@ -45,9 +45,9 @@ GpuOrder order_of(const std::string& name) {
 
 void bind_simulator(py::module_& module) {
   module.attr("CPU_POLICIES") = py::cast(kCpuPolicyNames);
-  module.attr("POOL_FLOOR_SHARE") = cluster::kPoolFloorShare;
-  module.attr("POOL_MOVE_COST_S") = cluster::kPoolMoveCostS;
-  module.attr("POOL_HORIZON_S") = cluster::kPoolHorizonS;
+  module.attr("POOL_FLOOR_SHARE") = scheduling::kPoolFloorShare;
+  module.attr("POOL_MOVE_COST_S") = scheduling::kPoolMoveCostS;
+  module.attr("POOL_HORIZON_S") = scheduling::kPoolHorizonS;
 
   py::class_<JobTable>(module, "JobTable")
       .def_static(

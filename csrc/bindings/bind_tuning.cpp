@@ -9,20 +9,20 @@
 #include <utility>
 
 #include "bindings/raise.h"
-#include "cluster/worker_choice.h"
-#include "cluster/worker_tuner.h"
+#include "scheduling/worker_choice.h"
+#include "scheduling/worker_tuner.h"
 
 namespace py = pybind11;
 
 namespace penstock::bindings {
 
-using cluster::BatchCounts;
-using cluster::Lessons;
-using cluster::MeasuredWork;
-using cluster::StallMeter;
-using cluster::WorkerChoice;
-using cluster::WorkerLimits;
-using cluster::WorkerTuner;
+using scheduling::BatchCounts;
+using scheduling::Lessons;
+using scheduling::MeasuredWork;
+using scheduling::StallMeter;
+using scheduling::WorkerChoice;
+using scheduling::WorkerLimits;
+using scheduling::WorkerTuner;
 
 namespace {
 
@@ -88,7 +88,7 @@ void bind_tuning(py::module_& module) {
   module.def(
       "choose_workers",
       [](const MeasuredWork& measured, const WorkerLimits& limits, const Lessons& lessons) {
-        return cluster::choose_workers(measured, limits, lessons);
+        return scheduling::choose_workers(measured, limits, lessons);
       },
       py::arg("measured"), py::arg("limits"), py::arg("lessons"));
   py::class_<StallMeter>(module, "StallMeter")

@@ -20,7 +20,7 @@ namespace {
 
 // A connection belongs to one worker, trainer or operator. The controller has one server and opens no other descriptors
 // for its peers.
-constexpr net::HolderRoom kRoom{.count_max = 4 * cluster::kPoolCountMax, .descriptors_for_each = 2};
+constexpr net::HolderRoom kRoom{.count_max = 4 * scheduling::kPoolCountMax, .descriptors_for_each = 2};
 
 std::string name_of_key(const net::Peer& peer) {
   if (!peer.user.empty()) return "the user " + peer.user;
@@ -28,8 +28,8 @@ std::string name_of_key(const net::Peer& peer) {
   return "the role " + std::string(net::role_name(peer.identity.role));
 }
 
-cluster::WorkerHolder holder_of(const net::Peer& peer) {
-  cluster::WorkerHolder holder{.machine = peer.machine, .address = peer.address};
+scheduling::WorkerHolder holder_of(const net::Peer& peer) {
+  scheduling::WorkerHolder holder{.machine = peer.machine, .address = peer.address};
   std::ranges::copy(peer.identity.key.bytes(), holder.key.begin());
   return holder;
 }
@@ -37,7 +37,7 @@ cluster::WorkerHolder holder_of(const net::Peer& peer) {
 }  // namespace
 
 Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpoint, const net::KeyRing& keys,
-                                                      cluster::RosterOptions shares) {
+                                                      scheduling::RosterOptions shares) {
   PENSTOCK_ASSERT(keys.own_role() == Role::kController, "a controller was given the keys of another role");
   const auto id = draw_identity();
   if (!id) return id.error();
@@ -55,7 +55,8 @@ Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpo
 }
 
 Controller::Controller(std::unique_ptr<net::SocketContext> context, std::unique_ptr<net::Authenticator> authenticator,
-                       std::unique_ptr<net::ServerSocket> server, uint64_t controller_id, cluster::RosterOptions shares)
+                       std::unique_ptr<net::ServerSocket> server, uint64_t controller_id,
+                       scheduling::RosterOptions shares)
     : context_(std::move(context)),
       authenticator_(std::move(authenticator)),
       server_(std::move(server)),
@@ -185,7 +186,7 @@ bool Controller::may_report(const net::Peer& peer, uint64_t id, Instant now) {
 bool Controller::may_come(const net::Peer& peer, const std::string& what, Instant now) {
   const std::string key_name = name_of_key(peer);
   if (roster_.is_settled(now) && !newcomers_.take(key_name, now)) {
-    const std::string most = std::to_string(static_cast<int>(cluster::kNewcomersPerSecond)) + " new ones a second";
+    const std::string most = std::to_string(static_cast<int>(session::kNewcomersPerSecond)) + " new ones a second";
     note_offence(peer, "connected one " + what + " more than the limit of " + most + " per key", now);
     refuse_for_now(peer, "the key of " + key_name + " connects more " + what + "s than the limit of " + most +
                              "; this one has to wait");
@@ -194,7 +195,7 @@ bool Controller::may_come(const net::Peer& peer, const std::string& what, Instan
   const bool has_room = peer.identity.role == Role::kWorker ? roster_.make_room_for_worker(holder_of(peer), now)
                                                             : roster_.make_room_for_trainer(peer.user, now);
   if (!has_room)
-    refuse_for_now(peer, "this pool already has " + std::to_string(cluster::kPoolCountMax) + " " + what +
+    refuse_for_now(peer, "this pool already has " + std::to_string(scheduling::kPoolCountMax) + " " + what +
                              "s, which is the maximum; wait until some end, or start another controller");
   return has_room;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The controller process: a socket and a clock around cluster/roster.h and cluster/pool_scaling.h, on one thread.
+// The controller process: a socket and a clock around scheduling/roster.h and scheduling/pool_scaling.h, on one thread.
 // Workers, trainers and operators are distinguished by the role of their key. A request that the role may not make is
 // refused with a reason, and so is a message that does not belong to this protocol.
 
@@ -10,14 +10,14 @@
 #include <string>
 
 #include "base/result.h"
-#include "cluster/cost_ledger.h"
-#include "cluster/newcomers.h"
-#include "cluster/pool_scaling.h"
-#include "cluster/roster.h"
 #include "controller/pool_status.h"
+#include "costs/cost_ledger.h"
 #include "net/authenticator.h"
 #include "net/key_ring.h"
 #include "net/server_socket.h"
+#include "scheduling/pool_scaling.h"
+#include "scheduling/roster.h"
+#include "session/newcomers.h"
 #include "wire/control_record.h"
 
 namespace penstock::controller {
@@ -35,11 +35,11 @@ class Controller {
   // Listens. `keys` are the keys of the role controller. An address that other machines can reach requires explicit
   // keys.
   static Result<std::unique_ptr<Controller>> start(const net::Endpoint& endpoint, const net::KeyRing& keys,
-                                                   cluster::RosterOptions shares = {});
+                                                   scheduling::RosterOptions shares = {});
 
   // For `start`.
   Controller(std::unique_ptr<net::SocketContext> context, std::unique_ptr<net::Authenticator> authenticator,
-             std::unique_ptr<net::ServerSocket> server, uint64_t controller_id, cluster::RosterOptions shares);
+             std::unique_ptr<net::ServerSocket> server, uint64_t controller_id, scheduling::RosterOptions shares);
   Controller(const Controller&) = delete;
   Controller& operator=(const Controller&) = delete;
 
@@ -80,10 +80,10 @@ class Controller {
   std::unique_ptr<net::SocketContext> context_;
   std::unique_ptr<net::Authenticator> authenticator_;
   std::unique_ptr<net::ServerSocket> server_;
-  cluster::Roster roster_;
-  cluster::PoolScaling scaling_;
-  cluster::CostLedger costs_;
-  cluster::Newcomers newcomers_;
+  scheduling::Roster roster_;
+  scheduling::PoolScaling scaling_;
+  costs::CostLedger costs_;
+  session::Newcomers newcomers_;
   // The worker or trainer that reports over a connection, by routing id, and the last connection of each.
   using Reporter = std::pair<Role, uint64_t>;
   std::map<std::string, Reporter> reporter_at_;

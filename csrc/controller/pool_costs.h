@@ -22,19 +22,19 @@
 #include <string>
 
 #include "base/instant.h"
-#include "cluster/bill.h"
-#include "cluster/cost_ledger.h"
-#include "cluster/pool_scaling.h"
+#include "costs/bill.h"
+#include "costs/cost_ledger.h"
+#include "scheduling/pool_scaling.h"
 #include "wire/reports.h"
 
 namespace penstock::controller {
 
 // The factors of a request. The default price per worker hour is the price of the pool's engine, if there is one.
-cluster::CostFactors factors_of(const wire::CostsRequest& request,
-                                const std::optional<cluster::PoolScaling::Standing>& engine);
+costs::CostFactors factors_of(const wire::CostsRequest& request,
+                              const std::optional<scheduling::PoolScaling::Standing>& engine);
 
 // Returns at most `bytes_max` bytes, which must be 16 KiB or more.
-std::string costs_json(const cluster::CostLedger& ledger, const cluster::CostFactors& factors, Instant now,
+std::string costs_json(const costs::CostLedger& ledger, const costs::CostFactors& factors, Instant now,
                        size_t bytes_max);
 
 }  // namespace penstock::controller

@@ -22,7 +22,7 @@ constexpr size_t kStatusFrameBytes = 256;  // the text around the two lists, inc
 
 std::string id_or_null(uint64_t id) { return id == 0 ? "null" : json_quoted(spoken_id(id)); }
 
-std::string worker_json(const cluster::Roster::WorkerStatus& worker) {
+std::string worker_json(const scheduling::Roster::WorkerStatus& worker) {
   const wire::WorkerReport& report = worker.report;
   std::string json = "{\"id\": " + json_quoted(spoken_id(report.worker_id));
   json += ", \"incarnation\": " + std::to_string(report.incarnation);
@@ -50,7 +50,7 @@ std::string steps_json(const wire::StepTotals& steps) {
   return json + ", \"loader_s\": " + in_seconds(steps.loader_ns) + "}";
 }
 
-std::string trainer_json(const cluster::Roster::TrainerStatus& trainer, uint64_t plan_change_count) {
+std::string trainer_json(const scheduling::Roster::TrainerStatus& trainer, uint64_t plan_change_count) {
   const wire::TrainerReport& report = trainer.report;
   const wire::QueueSignal& queue = report.queue;
   std::string json = "{\"id\": " + json_quoted(spoken_id(report.trainer_id)) + ", \"job\": " + json_quoted(report.job);
@@ -64,14 +64,14 @@ std::string trainer_json(const cluster::Roster::TrainerStatus& trainer, uint64_t
   json += ", \"batches_per_s\": " + number_or_null(trainer.rates.batches_per_s());
   json += ", \"waited_share\": " + number_or_null(trainer.rates.waited_share());
   json += ", \"workers_wanted\": " + std::to_string(trainer.demand);
-  json += std::string(", \"limited_by\": \"") + cluster::limit_name(trainer.limit) + "\"";
+  json += std::string(", \"limited_by\": \"") + scheduling::limit_name(trainer.limit) + "\"";
   json += ", \"reason\": " + json_quoted(trainer.reason) + ", \"changes\": " + std::to_string(trainer.change_count);
-  const auto measured = [&](double cluster::MeasuredWork::*time) {
+  const auto measured = [&](double scheduling::MeasuredWork::*time) {
     return trainer.measured ? fine_number(*trainer.measured.*time) : std::string("null");
   };
-  json += ", \"step_s\": " + measured(&cluster::MeasuredWork::trainer_s);
-  json += ", \"starved_s\": " + measured(&cluster::MeasuredWork::wait_s);
-  json += ", \"worker_s\": " + measured(&cluster::MeasuredWork::worker_s);
+  json += ", \"step_s\": " + measured(&scheduling::MeasuredWork::trainer_s);
+  json += ", \"starved_s\": " + measured(&scheduling::MeasuredWork::wait_s);
+  json += ", \"worker_s\": " + measured(&scheduling::MeasuredWork::worker_s);
   json += ", \"worker_cpu_share\": " + number_or_null(trainer.measured ? trainer.measured->cpu_share : std::nullopt);
   json += ", \"batch_bytes\": " +
           (queue.made_batches > 0 ? std::to_string(queue.made_bytes / queue.made_batches) : std::string("null"));
@@ -96,7 +96,7 @@ std::string short_text(const std::string& text) {
 std::string short_text_or_null(const std::string& text) { return text.empty() ? "null" : short_text(text); }
 std::string money(uint64_t micros) { return number(static_cast<double>(micros) / 1e6); }
 
-std::string engine_json(const std::optional<cluster::PoolScaling::Standing>& standing) {
+std::string engine_json(const std::optional<scheduling::PoolScaling::Standing>& standing) {
   if (!standing) return "null";
   const wire::ScaleReport& report = standing->report;
   const bool has_price = report.price_micros_per_hour != 0;
@@ -136,7 +136,7 @@ std::string offences_json(const Offences& offences, Instant now) {
 
 }  // namespace
 
-std::string status_json(const cluster::Roster& roster, const cluster::PoolScaling& scaling,
+std::string status_json(const scheduling::Roster& roster, const scheduling::PoolScaling& scaling,
                         const std::map<uint64_t, KnownPlan>& plans, const ControllerStanding& standing, Instant now,
                         size_t bytes_max) {
   PENSTOCK_ASSERT(bytes_max >= kStatusBytesMin, "bytes_max is too small for a status");
@@ -150,7 +150,7 @@ std::string status_json(const cluster::Roster& roster, const cluster::PoolScalin
   json += ", \"engine\": " + engine_json(scaling.standing(now));
   // There are fewer trainers than workers. Even many trainers leave half of the room to workers.
   const size_t room = bytes_max - json.size() - kStatusFrameBytes;
-  const auto with_plan = [&](const cluster::Roster::TrainerStatus& trainer) {
+  const auto with_plan = [&](const scheduling::Roster::TrainerStatus& trainer) {
     const auto plan = plans.find(trainer.report.trainer_id);
     return trainer_json(trainer, plan == plans.end() ? 0 : plan->second.change_count);
   };

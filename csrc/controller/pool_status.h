@@ -28,7 +28,7 @@
 //                     "workers_max": 64, "idle_s": 60.0, "price_per_hour": 0.12 or null, "budget": 5.0 or null,
 //                     "spent": 1.2 or null, "is_ending": false, "since_report_s": 0.1}}
 //
-// "engine" starts and stops workers (cluster/pool_scaling.h): "running" counts workers that also report to the
+// "engine" starts and stops workers (scheduling/pool_scaling.h): "running" counts workers that also report to the
 // controller, "refusal" is the reason why the engine last granted less than was requested, "trouble" the reason why it
 // cannot be reached. "machine" is the machine whose key a worker uses; null for the role's key.
 //
@@ -37,7 +37,7 @@
 // "idle_s" is how long a trainer has not needed workers, for example between epochs or at the end of training; 0 while
 // it needs them. The rates cover the last seconds.
 //
-// "limited_by" is the bottleneck of the job (cluster/scaling.h), "reason" explains the number of workers wanted.
+// "limited_by" is the bottleneck of the job (scheduling/scaling.h), "reason" explains the number of workers wanted.
 // "step_s", "starved_s" and "worker_s" are seconds per batch: of the trainer at work, of the trainer waiting, and of
 // one worker. "ledger" splits the time of the trainer's steps since it started (wire/reports.h); "hedged_batches" were
 // also requested from a second worker because they were late; "plan_changes" counts how often a plan moved other calls
@@ -53,8 +53,8 @@
 #include <map>
 #include <string>
 
-#include "cluster/pool_scaling.h"
-#include "cluster/roster.h"
+#include "scheduling/pool_scaling.h"
+#include "scheduling/roster.h"
 
 namespace penstock::controller {
 
@@ -82,7 +82,7 @@ struct ControllerStanding {
 };
 
 // Returns at most `bytes_max` bytes, which must be 16 KiB or more.
-std::string status_json(const cluster::Roster& roster, const cluster::PoolScaling& scaling,
+std::string status_json(const scheduling::Roster& roster, const scheduling::PoolScaling& scaling,
                         const std::map<uint64_t, KnownPlan>& plans, const ControllerStanding& standing, Instant now,
                         size_t bytes_max);
 

@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "base/result.h"
-#include "cluster/request_content.h"
 #include "loader/inbox.h"
+#include "session/request_content.h"
 
 namespace penstock::loader {
 
@@ -19,7 +19,7 @@ class ArrivalTap {
   virtual ~ArrivalTap() = default;
 
   // A batch is requested. Called on the trainer's thread.
-  virtual void asked(const cluster::RequestContent& content) = 0;
+  virtual void asked(const session::RequestContent& content) = 0;
   // A batch has arrived, or the end of a shard in its place. Called on the stage thread, which waits until this
   // returns.
   virtual void arrived(Arrival& arrival) = 0;

@@ -19,11 +19,11 @@
 #include "base/content_digest.h"
 #include "base/file_descriptor.h"
 #include "base/result.h"
-#include "cluster/request_content.h"
 #include "loader/batch_times.h"
 #include "loader/device.h"
 #include "loader/slab_lease.h"
 #include "loader/staged_bytes.h"
+#include "session/request_content.h"
 #include "wire/batch_facts.h"
 #include "wire/frame.h"
 #include "wire/widening.h"
@@ -81,7 +81,7 @@ class Batch {
 
   // Where to fetch the batch's withheld leaves: the request that the batch answers, and the worker that made it.
   struct Origin {
-    cluster::SharedContent request;
+    session::SharedContent request;
     uint64_t worker_id = 0;
   };
   const std::optional<Origin>& origin() const { return origin_; }

@@ -12,11 +12,11 @@
 
 #include "base/assert.h"
 #include "base/result.h"
-#include "cluster/request_content.h"
 #include "loader/batch.h"
 #include "loader/inbox.h"
 #include "loader/stage_chain.h"
 #include "loader/trainer_pace.h"
+#include "session/request_content.h"
 #include "wire/job_record.h"
 #include "wire/reports.h"
 
@@ -46,7 +46,7 @@ class BatchSource {
   virtual void stop() = 0;
 
   // Requests one batch. The source may add to the content; afterwards it is immutable.
-  virtual void fetch(const std::shared_ptr<cluster::RequestContent>& content) = 0;
+  virtual void fetch(const std::shared_ptr<session::RequestContent>& content) = 0;
   // Requests the whole of a batch that arrived without some of its leaves; it arrives through Inbox::try_recalled().
   // Only for sources with such batches.
   virtual void recall(const Batch::Origin&) { PENSTOCK_ASSERT(false, "no tensor of these batches is fetched lazily"); }

@@ -9,12 +9,12 @@
 #include <utility>
 
 #include "base/live_clock.h"
-#include "cluster/dispatch.h"
 #include "loader/accelerator_device.h"
 #include "loader/client_io.h"
 #include "loader/copy_stage.h"
 #include "loader/cuda_device.h"
 #include "loader/pin_stage.h"
+#include "session/dispatch.h"
 
 namespace penstock::loader {
 
@@ -24,7 +24,7 @@ using wire::ToJob;
 namespace {
 
 // Returns nullopt if the indices are not integers.
-std::optional<int64_t> index_at(const cluster::RequestContent& content, uint64_t place) {
+std::optional<int64_t> index_at(const session::RequestContent& content, uint64_t place) {
   const bool are_numbers = content.request.index_kind == wire::IndexKind::kIntegers ||
                            content.request.index_kind == wire::IndexKind::kInteger;
   if (!are_numbers || (place + 1) * sizeof(int64_t) > content.indices.size()) return std::nullopt;
@@ -41,11 +41,11 @@ constexpr uint64_t kBatchesToKnow = 8;  // before the measured time per batch is
 class Client::Impl {
  public:
   struct Epoch {
-    Epoch(uint32_t its_number, const cluster::RequestOrderOptions& order_options)
+    Epoch(uint32_t its_number, const session::RequestOrderOptions& order_options)
         : number(its_number), order(order_options) {}
 
     uint32_t number;
-    cluster::RequestOrder order;
+    session::RequestOrder order;
     uint64_t seed = 0;                                 // of the prefixes' random draws
     std::vector<std::byte> seeds;                      // of an early epoch
     uint64_t early_count = 0;                          // requests made before its start
@@ -53,7 +53,7 @@ class Client::Impl {
     // Requests whose batches were not delivered yet, and when they were made.
     struct Asked {
       Instant at{};
-      cluster::SharedContent content{};
+      session::SharedContent content{};
     };
     std::map<uint64_t, Asked> asked;
   };
@@ -61,7 +61,7 @@ class Client::Impl {
   Impl(const ClientOptions& wanted, std::unique_ptr<BatchSource> its_source)
       : options(wanted), source(std::move(its_source)), inbox(source->inbox()), now(0, order_options({})) {}
 
-  cluster::RequestOrderOptions order_options(const EpochStart& first) const {
+  session::RequestOrderOptions order_options(const EpochStart& first) const {
     return {.shard_count = options.shard_count != 0 ? options.shard_count : options.worker_count,
             .outstanding_count_max = depth(),
             .in_order = options.in_order,
@@ -97,8 +97,8 @@ class Client::Impl {
     if (source->has_bounded_memory() || batch_count < kBatchesToKnow || largest_batch_bytes == 0)
       return options.prefetch_factor;
     const auto usual = std::chrono::nanoseconds(inbox.counters().fetch_ns.value() / batch_count);
-    if (usual >= cluster::kQuickBatch) return options.prefetch_factor;
-    const auto fitting = std::min<uint64_t>(cluster::kQuickDepth, cluster::kQuickBytes / largest_batch_bytes);
+    if (usual >= session::kQuickBatch) return options.prefetch_factor;
+    const auto fitting = std::min<uint64_t>(session::kQuickDepth, session::kQuickBytes / largest_batch_bytes);
     return std::max(options.prefetch_factor, static_cast<uint32_t>(fitting));
   }
 
@@ -164,8 +164,8 @@ class Client::Impl {
       epoch.order.set_outstanding_count_max(std::max(depth(), epoch.order.outstanding_count() + 1));
     const auto assignment = epoch.order.assign();
     if (!assignment) return false;
-    const auto content = std::make_shared<cluster::RequestContent>(
-        cluster::RequestContent{.request = {.index_kind = indices.kind,
+    const auto content = std::make_shared<session::RequestContent>(
+        session::RequestContent{.request = {.index_kind = indices.kind,
                                             .sequence = assignment->sequence,
                                             .epoch = epoch.number,
                                             .shard_id = assignment->shard_id,
@@ -208,14 +208,14 @@ class Client::Impl {
   Event try_next() {
     for (;;) {
       switch (now.order.next()) {
-        case cluster::RequestOrder::Next::kEnd: return {.kind = Event::Kind::kEnd, .batch = {}, .error = {}};
-        case cluster::RequestOrder::Next::kReady: {
+        case session::RequestOrder::Next::kEnd: return {.kind = Event::Kind::kEnd, .batch = {}, .error = {}};
+        case session::RequestOrder::Next::kReady: {
           const uint64_t sequence = now.order.ready_sequence();
           auto stored = now.ready.extract(sequence);
           PENSTOCK_ASSERT(!stored.empty(), "batch ", sequence, " arrived and is not stored");
           return deliver(std::move(stored.mapped()));
         }
-        case cluster::RequestOrder::Next::kWait: break;
+        case session::RequestOrder::Next::kWait: break;
       }
       auto arrival = inbox.try_pop();
       if (!arrival) {

@@ -20,13 +20,13 @@
 
 #include "base/process_bound.h"
 #include "base/result.h"
-#include "cluster/request_order.h"
 #include "loader/ahead_stage.h"
 #include "loader/batch.h"
 #include "loader/batch_source.h"
 #include "loader/counters.h"
 #include "loader/index_source.h"
 #include "loader/step_ledger.h"
+#include "session/request_order.h"
 #include "wire/batch_facts.h"
 #include "wire/job_record.h"
 
@@ -107,7 +107,7 @@ class Client {
   // first batch has arrived, only one.
   bool has_room() const;
   // Limit on the batches requested and not delivered: prefetch_factor for each current worker, and more for pool
-  // workers if batches are small and quickly made (cluster::kQuickDepth).
+  // workers if batches are small and quickly made (session::kQuickDepth).
   uint32_t depth() const;
   // Batches that were requested and not delivered, whether or not they have arrived.
   uint32_t undelivered_count() const;

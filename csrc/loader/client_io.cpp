@@ -92,7 +92,7 @@ void ClientIo::stop() {
   end();  // in case the loop was never started
 }
 
-void ClientIo::fetch(const std::shared_ptr<cluster::RequestContent>& content) {
+void ClientIo::fetch(const std::shared_ptr<session::RequestContent>& content) {
   if (dispatch_) {
     loop_.post([this, content] {
       dispatch_->ask({.epoch = content->request.epoch, .sequence = content->request.sequence}, content, clock_now());

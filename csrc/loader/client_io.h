@@ -51,7 +51,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   Result<void> start(Stages stages) override;
   void stop() override;
 
-  void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
+  void fetch(const std::shared_ptr<session::RequestContent>& content) override;
   void announce(const wire::ToJob& message) override;
   // Closes the connection to one worker, whose silence then does not count as a loss.
   void dismiss(uint32_t worker_id) override;

@@ -9,10 +9,10 @@
 
 #include "base/instant.h"
 #include "base/result.h"
-#include "cluster/enrolment.h"
 #include "net/client_socket.h"
 #include "net/endpoint.h"
 #include "net/key_ring.h"
+#include "session/enrolment.h"
 #include "wire/control_record.h"
 #include "wire/reports.h"
 
@@ -54,7 +54,7 @@ class ControllerLink {
   Result<void> take(std::span<const std::byte> bytes, Instant now);
 
   std::unique_ptr<net::ClientSocket> socket_;
-  cluster::TrainerEnrolment enrolment_;
+  session::TrainerEnrolment enrolment_;
   std::optional<wire::TrainerRoster> roster_;
   bool has_answered_ = false;
   std::string trouble_;

@@ -8,7 +8,7 @@
 
 #include "base/board.h"
 #include "base/instant.h"
-#include "cluster/cost_meter.h"
+#include "costs/cost_meter.h"
 #include "loader/gpu_energy.h"
 #include "wire/pool_record.h"
 #include "wire/reports.h"
@@ -33,7 +33,7 @@ class JobMeter {
   wire::JobCosts costs() const { return board_.get(); }  // the totals; thread-safe
 
  private:
-  cluster::CostMeter workers_;
+  costs::CostMeter workers_;
   Board<wire::JobCosts> board_;
   std::optional<GpuEnergyMeter> gpu_;
 };

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "cluster/dispatch.h"
+#include "session/dispatch.h"
 
 namespace penstock::loader {
 

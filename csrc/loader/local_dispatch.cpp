@@ -9,7 +9,7 @@
 
 namespace penstock::loader {
 
-using cluster::Dispatch;
+using session::Dispatch;
 using wire::BatchKey;
 using wire::ToJob;
 
@@ -22,7 +22,7 @@ constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();
 
 }  // namespace
 
-ToJob work_of(const cluster::RequestContent& content) {
+ToJob work_of(const session::RequestContent& content) {
   const wire::BatchRequest& request = content.request;
   return {.kind = ToJob::Kind::kWork,
           .index_kind = request.index_kind,
@@ -58,7 +58,7 @@ void LocalDispatch::announce(ToJob::Kind kind, uint32_t epoch, Message message, 
   carry_out(now);
 }
 
-void LocalDispatch::ask(BatchKey key, cluster::SharedContent content, Instant now) {
+void LocalDispatch::ask(BatchKey key, session::SharedContent content, Instant now) {
   dispatch_.ask(key, wire::kNoLane, now, std::move(content));
   carry_out(now);
 }
@@ -71,7 +71,7 @@ void LocalDispatch::worker_came(uint32_t worker_id, Instant now) {
 void LocalDispatch::worker_died(uint32_t worker_id, Instant now) {
   ++lost_count_;
   workers_[worker_id].is_dead = true;
-  dispatch_.lose_worker(worker_id, cluster::Loss::kDied, now);
+  dispatch_.lose_worker(worker_id, session::Loss::kDied, now);
   carry_out(now);
 }
 
@@ -102,7 +102,7 @@ void LocalDispatch::carry_out(Instant now) {
         case Dispatch::Command::Kind::kCancel:  // a local worker makes it anyway, and its answer is dropped
           if (!command.has_come) break;
           workers_[command.worker].is_late = true;
-          dispatch_.lose_worker(command.worker, cluster::Loss::kSilent, now);
+          dispatch_.lose_worker(command.worker, session::Loss::kSilent, now);
           break;
         case Dispatch::Command::Kind::kIdle: break;
       }

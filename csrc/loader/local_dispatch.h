@@ -20,14 +20,14 @@
 #include <vector>
 
 #include "base/instant.h"
-#include "cluster/dispatch.h"
+#include "session/dispatch.h"
 #include "wire/batch_key.h"
 #include "wire/job_record.h"
 
 namespace penstock::loader {
 
 // The message that requests a batch from a local worker. It refers to the indices in `content`.
-wire::ToJob work_of(const cluster::RequestContent& content);
+wire::ToJob work_of(const session::RequestContent& content);
 
 // Confined to the I/O thread.
 class LocalDispatch {
@@ -53,7 +53,7 @@ class LocalDispatch {
 
   // An epoch starts, or starts early. Requests of finished epochs are forgotten.
   void announce(wire::ToJob::Kind kind, uint32_t epoch, Message message, Instant now);
-  void ask(wire::BatchKey key, cluster::SharedContent content, Instant now);
+  void ask(wire::BatchKey key, session::SharedContent content, Instant now);
 
   void worker_came(uint32_t worker_id, Instant now);
   void worker_died(uint32_t worker_id, Instant now);
@@ -84,7 +84,7 @@ class LocalDispatch {
   void send_request(uint32_t worker_id, wire::BatchKey key);
 
   uint32_t lost_count_ = 0;
-  cluster::Dispatch dispatch_;
+  session::Dispatch dispatch_;
   std::optional<uint32_t> early_epoch_;
   Message early_message_;
   std::vector<Worker> workers_;

@@ -105,7 +105,7 @@ std::string spoken_end(std::span<const std::byte> reason) {
   return text;
 }
 
-std::string spoken_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
+std::string spoken_deaths(wire::BatchKey key, const session::RequestContent& content, uint32_t death_count,
                           const DeathTraces& traces) {
   const std::string batch = wire::to_text(key) + spoken_samples(content.request.index_kind, content.indices);
   std::string text = "1 worker died while making " + batch;
@@ -121,7 +121,7 @@ std::string spoken_deaths(wire::BatchKey key, const cluster::RequestContent& con
          "num_workers=0 and pool=\"\"";
 }
 
-std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
+std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const session::RequestContent& content, uint32_t death_count,
                                        const DeathTraces& traces) {
   return Batch::from_error(
       facts_of(key),

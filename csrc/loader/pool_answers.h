@@ -11,9 +11,9 @@
 #include <string>
 #include <string_view>
 
-#include "cluster/request_content.h"
 #include "loader/batch.h"
 #include "loader/incoming_batch.h"
+#include "session/request_content.h"
 #include "wire/batch_key.h"
 #include "wire/pool_record.h"
 
@@ -55,10 +55,10 @@ struct DeathTraces {
 };
 
 // Describes that one worker after another died while making a batch.
-std::string spoken_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
+std::string spoken_deaths(wire::BatchKey key, const session::RequestContent& content, uint32_t death_count,
                           const DeathTraces& traces);
 // The error in the batch's place.
-std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
+std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const session::RequestContent& content, uint32_t death_count,
                                        const DeathTraces& traces);
 
 // The error in place of a batch whose indices exceed the size limit of a request.

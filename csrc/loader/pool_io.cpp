@@ -14,8 +14,8 @@
 
 namespace penstock::loader {
 
-using cluster::PoolSession;
 using net::ConnectionEvent;
+using session::PoolSession;
 using std::chrono::milliseconds;
 using wire::AnswerKind;
 using wire::ToTrainer;
@@ -48,7 +48,7 @@ PoolIo::PoolIo(const PoolIoOptions& options, const net::RunId& run, PoolDirector
       directory_(std::move(directory)),
       session_({.trainer_id = run.id,
                 .credit_bytes = options_.credit_bytes,
-                .dispatch = {.depth_max = options_.depth, .quick_depth_max = cluster::kQuickDepth}}) {
+                .dispatch = {.depth_max = options_.depth, .quick_depth_max = session::kQuickDepth}}) {
   const auto own_key = directory_.own_key();
   own_workers_run_ = own_key ? net::run_id_of(*own_key, run_.secret) : run_.id;
 }
@@ -255,7 +255,7 @@ void PoolIo::note_numerics(uint64_t worker_id, const Numerics& numerics) {
 
 // A lane's batches depend on each other, and the results of prefixes are compared by the owner of the model.
 void PoolIo::compare_kinds(uint64_t worker_id, const wire::PoolAnswer& answer, const Batch& batch,
-                           const cluster::SharedContent& content, Instant now) {
+                           const session::SharedContent& content, Instant now) {
   const BatchKey key = answer.message.key;
   const bool may_be_made_again = content && content->blobs->size() == 1 && !wire::is_recall(key) &&
                                  (answer.flags & (wire::kBatchRaises | wire::kBatchThreadsDrew)) == 0;
@@ -493,7 +493,7 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   }
   const bool has_crossed = whole && !answer.place;
   const Instant came_at = clock_now();
-  const cluster::SharedContent content = whole ? session_.dispatch().content_of(message.key) : nullptr;
+  const session::SharedContent content = whole ? session_.dispatch().content_of(message.key) : nullptr;
   std::unique_ptr<Batch> batch;  // of an answer that may count
   if (is_awaited && is_in_force && message.kind == ToTrainer::Kind::kAnswer) {
     auto read = read_answer(worker_id, answer, lane, std::move(whole));
@@ -562,13 +562,13 @@ Result<std::unique_ptr<Batch>> PoolIo::read_answer(uint64_t worker_id, const wir
 }
 
 bool PoolIo::may_withhold(BatchKey key) const {
-  const cluster::SharedContent content = session_.dispatch().content_of(key);
+  const session::SharedContent content = session_.dispatch().content_of(key);
   if (!content || content->blobs->empty()) return false;
   const auto last = blobs_.find(content->blobs->back());
   return !last || wire::is_shipment(std::as_bytes(std::span(*last)));
 }
 
-void PoolIo::note_made(uint64_t worker_id, wire::PoolAnswer answer, const cluster::RequestContent* content) {
+void PoolIo::note_made(uint64_t worker_id, wire::PoolAnswer answer, const session::RequestContent* content) {
   if (answer.kind != AnswerKind::kBatch) return;
   if (content != nullptr && content->request.index_kind == wire::IndexKind::kIntegers)
     answer.sample_count =
@@ -775,7 +775,7 @@ void PoolIo::begin_epoch(uint32_t epoch, std::map<wire::Lane, LanePlaces::Place>
   epoch_ = epoch;
 }
 
-void PoolIo::ask(cluster::SharedContent content) {
+void PoolIo::ask(session::SharedContent content) {
   const BatchKey key{.epoch = content->request.epoch, .sequence = content->request.sequence};
   const wire::Lane lane = options_.is_iterable ? content->request.shard_id + 1 : wire::kNoLane;
   if (key.epoch != epoch_ || ended_lanes_.contains(lane)) return;
@@ -849,7 +849,7 @@ void PoolIo::send(const PoolSession::Command& command) {
   }
   if (command.message.kind == ToWorker::Kind::kPing && !link->pinged_at) link->pinged_at = clock_now();
   std::vector<std::byte> state;
-  cluster::SharedContent content;
+  session::SharedContent content;
   if (command.message.kind == ToWorker::Kind::kRequest) {
     content = session_.dispatch().content_of(command.message.key);
     if (!content) return;  // forgotten meanwhile
@@ -894,7 +894,7 @@ void PoolIo::note_standing(Instant now) {
 std::string PoolIo::deaths_of_last_workers() const {
   const auto deadliest = session_.dispatch().deadliest();
   if (!deadliest || wrong_answers_.contains(deadliest->first)) return "";
-  const cluster::SharedContent content = session_.dispatch().content_of(deadliest->first);
+  const session::SharedContent content = session_.dispatch().content_of(deadliest->first);
   return content ? spoken_deaths(deadliest->first, *content, deadliest->second, traces_of(deadliest->first)) : "";
 }
 

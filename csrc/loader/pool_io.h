@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The thread that communicates with a pool for a trainer: a socket to the controller, one to each worker, and a clock
-// around cluster/pool_session.h. The session decides which worker makes which batch and keeps the requests; this class
+// around session/pool_session.h. The session decides which worker makes which batch and keeps the requests; this class
 // holds their bytes, and assembles batches from chunks. Changes of the workers are invisible to the client above.
 
 #include <atomic>
@@ -17,8 +17,6 @@
 #include "base/board.h"
 #include "base/event_loop.h"
 #include "base/live_clock.h"
-#include "cluster/link_meter.h"
-#include "cluster/pool_session.h"
 #include "loader/batch_memory.h"
 #include "loader/batch_source.h"
 #include "loader/blob_store.h"
@@ -40,6 +38,8 @@
 #include "net/ready_set.h"
 #include "net/resolver.h"
 #include "net/seal.h"
+#include "session/link_meter.h"
+#include "session/pool_session.h"
 #include "wire/pool_record.h"
 
 namespace penstock::loader {
@@ -98,7 +98,7 @@ class PoolIo final : public EventLoop::Handler {
 
   // Forgets requests of earlier epochs.
   void begin_epoch(uint32_t epoch, std::map<wire::Lane, LanePlaces::Place> lanes);
-  void ask(cluster::SharedContent content);
+  void ask(session::SharedContent content);
   void recall(const Batch::Origin& origin);
   void forget_recall(const Batch::Origin& origin);
   void lose_own_worker(uint64_t worker_id);
@@ -126,7 +126,7 @@ class PoolIo final : public EventLoop::Handler {
   void note_numerics(uint64_t worker_id, const Numerics& numerics);
   // Requests the batch from a worker of another kind as well, if the two kinds were not compared yet.
   void compare_kinds(uint64_t worker_id, const wire::PoolAnswer& answer, const Batch& batch,
-                     const cluster::SharedContent& content, Instant now);
+                     const session::SharedContent& content, Instant now);
   void note_compared(uint64_t worker_id, const Batch& batch);
   void connect(uint64_t worker_id);
   void connect_again(Instant now);
@@ -161,15 +161,15 @@ class PoolIo final : public EventLoop::Handler {
   // Records the transfer time of a message or a batch.
   void note_message(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer);
   // Records the resources that a worker spent on a batch.
-  void note_made(uint64_t worker_id, wire::PoolAnswer answer, const cluster::RequestContent* content);
+  void note_made(uint64_t worker_id, wire::PoolAnswer answer, const session::RequestContent* content);
   void note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer, bool is_narrow, Instant now);
   void note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer);
   void note_declines(const wire::TrainerRoster& roster);
   void tell_of_decline(const std::string& worker, const std::string& reason);
 
   void carry_out();
-  void disconnect(const cluster::PoolSession::Command& command);
-  void send(const cluster::PoolSession::Command& command);
+  void disconnect(const session::PoolSession::Command& command);
+  void send(const session::PoolSession::Command& command);
   void deliver(BatchKey key, std::unique_ptr<Batch> batch, std::optional<NarrowArrival> narrow = {});
   void end_lane(BatchKey key, wire::Lane lane, Instant now);
   // Whether there were no requests for a while, so that workers would be idle.
@@ -183,11 +183,11 @@ class PoolIo final : public EventLoop::Handler {
   static std::string spoken_missing_data(WorkerLink& link);
   void complain(uint64_t worker_id, WorkerLink& link, const std::string& what);
   void refuse_message(uint64_t worker_id, WorkerLink& link, const std::string& what, Instant now);
-  void note_distrust(const cluster::PoolSession::Command& command);
+  void note_distrust(const session::PoolSession::Command& command);
   void note_death(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer, bool is_awaited);
   DeathTraces traces_of(BatchKey key) const;
   // The error in place of a batch that workers died of, or answered wrongly.
-  std::unique_ptr<Batch> error_in_place(const cluster::PoolSession::Command& command);
+  std::unique_ptr<Batch> error_in_place(const session::PoolSession::Command& command);
   void tell(std::string news);
 
   const PoolIoOptions& options_;
@@ -220,7 +220,7 @@ class PoolIo final : public EventLoop::Handler {
   std::unique_ptr<WorkerLinks> links_;
   KindComparison kinds_;
   std::map<uint64_t, Instant> connect_again_at_;  // workers for which no socket could be opened
-  cluster::PoolSession session_;
+  session::PoolSession session_;
   uint64_t opened_bytes_ = 0;  // of chunks, in this turn
   uint64_t last_opened_ = 0;   // the worker whose chunks were decrypted last
 
@@ -234,7 +234,7 @@ class PoolIo final : public EventLoop::Handler {
   Made made_;
   JobMeter job_meter_;
 
-  cluster::LinkMeter link_meter_;
+  session::LinkMeter link_meter_;
   Instant link_told_at_{};
 
   uint32_t epoch_ = 0;

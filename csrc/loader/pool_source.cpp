@@ -39,7 +39,7 @@ void PoolSource::lose_own_worker(uint64_t worker_id) {
   loop_.post([this, worker_id] { io_.lose_own_worker(worker_id); });
 }
 
-void PoolSource::fetch(const std::shared_ptr<cluster::RequestContent>& content) {
+void PoolSource::fetch(const std::shared_ptr<session::RequestContent>& content) {
   PENSTOCK_ASSERT(named_ != nullptr, "a batch was requested before its job was set");
   content->blobs = named_;
   content->seeds = seeds_;

@@ -43,7 +43,7 @@ class PoolSource : public BatchSource {
 
   Result<void> start(Stages stages) override;
   void stop() override;
-  void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
+  void fetch(const std::shared_ptr<session::RequestContent>& content) override;
   void recall(const Batch::Origin& origin) override;
   void forget_recall(const Batch::Origin& origin) override;
   void announce(const wire::ToJob& message) override;

@@ -52,7 +52,7 @@ class StageChain : private EventLoop::Handler {
   // Stops the flow of arrivals; a thread that is blocked while handing an arrival over continues.
   void close();
   // A batch is requested. For the trainer's thread.
-  void asked(const cluster::RequestContent& content) {
+  void asked(const session::RequestContent& content) {
     if (stages_.tap) stages_.tap->asked(content);
   }
   // Joins the thread, and waits for the running copies. Empties the inbox, which must be closed.

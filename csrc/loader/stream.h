@@ -18,12 +18,12 @@
 #include <string>
 
 #include "base/instant.h"
-#include "cluster/step_clock.h"
 #include "loader/client.h"
 #include "loader/epoch_progress.h"
 #include "loader/expected_epoch.h"
 #include "loader/index_source.h"
 #include "loader/torch_sampler.h"
+#include "session/step_clock.h"
 #include "wire/epoch_seeds.h"
 
 namespace penstock::loader {
@@ -125,7 +125,7 @@ class Stream {
   uint64_t dropped_ahead_count_ = 0;
   std::optional<ExpectedEpoch> expected_;
   std::unique_ptr<TorchSampler> early_sampler_;
-  cluster::StepClock step_clock_;
+  session::StepClock step_clock_;
   Duration past_epochs_{0};
   Instant begun_at_{};
   Instant given_at_{};   // the time of the last delivery; before the first batch, the epoch's start

@@ -69,7 +69,7 @@ void ThreadSource::announce(const wire::ToJob& message) {
   seeds_ = *seeds;
 }
 
-void ThreadSource::fetch(const std::shared_ptr<cluster::RequestContent>& content) {
+void ThreadSource::fetch(const std::shared_ptr<session::RequestContent>& content) {
   static_cast<void>(queue_of(content->request.shard_id).push({.content = content, .seeds = seeds_}));
 }
 

@@ -43,7 +43,7 @@ class ThreadMaker {
   };
   // make() throws the dataset's exceptions; in_hand() then describes the sample that caused it, and may be empty.
   virtual std::string in_hand() const = 0;
-  virtual Made make(const cluster::RequestContent& content, const wire::EpochSeeds& seeds) = 0;
+  virtual Made make(const session::RequestContent& content, const wire::EpochSeeds& seeds) = 0;
 };
 
 struct ThreadSourceOptions {
@@ -61,7 +61,7 @@ class ThreadSource : public BatchSource {
   Result<void> start(Stages stages) override;
   // Waits for the batches that are being made.
   void stop() override;
-  void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
+  void fetch(const std::shared_ptr<session::RequestContent>& content) override;
   void announce(const wire::ToJob& message) override;
   void dismiss(uint32_t) override {}
   uint32_t worker_of(uint32_t shard_id) const override { return shard_id % worker_count(); }
@@ -73,7 +73,7 @@ class ThreadSource : public BatchSource {
 
  private:
   struct Work {
-    std::shared_ptr<const cluster::RequestContent> content;  // shared with the order of requests
+    std::shared_ptr<const session::RequestContent> content;  // shared with the order of requests
     wire::EpochSeeds seeds;
   };
   using Queue = BoundedQueue<Work>;

@@ -31,7 +31,7 @@ RequestDigest digest_of(uint64_t sequence, wire::IndexKind kind, std::span<const
   return {.sequence = sequence, .value = digest.value()};
 }
 
-RequestDigest digest_of(const cluster::RequestContent& content) {
+RequestDigest digest_of(const session::RequestContent& content) {
   const wire::BatchRequest& request = content.request;
   const std::span<const std::byte> seeds =
       content.seeds ? std::span<const std::byte>(*content.seeds) : std::span<const std::byte>();
@@ -118,7 +118,7 @@ Result<void> Relay::open_follower(const FollowerSeat& seat) {
 
 // ---- The leader's side
 
-void Relay::asked(const cluster::RequestContent& content) {
+void Relay::asked(const session::RequestContent& content) {
   uint32_t epoch = 0;
   {
     const MutexLock lock(mutex_);

@@ -65,7 +65,7 @@ class Relay final : public loader::ArrivalTap {
   };
   const std::vector<Address>& addresses() const { return addresses_; }
 
-  void asked(const cluster::RequestContent& content) override;
+  void asked(const session::RequestContent& content) override;
   void arrived(loader::Arrival& arrival) override;
   void source_stopped() override;
   std::optional<Fault> failure() const override { return failure_.get(); }

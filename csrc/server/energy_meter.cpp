@@ -59,12 +59,12 @@ Result<uint64_t> EnergyMeter::process_uj() const {
   return share_.process_uj();
 }
 
-Result<cluster::EnergyReading> EnergyMeter::read() {
+Result<costs::EnergyReading> EnergyMeter::read() {
   const auto machine_uj = powercap_.read();
   if (!machine_uj) return machine_uj.error();
   const auto busy = machine_busy_time();
   if (!busy) return busy.error();
-  return cluster::EnergyReading{
+  return costs::EnergyReading{
       .machine_uj = machine_uj.value(), .machine_busy = busy.value(), .process_cpu = cpu_time_()};
 }
 

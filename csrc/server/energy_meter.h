@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A worker's share of its machine's energy (cluster/energy_share.h), by the CPU time of its processes; read from the
+// A worker's share of its machine's energy (costs/energy_share.h), by the CPU time of its processes; read from the
 // system once a second.
 
 #include <chrono>
@@ -13,7 +13,7 @@
 
 #include "base/instant.h"
 #include "base/result.h"
-#include "cluster/energy_share.h"
+#include "costs/energy_share.h"
 #include "server/cpu_time.h"
 #include "server/powercap.h"
 
@@ -44,11 +44,11 @@ class EnergyMeter {
  private:
   EnergyMeter(Powercap powercap, CpuTime cpu_time) : powercap_(std::move(powercap)), cpu_time_(std::move(cpu_time)) {}
 
-  Result<cluster::EnergyReading> read();
+  Result<costs::EnergyReading> read();
 
   Powercap powercap_;
   CpuTime cpu_time_;
-  cluster::EnergyShare share_;
+  costs::EnergyShare share_;
   std::optional<Instant> read_at_;
   std::optional<Fault> error_;
 };

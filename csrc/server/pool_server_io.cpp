@@ -22,7 +22,7 @@
 
 namespace penstock::server {
 
-using cluster::WorkerSession;
+using session::WorkerSession;
 using std::chrono::milliseconds;
 using wire::ToTrainer;
 using wire::ToWorker;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The I/O thread of a pool worker: a socket for trainers, a socket to the controller, and a clock around
-// cluster/worker_session.h. It answers pings while the dataset is busy, regardless of which thread holds the
+// session/worker_session.h. It answers pings while the dataset is busy, regardless of which thread holds the
 // interpreter's lock.
 
 #include <sys/types.h>
@@ -19,7 +19,6 @@
 #include "base/instant.h"
 #include "base/numerics.h"
 #include "base/result.h"
-#include "cluster/worker_session.h"
 #include "net/authenticator.h"
 #include "net/data_server.h"
 #include "net/endpoint.h"
@@ -37,6 +36,7 @@
 #include "server/registration.h"
 #include "server/slab_handover.h"
 #include "server/watched_process.h"
+#include "session/worker_session.h"
 #include "wire/blob_record.h"
 #include "wire/pool_record.h"
 #include "wire/reports.h"
@@ -141,7 +141,7 @@ class PoolServerIo final : public EventLoop::Handler {
   bool is_next(const PoolWork& work) const;
   void fetch_blob(const std::optional<wire::BlobId>& id, Instant now);
   void carry_out();
-  std::string reason_of(const cluster::WorkerSession::Command& command) const;
+  std::string reason_of(const session::WorkerSession::Command& command) const;
   void take_signals(Instant now);
   void drain(Instant now);
   bool is_idle() const { return session_.trainer_id() == 0 && session_.is_empty(); }
@@ -173,7 +173,7 @@ class PoolServerIo final : public EventLoop::Handler {
   FileDescriptor signal_read_fd_;
   FileDescriptor signal_write_fd_;
 
-  cluster::WorkerSession session_;
+  session::WorkerSession session_;
   uint64_t tenancy_ = 0;
   std::map<uint64_t, Route> routes_;                // by trainer
   std::set<net::PublicKey> impostors_;              // reported to the operator; at most one per trainer key

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "cluster/dispatch.h"
+#include "session/dispatch.h"
 #include "shm/slab_pool.h"
 #include "wire/batch_facts.h"
 #include "wire/batch_key.h"

@@ -36,7 +36,7 @@ Registration::Registration(std::unique_ptr<net::ClientSocket> socket, Descriptio
       enrolment_(description_.run.id, now),
       opened_at_(now) {}
 
-Result<void> Registration::receive(cluster::WorkerSession& session, Instant now) {
+Result<void> Registration::receive(session::WorkerSession& session, Instant now) {
   net::ClientReceipt receipt;
   for (;;) {
     auto received = socket_->try_receive(receipt);
@@ -59,7 +59,7 @@ Result<void> Registration::receive(cluster::WorkerSession& session, Instant now)
   return {};
 }
 
-Result<void> Registration::take(std::span<const std::byte> bytes, cluster::WorkerSession& session, Instant now) {
+Result<void> Registration::take(std::span<const std::byte> bytes, session::WorkerSession& session, Instant now) {
   auto message = wire::parse_control(bytes);
   if (!message)
     return Fault{Errc::kFailed, where() + " sent a message that cannot be read: " + message.error().message};
@@ -89,7 +89,7 @@ void Registration::take_event(const ConnectionEvent& event, Instant now) {
   }
 }
 
-void Registration::report(const cluster::WorkerSession& session, Duration stuck, Instant now) {
+void Registration::report(const session::WorkerSession& session, Duration stuck, Instant now) {
   if (!enrolment_.take(session, now) || !socket_->is_connected()) return;
   if (enrolment_.clock.take_renewal(now)) return socket_->renew();
   auto report = enrolment_.report(session);

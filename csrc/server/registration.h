@@ -13,11 +13,11 @@
 
 #include "base/instant.h"
 #include "base/result.h"
-#include "cluster/enrolment.h"
-#include "cluster/worker_session.h"
 #include "net/client_socket.h"
 #include "net/endpoint.h"
 #include "net/key_ring.h"
+#include "session/enrolment.h"
+#include "session/worker_session.h"
 #include "wire/reports.h"
 
 namespace penstock::server {
@@ -42,10 +42,10 @@ class Registration {
 
   // Takes the messages that have arrived and makes `session` carry them out. kFailed with the reason if the controller
   // refuses this worker.
-  Result<void> receive(cluster::WorkerSession& session, Instant now);
+  Result<void> receive(session::WorkerSession& session, Instant now);
   // Sends a report if one is due. `stuck` is how long the worker has been stuck, as measured by MakerWatch; 0: not
   // stuck.
-  void report(const cluster::WorkerSession& session, Duration stuck, Instant now);
+  void report(const session::WorkerSession& session, Duration stuck, Instant now);
   // The reason for declining the latest trainer, included in reports.
   void set_decline_reason(std::string_view reason);
   // Makes a report due now.
@@ -62,14 +62,14 @@ class Registration {
   net::ClientSocket& socket() { return *socket_; }
 
  private:
-  Result<void> take(std::span<const std::byte> bytes, cluster::WorkerSession& session, Instant now);
+  Result<void> take(std::span<const std::byte> bytes, session::WorkerSession& session, Instant now);
   void take_event(const net::ConnectionEvent& event, Instant now);
   void tell(std::string text);
   std::string where() const { return "the controller at " + socket_->endpoint().text(); }
 
   std::unique_ptr<net::ClientSocket> socket_;
   Description description_;
-  cluster::WorkerEnrolment enrolment_;
+  session::WorkerEnrolment enrolment_;
   Instant opened_at_;
   bool has_answered_ = false;
   std::string decline_reason_;

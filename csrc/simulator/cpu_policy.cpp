@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "base/assert.h"
-#include "cluster/allocation.h"
+#include "scheduling/allocation.h"
 
 namespace penstock::simulator {
 namespace {
@@ -27,9 +27,9 @@ std::vector<uint32_t> granted(std::span<const PooledJob> jobs, uint32_t cpu_coun
 
 // Each GPU of a job has a separate trainer, as in live jobs, and all trainers of a job make the same claim.
 std::vector<uint32_t> allocated(std::span<const PooledJob> jobs, uint32_t cpu_count, const Settings& settings) {
-  std::vector<cluster::JobClaim> claims;
+  std::vector<scheduling::JobClaim> claims;
   for (const PooledJob& job : jobs) {
-    cluster::JobClaim claim{.job_id = job.job_id, .floor_max = (job.rule->busy_count() + job.gpus - 1) / job.gpus};
+    scheduling::JobClaim claim{.job_id = job.job_id, .floor_max = (job.rule->busy_count() + job.gpus - 1) / job.gpus};
     const uint32_t most = (std::min(job.rule->demand(), cpu_count) + job.gpus - 1) / job.gpus;
     for (uint32_t count = 0; count <= most; ++count) claim.progress.push_back(job.rule->progress(count * job.gpus));
     for (uint32_t gpu = 0; gpu < job.gpus; ++gpu) {
@@ -37,10 +37,10 @@ std::vector<uint32_t> allocated(std::span<const PooledJob> jobs, uint32_t cpu_co
       claims.push_back(claim);
     }
   }
-  const cluster::AllocationOptions options{
+  const scheduling::AllocationOptions options{
       .floor_share = settings.floor_share, .move_cost_s = settings.move_cost_s, .horizon_s = settings.horizon_s};
-  const std::vector<uint32_t> of_trainers = cluster::gpu_progress(claims, cpu_count, options);
-  const auto fault = cluster::check_allocation(claims, cpu_count, options, of_trainers);
+  const std::vector<uint32_t> of_trainers = scheduling::gpu_progress(claims, cpu_count, options);
+  const auto fault = scheduling::check_allocation(claims, cpu_count, options, of_trainers);
   PENSTOCK_ASSERT(!fault, *fault);
   std::vector<uint32_t> counts;
   auto next = of_trainers.begin();

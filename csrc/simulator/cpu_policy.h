@@ -3,8 +3,8 @@
 // How many of a cluster's CPUs each running job gets, by each of the policies that share them as a pool. Pure. A CPU is
 // a worker. A job's demand rule (demand_rule.h) determines how many it requests.
 //
-// `penstock` allocates with cluster::gpu_progress, as a pool does. The other systems' rules each concern a single job:
-// every job is guaranteed one CPU per GPU, and the rest is granted in the order in which the jobs started.
+// `penstock` allocates with scheduling::gpu_progress, as a pool does. The other systems' rules each concern a single
+// job: every job is guaranteed one CPU per GPU, and the rest is granted in the order in which the jobs started.
 
 #include <cstdint>
 #include <span>

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/assert.h"
-#include "cluster/scaling.h"
-#include "cluster/worker_session.h"
+#include "scheduling/scaling.h"
+#include "session/worker_session.h"
 
 namespace penstock::simulator {
 namespace {
@@ -67,13 +67,13 @@ class PenstockRule final : public DemandRule {
   // As a live trainer does, until the current number of workers has been measured.
   std::optional<Duration> wants_report_in() const override {
     if (is_measured_ || worker_count_ == 0) return std::nullopt;
-    return cluster::kPingInterval;
+    return session::kPingInterval;
   }
 
  private:
   uint32_t gpus_;
   uint32_t cpu_count_;  // of the pool: available workers may as well be used for a job without measurements
-  cluster::JobScaler scaler_{std::numeric_limits<uint32_t>::max()};
+  scheduling::JobScaler scaler_{std::numeric_limits<uint32_t>::max()};
   uint32_t worker_count_ = 0;
   bool is_measured_ = false;
 };
@@ -84,7 +84,7 @@ class TfDataServiceRule final : public DemandRule {
 
   bool note(const wire::TrainerReport& report, uint32_t worker_count, Instant) override {
     const Stretch seen = Stretch::between(last_, report.queue);
-    if (!seen.has_batches() || seen.stepping_s + seen.starved_s < seconds(cluster::kStretchMin)) return false;
+    if (!seen.has_batches() || seen.stepping_s + seen.starved_s < seconds(scheduling::kStretchMin)) return false;
     last_ = report.queue;
     const double needed = seen.made_s / seen.made_count / (seen.stepping_s / seen.step_count);
     needed_count_ = needed_count_ == 0 ? needed : needed_count_ + kNewestWeight * (needed - needed_count_);
@@ -96,7 +96,7 @@ class TfDataServiceRule final : public DemandRule {
   double progress(uint32_t worker_count) const override { return straight_progress(worker_count, demand_); }
   std::optional<Duration> wants_report_in() const override {
     if (needed_count_ > 0) return std::nullopt;
-    return cluster::kPingInterval;
+    return session::kPingInterval;
   }
 
  private:

@@ -4,7 +4,7 @@
 // the one that a live trainer sends to its controller; a job with several GPUs reports as one trainer that takes a
 // batch for each of them.
 //
-//   penstock         cluster::JobScaler, the code that a pool runs
+//   penstock         scheduling::JobScaler, the code that a pool runs
 //   tf-data-service  as many as the trainer's rate needs, at most four times the current number
 //   cachew           one more while batches arrive more than 7 % faster, in periods of kCachewPeriod
 //   ray-data         twice as many while at least half of them are at work; fewer only after a long idle time

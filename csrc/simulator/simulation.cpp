@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/assert.h"
-#include "cluster/worker_session.h"
+#include "session/worker_session.h"
 #include "simulator/cpu_policy.h"
 #include "simulator/trainer_meter.h"
 
@@ -19,7 +19,7 @@ namespace penstock::simulator {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kPingSeconds = std::chrono::duration<double>(cluster::kPingInterval).count();
+constexpr double kPingSeconds = std::chrono::duration<double>(session::kPingInterval).count();
 
 struct RunningJob {
   size_t job = 0;

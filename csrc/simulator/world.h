@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cluster/allocation.h"
+#include "scheduling/allocation.h"
 
 namespace penstock::simulator {
 
@@ -63,11 +63,11 @@ struct Settings {
   bool preempts = false;       // only kSrtf
   double restart_cost_s = 60;  // of work, for a preempted job
   CpuPolicy cpus = CpuPolicy::kProportional;
-  double start_delay_s = 5;                      // from the assignment of a worker to a job until it works
-  double move_cost_s = cluster::kPoolMoveCostS;  // that penstock's policy assumes for a move
-  double interval_s = 60;                        // between decisions about a settled pool job
-  double horizon_s = cluster::kPoolHorizonS;     // over which the gain of a move is counted
-  double floor_share = cluster::kPoolFloorShare;
+  double start_delay_s = 5;                         // from the assignment of a worker to a job until it works
+  double move_cost_s = scheduling::kPoolMoveCostS;  // that penstock's policy assumes for a move
+  double interval_s = 60;                           // between decisions about a settled pool job
+  double horizon_s = scheduling::kPoolHorizonS;     // over which the gain of a move is counted
+  double floor_share = scheduling::kPoolFloorShare;
   double noise = 0.1;  // standard deviation of the logarithm of measured values
   uint64_t seed = 0;
 };

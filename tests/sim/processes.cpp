@@ -117,7 +117,7 @@ void SimWorker::receive(ProcessId, const Message& message) {
 void SimWorker::tick() {
   session_.tick(world_.now());
   enrolment_.tick(session_, world_.now());
-  was_open_ = was_open_ || enrolment_.clock.silence(world_.now()) >= cluster::kOrdersGoodFor;
+  was_open_ = was_open_ || enrolment_.clock.silence(world_.now()) >= session::kOrdersGoodFor;
   if (enrolment_.take(session_, world_.now())) {
     auto report = enrolment_.report(session_);
     const auto stuck = watch_.is_stuck() ? watch_.abandoned() : Duration(0);
@@ -214,7 +214,7 @@ void SimWorker::carry_out() {
     lane_starts_.clear();
   }
   for (const auto& command : session_.take_commands()) {
-    if (command.kind == cluster::WorkerSession::Command::Kind::kDrop) {
+    if (command.kind == session::WorkerSession::Command::Kind::kDrop) {
       made_.erase(command.key);
       continue;
     }
@@ -266,7 +266,7 @@ void SimWorker::begin() {
   world_.at(world_.now() + time, id(), [this, number] { finish(number); });
 }
 
-Content SimWorker::make(const cluster::WorkerSession::Request& request) {
+Content SimWorker::make(const session::WorkerSession::Request& request) {
   Content content{.job = job_, .epoch = request.key.epoch};
   if (request.lane == wire::kNoLane) {
     content.position = wire::number_of(request.key);
@@ -319,7 +319,7 @@ void SimTrainer::begin_epoch() {
   const Scenario& scenario = world_.scenario();
   if (progress_.epoch == scenario.epoch_count) return end_program();
   const bool is_iterable = scenario.shard_count != 0;
-  order_.emplace(cluster::RequestOrderOptions{.shard_count = std::max(1u, scenario.shard_count),
+  order_.emplace(session::RequestOrderOptions{.shard_count = std::max(1u, scenario.shard_count),
                                               .outstanding_count_max = scenario.depth_max * scenario.worker_count,
                                               .first_sequence = progress_.delivered_count,
                                               .first_shard_id = is_iterable ? progress_.next_shard : 0});
@@ -433,16 +433,16 @@ void SimTrainer::take(const ToTrainer& head, const Content& content) {
 void SimTrainer::consume() {
   if (is_stepping_ || is_done_ || recalled_) return;
   switch (order_->next()) {
-    case cluster::RequestOrder::Next::kWait:
+    case session::RequestOrder::Next::kWait:
       if (!waits_since_) waits_since_ = world_.now();
       return;
-    case cluster::RequestOrder::Next::kEnd:
+    case session::RequestOrder::Next::kEnd:
       ++progress_.epoch;
       progress_.delivered_count = 0;
       progress_.shard_positions.assign(world_.scenario().shard_count, 0);
       progress_.next_shard = 0;
       return begin_epoch();
-    case cluster::RequestOrder::Next::kReady: break;
+    case session::RequestOrder::Next::kReady: break;
   }
   waits_since_.reset();
   const uint64_t sequence = order_->ready_sequence();
@@ -496,7 +496,7 @@ void SimTrainer::worker_died(uint64_t worker_id) {
 }
 
 void SimTrainer::carry_out() {
-  using Kind = cluster::PoolSession::Command::Kind;
+  using Kind = session::PoolSession::Command::Kind;
   for (const auto& command : session_.take_commands()) {
     if (command.kind == Kind::kFail) {
       if (!world_.has_blame(job_, command.key, command.death_count))

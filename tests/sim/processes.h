@@ -22,13 +22,13 @@ class SimController : public Process {
 
   bool drain(uint64_t worker_id);
   void left(uint64_t worker_id);
-  const cluster::Roster& roster() const { return roster_; }
+  const scheduling::Roster& roster() const { return roster_; }
 
  private:
   void push();
   void push_orders();
 
-  cluster::Roster roster_;
+  scheduling::Roster roster_;
 };
 
 // A trainer that no controller knows. It greets every worker, and stays with each that lets it in.
@@ -64,8 +64,8 @@ class SimWorker : public Process {
 
   uint64_t worker_id() const { return enrolment_.worker_id(); }
   uint32_t declined_jobs() const { return declined_jobs_; }
-  cluster::WorkerSession& session() { return session_; }
-  const cluster::WorkerSession& session() const { return session_; }
+  session::WorkerSession& session() { return session_; }
+  const session::WorkerSession& session() const { return session_; }
   void drain();
   // The process in which it makes its batches ends, and another one takes its place.
   void lose_process();
@@ -87,7 +87,7 @@ class SimWorker : public Process {
 
  private:
   struct Work {
-    cluster::WorkerSession::Request request;
+    session::WorkerSession::Request request;
     Content content;
     uint64_t trainer_id = 0;
     Instant begun_at{};
@@ -103,12 +103,12 @@ class SimWorker : public Process {
   void end_work();
   // Work that nobody can want any more.
   void give_up_work();
-  Content make(const cluster::WorkerSession::Request& request);
+  Content make(const session::WorkerSession::Request& request);
 
   const uint32_t declined_jobs_;
   bool was_open_ = false;  // it had heard nothing of a controller for so long that it took whoever came
-  cluster::WorkerSession session_;
-  cluster::WorkerEnrolment enrolment_;
+  session::WorkerSession session_;
+  session::WorkerEnrolment enrolment_;
   uint64_t trainer_id_ = 0;  // whose dataset is loaded
   uint32_t job_ = 0;
   std::map<BatchKey, uint64_t> lane_starts_;                   // that came with requests
@@ -140,7 +140,7 @@ class SimTrainer : public Process {
   bool is_recalling() const { return recalled_.has_value(); }
   uint32_t job() const { return job_; }
   uint64_t trainer_id() const { return trainer_id_; }
-  const cluster::PoolSession& session() const { return session_; }
+  const session::PoolSession& session() const { return session_; }
 
  private:
   // The content of a checkpoint.
@@ -166,9 +166,9 @@ class SimTrainer : public Process {
 
   uint64_t trainer_id_;
   uint32_t job_;
-  cluster::PoolSession session_;
-  cluster::TrainerEnrolment enrolment_;
-  std::optional<cluster::RequestOrder> order_;
+  session::PoolSession session_;
+  session::TrainerEnrolment enrolment_;
+  std::optional<session::RequestOrder> order_;
   uint64_t asked_count_ = 0;              // of a map-style dataset's epoch
   std::map<uint64_t, Content> ready_;     // by sequence
   std::vector<uint64_t> lane_positions_;  // answered

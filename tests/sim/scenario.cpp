@@ -3,7 +3,7 @@
 
 #include <sstream>
 
-#include "cluster/roster.h"
+#include "scheduling/roster.h"
 
 namespace penstock::sim {
 
@@ -50,7 +50,7 @@ Scenario Scenario::draw(uint64_t seed) {
   s.has_declining = chance(3);
   if (s.shard_count == 0 && chance(2)) s.recall = number(1, 10) / 10.0;
   s.intruders = few(4, 2);
-  if (s.intruders > 0) s.end_at += cluster::kLeaveTime;  // for which one that found a way in may stay
+  if (s.intruders > 0) s.end_at += scheduling::kLeaveTime;  // for which one that found a way in may stay
   if (s.has_poison) {
     s.poison_spares_workers = chance(2);
   } else {

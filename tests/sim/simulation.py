@@ -4,8 +4,8 @@
     python3 tests/sim/simulation.py --seeds 200000
     python3 tests/sim/simulation.py --replay 4711
 
-Needs only a C++20 compiler. A build may have bugs put into its copy of csrc/cluster (mutants.py),
-which shows that the simulator finds them.
+Needs only a C++20 compiler. A build may have bugs put into its copy of csrc/session and
+csrc/scheduling (mutants.py), which shows that the simulator finds them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parent.parent / "csrc"
-HEADER_ROOMS = ("base", "wire")  # next to cluster, which is compiled
+ROOMS = ("session", "scheduling")  # which are compiled
+HEADER_ROOMS = ("base", "wire")
 HEADERS = ("server/maker_watch.h",)  # of other rooms
 BUILT = HERE.parent.parent / "build" / "simulator"
 FLAGS = ("-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-restrict", "-D_GLIBCXX_ASSERTIONS")
@@ -33,7 +34,7 @@ FLAGS = ("-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-restrict", "-D_GLIBCXX_A
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One place of csrc/cluster, or of HEADERS, that is replaced."""
+    """One place of ROOMS, or of HEADERS, that is replaced."""
 
     file: str
     old: str
@@ -58,23 +59,29 @@ def build(folder: Path, mutations: Sequence[Mutation] = (), sound: Path | None =
     """Compiles the simulator in `folder`, which is made. Unmutated objects are taken from the
     folder of a `sound` build where no header is mutated."""
     folder.mkdir(parents=True, exist_ok=True)
-    cluster = folder / "csrc" / "cluster"
-    if cluster.exists():
-        shutil.rmtree(cluster)
-    shutil.copytree(CSRC / "cluster", cluster)
-    for room in HEADER_ROOMS:
-        shutil.copytree(CSRC / room, folder / "csrc" / room, dirs_exist_ok=True)
+    rooms = [folder / "csrc" / room for room in ROOMS]
+    for room in rooms:
+        if room.exists():
+            shutil.rmtree(room)
+        shutil.copytree(CSRC / room.name, room)
+    for name in HEADER_ROOMS:
+        shutil.copytree(CSRC / name, folder / "csrc" / name, dirs_exist_ok=True)
     for header in HEADERS:
         (folder / "csrc" / header).parent.mkdir(exist_ok=True)
         shutil.copy(CSRC / header, folder / "csrc" / header)
     for mutation in mutations:
-        named = [header for header in HEADERS if Path(header).name == mutation.file]
-        path = folder / "csrc" / named[0] if named else cluster / mutation.file
+        headers = [folder / "csrc" / header for header in HEADERS]
+        candidates = [*headers, *(room / mutation.file for room in rooms)]
+        path = next(
+            (path for path in candidates if path.name == mutation.file and path.exists()), None
+        )
+        if path is None:
+            raise BuildError(f"no room has {mutation.file}")
         text = path.read_text()
         if text.count(mutation.old) != 1:
             raise BuildError(f"{mutation.file} has {text.count(mutation.old)} of: {mutation.old}")
         path.write_text(text.replace(mutation.old, mutation.new))
-    sources = [*sorted(cluster.glob("*.cpp")), *sorted(HERE.glob("*.cpp"))]
+    sources = [path for room in (*rooms, HERE) for path in sorted(room.glob("*.cpp"))]
     mutated = {mutation.file for mutation in mutations}
     if any(name.endswith(".h") for name in mutated):
         sound = None
@@ -97,7 +104,7 @@ def build(folder: Path, mutations: Sequence[Mutation] = (), sound: Path | None =
 def built_once() -> Path:
     """The simulator without mutations, which is recompiled only when one of its sources has
     changed. Several processes may call this at the same time."""
-    folders = [HERE, CSRC / "cluster", *(CSRC / room for room in HEADER_ROOMS)]
+    folders = [HERE, *(CSRC / room for room in (*ROOMS, *HEADER_ROOMS))]
     digest = hashlib.sha256(" ".join([compiler(), *FLAGS]).encode())
     sources = [path for folder in folders for path in folder.glob("*.[ch]*")]
     for source in sorted(sources + [CSRC / header for header in HEADERS]):

@@ -204,13 +204,13 @@ void World::plan_faults() {
   plan(scenario_.stalls, [this, is_any] {
     const auto victim = processes_.find(pick_process(is_any));
     if (victim == processes_.end()) return;
-    victim->second->stalled_until = now_ + between(milliseconds(100), 3 * cluster::kLease);
+    victim->second->stalled_until = now_ + between(milliseconds(100), 3 * session::kLease);
     say(victim->second->name(), " stalls");
   });
   plan(scenario_.partitions, [this, is_any] {
     const ProcessId a = pick_process(is_any);
     const ProcessId b = pick_process(is_any);
-    const Instant until = now_ + between(milliseconds(100), 3 * cluster::kLease);
+    const Instant until = now_ + between(milliseconds(100), 3 * session::kLease);
     const double way = chance();
     if (way < 0.7) cuts_[{a, b}] = until;
     if (way > 0.3) cuts_[{b, a}] = until;
@@ -513,7 +513,7 @@ void World::check_sharing() {
       if (is_intruder(worker.report.trainer_id)) continue;  // until kLeaveTime is over
       const auto owner = std::ranges::find(trainers, worker.assigned_to,
                                            [](const auto& trainer) { return trainer.report.trainer_id; });
-      const auto should_have = [&](const cluster::Roster::TrainerStatus& trainer) {
+      const auto should_have = [&](const scheduling::Roster::TrainerStatus& trainer) {
         return trainer.worker_count < trainer.report.worker_count_max &&
                !worker.report.has_declined(trainer.report.trainer_id) &&
                (owner == trainers.end() || trainer.worker_count + 1 < owner->worker_count);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A pool in one thread: controller, workers and trainers run the live state machines of csrc/cluster on a clock of the
-// world's own, over a network that loses, doubles, reorders and delays, while processes crash, stall and are cut off,
-// and while those end or hang in which workers make their batches. All of it follows from the scenario's seed, so a
-// run that fails can be run again.
+// A pool in one thread: controller, workers and trainers run the live state machines of csrc/session and
+// csrc/scheduling on a clock of the world's own, over a network that loses, doubles, reorders and delays, while
+// processes crash, stall and are cut off, and while those end or hang in which workers make their batches. All of it
+// follows from the scenario's seed, so a run that fails can be run again.
 //
 // Invariants:
 //
@@ -44,12 +44,12 @@
 #include <variant>
 #include <vector>
 
-#include "cluster/enrolment.h"
-#include "cluster/pool_session.h"
-#include "cluster/request_order.h"
-#include "cluster/roster.h"
-#include "cluster/worker_session.h"
 #include "scenario.h"
+#include "scheduling/roster.h"
+#include "session/enrolment.h"
+#include "session/pool_session.h"
+#include "session/request_order.h"
+#include "session/worker_session.h"
 
 namespace penstock::sim {
 

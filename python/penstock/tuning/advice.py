@@ -19,7 +19,7 @@ from penstock.tuning.observation import LoaderSettings, Observation, spoken_byte
 
 # If several settings promise the same within this share, the smallest are taken.
 SAME_SHARE = 0.03
-_WAITING_WORKERS_PER_CPU = 4  # as in csrc/cluster/worker_choice.h
+_WAITING_WORKERS_PER_CPU = 4  # as in csrc/scheduling/worker_choice.h
 _WAITING_SHARE_MIN = 0.2  # of a worker's time, from which threads are worthwhile
 _PREFETCH_FACTORS = (1, 2, 4, 8, 16)
 _THREADS = (1, 4, 16, 64)

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "base/identity.h"
-#include "cluster/worker_session.h"
 #include "controller/pool_status.h"
 #include "controller_fixture.h"
 #include "net/control_limits.h"
+#include "session/worker_session.h"
 #include "wire/control_record.h"
 
 namespace penstock::controller {
@@ -217,7 +217,7 @@ size_t count_of(const std::string& text, const std::string& part) {
 // `penstock status --json` printed text that no JSON reader took: it ended in the middle of a worker.
 TEST(PoolStatus, StatusOfMoreThanFitsIsWholeJsonThatCountsWhatIsLeftOut) {
   const Instant now{};
-  cluster::Roster roster(1, now);
+  scheduling::Roster roster(1, now);
   for (uint64_t id = 1; id <= 300; ++id) {
     roster.worker_reported({.worker_id = id,
                             .incarnation = 1,
@@ -249,7 +249,7 @@ TEST(PoolStatus, StatusOfMoreThanFitsIsWholeJsonThatCountsWhatIsLeftOut) {
 
 TEST(PoolStatus, LargeWorkerDoesNotHideThoseBehindIt) {
   const Instant now{};
-  cluster::Roster roster(1, now);
+  scheduling::Roster roster(1, now);
   roster.worker_reported({.worker_id = 1, .incarnation = 1, .endpoint = "tcp://a:1", .about = std::string(4096, '\n')},
                          now);
   roster.worker_reported({.worker_id = 2, .incarnation = 1, .endpoint = "tcp://b:1", .about = "small"}, now);

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "base/live_clock.h"
-#include "cluster/worker_session.h"
 #include "net/data_server.h"
 #include "net/server_socket.h"
+#include "session/worker_session.h"
 #include "shm/arena.h"
 #include "shm/channel.h"
 #include "wire/frame.h"
@@ -188,7 +188,7 @@ class HandWorkerOf {
 
   void send_all() {
     for (const auto& command : desk_.take_commands()) {
-      if (command.kind != cluster::WorkerSession::Command::Kind::kSend) {
+      if (command.kind != session::WorkerSession::Command::Kind::kSend) {
         std::erase_if(pieces_, [&](const Piece& piece) { return piece.head.key == command.key; });
         continue;
       }
@@ -279,7 +279,7 @@ class HandWorkerOf {
   const std::string data_endpoint_ = data_->endpoint().text();
   wire::SealOffer offer_;
   std::deque<Piece> pieces_;
-  cluster::WorkerSession desk_;
+  session::WorkerSession desk_;
   std::optional<shm::ChannelListener> listener_ =
       options_.handover.empty() ? std::nullopt : std::optional(shm::ChannelListener::bind(options_.handover).value());
   std::map<std::pair<uint64_t, uint32_t>, shm::Channel> newcomers_;  // by their trainer and link

@@ -19,9 +19,9 @@ LocalDispatch::Message message_of(const std::string& text) {
   return {bytes.begin(), bytes.end()};
 }
 
-cluster::SharedContent content_of(const std::string& text) {
-  return std::make_shared<const cluster::RequestContent>(
-      cluster::RequestContent{.request = {}, .indices = message_of(text)});
+session::SharedContent content_of(const std::string& text) {
+  return std::make_shared<const session::RequestContent>(
+      session::RequestContent{.request = {}, .indices = message_of(text)});
 }
 
 // Of a request the bytes after its head; of an announcement, all.

@@ -308,7 +308,7 @@ TEST_F(PoolClientTest, RecallThatIsAnsweredWithAnEndIsAnErrorThatNamesTheWorker)
   start({.ends_recalls = true});
   submit(0);
   ASSERT_EQ(next().kind, Event::Kind::kBatch);
-  auto content = std::make_shared<cluster::RequestContent>();
+  auto content = std::make_shared<session::RequestContent>();
   content->request = {.sequence = 0, .epoch = 1};
   content->seeds = std::make_shared<const std::vector<std::byte>>();
   content->blobs = std::make_shared<const std::vector<wire::BlobId>>(1);

@@ -88,7 +88,7 @@ class PoolIoTest : public net::PoolSocketsTest {
     inbox_.set_epochs(1, 1);
     io_->begin_epoch(1, {});
     for (uint64_t sequence = 0; sequence < kWorkerCount; ++sequence) {
-      auto content = std::make_shared<cluster::RequestContent>();
+      auto content = std::make_shared<session::RequestContent>();
       content->request = {.index_kind = wire::IndexKind::kInteger, .sequence = sequence, .epoch = 1};
       content->indices.resize(sizeof(int64_t));
       content->seeds = std::make_shared<const std::vector<std::byte>>();

@@ -91,7 +91,7 @@ class StageChainTest : public test::SeededTest {
 // Holds the chain's thread at the first arrival until it may go on.
 class HoldingTap final : public ArrivalTap {
  public:
-  void asked(const cluster::RequestContent&) override {}
+  void asked(const session::RequestContent&) override {}
   void arrived(Arrival&) override { may_go_on_.wait(); }
   void source_stopped() override {}
   std::optional<Fault> failure() const override { return failure_.get(); }

@@ -17,7 +17,7 @@ namespace {
 class SpeechlessMaker final : public ThreadMaker {
  public:
   std::string in_hand() const override { throw std::runtime_error("the sample is not known"); }
-  Made make(const cluster::RequestContent&, const wire::EpochSeeds&) override {
+  Made make(const session::RequestContent&, const wire::EpochSeeds&) override {
     throw std::runtime_error("the dataset fails");
   }
 };
@@ -28,7 +28,7 @@ TEST(ThreadSource, ThreadThatThrowsIsAFailureThatNamesIt) {
   makers.push_back(std::make_unique<SpeechlessMaker>());
   ThreadSource source({}, std::move(makers), /*has_threads=*/true);
   ASSERT_TRUE(source.start({}));
-  source.fetch(std::make_shared<cluster::RequestContent>());
+  source.fetch(std::make_shared<session::RequestContent>());
   ASSERT_TRUE(source.inbox().wait_until(std::chrono::steady_clock::now() + std::chrono::seconds(30)));
   const auto arrival = source.inbox().try_pop();
   ASSERT_TRUE(arrival);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A trainer by hand: the pure half of its protocol (cluster/pool_session.h) over a real connection to one worker. It
+// A trainer by hand: the pure half of its protocol (session/pool_session.h) over a real connection to one worker. It
 // puts batches together from their pieces and hands out blobs.
 
 #include <gtest/gtest.h>
@@ -21,10 +21,10 @@
 #include <vector>
 
 #include "base/live_clock.h"
-#include "cluster/pool_session.h"
 #include "net/client_socket.h"
 #include "net/data_client.h"
 #include "net/readiness.h"
+#include "session/pool_session.h"
 #include "wire/blob_record.h"
 #include "wire/pool_record.h"
 
@@ -110,7 +110,7 @@ class PoolTrainer {
   }
   bool has(uint64_t sequence) const { return answers_.contains(sequence); }
 
-  cluster::PoolSession& session() { return session_; }
+  session::PoolSession& session() { return session_; }
   std::map<wire::BlobId, Bytes> blobs;
   uint64_t blob_piece_bytes = wire::kBlobPieceBytesMax;
   int wishes_to_ignore = 0;
@@ -224,7 +224,7 @@ class PoolTrainer {
 
   void carry_out() {
     for (const auto& command : session_.take_commands()) {
-      if (command.kind != cluster::PoolSession::Command::Kind::kSend) continue;
+      if (command.kind != session::PoolSession::Command::Kind::kSend) continue;
       wire::PoolRequest request{.message = command.message};
       if (command.message.kind == ToWorker::Kind::kHello) {
         link_ = command.message.link;
@@ -255,7 +255,7 @@ class PoolTrainer {
   wire::SealOffer offer_;
   std::unique_ptr<net::DataClient> data_;
   std::deque<Bytes> waiting_;
-  cluster::PoolSession session_;
+  session::PoolSession session_;
   std::unique_ptr<net::ClientSocket> socket_;
   std::map<wire::BatchKey, Content> contents_;
   std::map<uint64_t, Answer> pending_;

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduling/pool_scaling.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+namespace penstock::scheduling {
+namespace {
+
+using std::chrono::milliseconds;
+using State = wire::EngineWorker::State;
+
+// Longer times are capped to this one, which exceeds the lifetime of any pool.
+constexpr uint64_t kMsMax = uint64_t{1000} * 3600 * 24 * 365;
+
+PoolLimits limits_of(const wire::ScaleReport& report) {
+  const auto duration = [](uint64_t ms) { return Duration(milliseconds(std::min(ms, kMsMax))); };
+  return {.worker_count_min = std::min(report.worker_count_min, report.worker_count_max),
+          .worker_count_max = report.worker_count_max,
+          .idle = duration(report.idle_ms),
+          .start_allowance = std::max(duration(report.start_allowance_ms), kStartAllowanceMin),
+          .price_micros_per_hour = report.price_micros_per_hour,
+          .budget_micros = report.has_budget ? std::optional(report.budget_micros) : std::nullopt};
+}
+
+}  // namespace
+
+Result<wire::ScaleOrders> PoolScaling::adapter_reported(const wire::ScaleReport& report, Roster& roster, Instant now) {
+  if (report_ && report_->adapter_id != report.adapter_id) {
+    if (now - reported_at_ < kAdapterLease)
+      return Fault{Errc::kClosed, "this pool already has an engine adapter, which runs workers with the engine " +
+                                      report_->engine +
+                                      "; a pool can have only one, so stop it with `penstock down` first"};
+    capacity_.forget_refusals();
+  }
+  report_ = report;
+  reported_at_ = now;
+  const PoolLimits limits = limits_of(report);
+  Census census = take_census(roster, now);
+  if (report.trouble.empty()) drain_orphans(census.untold, roster, now);
+  give_up_lost(census.present, limits, now);
+  const auto registered = static_cast<uint32_t>(std::count_if(census.present.begin(), census.present.end(),
+                                                              [](const Hand& hand) { return hand.worker_id != 0; }));
+  const auto present = static_cast<uint32_t>(census.present.size());
+  const uint32_t demand = roster.wanted_worker_count();
+  const uint32_t foreign_count = census.by_hand_count + static_cast<uint32_t>(census.untold.size());
+  const PoolLoad load{.demand_count = demand - std::min(demand, foreign_count),
+                      .is_demand_known = roster.is_settled(now),
+                      .registered_count = registered,
+                      .starting_count = present - registered,
+                      .draining_count = census.stopping_count,
+                      .spent_worker_ms = report.spent_worker_ms,
+                      .refusal_count = report.refusal_count,
+                      .refusal = report.refusal};
+  CapacityDecision decision = capacity_.decide(load, limits, now);
+  if (is_to_end_) decision = {0, "the pool is shutting down"};
+  choose_stops(std::move(census.present), decision.wanted_count, roster, now);
+  counts_ = {.running_count = registered,
+             .starting_count = present - registered,
+             .stopping_count = static_cast<uint32_t>(report.workers.size()) - present,
+             .spent_micros = spent_micros(limits, report.spent_worker_ms)};
+  orders_ = {.adapter_id = report.adapter_id,
+             .wanted_count = decision.wanted_count,
+             .reason = std::move(decision.reason),
+             .is_to_end = is_to_end_,
+             .stops = {stops_.begin(), stops_.end()}};
+  return orders_;
+}
+
+bool PoolScaling::end(Instant now) {
+  is_to_end_ = true;
+  return report_ && now - reported_at_ < kAdapterLease;
+}
+
+std::optional<PoolScaling::Standing> PoolScaling::standing(Instant now) const {
+  if (!report_) return std::nullopt;
+  Standing standing = counts_;
+  standing.report = *report_;
+  standing.orders = orders_;
+  standing.since_report = now - reported_at_;
+  return standing;
+}
+
+PoolScaling::Census PoolScaling::take_census(const Roster& roster, Instant now) {
+  std::map<std::string, Roster::WorkerStatus> registered;
+  Census census;
+  for (Roster::WorkerStatus& worker : roster.workers(now)) {
+    if (worker.report.name.empty()) {
+      if (!worker.is_leaving) ++census.by_hand_count;
+    } else {
+      registered.insert_or_assign(worker.report.name, std::move(worker));
+    }
+  }
+  std::set<std::string> told;
+  for (const wire::EngineWorker& worker : report_->workers) {
+    if (!told.insert(worker.name).second) continue;
+    const auto found = registered.find(worker.name);
+    const bool is_registered = found != registered.end();
+    if (worker.state == State::kStopping || stops_.contains(worker.name) ||
+        (is_registered && found->second.is_leaving)) {
+      ++census.stopping_count;
+      continue;
+    }
+    Hand hand{.name = worker.name, .is_started = worker.state == State::kRunning};
+    if (is_registered) {
+      const Roster::WorkerStatus& status = found->second;
+      hand.worker_id = status.report.worker_id;
+      hand.is_idle = status.assigned_to == 0 && status.report.trainer_id == 0;
+      hand.given_order = status.assigned_order;
+    }
+    census.present.push_back(std::move(hand));
+  }
+  for (const auto& [name, worker] : registered)
+    if (!told.contains(name) && !worker.is_leaving) census.untold.emplace(name, worker.report.worker_id);
+  std::erase_if(stops_, [&](const std::string& name) { return !told.contains(name); });
+  return census;
+}
+
+// Drained workers are removed from `untold`.
+void PoolScaling::drain_orphans(std::map<std::string, uint64_t>& untold, Roster& roster, Instant now) {
+  std::erase_if(untold_since_, [&](const auto& item) { return !untold.contains(item.first); });
+  std::erase_if(untold, [&](const auto& item) {
+    const Instant since = untold_since_.emplace(item.first, now).first->second;
+    if (now - since < kOrphanAllowance) return false;
+    roster.drain(item.second, now);
+    return true;
+  });
+}
+
+void PoolScaling::give_up_lost(std::vector<Hand>& present, const PoolLimits& limits, Instant now) {
+  std::map<std::string, Instant> unheard;
+  for (const Hand& hand : present) {
+    if (hand.worker_id != 0 || !hand.is_started) continue;
+    const auto known = unheard_since_.find(hand.name);
+    unheard[hand.name] = known == unheard_since_.end() ? now : known->second;
+  }
+  unheard_since_ = std::move(unheard);
+  std::erase_if(present, [&](const Hand& hand) {
+    const auto since = unheard_since_.find(hand.name);
+    if (since == unheard_since_.end() || now - since->second < limits.start_allowance) return false;
+    stops_.insert(hand.name);
+    return true;
+  });
+}
+
+void PoolScaling::choose_stops(std::vector<Hand> present, uint32_t wanted_count, Roster& roster, Instant now) {
+  if (present.size() <= wanted_count) return;
+  // The engine lists workers in the order in which it started them. Among equal ones the last is stopped first.
+  std::reverse(present.begin(), present.end());
+  std::stable_sort(present.begin(), present.end(), [](const Hand& a, const Hand& b) {
+    const auto rank = [](const Hand& hand) { return std::tuple(hand.worker_id != 0, hand.is_started, !hand.is_idle); };
+    return rank(a) != rank(b) ? rank(a) < rank(b) : a.given_order > b.given_order;
+  });
+  present.resize(present.size() - wanted_count);
+  for (const Hand& hand : present) {
+    stops_.insert(hand.name);
+    if (hand.worker_id != 0) roster.drain(hand.worker_id, now);
+  }
+}
+
+}  // namespace penstock::scheduling

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The relation of a worker or a trainer to its controller: when to report next, which answers are valid, and when to
+// give the controller up. Pure.
+
+#include <cstdint>
+#include <optional>
+
+#include "base/instant.h"
+#include "session/renewal.h"
+#include "session/worker_session.h"
+#include "wire/reports.h"
+
+namespace penstock::session {
+
+// How long a worker follows the last orders of a silent controller. Meanwhile the trainer that it serves, and the one
+// that it was assigned to, may connect; a trainer that was promised the worker by a controller that died before the
+// worker learned of it may not.
+constexpr Duration kOrdersGoodFor = std::chrono::seconds(10);
+
+// Determines when a report is due. A value type.
+class ReportClock {
+ public:
+  explicit ReportClock(Instant now) : due_at_(now), heard_at_(now), renewal_(now) {}
+
+  // Returns true once every kPingInterval.
+  bool take(Instant now) {
+    if (now < due_at_) return false;
+    due_at_ = now + kPingInterval;
+    return true;
+  }
+  // A change has occurred that the controller should know about immediately.
+  void hurry(Instant now) { due_at_ = now; }
+  void heard(Instant now) {
+    heard_at_ = now;
+    renewal_.heard(now);
+  }
+  // There is a new connection, which replaces the previous one if there was one.
+  void connected(Instant now) {
+    renewal_.heard(now);
+    hurry(now);
+  }
+  // Whether to replace the connection, if there is one, because no data has arrived on it for a long time.
+  bool take_renewal(Instant now) { return renewal_.take(now); }
+
+  Instant due_at() const { return due_at_; }
+  // The time since the controller's last message.
+  Duration silence(Instant now) const { return now - heard_at_; }
+
+ private:
+  Instant due_at_;
+  Instant heard_at_;
+  RenewalClock renewal_;
+};
+
+// A worker's side of its enrolment with a controller. A value type.
+class WorkerEnrolment {
+ public:
+  WorkerEnrolment(uint64_t worker_id, Instant now) : clock(now), worker_id_(worker_id) {}
+
+  wire::WorkerReport report(const WorkerSession& session) const {
+    return {.worker_id = worker_id_,
+            .incarnation = incarnation_,
+            .endpoint = {},
+            .is_draining = session.is_draining(),
+            .trainer_id = session.trainer_id(),
+            .about = {},
+            .declined = {session.declined().begin(), session.declined().end()}};
+  }
+
+  // Returns true when a report is due: by the clock, and immediately when the worker becomes free or starts to serve
+  // another trainer.
+  bool take(const WorkerSession& session, Instant now) {
+    if (session.trainer_id() != reported_trainer_id_) clock.hurry(now);
+    reported_trainer_id_ = session.trainer_id();
+    return clock.take(now);
+  }
+  Instant due_at(const WorkerSession& session) const {
+    return session.trainer_id() != reported_trainer_id_ ? Instant{} : clock.due_at();
+  }
+
+  // Carries out the controller's orders.
+  void receive(const wire::WorkerOrders& orders, WorkerSession& session, Instant now) {
+    clock.heard(now);
+    if (orders.incarnation != incarnation_) return;  // they answer a report of an earlier incarnation
+    if (orders.is_fenced) {
+      session.abandon();
+      ++incarnation_;
+      clock.hurry(now);
+    }
+    if (orders.is_to_drain) session.drain();
+    const bool is_older = orders.controller_id == controller_id_ && orders.view < view_;
+    if (!orders.is_settled || is_older) return;
+    controller_id_ = orders.controller_id;
+    view_ = orders.view;
+    session.assign(orders.trainer_id, orders.is_to_part);
+  }
+
+  void tick(WorkerSession& session, Instant now) const {
+    if (clock.silence(now) >= kOrdersGoodFor) session.serve_anyone();
+  }
+
+  uint64_t worker_id() const { return worker_id_; }
+  uint32_t incarnation() const { return incarnation_; }
+
+  ReportClock clock;
+
+ private:
+  uint64_t worker_id_;
+  uint32_t incarnation_ = 1;
+  uint64_t controller_id_ = 0;  // the controller whose orders are in force
+  uint64_t view_ = 0;
+  uint64_t reported_trainer_id_ = 0;
+};
+
+// A trainer's side of its enrolment with a controller: decides which roster is newer. A value type.
+class TrainerEnrolment {
+ public:
+  explicit TrainerEnrolment(Instant now) : clock(now) {}
+
+  // Returns true if the session has to follow this roster.
+  bool receive(const wire::TrainerRoster& roster, Instant now) {
+    clock.heard(now);
+    if (roster.controller_id == controller_id_ && roster.view < view_) return false;
+    controller_id_ = roster.controller_id;
+    view_ = roster.view;
+    return roster.is_settled;
+  }
+
+  ReportClock clock;
+
+ private:
+  uint64_t controller_id_ = 0;
+  uint64_t view_ = 0;
+};
+
+}  // namespace penstock::session

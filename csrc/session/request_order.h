@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Which shard makes which batch, and which batch the trainer may have next: exactly torch's order, in which every
+// worker is one shard. Batch k is assigned to the next shard in turn that still has data; batches are delivered by
+// sequence, or as they arrive if the order is free. The assignment of workers to shards is decided elsewhere. A pure
+// state machine: it reads no clock and owns no socket.
+//
+// Invariant: outstanding_count() == tasks that were assigned and neither arrived nor were given up.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "session/request_content.h"
+
+namespace penstock::session {
+
+struct RequestOrderOptions {
+  uint32_t shard_count = 1;
+  uint32_t outstanding_count_max = 2;
+  bool in_order = true;
+  uint64_t first_sequence = 0;  // start of a resumed epoch: the number of its first request
+  uint32_t first_shard_id = 0;  // and the shard whose turn it is
+  // Requests to an ended shard no longer count as outstanding. Torch continues to count them.
+  bool frees_ended_shards = false;
+};
+
+// Thread-compatible.
+class RequestOrder {
+ public:
+  explicit RequestOrder(const RequestOrderOptions& options);
+
+  struct Assignment {
+    uint64_t sequence;
+    uint32_t shard_id;
+  };
+  // The shard of the next request; nullopt when no shard has data left (the request is then dropped, as in torch).
+  std::optional<Assignment> assign();
+
+  enum class Next : uint8_t {
+    kReady,  // ready_sequence() has arrived and is next
+    kWait,   // an answer is needed first
+    kEnd,    // there are no more batches
+  };
+  // The trainer's next step. Skips requests that their shard will never answer.
+  Next next();
+  uint64_t ready_sequence() const { return received_index_; }
+
+  // Keeps the content of the last assigned request, for awaited(). It is kept until the batch is delivered.
+  void keep(uint64_t sequence, SharedContent content);
+
+  // The oldest request that an active shard has yet to answer, and its content, if that was kept.
+  struct Awaited {
+    uint64_t sequence;
+    uint32_t shard_id;
+    SharedContent content;
+  };
+  std::optional<Awaited> awaited() const;
+
+  // Whether the request was assigned and has not been answered.
+  bool is_outstanding(uint64_t sequence) const;
+
+  // An answer arrived. Returns true if it is the trainer's next batch (in the configured order), so that it need not be
+  // stored.
+  bool arrived(uint64_t sequence);
+
+  // The batch was delivered to the trainer. Returns its shard, which has room again.
+  uint32_t delivered(uint64_t sequence);
+
+  // A shard of an iterable dataset is exhausted; `sequence` is the request whose answer reported it. Returns the shard.
+  uint32_t shard_ended(uint64_t sequence);
+
+  // Requests whose batch has yet to be delivered, without the requests that an ended shard leaves unanswered.
+  uint32_t undelivered_count() const;
+
+  uint64_t send_count() const { return send_index_; }  // assigned so far, including the ones skipped by a resumed epoch
+  bool is_active(uint32_t shard_id) const { return is_active_[shard_id]; }
+  uint32_t outstanding_count() const { return outstanding_count_; }
+  void set_outstanding_count_max(uint32_t count) { options_.outstanding_count_max = count; }
+  uint32_t outstanding_count_max() const { return options_.outstanding_count_max; }
+
+ private:
+  struct Task {
+    uint32_t shard_id;
+    bool has_arrived;
+    SharedContent content{};
+  };
+
+  RequestOrderOptions options_;
+  uint64_t send_index_;
+  uint64_t received_index_;
+  std::map<uint64_t, Task> tasks_;
+  std::vector<bool> is_active_;
+  std::vector<uint32_t> task_counts_;
+  uint32_t active_count_;
+  uint32_t next_shard_;
+  uint32_t outstanding_count_ = 0;
+};
+
+}  // namespace penstock::session
