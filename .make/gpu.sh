@@ -59,7 +59,7 @@ case $what in
     say "C++ tests of the device"
     "$tests" --gtest_filter='Cuda*:CopyStage*:PinStage*:StageChain*:StagedClient*:StagedPool*' || failed="$failed C++"
     say "The cut of the C++ library"
-    "$(dirname "$tests")/test_device" || failed="$failed C++-cut"
+    "$(dirname "$tests")/test_cut" || failed="$failed C++-cut"
     if command -v compute-sanitizer >/dev/null && has_gpu; then
       say "The same under compute-sanitizer"
       compute-sanitizer --error-exitcode 9 --target-processes application-only \

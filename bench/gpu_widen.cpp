@@ -21,7 +21,7 @@
 #ifdef PENSTOCK_WITH_KERNELS
 #include <cuda_runtime_api.h>
 
-#include "loader/widen_kernels.h"
+#include "device/widen_kernels.h"
 #endif
 
 namespace penstock {
@@ -127,7 +127,7 @@ std::byte* allocate(uint64_t bytes) {
 Seconds measure_cuda(const Case& one, int round_count) {
   const wire::Widening widening = wire::check_narrow(one.entry, one.narrow).value();
   uint64_t scratch_bytes = 0;
-  expect(loader::widen_scratch_bytes(widening, scratch_bytes));
+  expect(device::widen_scratch_bytes(widening, scratch_bytes));
   std::byte* const narrow = allocate(one.narrow.size());
   std::byte* const scratch = allocate(scratch_bytes);
   std::byte* const target = allocate(one.wide_bytes);
@@ -150,7 +150,7 @@ Seconds measure_cuda(const Case& one, int round_count) {
   Seconds seconds;
   for (int round = -kWarmUpCount; round < round_count; ++round) {
     const double widen = time([&] {
-      expect(loader::start_widening(
+      expect(device::start_widening(
           widening, {.narrow = narrow, .scratch = scratch, .scratch_bytes = scratch_bytes, .target = target}, stream));
     });
     const double copy =
@@ -169,7 +169,7 @@ Seconds measure_cuda(const Case& one, int round_count) {
 }
 
 std::string missing_kernels() {
-  const auto status = static_cast<cudaError_t>(loader::try_widen_kernels());
+  const auto status = static_cast<cudaError_t>(device::try_widen_kernels());
   return status == cudaSuccess ? "" : std::string("the kernels cannot run here: ") + cudaGetErrorString(status);
 }
 

@@ -33,7 +33,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "runtime": ("capture",),
     "include": (),
     "dataset": ("include", "wire"),
-    "loader": ("shm", "net", "costs", "sampling"),
+    "device": ("wire",),
+    "loader": ("shm", "net", "costs", "sampling", "device"),
     "server": ("shm", "net", "costs"),
     "worker": ("server", "runtime", "dataset"),
     "replica": ("loader", "worker"),
@@ -78,13 +79,13 @@ DOORS: tuple[tuple[str, str], ...] = (
     (r"torch/script\.h|torch/jit\.h|torch/csrc/jit/", "capture/|bindings/|include/|api/"),
     (
         r"(c10|ATen)/cuda/|cuda|thrust/|cub/",
-        r"loader/(cuda_part\.cpp|cuda_host_reads\.cpp|cuda_calls\.h|widen_kernels\.cu)",
+        r"device/(cuda_part\.cpp|cuda_host_reads\.cpp|cuda_calls\.h|widen_kernels\.cu)",
     ),
     # The kernels compile without torch.
     (
         r"torch/|ATen/|c10/|caffe2/",
-        r"capture/|runtime/|include/|dataset/|loader/(?!widen_kernels\.)|worker/|replica/|api/|"
-        r"bindings/",
+        r"capture/|runtime/|include/|dataset/|device/(?!widen_kernels\.)|loader/|worker/|replica/|"
+        r"api/|bindings/",
     ),
     (
         r"zmq",
@@ -417,7 +418,7 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
         "csrc/base/mutex.h": "#include <condition_variable>",
         "csrc/net/socket.cpp": '#include <zmq.hpp>\n#include "base/mutex.h"',
         "csrc/loader/client.cpp": '#include <ATen/core/Tensor.h>\n#include "net/socket.h"',
-        "csrc/loader/cuda_part.cpp": "#include <c10/cuda/CUDAStream.h>",
+        "csrc/device/cuda_part.cpp": "#include <c10/cuda/CUDAStream.h>",
         "csrc/capture/capture.cpp": '#include <torch/script.h>\n#include "graph/ir.h"',
         "csrc/worker/local_server.cpp": '#include "graph/ir.h"  // through runtime',
         "csrc/bindings/module.cpp": (
@@ -457,6 +458,9 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
         ("csrc/runtime/x.cpp", "#include <torch/script.h>", "alone"),
         ("csrc/loader/client.cpp", "#include <c10/cuda/CUDAStream.h>", "alone"),
         ("csrc/loader/client.cpp", "#include <cuda_runtime_api.h>", "alone"),
+        ("csrc/device/cuda_device.cpp", "#include <cuda_runtime_api.h>", "alone"),
+        ("csrc/device/widen_kernels.cu", "#include <ATen/ATen.h>", "alone"),
+        ("csrc/device/x.cpp", '#include "loader/batch.h"', "against the arrows"),
         ("csrc/wire/frame.cpp", "#include <zmq.h>", "alone"),
         ("csrc/net/server_socket.cpp", "#include <zmq.h>", "alone"),
         ("csrc/net/tcp_socket.h", "#include <zmq.h>", "alone"),

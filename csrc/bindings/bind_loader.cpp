@@ -15,7 +15,7 @@
 #include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
 #include "bindings/raise.h"
-#include "loader/accelerator_device.h"
+#include "device/accelerator_device.h"
 #include "loader/client.h"
 #include "loader/stream.h"
 #include "wire/batch_key.h"
@@ -437,7 +437,7 @@ void bind_loader(py::module_& module) {
                                                                    .keep_workers = keep_workers,
                                                                    .keep_indices = keep_indices,
                                                                    .pin_memory = pin_memory,
-                                                                   .device = loader::device_named(device),
+                                                                   .device = device::device_named(device),
                                                                    .ahead = ahead});
            }),
            py::kw_only(), py::arg("worker_count"), py::arg("prefetch_factor"), py::arg("prefetch_bytes"),

@@ -16,7 +16,7 @@
 #include "bindings/python_blob_id.h"
 #include "bindings/raise.h"
 #include "bindings/replica_keys.h"
-#include "loader/accelerator_device.h"
+#include "device/accelerator_device.h"
 #include "loader/job_identity.h"
 #include "loader/leaf_withholding.h"
 #include "loader/pool_client.h"
@@ -187,7 +187,7 @@ void bind_pool(py::module_& module) {
                                  .keep_workers = true,
                                  .keep_indices = keep_indices,
                                  .pin_memory = pin_memory,
-                                 .device = loader::device_named(device),
+                                 .device = device::device_named(device),
                                  .ahead = ahead,
                                  .tap = relay});
            }),

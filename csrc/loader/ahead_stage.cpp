@@ -45,7 +45,7 @@ bool AheadStage::is_at(c10::Device place) {
     unusable_ = place;
     return false;
   }
-  site_ = std::make_unique<Site>(place, std::shared_ptr<Device>(std::move(opened).value()));
+  site_ = std::make_unique<Site>(place, std::shared_ptr<device::Device>(std::move(opened).value()));
   return true;
 }
 

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "device/device.h"
 #include "loader/batch_stage.h"
 #include "loader/copies_under_way.h"
-#include "loader/device.h"
 #include "loader/slab_registrations.h"
 
 namespace penstock::loader {
@@ -48,7 +48,7 @@ class AheadWishes {
 class AheadCopies {
  public:
   // `tensors` are in the batch's order, undefined where no copy was made.
-  AheadCopies(std::shared_ptr<Device> device, c10::Device place, std::shared_ptr<DeviceEvent> event,
+  AheadCopies(std::shared_ptr<device::Device> device, c10::Device place, std::shared_ptr<device::DeviceEvent> event,
               std::vector<at::Tensor> tensors)
       : device_(std::move(device)), place_(place), event_(std::move(event)), tensors_(std::move(tensors)) {}
 
@@ -59,16 +59,16 @@ class AheadCopies {
   std::optional<at::Tensor> take(size_t index);
 
  private:
-  std::shared_ptr<Device> device_;
+  std::shared_ptr<device::Device> device_;
   c10::Device place_;
-  std::shared_ptr<DeviceEvent> event_;
+  std::shared_ptr<device::DeviceEvent> event_;
   std::vector<at::Tensor> tensors_;
 };
 
 // Same threads as BatchStage.
 class AheadStage final : public BatchStage {
  public:
-  using OpenDevice = std::function<Result<std::unique_ptr<Device>>(c10::Device)>;
+  using OpenDevice = std::function<Result<std::unique_ptr<device::Device>>(c10::Device)>;
 
   AheadStage(std::shared_ptr<AheadWishes> wishes, OpenDevice open_device)
       : wishes_(std::move(wishes)), open_device_(std::move(open_device)) {}
@@ -81,11 +81,11 @@ class AheadStage final : public BatchStage {
  private:
   // The device in use; the members are declared so that they are destroyed in a safe order.
   struct Site {
-    Site(c10::Device at, std::shared_ptr<Device> opened)
+    Site(c10::Device at, std::shared_ptr<device::Device> opened)
         : place(at), device(std::move(opened)), registrations(*device), copies(*device) {}
 
     c10::Device place;
-    std::shared_ptr<Device> device;
+    std::shared_ptr<device::Device> device;
     SlabRegistrations registrations;
     CopiesUnderWay copies;
   };

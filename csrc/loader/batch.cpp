@@ -16,8 +16,8 @@
 #include <string>
 
 #include "base/bytes.h"
+#include "device/cuda_device.h"
 #include "loader/batch_memory.h"
-#include "loader/relaxed_capture.h"
 #include "wire/narrow.h"
 #include "wire/nest.h"
 
@@ -308,7 +308,7 @@ Result<void> Batch::map_for_copy() {
 void Batch::copy_out() {
   if (!lease_) return;
   PENSTOCK_ASSERT(tensors_.empty(), "tensors on the slab were already returned");
-  std::optional<RelaxedCapture> relaxed;  // torch may call the driver for pinned memory
+  std::optional<device::RelaxedCapture> relaxed;  // torch may call the driver for pinned memory
   if (pins_copies_) relaxed.emplace();
   tensors_.resize(frame_.tensors.size());
   for (size_t index = 0; index < tensors_.size(); ++index) {
@@ -395,7 +395,7 @@ bool Batch::try_keep_narrow() {
   for (size_t index = 0; index < widenings_.size(); ++index) {
     const TensorEntry& entry = frame_.tensors[index];
     if (!wire::is_narrow(entry.encoding)) continue;
-    if (widenings_[index].row_count > Device::kWidenedRowsMax) return false;
+    if (widenings_[index].row_count > device::Device::kWidenedRowsMax) return false;
     if (entry.dtype == wire::kDTypeBool && !wire::widens_to_bools(widenings_[index], bytes_of(entry))) return false;
   }
   keeps_narrow_ = !widenings_.empty();

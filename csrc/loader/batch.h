@@ -19,10 +19,10 @@
 #include "base/content_digest.h"
 #include "base/file_descriptor.h"
 #include "base/result.h"
+#include "device/device.h"
+#include "device/staged_bytes.h"
 #include "loader/batch_times.h"
-#include "loader/device.h"
 #include "loader/slab_lease.h"
-#include "loader/staged_bytes.h"
 #include "session/request_content.h"
 #include "wire/batch_facts.h"
 #include "wire/frame.h"
@@ -168,15 +168,15 @@ class Batch {
 
   // The completion event of the device work that fills the tensors, if there is any; set by the last stage. Shared with
   // the stage, which waits for it too.
-  void set_ready_event(std::shared_ptr<DeviceEvent> event) { ready_event_ = std::move(event); }
-  std::shared_ptr<DeviceEvent> take_ready_event() { return std::exchange(ready_event_, nullptr); }
+  void set_ready_event(std::shared_ptr<device::DeviceEvent> event) { ready_event_ = std::move(event); }
+  std::shared_ptr<device::DeviceEvent> take_ready_event() { return std::exchange(ready_event_, nullptr); }
 
   // Copies of some of the tensors on a device, started by a stage (ahead_stage.h). Null without any.
   void set_ahead(std::shared_ptr<AheadCopies> copies) { ahead_ = std::move(copies); }
   const std::shared_ptr<AheadCopies>& ahead() const { return ahead_; }
 
   // The batch's share of the staged bytes.
-  void set_staged(StagedBytes::Share share) { staged_ = std::move(share); }
+  void set_staged(device::StagedBytes::Share share) { staged_ = std::move(share); }
 
  private:
   Result<void> check_withheld() const;
@@ -196,9 +196,9 @@ class Batch {
   uint64_t nest_bytes_ = 0;          // size of the record's values, as counted by check_nest()
   std::vector<at::Tensor> tensors_;  // undefined until tensors() makes them
   std::vector<SharedFile> shared_files_;
-  std::shared_ptr<DeviceEvent> ready_event_;
+  std::shared_ptr<device::DeviceEvent> ready_event_;
   std::shared_ptr<AheadCopies> ahead_;
-  StagedBytes::Share staged_;
+  device::StagedBytes::Share staged_;
   std::optional<RemoteError> remote_error_;
   std::vector<std::byte> state_;
   std::optional<Origin> origin_;

@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "base/live_clock.h"
-#include "loader/accelerator_device.h"
+#include "device/accelerator_device.h"
+#include "device/cuda_device.h"
 #include "loader/client_io.h"
 #include "loader/copy_stage.h"
-#include "loader/cuda_device.h"
 #include "loader/pin_stage.h"
 #include "session/dispatch.h"
 
@@ -105,16 +105,16 @@ class Client::Impl {
   Result<void> start() {
     Stages stages;
     if (options.device) {
-      auto device = open_device(*options.device);
+      auto device = device::open_device(*options.device);
       if (!device) return device.error();
       stages.staged_bytes_max = options.prefetch_bytes != 0 ? options.prefetch_bytes : kStagedBytes;
       stages.in_order.push_back(std::make_unique<CopyStage>(std::move(device).value()));
     } else if (options.pin_memory) {
       const auto owed_slab_count = source->has_bounded_memory() ? std::optional(slab_count()) : std::nullopt;
-      stages.in_order.push_back(std::make_unique<PinStage>(open_cuda_watched_memory(), owed_slab_count));
+      stages.in_order.push_back(std::make_unique<PinStage>(device::open_cuda_watched_memory(), owed_slab_count));
     }
     if (options.ahead && !options.device) {
-      stages.in_order.push_back(std::make_unique<AheadStage>(options.ahead, &open_device));
+      stages.in_order.push_back(std::make_unique<AheadStage>(options.ahead, &device::open_device));
     }
     stages.tap = options.tap;
     return source->start(std::move(stages));

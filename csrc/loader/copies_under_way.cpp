@@ -16,7 +16,7 @@ Result<void> CopiesUnderWay::check() const {
   return {};
 }
 
-Result<std::shared_ptr<DeviceEvent>> CopiesUnderWay::add(CopySources sources) {
+Result<std::shared_ptr<device::DeviceEvent>> CopiesUnderWay::add(CopySources sources) {
   auto event = device_.record();
   if (!event) return give_up(std::move(sources), event.error());
   copies_.push_back({.event = event.value(), .sources = std::move(sources)});

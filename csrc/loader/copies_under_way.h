@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "loader/device.h"
+#include "device/device.h"
 #include "loader/slab_lease.h"
 
 namespace penstock::loader {
@@ -27,7 +27,7 @@ struct CopySources {
 // Confined to the thread that starts the copies. `device` outlives it. The destructor waits for the copies.
 class CopiesUnderWay {
  public:
-  explicit CopiesUnderWay(Device& device) : device_(device) {}
+  explicit CopiesUnderWay(device::Device& device) : device_(device) {}
   CopiesUnderWay(const CopiesUnderWay&) = delete;
   CopiesUnderWay& operator=(const CopiesUnderWay&) = delete;
   ~CopiesUnderWay();
@@ -35,7 +35,7 @@ class CopiesUnderWay {
   // Fails with kFailed once the device was lost.
   Result<void> check() const;
   // Call when all copies from `sources` were started: the event completes with them.
-  Result<std::shared_ptr<DeviceEvent>> add(CopySources sources);
+  Result<std::shared_ptr<device::DeviceEvent>> add(CopySources sources);
   // Call when some of the copies may have been started, without an event that shows their end. Returns the error for
   // the user.
   Fault give_up(CopySources sources, const Fault& cause);
@@ -47,7 +47,7 @@ class CopiesUnderWay {
 
  private:
   struct Copy {
-    std::shared_ptr<DeviceEvent> event;  // none for copies passed to give_up()
+    std::shared_ptr<device::DeviceEvent> event;  // none for copies passed to give_up()
     CopySources sources;
   };
 
@@ -55,7 +55,7 @@ class CopiesUnderWay {
   void lose(const std::string& cause);
   Fault loss() const;
 
-  Device& device_;
+  device::Device& device_;
   std::deque<Copy> copies_;
   std::string loss_;  // the cause of the loss; empty while the device works
   size_t retired_count_ = 0;

@@ -7,7 +7,7 @@
 
 namespace penstock::loader {
 
-CopyStage::CopyStage(std::unique_ptr<Device> device)
+CopyStage::CopyStage(std::unique_ptr<device::Device> device)
     : device_(std::move(device)), takes_narrow_(device_->can_widen()), registrations_(*device_), copies_(*device_) {}
 
 Result<void> CopyStage::begin(Batch& batch) {
@@ -88,7 +88,7 @@ Result<void> CopyStage::start(const Batch& batch, const std::vector<at::Tensor>&
 }
 
 Result<void> CopyStage::finish(Batch& batch) {
-  const std::shared_ptr<DeviceEvent> event = batch.take_ready_event();
+  const std::shared_ptr<device::DeviceEvent> event = batch.take_ready_event();
   if (!event) return {};
   std::vector<at::Tensor> copied;
   for (const at::Tensor& tensor : batch.tensors())

@@ -10,9 +10,9 @@
 #include <memory>
 #include <vector>
 
+#include "device/device.h"
 #include "loader/batch_stage.h"
 #include "loader/copies_under_way.h"
-#include "loader/device.h"
 #include "loader/slab_registrations.h"
 
 namespace penstock::loader {
@@ -20,7 +20,7 @@ namespace penstock::loader {
 // Same threads as BatchStage. The destructor waits for the running copies.
 class CopyStage final : public BatchStage {
  public:
-  explicit CopyStage(std::unique_ptr<Device> device);
+  explicit CopyStage(std::unique_ptr<device::Device> device);
 
   Result<void> begin(Batch& batch) override;
   Result<void> finish(Batch& batch) override;
@@ -42,7 +42,7 @@ class CopyStage final : public BatchStage {
   Result<Room> allocate_one(const Batch& batch, size_t index, const at::Tensor& source);
   Result<void> start(const Batch& batch, const std::vector<at::Tensor>& sources, const std::vector<Room>& rooms);
 
-  std::unique_ptr<Device> device_;
+  std::unique_ptr<device::Device> device_;
   const bool takes_narrow_;
   SlabRegistrations registrations_;
   CopiesUnderWay copies_;

@@ -13,7 +13,7 @@
 
 #include "base/mutex.h"
 #include "base/waker.h"
-#include "loader/relaxed_capture.h"
+#include "device/cuda_device.h"
 #include "loader/slab_registrations.h"
 
 namespace penstock::loader {
@@ -23,7 +23,7 @@ namespace penstock::loader {
 // Thread-safe.
 class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this<PinnedSlabs> {
  public:
-  explicit PinnedSlabs(std::unique_ptr<WatchedMemory> memory)
+  explicit PinnedSlabs(std::unique_ptr<device::WatchedMemory> memory)
       : memory_(std::move(memory)),
         owner_pid_(::getpid()),
         registrations_(std::make_unique<SlabRegistrations>(*memory_)) {}
@@ -52,7 +52,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
   void lease_ended(std::shared_ptr<shm::ArenaView> view, uint32_t slab_index, uint32_t generation) override {
     Ended ended{.view = std::move(view), .slab_index = slab_index, .generation = generation};
     auto reads = memory_->reads(ended.base());
-    if (reads == WatchedMemory::Reads::kUnderWay) {
+    if (reads == device::WatchedMemory::Reads::kUnderWay) {
       const MutexLock lock(mutex_);
       if (!is_closed_) {
         // The program does not hold the slab, so later batches need not be copied: their worker waits for the device.
@@ -63,7 +63,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
         return;
       }
     }
-    if (reads == WatchedMemory::Reads::kUnderWay) reads = memory_->wait_for_reads(ended.base());
+    if (reads == device::WatchedMemory::Reads::kUnderWay) reads = memory_->wait_for_reads(ended.base());
     give_back(std::move(ended), reads);
   }
 
@@ -73,7 +73,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
     std::vector<Ended> still_waiting;
     for (Ended& ended : waiting) {
       const auto reads = memory_->reads(ended.base());
-      if (reads == WatchedMemory::Reads::kUnderWay) {
+      if (reads == device::WatchedMemory::Reads::kUnderWay) {
         still_waiting.push_back(std::move(ended));
       } else {
         give_back(std::move(ended), reads);
@@ -101,8 +101,8 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
     std::byte* base() const { return view->slab(slab_index); }
   };
 
-  static void give_back(Ended ended, WatchedMemory::Reads reads) {
-    if (reads == WatchedMemory::Reads::kNone) return ended.view->release(ended.slab_index, ended.generation);
+  static void give_back(Ended ended, device::WatchedMemory::Reads reads) {
+    if (reads == device::WatchedMemory::Reads::kNone) return ended.view->release(ended.slab_index, ended.generation);
     ended.view->retire(ended.slab_index);
     keep_for_good(std::move(ended.view));
   }
@@ -116,7 +116,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
     return std::exchange(waiting_, {});
   }
 
-  const std::unique_ptr<WatchedMemory> memory_;
+  const std::unique_ptr<device::WatchedMemory> memory_;
   const pid_t owner_pid_;
   Mutex mutex_;
   std::unique_ptr<SlabRegistrations> registrations_ PENSTOCK_GUARDED_BY(mutex_);
@@ -125,7 +125,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
   bool is_closed_ PENSTOCK_GUARDED_BY(mutex_) = false;
 };
 
-PinStage::PinStage(std::unique_ptr<WatchedMemory> memory, std::optional<uint32_t> owed_slab_count)
+PinStage::PinStage(std::unique_ptr<device::WatchedMemory> memory, std::optional<uint32_t> owed_slab_count)
     : slabs_(memory ? std::make_shared<PinnedSlabs>(std::move(memory)) : nullptr), owed_slab_count_(owed_slab_count) {}
 
 PinStage::~PinStage() {
@@ -150,7 +150,8 @@ bool PinStage::try_pin(Batch& batch) {
 }
 
 Result<void> PinStage::begin(Batch& batch) {
-  const RelaxedCapture relaxed;  // torch requests pinned memory from the driver, and asks whether used memory is free
+  const device::RelaxedCapture
+      relaxed;  // torch requests pinned memory from the driver, and asks whether used memory is free
   try {
     if (try_pin(batch)) return {};
     // Torch treats no memory as pinned until it has initialised the device.

@@ -13,8 +13,8 @@
 #include <memory>
 #include <optional>
 
+#include "device/device.h"
 #include "loader/batch_stage.h"
-#include "loader/device.h"
 
 namespace penstock::loader {
 
@@ -26,7 +26,7 @@ class PinStage final : public BatchStage {
   // `memory` is null if the end of copies from registered memory cannot be observed; then every batch is copied.
   // `owed_slab_count` is the number of an arena's slabs that its worker needs for its answers; nullopt if an arena
   // grows with the number of held slabs.
-  PinStage(std::unique_ptr<WatchedMemory> memory, std::optional<uint32_t> owed_slab_count);
+  PinStage(std::unique_ptr<device::WatchedMemory> memory, std::optional<uint32_t> owed_slab_count);
   // Waits for copies from slabs that have no tensors any more.
   ~PinStage() override;
 

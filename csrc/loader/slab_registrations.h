@@ -11,7 +11,7 @@
 #include <map>
 #include <memory>
 
-#include "loader/device.h"
+#include "device/device.h"
 #include "loader/slab_lease.h"
 
 namespace penstock::loader {
@@ -23,7 +23,7 @@ void keep_for_good(std::shared_ptr<void> memory);
 // Confined to the thread that uses the device.
 class SlabRegistrations {
  public:
-  explicit SlabRegistrations(MemoryRegistrar& registrar) : registrar_(registrar) {}
+  explicit SlabRegistrations(device::MemoryRegistrar& registrar) : registrar_(registrar) {}
   SlabRegistrations(const SlabRegistrations&) = delete;
   SlabRegistrations& operator=(const SlabRegistrations&) = delete;
   ~SlabRegistrations();
@@ -41,7 +41,7 @@ class SlabRegistrations {
 
   void unregister(const Slabs& slabs);
 
-  MemoryRegistrar& registrar_;
+  device::MemoryRegistrar& registrar_;
   std::map<std::shared_ptr<shm::ArenaView>, Slabs> arenas_;
 };
 

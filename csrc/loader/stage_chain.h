@@ -21,11 +21,11 @@
 
 #include "base/event_loop.h"
 #include "base/result.h"
+#include "device/staged_bytes.h"
 #include "loader/arrival_tap.h"
 #include "loader/batch_memory.h"
 #include "loader/batch_stage.h"
 #include "loader/inbox.h"
-#include "loader/staged_bytes.h"
 #include "wire/batch_key.h"
 
 namespace penstock::loader {
@@ -112,7 +112,7 @@ class StageChain : private EventLoop::Handler {
   const size_t waiting_count_max_;
   bool takes_narrow_ = false;
   Stages stages_;
-  StagedBytes staged_;
+  device::StagedBytes staged_;
   BoundedQueue<Arrival> arrivals_;
   std::optional<BatchMemory> wide_memory_;  // constant from start() on
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The work of one thread of a grid that widens a tensor: the kernels in loader/widen_kernels.cu without their launch.
+// The work of one thread of a grid that widens a tensor: the kernels in device/widen_kernels.cu without their launch.
 // It is ordinary C++, so the tests run it over whole grids on a CPU and compare every byte with wire::widen(). The
 // result does not depend on the number of threads: each element is written once.
 

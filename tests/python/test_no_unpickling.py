@@ -124,7 +124,7 @@ NATIVE_WHOSE_BYTES = {
         "::dlopen(plugin.path",
     ): "a path of the trainer's, in a worker: a library that is there",
     (
-        "loader/cuda_device.cpp",
+        "device/cuda_device.cpp",
         "::dlopen(file.c_str()",
     ): "our own library for CUDA, beside the one that loads it",
     ("bindings/bind_loader.cpp", 'module_::import("penstock.pool.worker_errors")'): "a fixed name",

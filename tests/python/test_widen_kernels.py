@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ROOT / "csrc" / "loader" / "widen_kernels.cu"
+KERNELS = ROOT / "csrc" / "device" / "widen_kernels.cu"
 
 pytestmark = pytest.mark.slow
 

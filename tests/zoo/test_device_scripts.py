@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchScript modules that copy their input to a device themselves: cut on either side of the copy.
 
-The device is the simulated GPU of tests/simgpu. The C++ library's are in tests/cpp/device.
+The device is the simulated GPU of tests/simgpu. The C++ library's are in tests/cpp/cut.
 """
 
 from __future__ import annotations

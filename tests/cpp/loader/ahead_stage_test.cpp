@@ -31,7 +31,8 @@ class AheadStageTest : public testing::Test {
   SlabBatches batches_{3};
   std::shared_ptr<AheadWishes> wishes_ = std::make_shared<AheadWishes>();
   std::unique_ptr<AheadStage> stage_ = std::make_unique<AheadStage>(
-      wishes_, [this](c10::Device) -> Result<std::unique_ptr<Device>> { return {std::make_unique<FakeDevice>(gpu_)}; });
+      wishes_,
+      [this](c10::Device) -> Result<std::unique_ptr<device::Device>> { return {std::make_unique<FakeDevice>(gpu_)}; });
 };
 
 TEST_F(AheadStageTest, NothingIsCopiedThatNobodyWishesFor) {
@@ -105,7 +106,7 @@ TEST_F(AheadStageTest, ADeviceThatIsLostLeavesTheBatchesOnTheHost) {
 
 TEST_F(AheadStageTest, ADeviceThatCannotBeOpenedIsAskedForOnce) {
   int asked = 0;
-  AheadStage stage(wishes_, [&](c10::Device) -> Result<std::unique_ptr<Device>> {
+  AheadStage stage(wishes_, [&](c10::Device) -> Result<std::unique_ptr<device::Device>> {
     ++asked;
     return Fault{Errc::kUnsupported, "no such device"};
   });

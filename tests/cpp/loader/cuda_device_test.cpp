@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "loader/cuda_device.h"
+#include "device/cuda_device.h"
 
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ namespace {
 
 TEST(CudaDevice, ADeviceThatIsNotThereIsUnsupportedAndTheMessageSaysWhich) {
   for (const int device_index : {-1, 1000, std::numeric_limits<int>::max()}) {
-    const auto device = open_cuda_device(device_index);
+    const auto device = device::open_cuda_device(device_index);
     ASSERT_FALSE(device);
     EXPECT_EQ(device.error().code, Errc::kUnsupported);
     EXPECT_NE(device.error().message.find("cuda:" + std::to_string(device_index)), std::string::npos);
@@ -216,7 +216,7 @@ class CudaStageTest : public testing::Test {
     is_transient_ = is_transient;
     arena_ = shm::Arena::create({.slab_bytes = kElementCount * 8 + 4096, .slab_count = slab_count}, 0).value();
     view_ = shm::ArenaView::map(FileDescriptor(::dup(arena_->fd()))).value();
-    if (!stage_) stage_ = std::make_unique<CopyStage>(open_cuda_device(0).value());
+    if (!stage_) stage_ = std::make_unique<CopyStage>(device::open_cuda_device(0).value());
   }
 
   // A batch of one tensor of 128 MB that holds `value` everywhere.
@@ -246,7 +246,7 @@ class CudaStageTest : public testing::Test {
 TEST_F(CudaStageTest, PinnedSlabComesBackOnlyWhenTorchsCopyFromItIsOver) {
   PENSTOCK_NEEDS_CUDA();
   open(1);
-  PinStage pin_stage(open_cuda_watched_memory(), std::nullopt);
+  PinStage pin_stage(device::open_cuda_watched_memory(), std::nullopt);
   std::optional<c10::cuda::CUDAStream> stream;
   for (int64_t round = 1; round <= 20; ++round) {
     auto batch = make_batch(round);
@@ -275,7 +275,7 @@ TEST_F(CudaStageTest, PinnedSlabComesBackOnlyWhenTorchsCopyFromItIsOver) {
 TEST_F(CudaStageTest, SlowCopyFromAPinnedSlabIsStillUnderWayWhenItsTensorDies) {
   PENSTOCK_NEEDS_CUDA();
   open(1);
-  PinStage pin_stage(open_cuda_watched_memory(), std::nullopt);
+  PinStage pin_stage(device::open_cuda_watched_memory(), std::nullopt);
   auto batch = make_batch(1);
   ASSERT_TRUE(pin_stage.begin(*batch));
   at::Tensor busy = at::ones({1 << 28}, at::kCUDA);
@@ -292,7 +292,7 @@ TEST_F(CudaStageTest, SlowCopyFromAPinnedSlabIsStillUnderWayWhenItsTensorDies) {
 TEST_F(CudaStageTest, SlabThatACapturedGraphCopiesFromIsNeverWrittenAgain) {
   PENSTOCK_NEEDS_CUDA();
   open(2);
-  PinStage pin_stage(open_cuda_watched_memory(), std::nullopt);
+  PinStage pin_stage(device::open_cuda_watched_memory(), std::nullopt);
   auto batch = make_batch(4);
   ASSERT_TRUE(pin_stage.begin(*batch));
   const at::Tensor target = at::empty({kElementCount}, batch->tensors().at(0).options().device(at::kCUDA));
@@ -316,7 +316,8 @@ TEST_F(CudaStageTest, SlabThatACapturedGraphCopiesFromIsNeverWrittenAgain) {
 TEST_F(CudaStageTest, TorchsOwnPinnedMemoryIsProtectedAsBefore) {
   PENSTOCK_NEEDS_CUDA();
   open(1);
-  const PinStage pin_stage(open_cuda_watched_memory(), std::nullopt);  // its allocator stands in front of torch's
+  const PinStage pin_stage(device::open_cuda_watched_memory(),
+                           std::nullopt);  // its allocator stands in front of torch's
   const auto options = at::TensorOptions().dtype(at::kLong).pinned_memory(true);
   at::Tensor busy = at::ones({1 << 28}, at::kCUDA);
   for (int count = 0; count < 200; ++count) busy = busy.add(1);
@@ -407,7 +408,7 @@ class CudaWideningTest : public test::SeededTest {
  protected:
   void SetUp() override {
     PENSTOCK_NEEDS_CUDA();
-    auto device = open_cuda_device(0).value();
+    auto device = device::open_cuda_device(0).value();
     if (!device->can_widen()) GTEST_SKIP() << "this build has no kernels for this device";
     stage_ = std::make_unique<CopyStage>(std::move(device));
   }

@@ -26,7 +26,7 @@
 
 #include "../wire/widen_grid.h"
 #include "base/mutex.h"
-#include "loader/device.h"
+#include "device/device.h"
 
 namespace penstock::loader {
 
@@ -150,7 +150,7 @@ class FakeGpu {
  private:
   friend class FakeDevice;
 
-  struct Event final : public DeviceEvent {
+  struct Event final : public device::DeviceEvent {
     std::atomic<bool> is_over = false;
   };
   // A copy, or with a widening that of `narrow`. Keeps the memory of tensors, as a device does for work on its stream.
@@ -270,7 +270,7 @@ class FakeGpu {
   std::jthread thread_;
 };
 
-class FakeDevice final : public Device {
+class FakeDevice final : public device::Device {
  public:
   explicit FakeDevice(FakeGpu& gpu) : gpu_(gpu) {}
 
@@ -326,7 +326,7 @@ class FakeDevice final : public Device {
     return {};
   }
 
-  Result<std::shared_ptr<DeviceEvent>> record() override {
+  Result<std::shared_ptr<device::DeviceEvent>> record() override {
     auto event = std::make_shared<FakeGpu::Event>();
     bool is_refused = false;
     gpu_.change([&] {
@@ -334,17 +334,17 @@ class FakeDevice final : public Device {
       if (!is_refused) close_open(event);
     });
     if (is_refused) return Fault{Errc::kFailed, "the fake records nothing"};
-    return std::shared_ptr<DeviceEvent>(std::move(event));
+    return std::shared_ptr<device::DeviceEvent>(std::move(event));
   }
 
-  Result<bool> is_over(const DeviceEvent& event) override {
+  Result<bool> is_over(const device::DeviceEvent& event) override {
     const MutexLock lock(gpu_.mutex_);
     if (gpu_.is_lost_) return lost();
     if (gpu_.failing_query_count_-- > 0) return Fault{Errc::kFailed, "the fake answers no query"};
     return static_cast<const FakeGpu::Event&>(event).is_over.load();
   }
 
-  Result<void> wait_for(const DeviceEvent& event) override {
+  Result<void> wait_for(const device::DeviceEvent& event) override {
     const auto& awaited = static_cast<const FakeGpu::Event&>(event);
     gpu_.change([&] {
       for (const auto& batch : gpu_.under_way_) gpu_.let_go_.insert(batch.number);
@@ -373,7 +373,7 @@ class FakeDevice final : public Device {
     return {};
   }
 
-  Result<void> hand_over(const DeviceEvent& event, std::span<const at::Tensor> tensors) override {
+  Result<void> hand_over(const device::DeviceEvent& event, std::span<const at::Tensor> tensors) override {
     bool is_lost = false;
     gpu_.change([&] {
       is_lost = gpu_.is_lost_;
@@ -411,7 +411,7 @@ class FakeDevice final : public Device {
 class FakeWatch {
  public:
   // The memory that a stage owns. May outlive this object only with nothing registered.
-  std::unique_ptr<WatchedMemory> open() { return std::make_unique<Memory>(*this); }
+  std::unique_ptr<device::WatchedMemory> open() { return std::make_unique<Memory>(*this); }
 
   void begin_read(std::byte* base) {
     const MutexLock lock(mutex_);
@@ -434,7 +434,7 @@ class FakeWatch {
   }
 
  private:
-  class Memory final : public WatchedMemory {
+  class Memory final : public device::WatchedMemory {
    public:
     explicit Memory(FakeWatch& watch) : watch_(watch) {}
 

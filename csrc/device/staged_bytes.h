@@ -8,7 +8,7 @@
 #include <memory>
 #include <utility>
 
-namespace penstock::loader {
+namespace penstock::device {
 
 // Thread-safe.
 class StagedBytes {
@@ -44,4 +44,4 @@ class StagedBytes {
   std::shared_ptr<std::atomic<uint64_t>> total_ = std::make_shared<std::atomic<uint64_t>>(0);
 };
 
-}  // namespace penstock::loader
+}  // namespace penstock::device

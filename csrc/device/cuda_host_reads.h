@@ -13,12 +13,12 @@
 #include <memory>
 
 #include "base/result.h"
-#include "loader/device.h"
+#include "device/device.h"
 
-namespace penstock::loader {
+namespace penstock::device {
 
 // Fails with kUnsupported without a CUDA device, or if torch's reports are not available. The first call installs the
 // allocator; torch reads the allocator's place without a lock, so no other thread may set a host allocator meanwhile.
 Result<std::unique_ptr<WatchedMemory>> make_cuda_watched_memory();
 
-}  // namespace penstock::loader
+}  // namespace penstock::device

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "loader/widen_kernels.h"
+#include "device/widen_kernels.h"
 
 #include <cuda_runtime_api.h>
 #include <cub/device/device_scan.cuh>
 
 #include "wire/widen_thread.h"
 
-namespace penstock::loader {
+namespace penstock::device {
 namespace {
 
 using wire::Encoding;
@@ -70,4 +70,4 @@ int start_widening(const Widening& widening, const WidenMemory& memory, CUstream
   return cudaGetLastError();
 }
 
-}  // namespace penstock::loader
+}  // namespace penstock::device

@@ -8,7 +8,7 @@
 
 #include "base/result.h"
 
-namespace penstock::loader {
+namespace penstock::device {
 
 // Runs a call that returns a Result. Returns kNoMemory if a device has none left.
 template <typename Call>
@@ -24,4 +24,4 @@ auto caught(Call call) -> decltype(call()) {
   }
 }
 
-}  // namespace penstock::loader
+}  // namespace penstock::device

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "loader/cuda_host_reads.h"
+#include "device/cuda_host_reads.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "loader/cuda_calls.h"
+#include "device/cuda_calls.h"
 
-namespace penstock::loader {
+namespace penstock::device {
 namespace {
 
 // The last copy on one stream.
@@ -251,4 +251,4 @@ Result<std::unique_ptr<WatchedMemory>> make_cuda_watched_memory() {
   return std::unique_ptr<WatchedMemory>(std::make_unique<CudaWatchedMemory>());
 }
 
-}  // namespace penstock::loader
+}  // namespace penstock::device

@@ -15,7 +15,7 @@
 #include "base/result.h"
 #include "wire/widening.h"
 
-namespace penstock::loader {
+namespace penstock::device {
 
 // The completion of all work that was started before the event was recorded. May outlive its device.
 class DeviceEvent {
@@ -101,4 +101,4 @@ class Device : public MemoryRegistrar {
   virtual Result<void> hand_over(const DeviceEvent& event, std::span<const at::Tensor> tensors) = 0;
 };
 
-}  // namespace penstock::loader
+}  // namespace penstock::device

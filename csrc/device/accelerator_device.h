@@ -10,9 +10,9 @@
 #include <string>
 
 #include "base/result.h"
-#include "loader/device.h"
+#include "device/device.h"
 
-namespace penstock::loader {
+namespace penstock::device {
 
 // Fails with kUnsupported if torch has no such device, or the device has no streams.
 Result<std::unique_ptr<Device>> open_accelerator(c10::Device device);
@@ -24,4 +24,4 @@ std::optional<c10::Device> device_named(const std::optional<std::string>& name);
 // Opens a CUDA device with CUDA's implementation, any other as open_accelerator() does.
 Result<std::unique_ptr<Device>> open_device(c10::Device device);
 
-}  // namespace penstock::loader
+}  // namespace penstock::device

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How the CUDA library calls the runtime and torch: errors are Results, and no call disturbs a CUDA graph that another
-// thread is capturing (relaxed_capture.h). Only for files of libpenstock_cuda.so.
+// thread is capturing (RelaxedCapture). Only for files of libpenstock_cuda.so.
 
 #include <cuda_runtime_api.h>
 
 #include <utility>
 
 #include "base/result.h"
-#include "loader/cuda_part.h"
-#include "loader/torch_errors.h"
+#include "device/cuda_part.h"
+#include "device/torch_errors.h"
 
-namespace penstock::loader {
+namespace penstock::device {
 
 inline Result<void> result_of(int code_of_cuda) {
   const auto status = static_cast<cudaError_t>(code_of_cuda);
@@ -43,4 +43,4 @@ auto guarded(Call call) -> decltype(call()) {
   return caught(std::move(call));
 }
 
-}  // namespace penstock::loader
+}  // namespace penstock::device

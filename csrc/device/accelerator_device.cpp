@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "loader/accelerator_device.h"
+#include "device/accelerator_device.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
@@ -10,10 +10,10 @@
 #include <string>
 #include <utility>
 
-#include "loader/cuda_device.h"
-#include "loader/torch_errors.h"
+#include "device/cuda_device.h"
+#include "device/torch_errors.h"
 
-namespace penstock::loader {
+namespace penstock::device {
 namespace {
 
 class AcceleratorEvent final : public DeviceEvent {
@@ -131,4 +131,4 @@ Result<std::unique_ptr<Device>> open_device(c10::Device device) {
   return device.is_cuda() ? open_cuda_device(device.index()) : open_accelerator(device);
 }
 
-}  // namespace penstock::loader
+}  // namespace penstock::device

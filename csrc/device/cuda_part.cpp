@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "loader/cuda_part.h"
+#include "device/cuda_part.h"
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -13,12 +13,13 @@
 #include <utility>
 
 #include "base/mutex.h"
-#include "loader/cuda_calls.h"
+#include "device/cuda_calls.h"
+#include "device/cuda_host_reads.h"
 #ifdef PENSTOCK_WITH_KERNELS
-#include "loader/widen_kernels.h"
+#include "device/widen_kernels.h"
 #endif
 
-namespace penstock::loader {
+namespace penstock::device {
 namespace {
 
 class CudaEvent final : public DeviceEvent {
@@ -227,4 +228,16 @@ void restore_capture(int mode_before) {
   cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
-}  // namespace penstock::loader
+}  // namespace penstock::device
+
+// The only exported symbol of libpenstock_cuda.so.
+extern "C" __attribute__((visibility("default"))) const penstock::device::CudaEntries* penstock_cuda_entries() {
+  using namespace penstock::device;
+  static constexpr CudaEntries entries = {.size = sizeof(CudaEntries),
+                                          .built_for = kCudaBuild,
+                                          .make_device = &make_cuda_device,
+                                          .make_watched_memory = &make_cuda_watched_memory,
+                                          .try_relax_capture = &try_relax_capture,
+                                          .restore_capture = &restore_capture};
+  return &entries;
+}

@@ -11,7 +11,7 @@
 
 struct CUstream_st;  // the target of cudaStream_t
 
-namespace penstock::loader {
+namespace penstock::device {
 
 // Returns 0 if the device can run the kernels of this build.
 int try_widen_kernels();
@@ -30,4 +30,4 @@ struct WidenMemory {
 // host: there are no checks here.
 int start_widening(const wire::Widening& widening, const WidenMemory& memory, CUstream_st* stream);
 
-}  // namespace penstock::loader
+}  // namespace penstock::device

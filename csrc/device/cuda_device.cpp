@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "loader/cuda_device.h"
+#include "device/cuda_device.h"
 
 #include <dlfcn.h>
 
@@ -8,9 +8,9 @@
 #include <string_view>
 #include <utility>
 
-#include "loader/cuda_entries.h"
+#include "device/cuda_part.h"
 
-namespace penstock::loader {
+namespace penstock::device {
 namespace {
 
 constexpr const char* kFileName = "libpenstock_cuda.so";
@@ -60,8 +60,6 @@ const Result<const CudaEntries*>& loaded_part() {
 
 }  // namespace
 
-const CudaEntries* cuda_part() { return loaded_part() ? loaded_part().value() : nullptr; }
-
 Result<std::unique_ptr<Device>> open_cuda_device(int device_index) {
   const auto& part = loaded_part();
   if (!part) {
@@ -78,4 +76,12 @@ std::unique_ptr<WatchedMemory> open_cuda_watched_memory() {
   return memory ? std::move(memory).value() : nullptr;
 }
 
-}  // namespace penstock::loader
+RelaxedCapture::RelaxedCapture() : cuda_(loaded_part() ? loaded_part().value() : nullptr) {
+  if (cuda_ != nullptr) is_relaxed_ = cuda_->try_relax_capture(mode_before_);
+}
+
+RelaxedCapture::~RelaxedCapture() {
+  if (is_relaxed_) cuda_->restore_capture(mode_before_);
+}
+
+}  // namespace penstock::device
