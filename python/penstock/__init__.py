@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.graph.operators import stateless
     from penstock.graph.plan import Plan
     from penstock.loader.dataloader import DataLoader
+    from penstock.loader.grouped_arguments import Pool, Ranks
     from penstock.loader.rank_states import merge_states
     from penstock.loader.stats import LoaderReport, LoaderStats
     from penstock.loader.step_times import SlowSample, StepTimes, WorkerTimes
@@ -63,8 +64,10 @@ __all__ = [
     "MixtureSampler",
     "PenstockError",
     "Plan",
+    "Pool",
     "PoolWarning",
     "RankError",
+    "Ranks",
     "SharedList",
     "SharedMemoryError",
     "SlowSample",
@@ -100,6 +103,8 @@ _HOMES = {
     "LoaderStats": "penstock.loader.stats",
     "MixtureSampler": "penstock.sampling.mixture_sampler",
     "Plan": "penstock.graph.plan",
+    "Pool": "penstock.loader.grouped_arguments",
+    "Ranks": "penstock.loader.grouped_arguments",
     "SharedList": "penstock.worker.shared_list",
     "SlowSample": "penstock.loader.step_times",
     "StepTimes": "penstock.loader.step_times",

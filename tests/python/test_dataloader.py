@@ -20,7 +20,7 @@ from stream_oracle import describe, error_of
 from torch.utils.data import IterDataPipe, TensorDataset, default_collate
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 from penstock.errors import FallbackError, PenstockError, UnsupportedError
 
 
@@ -85,7 +85,7 @@ def test_no_option_of_torchs_makes_it_fall_back(options: dict[str, Any]) -> None
         ("shards", 2),
         ("prefetch_bytes", 1 << 20),
         ("fetch_threads", 2),
-        ("code_paths", ["."]),
+        ("code_paths", (".",)),
         ("trust_workers", True),
     ],
 )
@@ -96,7 +96,10 @@ def test_an_option_that_torchs_iterator_would_ignore_is_refused_with_a_datapipe(
     text = f"{name} is {value!r} but the dataset is a datapipe"
     loader = DataLoader(numbers_pipe(), num_workers=1)
     setattr(loader, name, value)
-    for make in (lambda: iter(loader), lambda: DataLoader(numbers_pipe(), 1, **{name: value})):
+    option: dict[str, Any] = {name: value}
+    if name in ("code_paths", "trust_workers"):
+        option = {"pool": Pool(None, **option)}
+    for make in (lambda: iter(loader), lambda: DataLoader(numbers_pipe(), 1, **option)):
         error = error_of(make)
         assert type(error) is ValueError
         assert str(error).startswith(text)

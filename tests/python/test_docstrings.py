@@ -19,7 +19,10 @@ from penstock.loader.step_times import SlowSample, StepTimes, WorkerTimes
 from penstock.ranks.steps import EpochEnd
 from penstock.worker import shared_list
 
-CONSTRUCTED = ("CostBatchSampler", "DataLoader", "MixtureSampler", "SharedList", "WaitingMeter")
+CONSTRUCTED = (
+    *("CostBatchSampler", "DataLoader", "MixtureSampler", "Pool", "Ranks", "SharedList"),
+    "WaitingMeter",
+)
 RECORDS = (
     CutTotals,
     EpochEnd,

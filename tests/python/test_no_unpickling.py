@@ -17,7 +17,7 @@ from pool_processes import PoolProcesses, pool_of
 from worker_alterations import Trap
 
 import penstock
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 from penstock.errors import PenstockError, WorkerError
 from penstock.worker import batch_pickle
 
@@ -250,8 +250,11 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
     yield from pool_of(tmp_path, monkeypatch)
 
 
-def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
-    return DataLoader(dataset, pool=pool.endpoint, code_paths=[CODE], timeout=60, **options)
+def pooled(
+    pool: PoolProcesses, dataset: Any, trust_workers: bool = False, **options: Any
+) -> DataLoader[Any]:
+    of_pool = Pool(pool.endpoint, code_paths=[CODE], trust_workers=trust_workers)
+    return DataLoader(dataset, pool=of_pool, timeout=60, **options)
 
 
 def test_the_trap_works(tmp_path: Path) -> None:
@@ -318,5 +321,5 @@ def test_a_worker_cannot_end_the_trainer_by_the_name_of_its_error(pool: PoolProc
 def test_trust_is_a_decision_for_each_loader() -> None:
     assert DataLoader(Augmented(4), pool="tcp://127.0.0.1:7").trust_workers is False
     with pytest.raises(TypeError, match="runs code of theirs"):
-        DataLoader(Augmented(4), pool="tcp://127.0.0.1:7", trust_workers="yes")  # type: ignore[arg-type]
+        DataLoader(Augmented(4), pool=Pool("tcp://127.0.0.1:7", trust_workers="yes"))  # type: ignore[arg-type]
     assert "trust_workers" not in penstock.__all__

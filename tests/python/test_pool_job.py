@@ -262,7 +262,7 @@ def test_without_code_paths_the_worker_names_the_module_and_the_folder(
     ids = {"modules": json.loads(done.stdout)["modules"]}
     told = run_worker(program_folder, ids, tmp_path)["modules"]
     assert told.startswith("the job 'modules' cannot run here: its dataset needs the module 'mine'")
-    assert f"pass code_paths=[{str(program_folder / 'code')!r}]" in told
+    assert f"pass pool=Pool(..., code_paths=[{str(program_folder / 'code')!r}])" in told
 
 
 def spec(dataset: Any, collate_fn: Callable[[Any], Any] = default_collate) -> FetchSpec:

@@ -35,7 +35,7 @@ from raw_zeromq import (
 )
 
 import penstock
-from penstock import DataLoader, _pool
+from penstock import DataLoader, Pool, _pool
 from penstock.errors import PenstockError, PoolWarning
 from penstock.pool.pool_status import PoolStatus, status_text
 
@@ -61,8 +61,9 @@ def serving(worker: Worker) -> Iterator[Worker]:
 
 
 def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
-    options = {"code_paths": [CODE], "timeout": 60, **options}
-    return DataLoader(dataset, pool=pool.endpoint, **options)
+    code_paths = options.pop("code_paths", [CODE])
+    options = {"timeout": 60, **options}
+    return DataLoader(dataset, pool=Pool(pool.endpoint, code_paths=code_paths), **options)
 
 
 def shared_keys() -> Path:
@@ -155,7 +156,9 @@ def test_a_dataset_that_cannot_be_pickled_is_told_at_once_with_its_attribute(
 
 @pytest.mark.long
 def test_a_module_that_no_worker_has_is_named(pool: PoolProcesses) -> None:
-    words = "(?s)no worker of the pool can run.*'pool_datasets'.*pass code_paths=.*install it"
+    words = (
+        "(?s)no worker of the pool can run.*'pool_datasets'.*pass pool=.*code_paths=.*install it"
+    )
     with serving(pool.start_worker(processes=2)):
         while len(pool.status()["workers"]) < 2:
             time.sleep(0.05)  # the first to connect would be all of the pool

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import penstock
-from penstock import CostBatchSampler, DataLoader, MixtureSampler, WaitingMeter, errors
+from penstock import CostBatchSampler, DataLoader, MixtureSampler, Pool, Ranks, WaitingMeter, errors
 
 ROWS = TensorDataset(torch.zeros(8, 2))
 
@@ -51,6 +51,10 @@ def first_sample(samples: list[Any]) -> Any:
             DataLoader(ROWS, batch_size=None, pool="tcp://head:7000"),
             "DataLoader(<TensorDataset>, batch_size=None, pool='tcp://head:7000')",
         ),
+        (
+            DataLoader(ROWS, pool=Pool("tcp://head:7000", keys=Path("keys"), code_paths=[])),
+            "DataLoader(<TensorDataset>, pool=Pool('tcp://head:7000', keys='keys'))",
+        ),
     ],
 )
 def test_repr_shows_the_options_that_differ(loader: Any, shown: str) -> None:
@@ -58,9 +62,9 @@ def test_repr_shows_the_options_that_differ(loader: Any, shown: str) -> None:
 
 
 def test_repr_of_a_loader_with_ranks_and_of_a_closed_one() -> None:
-    loader = DataLoader(ROWS, 2, shard_by_rank=True, rank=1, world_size=4)
+    loader = DataLoader(ROWS, 2, ranks=Ranks(rank=1, world_size=4))
     shown = repr(loader)
-    assert "shard_by_rank=True, rank=1, world_size=4" in shown and "\n" not in shown
+    assert "ranks=Ranks(rank=1, world_size=4, remainder='pad')" in shown and "\n" not in shown
     loader.close()
     assert repr(loader) == f"{shown} (closed)"
     assert repr(DataLoader.__new__(DataLoader)).startswith("DataLoader(<NoneType>")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``shard_by_rank``: one order for any number of ranks, and one state of the job."""
+"""``ranks=Ranks()``: one order for any number of ranks, and one state of the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from pool_processes import PoolProcesses, pool_of
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, TensorDataset
 
-from penstock import DataLoader, MixtureSampler
+from penstock import DataLoader, MixtureSampler, Ranks
 
 COUNT = 103
 WORKERS = [0, 2]
@@ -45,9 +45,13 @@ class Handed(Drawing):
 
 
 def loaders(dataset: Any, world_size: int, **options: Any) -> list[Any]:
+    """The loaders of all ranks. Options of `Ranks` may be among the others."""
     options = {"shuffle": True, "global_batch_size": 12, **options}
+    of_ranks = {
+        name: options.pop(name) for name in ("global_batch_size", "remainder") if name in options
+    }
     return [
-        DataLoader(dataset, shard_by_rank=True, rank=rank, world_size=world_size, **options)
+        DataLoader(dataset, ranks=Ranks(rank, world_size, **of_ranks), **options)
         for rank in range(world_size)
     ]
 
@@ -230,7 +234,7 @@ def test_a_sampler_of_ones_own_is_the_order_of_all_ranks() -> None:
 def test_the_rank_is_that_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    loader = DataLoader(TensorDataset(torch.arange(8)), batch_size=2, shard_by_rank=True)
+    loader = DataLoader(TensorDataset(torch.arange(8)), batch_size=2, ranks=Ranks())
     assert (loader.rank, loader.world_size, loader.remainder) == (2, 4, "pad")
     assert [batch[0].tolist() for batch in loader] == [[4, 5]]
 
@@ -257,35 +261,37 @@ class Stream(IterableDataset[int]):
         ({"batch_sampler": [[0]], "shuffle": None}, "the batches are not the loader's to make"),
         ({"batch_size": None, "global_batch_size": None}, "batch_size is None"),
         ({"global_batch_size": 7}, "is 7 and there are 2 ranks.*choose a multiple of 2"),
-        ({"global_batch_size": 1}, "global_batch_size is 1 and there are 2 ranks; an int of 2"),
+        ({"global_batch_size": 1}, "global_batch_size must be 2 or more, got 1"),
         ({"batch_size": 4}, "batch_size is 4 and global_batch_size is 12; give"),
-        ({"remainder": "keep"}, "remainder must be one of 'pad', 'drop', 'uneven', got 'keep'"),
-        ({"seeding": "batch"}, "seeding is 'batch' with shard_by_rank=True"),
-        ({"rank": 2}, "rank is 2 and world_size is 2; a rank from 0"),
+        ({"remainder": "keep"}, "remainder must be one of 'pad', 'drop', 'uneven', got"),
+        ({"seeding": "batch"}, r"seeding is 'batch' with ranks=Ranks\("),
+        ({"rank": 2}, "rank must be from 0 to world_size - 1, got rank=2 and world_size=2"),
         ({"sampler": iter([0]), "shuffle": None}, "the list_iterator has no length"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: str) -> None:
-    arguments = {"dataset": Drawing(), "shuffle": True, "global_batch_size": 12, "rank": 0}
-    arguments.update(options)
+    arguments = {"dataset": Drawing(), "shuffle": True, **options}
+    of_ranks = {"global_batch_size": 12, "rank": 0}
+    of_ranks.update(
+        {
+            name: arguments.pop(name)
+            for name in ("global_batch_size", "remainder", "rank")
+            if name in options
+        }
+    )
     if "shuffle" in options or isinstance(arguments["dataset"], IterableDataset):
         del arguments["shuffle"]
     if "batch_sampler" in options:
-        del arguments["global_batch_size"]
+        del of_ranks["global_batch_size"]
     with pytest.raises(ValueError, match=message):
-        DataLoader(**arguments, shard_by_rank=True, world_size=2)
+        DataLoader(**arguments, ranks=Ranks(world_size=2, **of_ranks))
 
 
 def test_a_distributed_sampler_is_refused_beside_it() -> None:
     dataset = Drawing()
     sampler = DistributedSampler(dataset, num_replicas=2, rank=1)
     with pytest.raises(ValueError, match="a DistributedSampler, which shares the samples out"):
-        DataLoader(dataset, sampler=sampler, shard_by_rank=True, rank=1, world_size=2)
-
-
-def test_options_of_ranks_need_shard_by_rank() -> None:
-    with pytest.raises(ValueError, match="rank=1 was given without shard_by_rank=True"):
-        DataLoader(Drawing(), rank=1, world_size=2)
+        DataLoader(dataset, sampler=sampler, ranks=Ranks(rank=1, world_size=2))
 
 
 def test_a_state_of_another_order_is_refused() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``shard_by_rank`` with an iterable dataset: the ranks divide its shards."""
+"""``ranks=Ranks()`` with an iterable dataset: the ranks divide its shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pool_processes import SECONDS_MAX, pool_of
 from shared_streams import Resumed, Uneven, by_shard
 from torch.utils.data import IterDataPipe
 
-from penstock import DataLoader, merge_states
+from penstock import DataLoader, Ranks, merge_states
 
 LENGTHS = [9, 14, 0, 21, 5, 11]
 PROGRAM = Path(__file__).with_name("stream_job.py")
@@ -26,7 +26,7 @@ def loaders(dataset: Any, world_size: int, **options: Any) -> list[Any]:
     itself."""
     options = {"batch_size": 3, "shards": len(dataset.lengths), **options}
     return [
-        DataLoader(dataset, shard_by_rank=True, rank=rank, world_size=world_size, **options)
+        DataLoader(dataset, ranks=Ranks(rank=rank, world_size=world_size), **options)
         for rank in range(world_size)
     ]
 
@@ -211,7 +211,7 @@ def test_a_state_that_does_not_know_a_ranks_shards_is_refused() -> None:
         loaders(dataset, 4)[0].load_state_dict(two[0])
     apart = DataLoader(dataset, batch_size=3, seeding="batch", shards=4)
     next(iter(apart))
-    with pytest.raises(ValueError, match="without shard_by_rank=True"):
+    with pytest.raises(ValueError, match=r"without ranks=Ranks\(\.\.\.\)"):
         loaders(dataset, 2)[0].load_state_dict(apart.state_dict())
     with pytest.raises(ValueError, match="build the loader as it was"):
         apart.load_state_dict(merge_states(two))
@@ -228,16 +228,19 @@ class Pipe(IterDataPipe[int]):
         ({"shards": 1}, "shards is 1 and there are 2 ranks, so that some would have none"),
         ({"global_batch_size": 4}, "give the batch_size of one rank"),
         ({"remainder": "pad"}, "whose samples cannot be read twice, got 'pad'"),
-        ({"seeding": "worker"}, "seeding is 'worker' with shard_by_rank=True"),
+        ({"seeding": "worker"}, r"seeding is 'worker' with ranks=Ranks\("),
         ({"seeding": "sample"}, "whose samples have no places in an order"),
-        ({"in_order": False}, "in_order is False with shard_by_rank=True"),
+        ({"in_order": False}, r"in_order is False with ranks=Ranks\("),
         ({"dataset": Pipe()}, "does not support datapipes"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"dataset": Uneven(LENGTHS), "shards": 6, **options}
+    of_ranks = {
+        name: arguments.pop(name) for name in ("global_batch_size", "remainder") if name in options
+    }
     with pytest.raises(ValueError, match=message):
-        DataLoader(**arguments, shard_by_rank=True, rank=0, world_size=2)
+        DataLoader(**arguments, ranks=Ranks(0, 2, **of_ranks))
 
 
 def test_seeding_by_batch_may_be_named() -> None:

@@ -14,7 +14,7 @@ from pool_processes import PoolProcesses, pool_of
 from replica_job import LENGTH, digest, loader_of
 from torch.utils.data import IterableDataset
 
-from penstock import DataLoader
+from penstock import DataLoader, Ranks
 from penstock.errors import UnsupportedError
 
 pytestmark = pytest.mark.slow
@@ -179,7 +179,7 @@ def alone() -> Iterator[None]:
     ("group", "error", "words"),
     [
         ([1], ValueError, r"replica_group must be different ranks from 0 to 0, got \[1\]"),
-        ([0, 0], ValueError, r"different ranks from 0 to 0, got \[0, 0\]"),
+        ([0, 0], ValueError, r"must have different ranks from 0 on, got \[0, 0\]"),
         ("0", TypeError, "a process group, a device mesh of one dimension or a list of ranks"),
     ],
 )
@@ -187,17 +187,21 @@ def test_a_group_that_is_none_is_refused(
     alone: None, group: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        DataLoader(range(4), replica_group=group, num_workers=1)
+        DataLoader(range(4), ranks=Ranks(replica_group=group), num_workers=1)
 
 
 def test_nobody_makes_batches_without_a_pool_and_workers(alone: None) -> None:
     with pytest.raises(ValueError, match="num_workers is 0, so that nobody makes the batches"):
-        iter(DataLoader(range(4), replica_group=[0]))
+        iter(DataLoader(range(4), ranks=Ranks(replica_group=[0])))
 
 
 def test_groups_have_to_be_counted(alone: None) -> None:
-    with pytest.raises(ValueError, match=r"which then count groups; pass both, as in rank=mesh"):
-        DataLoader(range(4), num_workers=1, shard_by_rank=True, replica_group=[0])
+    with pytest.raises(ValueError, match=r"must be given with replica_group and remainder, got"):
+        Ranks(replica_group=[0], remainder="drop")
+    own_order = DataLoader(range(4), num_workers=1, ranks=Ranks(replica_group=[0]))
+    assert not own_order.shard_by_rank and own_order.replica_group == (0,)
+    shared = DataLoader(range(4), num_workers=1, ranks=Ranks(0, 1, replica_group=[0]))
+    assert shared.shard_by_rank and (shared.rank, shared.world_size) == (0, 1)
 
 
 def test_an_iterable_dataset_is_refused(alone: None) -> None:
@@ -206,4 +210,4 @@ def test_an_iterable_dataset_is_refused(alone: None) -> None:
             return iter(range(4))
 
     with pytest.raises(UnsupportedError, match="Numbers is an IterableDataset, whose shards end"):
-        iter(DataLoader(Numbers(), num_workers=1, replica_group=[0]))
+        iter(DataLoader(Numbers(), num_workers=1, ranks=Ranks(replica_group=[0])))

@@ -14,8 +14,8 @@ if _IS_AVAILABLE:
     require(
         "process_group",
         ("torch.distributed.distributed_c10d._get_default_store",),
-        needed_by="penstock.DataLoader with shard_by_rank",
-        without="Leave shard_by_rank out.",
+        needed_by="penstock.DataLoader with ranks",
+        without="Leave ranks out.",
     )
 
 

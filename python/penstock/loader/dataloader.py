@@ -22,6 +22,21 @@ from penstock.errors import ClosedError, FallbackError
 from penstock.graph.link import Link
 from penstock.loader.automatic_iterator import AutomaticPoolIter
 from penstock.loader.device import has_device, is_auto, staged_device
+from penstock.loader.flat_arguments import (
+    NOT_GIVEN,
+    NotGiven,
+    read_arguments,
+    warn_of_flat,
+)
+from penstock.loader.grouped_arguments import (
+    Pool,
+    PoolField,
+    Ranks,
+    RanksField,
+    is_sharded,
+    ranks_in_use,
+    unchecked,
+)
 from penstock.loader.in_process_iterator import SingleProcessIter
 from penstock.loader.loader_state import (
     begin_from,
@@ -73,8 +88,8 @@ from penstock.pool.job_pickle import KnownPickle
 from penstock.pool.travelling_code import TravellingCode
 from penstock.pool.worker_spec import arena_bytes
 from penstock.program_line import warn
-from penstock.ranks.replica_group import ReplicaGroup, check_place, ranks_of
-from penstock.ranks.sharding import RankSharding, check_without_sharding, order_generator
+from penstock.ranks.replica_group import ReplicaGroup, ranks_of
+from penstock.ranks.sharding import RankSharding, order_generator
 from penstock.ranks.steps import StepAgreement
 from penstock.stream.batch_seeds import DrawWarning
 from penstock.stream.progress import GeneratorSnapshot, Progress, sampler_states
@@ -128,13 +143,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     Args:
         dataset (Dataset): Map-style or iterable dataset to load from.
         batch_size (int | None): Number of samples per batch, 1 or more. None disables batching:
-            each item of the dataset is delivered as a batch. With ``shard_by_rank``, the batch size
-            of one rank. Default: 1.
+            each item of the dataset is delivered as a batch. With ``ranks``, the batch size of one
+            rank. Default: 1.
         shuffle (bool | None): Draw a new random order for every epoch. Default: None, which means
             False.
         sampler (Sampler | Iterable | None): Yields the indices of the samples, in order. Mutually
-            exclusive with ``shuffle``. With ``shard_by_rank``, it yields the order of all ranks and
-            needs a length. Default: None.
+            exclusive with ``shuffle``. With ``ranks``, it yields the order of all ranks and needs a
+            length. Default: None.
         batch_sampler (Sampler | Iterable | None): Yields the list of indices of each batch.
             Mutually exclusive with ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``.
             Default: None.
@@ -166,8 +181,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``"forkserver"``, the dataset and the functions must be picklable. Requires
             ``num_workers`` > 0. Default: None, the default of the system.
         generator (torch.Generator | None): Source of the random order and of the workers' base
-            seed. With ``shard_by_rank``, it must be in the same state on all ranks. Default: None,
-            the global generator; with ``shard_by_rank``, a generator with seed 0.
+            seed. With ``ranks``, it must be in the same state on all ranks. Default: None, the
+            global generator; with ``ranks``, a generator with seed 0.
         prefetch_factor (int | None): Number of batches requested ahead from each worker, 1 or more.
             Default: None, which means 2 with workers or a pool. Must be None without them.
         persistent_workers (bool): Keep the workers and their datasets between epochs. Requires
@@ -204,16 +219,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``batch_size`` either. Generators private to a dataset are not seeded. A map-style
             dataset whose ``__getitem__`` has a parameter ``generator`` receives a
             ``torch.Generator`` for each sample, with which its draws do not depend on
-            ``fetch_threads`` either. Default: None, which means ``"sample"`` with ``shard_by_rank``
-            and a map-style dataset, ``"batch"`` with ``pool``, ``replica_group``, or
-            ``shard_by_rank`` and an iterable dataset, and ``"worker"`` otherwise.
+            ``fetch_threads`` either. Default: None, which means ``"sample"`` with ``ranks`` and a
+            map-style dataset, ``"batch"`` with ``pool``, with ``ranks`` and an iterable dataset, or
+            with a ``replica_group`` whose ``rank`` is not given, and ``"worker"`` otherwise.
         shards (int | None): Number of shards in which an ``IterableDataset`` is read, 1 or more;
             requires ``seeding="batch"``, explicitly or by default. Each shard sees this number as
             ``get_worker_info().num_workers``, so the stream depends on it and not on
             ``num_workers``. A process that reads several shards uses copies of the dataset for all
-            but the first, made by ``copy.deepcopy``. With ``shard_by_rank`` it is required, is the
-            number of shards of the whole job, and must be at least ``world_size``. Default: None,
-            one shard per worker.
+            but the first, made by ``copy.deepcopy``. With ``ranks`` it is required, is the number
+            of shards of the whole job, and must be at least ``world_size``. Default: None, one
+            shard per worker.
         prefetch_bytes (int | None): Limit in bytes on the batches requested ahead, in addition to
             ``prefetch_factor``, which limits their number. A batch that has not arrived counts as
             the largest one so far. One batch is always requested. It also limits the bytes of
@@ -234,63 +249,37 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             datasets in sequential order or shuffled by torch's sampler, if workers can verify that
             fetching does not change the dataset and that no other process can. Pass False if the
             program writes files between epochs that the dataset reads. Default: True.
-        pool (str | None): Address of a pool's controller, ``"tcp://host:port"``. The pool's workers
-            then make the batches, on this machine or others; workers may join, leave and fail
-            during training. With ``num_workers`` > 0, that many processes of this trainer serve in
-            addition. The stream is bit-for-bit identical to ``num_workers=0, seeding="batch"``. The
-            dataset, ``collate_fn`` and ``worker_init_fn`` are sent by cloudpickle.
-            ``prefetch_factor``, ``persistent_workers`` and ``timeout`` are allowed for any
-            ``num_workers``. If a batch is made within 5 ms, up to 8 batches are requested ahead
-            from each worker even if ``prefetch_factor`` is less, limited to 16 MiB together and to
-            ``prefetch_bytes``. ``""`` means no pool. Default: None, the pool named by the
-            environment variable ``PENSTOCK_POOL`` or announced by :func:`penstock.announce_pool`,
-            if any. If that pool cannot serve this loader, or ``num_workers`` is 0 with torch's
-            seeding, a warning is issued and the pool is not used.
-        keys (str | os.PathLike | None): Folder with this trainer's keys for the pool. Default:
-            None, the folder in ``PENSTOCK_KEYS``, else keys shared by this user's processes on this
-            machine.
-        code_paths (Sequence[str | os.PathLike] | None): Folders, or single .py files, with your
-            modules to send with the dataset, in addition to the modules in the program's folder and
-            imported modules that belong to no installed package. None sends no modules. Default:
-            ``()``, the paths in ``PENSTOCK_CODE_PATHS``, separated by ":".
-        trust_workers (bool): Allow a pool's batches to contain any pickled object. If False, they
-            may contain tensors, numpy arrays, numbers, text, bytes, None, and dicts, lists and
-            tuples of these. Unpickling runs code chosen by the sender: a compromised worker could
-            do anything that the trainer may do. Default: False.
-        shard_by_rank (bool): Deliver to this process its part of one order that is independent of
-            the number of ranks. For a map-style dataset, a step takes the next samples of the
-            order, and each rank a contiguous run of them. All ranks have the same number of steps.
-            The order, the random numbers and the state are the same for any number of ranks: the
-            :meth:`state_dict` of any rank has the position of the job, and a job of another size
-            can resume from it. Of an ``IterableDataset``, rank ``s % world_size`` reads shard ``s``
-            of ``shards``; the batches are the same for any number of ranks. The state in the middle
-            of an epoch is then the state of one rank, and :func:`penstock.merge_states` combines
-            the states of all ranks. Default: False.
-        rank (int | None): Rank of this process, with ``shard_by_rank``. The attribute is the number
-            in use. Default: None, the rank in torch's default process group, else the variable
-            ``RANK`` set by torchrun, else 0.
-        world_size (int | None): Number of ranks, with ``shard_by_rank``. The attribute is the
-            number in use. Default: None, from the process group, else from ``WORLD_SIZE``, else 1.
-        global_batch_size (int | None): Number of samples of a step over all ranks, instead of
-            ``batch_size``; at least ``world_size``, and a multiple of it unless
-            ``remainder="uneven"``. The samples of a step are then the same for any number of ranks.
-            Requires ``shard_by_rank`` and a map-style dataset. Default: None.
-        remainder (str | None): Handling of samples that do not fill the last step, with
-            ``shard_by_rank``. ``"pad"`` divides them evenly among the ranks and delivers some twice
-            to do so. ``"drop"`` leaves them out. ``"uneven"`` delivers one sample more to some
-            ranks than to others, and allows batches of different sizes in every step; with fewer
-            samples than ranks it acts as ``"pad"``. For an ``IterableDataset``, ``"drop"`` ends the
-            epoch on all ranks before the first step for which some rank has no batch, ``"uneven"``
-            ends it on each rank separately, and ``"pad"`` is not available. Default: None, which
-            means ``"drop"`` for iterable datasets and with ``drop_last``, else ``"pad"``.
-        replica_group (ProcessGroup | DeviceMesh | Sequence[int] | None): Ranks that receive the
-            same batches, such as a model-parallel group: a process group, a device mesh of one
-            dimension, or a list of ranks that includes this one. The first of them requests the
-            batches, from ``pool`` or from its ``num_workers`` processes, and sends each batch once
-            to every other machine of the group. All ranks must read their loaders in the same
-            order, equally often and with the same seeds. With ``shard_by_rank``, ``rank`` and
-            ``world_size`` count such groups and must be given. Requires a map-style dataset. Models
-            are not cut (:func:`penstock.offload`) with such a loader. Default: None.
+        pool (Pool | str | None): Pool of workers that make the batches, as a :class:`penstock.Pool`
+            or, in the short form, the address of its controller, ``"tcp://host:port"``. The workers
+            are on this machine or others, and may join, leave and fail during training. With
+            ``num_workers`` > 0, that many processes of this trainer serve in addition. The stream
+            is bit-for-bit identical to ``num_workers=0, seeding="batch"``. The dataset,
+            ``collate_fn`` and ``worker_init_fn`` are sent by cloudpickle. ``prefetch_factor``,
+            ``persistent_workers`` and ``timeout`` are allowed for any ``num_workers``. If a batch
+            is made within 5 ms, up to 8 batches are requested ahead from each worker even if
+            ``prefetch_factor`` is less, limited to 16 MiB together and to ``prefetch_bytes``.
+            ``""`` means no pool. The attribute is the address in use; ``loader.keys``,
+            ``loader.code_paths`` and ``loader.trust_workers`` are the other fields. Default: None,
+            the pool named by the environment variable ``PENSTOCK_POOL`` or announced by
+            :func:`penstock.announce_pool`, if any. If that pool cannot serve this loader, or
+            ``num_workers`` is 0 with torch's seeding, a warning is issued and the pool is not used.
+        ranks (Ranks | None): Ranks of a job that share the samples of this loader, or receive the
+            same batches. ``Ranks()`` shares them among the ranks of the process group, or of
+            torchrun. The attribute has the numbers in use, and each field is an attribute too:
+            ``loader.rank``, ``loader.world_size``, ``loader.global_batch_size``,
+            ``loader.remainder`` and ``loader.replica_group``. Default: None: this loader reads the
+            whole dataset.
+        keys (str | os.PathLike | None): Deprecated; write ``pool=Pool(address, keys=...)``.
+        code_paths (Sequence[str | os.PathLike] | None): Deprecated; write ``pool=Pool(address,
+            code_paths=...)``.
+        trust_workers (bool): Deprecated; write ``pool=Pool(address, trust_workers=...)``.
+        shard_by_rank (bool): Deprecated; write ``ranks=Ranks()``.
+        rank (int | None): Deprecated; write ``ranks=Ranks(rank, world_size)``.
+        world_size (int | None): Deprecated; write ``ranks=Ranks(rank, world_size)``.
+        global_batch_size (int | None): Deprecated; write ``ranks=Ranks(global_batch_size=...)``.
+        remainder (str | None): Deprecated; write ``ranks=Ranks(remainder=...)``.
+        replica_group (ProcessGroup | DeviceMesh | Sequence[int] | None): Deprecated; write
+            ``ranks=Ranks(replica_group=...)``.
 
     Raises:
         ValueError: If arguments have invalid values or exclude each other; also raised by
@@ -322,6 +311,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _started: StartedPrefetch | None  # until the program calls iter()
     _step_agreement: StepAgreement | None  # once its ranks have agreed on steps
     _epoch_count: int
+    _sharding_words = "ranks=Ranks(...)"  # the argument by which ranks share one order
+
+    # The fields of the entries "pool" and "ranks" of vars(), from which frameworks rebuild loaders.
+    pool = PoolField["str | None"]()
+    keys = PoolField["str | os.PathLike[str] | None"]()
+    code_paths = PoolField["Sequence[str | os.PathLike[str]] | None"]()
+    trust_workers = PoolField[bool]()
+    ranks: Ranks | None
+    rank = RanksField["int | None"]()
+    world_size = RanksField["int | None"]()
+    global_batch_size = RanksField["int | None"]()
+    remainder = RanksField['Literal["pad", "drop", "uneven"] | None']()
+    replica_group = RanksField["tuple[int, ...] | None"]()
 
     def __init__(
         self,
@@ -350,51 +352,66 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_bytes: int | None = None,
         fetch_threads: int = 1,
         overlap_epochs: bool = True,
-        pool: str | None = None,
-        keys: str | os.PathLike[str] | None = None,
-        code_paths: Sequence[str | os.PathLike[str]] | None = (),
-        trust_workers: bool = False,
-        shard_by_rank: bool = False,
-        rank: int | None = None,
-        world_size: int | None = None,
-        global_batch_size: int | None = None,
-        remainder: Literal["pad", "drop", "uneven"] | None = None,
-        replica_group: Sequence[int] | ProcessGroup | DeviceMesh | None = None,
+        pool: Pool | str | None = None,
+        ranks: Ranks | None = None,
+        keys: str | os.PathLike[str] | None | NotGiven = NOT_GIVEN,
+        code_paths: Sequence[str | os.PathLike[str]] | None | NotGiven = NOT_GIVEN,
+        trust_workers: bool | NotGiven = NOT_GIVEN,
+        shard_by_rank: bool | NotGiven = NOT_GIVEN,
+        rank: int | None | NotGiven = NOT_GIVEN,
+        world_size: int | None | NotGiven = NOT_GIVEN,
+        global_batch_size: int | None | NotGiven = NOT_GIVEN,
+        remainder: Literal["pad", "drop", "uneven"] | None | NotGiven = NOT_GIVEN,
+        replica_group: Sequence[int] | ProcessGroup | DeviceMesh | None | NotGiven = NOT_GIVEN,
     ) -> None:
         self._set_own_state()
-        self.replica_group = ranks_of(replica_group)
-        self.shard_by_rank = shard_by_rank
-        self.global_batch_size = global_batch_size
-        options_of_ranks = {
+        flat = {
+            "keys": keys,
+            "code_paths": code_paths,
+            "trust_workers": trust_workers,
+            "shard_by_rank": shard_by_rank,
             "rank": rank,
             "world_size": world_size,
             "global_batch_size": global_batch_size,
             "remainder": remainder,
+            "replica_group": replica_group,
         }
+        flat = {name: value for name, value in flat.items() if value is not NOT_GIVEN}
+        asked = read_arguments(pool, ranks, flat)
+        group = ranks_of(asked.ranks.replica_group)
         sharding = None
-        if shard_by_rank:
-            check_place(self.replica_group, rank)
+        if asked.is_sharded:
+            self._sharding_words = asked.sharding_words
             sharding = RankSharding.of(
                 {
-                    **options_of_ranks,
+                    "rank": asked.ranks.rank,
+                    "world_size": asked.ranks.world_size,
+                    "global_batch_size": asked.ranks.global_batch_size,
+                    "remainder": asked.ranks.remainder,
                     "dataset": dataset,
                     "sampler": sampler,
                     "batch_sampler": batch_sampler,
                     "batch_size": batch_size,
                     "drop_last": drop_last,
+                    "sharding_words": asked.sharding_words,
                 }
             )
             batch_size = sharding.batch_size
-            rank, world_size = sharding.job
-            remainder = sharding.remainder
             generator = order_generator() if generator is None else generator
+            self.ranks = unchecked(
+                asked.ranks,
+                rank=sharding.job.rank,
+                world_size=sharding.job.world_size,
+                remainder=sharding.remainder,
+                replica_group=group,
+            )
         else:
-            check_without_sharding(options_of_ranks)
-        self.rank, self.world_size, self.remainder = rank, world_size, remainder
-        self.pool = named_pool(pool)
-        self.keys = chosen_keys(keys)
-        self.code_paths = code_paths
-        self.trust_workers = trust_workers
+            self.ranks = None if group is None else Ranks(replica_group=group)
+        self.pool = unchecked(
+            asked.pool,
+            address=named_pool(asked.pool.address),
+            keys=chosen_keys(asked.pool.keys),
+        )
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.device = device
         self.seeding = seeding
@@ -428,11 +445,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 timeout, prefetch_factor, persistent_workers, multiprocessing_context
             )
         else:
-            use_variable(self, pool)
+            use_variable(self, asked.pool.address)
         if sharding is not None and not sharding.is_stream:
             # Torch's constructor made the sampler, and torch forbids assigning batch_sampler later.
-            vars(self)["batch_sampler"] = sharding.batch_sampler(self.sampler)
+            vars(self)["batch_sampler"] = sharding.batch_sampler(self.sampler, asked.sharding_words)
         check_options(self)
+        warn_of_flat(asked, flat)
 
     def _options_of_workers(self, **options: Any) -> dict[str, Any]:
         """Return the worker options for torch's constructor: none with a pool, since it would
@@ -458,6 +476,27 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         vars(self)["persistent_workers"] = persistent_workers  # torch forbids assignment
         if self.num_workers > 0 or multiprocessing_context is not None:
             self.multiprocessing_context = multiprocessing_context  # torch needs workers for it
+
+    @property
+    def shard_by_rank(self) -> bool:
+        """Whether the ranks share the samples of one order. Assigning False ends that.
+
+        Returns:
+            bool: True with ``ranks``, except for a ``replica_group`` whose ``rank`` was not given.
+        """
+        return is_sharded(ranks_in_use(self))
+
+    @shard_by_rank.setter
+    def shard_by_rank(self, value: bool) -> None:
+        if bool(value) == self.shard_by_rank:
+            return
+        if value:
+            raise ValueError(
+                "shard_by_rank must be True from the start, got True for a loader without ranks; "
+                "make a new loader with ranks=Ranks()"
+            )
+        group = self.replica_group
+        self.ranks = None if group is None else Ranks(replica_group=group)
 
     def __repr__(self) -> str:
         dataset = getattr(self, "dataset", None)  # the constructor may not have set it yet
@@ -767,8 +806,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Call this before work that takes a while, such as loading a model's checkpoint: it starts
         the workers, or joins the pool, and requests the first batches, as many as ``iter()`` does.
         The next ``iter()`` returns that iterator. Further calls before it have no effect. After
-        :meth:`load_state_dict`, prefetching starts at the position of the state. With
-        ``shard_by_rank``, the ranks compare their loaders here.
+        :meth:`load_state_dict`, prefetching starts at the position of the state. With ``ranks``,
+        the ranks compare their loaders here.
 
         The random numbers for ``iter()`` are drawn here, from the current state of the generators,
         so the stream is the same as if ``iter()`` were called here. Until ``iter()`` is called,
@@ -817,8 +856,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             dict[str, Any]: JSON-serializable if the states of the dataset and the sampler are.
 
         Raises:
-            UnsupportedError: For datapipes, and for workers with ``in_order=False`` and
-                ``shard_by_rank``. The attribute does not exist then for ``hasattr()``.
+            UnsupportedError: For datapipes, and for workers with ``in_order=False`` and ``ranks``.
+                The attribute does not exist then for ``hasattr()``.
             RuntimeError: If a dataset or a sampler does not return its state.
 
         Example::

@@ -74,7 +74,8 @@ class LoaderFace(Protocol):
     keys: Any
     code_paths: Any
     trust_workers: Any
-    shard_by_rank: Any
+    ranks: Any
+    shard_by_rank: bool
     rank: Any
     world_size: Any
     global_batch_size: Any
@@ -90,6 +91,7 @@ class LoaderFace(Protocol):
     @property
     def _index_sampler(self) -> Any: ...
 
+    _sharding_words: str
     _draw_warning: DrawWarning
     _epoch_count: int
     _fallback_reason: str | None

@@ -76,8 +76,9 @@ def check_has_state(loader: LoaderFace) -> None:
         )
     if is_parallel(loader) and not loader.in_order and loader.shard_by_rank:
         raise StateUnsupportedError(
-            "in_order is False with shard_by_rank=True, so each rank gives its steps in an order "
-            "of its own, and none says where the job is; set in_order=True to have state_dict()"
+            f"in_order is False with {loader._sharding_words}, so each rank gives its steps in an "
+            f"order of its own, and none says where the job is; set in_order=True to have "
+            f"state_dict()"
         )
 
 

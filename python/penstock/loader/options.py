@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -27,6 +26,14 @@ from torch.utils.data import (
 
 from penstock.compat.iterators import DatasetKind
 from penstock.loader.device import names_device
+from penstock.loader.grouped_arguments import (
+    Ranks,
+    check_ranks,
+    is_address,
+    pool_in_use,
+    set_fields,
+    shown_pool,
+)
 from penstock.loader.loader_face import LoaderFace
 from penstock.ranks.sharding import RankShards
 from penstock.stream.indices import recognise_sampler
@@ -44,15 +51,7 @@ DEFAULTS: dict[str, Any] = {
     "fetch_threads": 1,
     "overlap_epochs": True,
     "pool": None,
-    "keys": None,
-    "code_paths": (),
-    "trust_workers": False,
-    "shard_by_rank": False,
-    "rank": None,
-    "world_size": None,
-    "global_batch_size": None,
-    "remainder": None,
-    "replica_group": None,
+    "ranks": None,
 }
 # The options of torch that `repr()` of a loader shows if they have other values.
 _TORCH_DEFAULTS: dict[str, Any] = {
@@ -70,23 +69,21 @@ _TORCH_DEFAULTS: dict[str, Any] = {
     "pin_memory_device": "",
     "in_order": True,
 }
-# The options that torch's iterator does not support.
-_BEYOND_TORCH = (
-    "device",
-    "seeding",
-    "shards",
-    "prefetch_bytes",
-    "fetch_threads",
-    "code_paths",
-    "trust_workers",
-    "shard_by_rank",
-)
+# Attributes that torch's iterator does not support.
+_BEYOND_TORCH: dict[str, Any] = {
+    "device": None,
+    "seeding": None,
+    "shards": None,
+    "prefetch_bytes": None,
+    "fetch_threads": 1,
+    "code_paths": (),
+    "trust_workers": False,
+}
 KEYS_VARIABLE = "PENSTOCK_KEYS"
 # torch's constructor argument in place of an option that belongs to the pool.
 DEFAULT_PREFETCH_FACTOR = 2
 _DEEP_PREFETCH_BYTES = 1 << 20
 _DEEP_PREFETCH_COUNT = 16
-_ADDRESS = re.compile(r"tcp://(?:\[[^\s\[\]]+\]|[^\s\[\]:/]+):([0-9]{1,5})")
 
 
 def check_options(loader: LoaderFace) -> None:
@@ -102,6 +99,7 @@ def check_options(loader: LoaderFace) -> None:
     _check_fetch_threads(loader)
     _check_num_workers(loader)
     check_pool_options(loader)
+    _check_ranks(loader)
     if type(loader.overlap_epochs) is not bool:
         raise TypeError(
             f"overlap_epochs is {loader.overlap_epochs!r}; True or False is expected: whether the "
@@ -113,7 +111,7 @@ def own_options(loader: LoaderFace) -> tuple[Any, ...]:
     """Return the options that an iterator is made with and keeps: changing one needs a new
     iterator.
     """
-    return tuple(getattr(loader, name) for name in DEFAULTS)
+    return (*(getattr(loader, name) for name in DEFAULTS), pool_in_use(loader))
 
 
 def is_seeded_by_batch(loader: LoaderFace) -> bool:
@@ -154,7 +152,7 @@ def is_parallel(loader: LoaderFace) -> bool:
 
 def shard_count(loader: LoaderFace) -> int:
     """Return the number of shards that a dataset is read in: one per worker unless ``shards`` is
-    set. With ``shard_by_rank``, the number of this rank's shards."""
+    set. With ``ranks``, the number of this rank's shards."""
     of_rank = shards_of_rank(loader)
     if of_rank is not None:
         return len(of_rank.ids)
@@ -268,12 +266,6 @@ def check_pool_options(loader: LoaderFace) -> None:
         )
 
 
-def is_address(pool: Any) -> bool:
-    """Return whether ``pool`` could be a controller's address, which has a host and a port."""
-    found = _ADDRESS.fullmatch(pool) if isinstance(pool, str) else None
-    return found is not None and 0 < int(found[1]) < 1 << 16
-
-
 def obstacle_to_pool(loader: LoaderFace) -> Obstacle | None:
     """Return an option of the loader that no pool can serve, if there is one."""
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
@@ -306,15 +298,14 @@ def _check_datapipe(loader: LoaderFace) -> None:
     """Reject options that torch's iterator would ignore."""
     if not isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return
-    for name in _BEYOND_TORCH:
+    for name, default in _BEYOND_TORCH.items():
         value = getattr(loader, name)
         is_cpu = name == "device" and names_device(value) and torch.device(value).type == "cpu"
-        is_default = value == DEFAULTS[name] or (name == "seeding" and value == "worker")
+        is_default = value == default or (name == "seeding" and value == "worker")
         if not (is_cpu or is_default):
             raise ValueError(
                 f"{name} is {value!r} but the dataset is a datapipe, which torch's own iterator "
-                f"reads; leave {name} at {DEFAULTS[name]!r}, or use a map-style or an iterable "
-                f"dataset"
+                f"reads; leave {name} at {default!r}, or use a map-style or an iterable dataset"
             )
 
 
@@ -351,13 +342,14 @@ def _check_seeding(loader: LoaderFace) -> None:
     is_stream = reads_shards_of_rank(loader)
     if loader.seeding == "worker" and is_stream:
         raise ValueError(
-            "seeding is 'worker' with shard_by_rank=True, where random numbers would depend on the "
-            "number of ranks; leave seeding out, which means 'batch' for an IterableDataset then"
+            f"seeding is 'worker' with {loader._sharding_words}, where random numbers would depend "
+            f"on the number of ranks; leave seeding out, which means 'batch' for an "
+            f"IterableDataset then"
         )
     if loader.seeding in ("worker", "batch") and loader.shard_by_rank and not is_stream:
         raise ValueError(
-            f"seeding is {loader.seeding!r} with shard_by_rank=True, where random numbers would "
-            f"depend on the number of ranks; leave seeding out, which means 'sample' then"
+            f"seeding is {loader.seeding!r} with {loader._sharding_words}, where random numbers "
+            f"would depend on the number of ranks; leave seeding out, which means 'sample' then"
         )
     if loader.seeding == "sample" and loader._dataset_kind == DatasetKind.Iterable:
         raise ValueError(
@@ -371,9 +363,10 @@ def _check_shards(loader: LoaderFace) -> None:
     shards = loader.shards
     if shards is None and reads_shards_of_rank(loader):
         raise ValueError(
-            f"shard_by_rank is True and the dataset is the IterableDataset "
-            f"{type(loader.dataset).__name__}, without shards; pass shards=N, the number of parts "
-            f"that the ranks share out: a multiple of their number shares them evenly"
+            f"{loader._sharding_words.replace('=', ' is ', 1)} and the dataset is the "
+            f"IterableDataset {type(loader.dataset).__name__}, without shards; pass shards=N, the "
+            f"number of parts that the ranks share out: a multiple of their number shares them "
+            f"evenly"
         )
     if shards is None:
         return
@@ -385,8 +378,9 @@ def _check_shards(loader: LoaderFace) -> None:
         )
     if reads_shards_of_rank(loader) and not loader.in_order:
         raise ValueError(
-            "in_order is False with shard_by_rank=True and an IterableDataset, whose batches come "
-            "in an order that does not depend on the number of ranks; leave in_order out"
+            f"in_order is False with {loader._sharding_words} and an IterableDataset, whose "
+            f"batches come in an order that does not depend on the number of ranks; leave in_order "
+            f"out"
         )
     if loader._dataset_kind != DatasetKind.Iterable:
         raise ValueError(
@@ -476,6 +470,18 @@ def _check_fetch_threads(loader: LoaderFace) -> None:
         )
 
 
+def _check_ranks(loader: LoaderFace) -> None:
+    ranks = loader.ranks
+    if ranks is None:
+        return
+    if not isinstance(ranks, Ranks):
+        raise TypeError(
+            f"ranks must be a penstock.Ranks or None, got {ranks!r}; assign Ranks(...), or make a "
+            f"new loader"
+        )
+    check_ranks(ranks)
+
+
 def _check_code_paths(code_paths: Any) -> None:
     if code_paths is None:
         return
@@ -503,7 +509,11 @@ def shown_options(loader: LoaderFace) -> list[str]:
             continue
         if name == "collate_fn" and value in (default_collate, default_convert):
             continue
-        if isinstance(value, AutomaticCount):
+        if name == "pool":
+            pool = pool_in_use(loader)
+            if pool.address is not None or set_fields(pool):
+                shown.append(f"pool={shown_pool(pool)}")
+        elif isinstance(value, AutomaticCount):
             shown.append(f'{name}="{AUTO}"')
         elif value is not default and not (type(value) is type(default) and value == default):
             shown.append(f"{name}={_shown_value(value)}")
@@ -534,4 +544,6 @@ def _shown_value(value: Any) -> str:
         return repr(value)
     if isinstance(value, (torch.device, os.PathLike)):
         return repr(str(value))
+    if isinstance(value, Ranks):
+        return repr(value)
     return str(getattr(value, "__qualname__", f"<{type(value).__name__}>"))

@@ -62,14 +62,14 @@ def compare_ranks(loader: LoaderFace, facts: dict[str, Any]) -> None:
     store = dist.PrefixStore(f"{prefix}/{number}", store)  # type: ignore[attr-defined]
     store.set(str(job.rank), json.dumps(facts))
     keys = {rank: str(rank) for rank in range(job.world_size)}
-    deed = "begin an epoch of its loader with shard_by_rank"
+    deed = f"begin an epoch of its loader with {loader._sharding_words}"
     who = f"rank {job.rank} of {job.world_size}"
     check_alike(
         read_of_ranks(store, keys, who=who, deed=deed),
         (job.rank, facts),
         whose="the ranks",
-        remedy="with shard_by_rank all ranks read one order, so build the loaders alike on all "
-        "ranks",
+        remedy=f"with {loader._sharding_words} all ranks read one order, so build the loaders "
+        f"alike on all ranks",
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of loaders with ``shard_by_rank``.
+"""The states of loaders with ``ranks``.
 
 If ranks share the shards of an iterable dataset, only a rank itself knows its place in its shards.
 Its state records it by the job's numbers of the shards. The states of all ranks together are the
@@ -29,7 +29,7 @@ _OF_THE_USER = ("_index_sampler_state", "dataset", "sampler", "samplers")
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Combine the states of all ranks, taken after the same step, into the state of the job.
 
-    For loaders with ``shard_by_rank`` and an iterable dataset. Any rank can resume from the result
+    For loaders with ``ranks`` and an iterable dataset. Any rank can resume from the result
     with :meth:`penstock.DataLoader.load_state_dict`, in a job with the same or another number of
     ranks, up to the number of shards.
 
@@ -120,7 +120,7 @@ def part_of_rank(loader: LoaderFace, state: dict[str, Any]) -> dict[str, Any]:
     ids = shards.get("ids")
     if ids is None:
         raise ValueError(
-            "the state is of a loader without shard_by_rank=True, and does not say whose shards it "
+            "the state is of a loader without ranks=Ranks(...), and does not say whose shards it "
             "is of; build the loader as it was"
         )
     place = (shards["rank"], shards["world_size"])
@@ -178,7 +178,7 @@ def _check_kind(states: Sequence[Mapping[str, Any]]) -> None:
             )
         if not state["built"].get("shared_by_rank"):
             raise ValueError(
-                f"state {index} of {len(states)} is not of a loader with shard_by_rank=True and an "
+                f"state {index} of {len(states)} is not of a loader with ranks=Ranks(...) and an "
                 f"iterable dataset; the state of any rank is that of the job then, and there is "
                 f"nothing to merge"
             )

@@ -89,7 +89,7 @@ class LoaderStats:
         pool_metered_energy_j (float): Energy used in ``pool_metered_tenancies``.
         worker_choice (WorkerChoice | None): Latest choice of ``num_workers="auto"``; None before.
         epoch_end (EpochEnd | None): End of the last epoch that all ranks ended together, with
-            ``shard_by_rank`` and an iterable dataset: the number of steps, the rank that had no
+            ``ranks`` and an iterable dataset: the number of steps, the rank that had no
             further batch, and the batches dropped on this rank.
         dataset_s (float): Part of ``fetch_s`` for samples.
         collate_s (float): Part of ``fetch_s`` for collating the samples and writing batches to

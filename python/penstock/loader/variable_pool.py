@@ -26,8 +26,9 @@ import torch.distributed as dist
 
 from penstock.compat.iterators import BaseIterator, DatasetKind
 from penstock.errors import RankError, UnsentBatchError
+from penstock.loader.grouped_arguments import is_address
 from penstock.loader.loader_face import LoaderFace
-from penstock.loader.options import Obstacle, is_address, is_seeded_by_batch, obstacle_to_pool
+from penstock.loader.options import Obstacle, is_seeded_by_batch, obstacle_to_pool
 from penstock.program_line import warn
 from penstock.ranks.job_store import key_prefix, stores_of_job
 from penstock.stream.progress import GeneratorSnapshot
@@ -77,7 +78,7 @@ def announce_pool(address: str) -> None:
         if dist.get_rank() == 0:
             penstock.announce_pool(os.environ["HEAD"])
         dist.barrier()
-        loader = penstock.DataLoader(dataset, num_workers=2, shard_by_rank=True)
+        loader = penstock.DataLoader(dataset, num_workers=2, ranks=penstock.Ranks())
     """
     if not is_address(address):
         raise ValueError(

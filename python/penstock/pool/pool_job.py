@@ -346,15 +346,15 @@ def _told(error: BaseException, header: _Header, byte_count: int, worker: str) -
         folder = header.modules.get(top, f"the folder that has {top}")
         return (
             f"its dataset needs the module {error.name!r}, which this worker ({worker}) does not "
-            f"have; pass code_paths=[{folder!r}] to the DataLoader, name that folder in the "
-            f"trainer's PENSTOCK_CODE_PATHS, or install it on the worker"
+            f"have; pass pool=Pool(..., code_paths=[{folder!r}]) to the DataLoader, name that "
+            f"folder in the trainer's PENSTOCK_CODE_PATHS, or install it on the worker"
         )
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, (AttributeError, ImportError)):
         return (
             f"its dataset needs another version of a module than this worker ({worker}) has "
-            f"({said}); pass code_paths=[...] with the folder of that module to the DataLoader, or "
-            f"install the same version on the worker"
+            f"({said}); pass pool=Pool(..., code_paths=[...]) with the folder of that module "
+            f"to the DataLoader, or install the same version on the worker"
         )
     if isinstance(error, MemoryError):
         return (

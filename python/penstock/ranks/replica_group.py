@@ -183,23 +183,32 @@ class FeedWatch:
             )
 
 
+def named_ranks(replica_group: Any) -> list[Any] | None:
+    """Return the ranks that ``replica_group`` names, as it names them.
+
+    Raises ``TypeError`` if it is no group.
+    """
+    if replica_group is None:
+        return None
+    if isinstance(replica_group, Sequence) and not isinstance(replica_group, str):
+        return list(replica_group)
+    group = getattr(replica_group, "get_group", lambda: replica_group)()
+    if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+        raise TypeError(
+            f"replica_group must be a process group, a device mesh of one dimension or a list of "
+            f"ranks, got {replica_group!r}"
+        )
+    return list(dist.get_process_group_ranks(group))
+
+
 def ranks_of(replica_group: Any) -> tuple[int, ...] | None:
     """Return the ranks that ``replica_group`` names, in ascending order.
 
     Raises ``TypeError`` or ``ValueError`` if it names no group that this process is in.
     """
-    if replica_group is None:
+    ranks = named_ranks(replica_group)
+    if ranks is None:
         return None
-    if isinstance(replica_group, Sequence) and not isinstance(replica_group, str):
-        ranks = list(replica_group)
-    else:
-        group = getattr(replica_group, "get_group", lambda: replica_group)()
-        if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
-            raise TypeError(
-                f"replica_group must be a process group, a device mesh of one dimension or a list "
-                f"of ranks, got {replica_group!r}"
-            )
-        ranks = dist.get_process_group_ranks(group)
     place = JobRank.of(None, None)
     known = range(place.world_size)
     if not all(isinstance(rank, int) and rank in known for rank in ranks) or len(set(ranks)) != len(
@@ -213,13 +222,3 @@ def ranks_of(replica_group: Any) -> tuple[int, ...] | None:
             f"replica_group must include the rank of this process, {place.rank}, got {ranks}"
         )
     return tuple(sorted(ranks))
-
-
-def check_place(replica_group: tuple[int, ...] | None, rank: int | None) -> None:
-    """Raise ``ValueError`` if ``shard_by_rank`` would count ranks in the place of groups."""
-    if replica_group is not None and rank is None:
-        raise ValueError(
-            f"shard_by_rank with replica_group={list(replica_group)} needs rank and world_size, "
-            f"which then count groups; pass both, as in "
-            f"rank=mesh.get_local_rank('dp'), world_size=mesh['dp'].size()"
-        )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of a job and their shares of its data.
 
-With ``shard_by_rank`` the ranks read one order that is independent of ranks. With a map-style
+With ``ranks=Ranks()`` the ranks read one order that is independent of ranks. With a map-style
 dataset, each step takes the next samples of the order, and :class:`RankBatchSampler` gives a rank
 its run of them. With an iterable dataset, each rank reads some of the shards (:class:`RankShards`).
 """
@@ -20,7 +20,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, IterDataPipe, 
 from penstock import _C
 
 Remainder = Literal["pad", "drop", "uneven"]
-_REMAINDERS = {
+REMAINDERS = {
     "pad": _C.Remainder.PAD,
     "drop": _C.Remainder.DROP,
     "uneven": _C.Remainder.UNEVEN,
@@ -41,32 +41,33 @@ class RankSharding(NamedTuple):
         """Return the sharding that a loader's arguments ask for. Raises ValueError if it is
         impossible."""
         dataset, sampler = arguments["dataset"], arguments["sampler"]
+        asked = arguments["sharding_words"].replace("=", " is ", 1)
         if isinstance(dataset, (IterDataPipe, MapDataPipe)):
             raise ValueError(
-                "shard_by_rank does not support datapipes, which torch's own iterator reads; use a "
-                "map-style or an iterable dataset"
+                f"{arguments['sharding_words']} does not support datapipes, which torch's own "
+                f"iterator reads; use a map-style or an iterable dataset"
             )
         if isinstance(dataset, IterableDataset):
             return _of_stream(arguments)
         if arguments["batch_sampler"] is not None or arguments["batch_size"] is None:
             raise ValueError(
-                "shard_by_rank is True and the batches are not the loader's to make: batch_sampler "
-                "was given, or batch_size is None; give batch_size, or global_batch_size, and, for "
-                "an order of your own, sampler"
+                f"{asked} and the batches are not the loader's to make: batch_sampler was given, "
+                f"or batch_size is None; give batch_size, or global_batch_size, and, for an order "
+                f"of your own, sampler"
             )
         if isinstance(sampler, DistributedSampler):
             raise ValueError(
-                "shard_by_rank is True and sampler is a DistributedSampler, which shares the "
-                "samples out already; leave one of the two out"
+                f"{asked} and sampler is a DistributedSampler, which shares the samples out "
+                f"already; leave one of the two out"
             )
         job = JobRank.of(arguments["rank"], arguments["world_size"])
         step_size, batch_size = _sizes(arguments, job.world_size)
         remainder = arguments["remainder"]
         if remainder is None:
             remainder = "drop" if arguments["drop_last"] else "pad"
-        if remainder not in _REMAINDERS:
+        if remainder not in REMAINDERS:
             raise ValueError(
-                f"remainder must be one of {', '.join(map(repr, _REMAINDERS))}, got {remainder!r}"
+                f"remainder must be one of {', '.join(map(repr, REMAINDERS))}, got {remainder!r}"
             )
         if step_size % job.world_size and remainder != "uneven":
             raise ValueError(
@@ -76,27 +77,17 @@ class RankSharding(NamedTuple):
             )
         return RankSharding(job, step_size, batch_size, cast(Remainder, remainder))
 
-    def batch_sampler(self, sampler: Any) -> RankBatchSampler:
+    def batch_sampler(self, sampler: Any, sharding_words: str) -> RankBatchSampler:
         """Return this rank's part of the order of ``sampler``. Raises ValueError if it has no
         length, from which all ranks know the number of steps."""
         try:
             len(sampler)
         except TypeError:
             raise ValueError(
-                f"shard_by_rank is True and the {type(sampler).__name__} has no length, so the "
-                f"ranks cannot know how many steps an epoch has; give it a __len__"
+                f"{sharding_words.replace('=', ' is ', 1)} and the {type(sampler).__name__} has no "
+                f"length, so the ranks cannot know how many steps an epoch has; give it a __len__"
             ) from None
         return RankBatchSampler(sampler, self.job, self.step_size, self.remainder)
-
-
-def check_without_sharding(arguments: dict[str, Any]) -> None:
-    """Reject options that have a meaning only with ``shard_by_rank``. Raises ValueError."""
-    for name in ("rank", "world_size", "global_batch_size", "remainder"):
-        if arguments[name] is not None:
-            raise ValueError(
-                f"{name}={arguments[name]!r} was given without shard_by_rank=True, where each "
-                f"rank's loader is its own; pass shard_by_rank=True, or leave {name} out"
-            )
 
 
 def _of_stream(arguments: dict[str, Any]) -> RankSharding:
@@ -150,7 +141,7 @@ class RankBatchSampler(Sampler[list[int]]):
     A step takes the next ``step_size`` samples of the order, and each rank a run of them. So the
     samples of a step are the same for any number of ranks with the same ``step_size``, and all
     ranks have the same number of steps. ``sampler`` must give the same order on all ranks, and must
-    have a length. :class:`penstock.DataLoader` constructs one for ``shard_by_rank=True``.
+    have a length. :class:`penstock.DataLoader` constructs one for ``ranks=Ranks()``.
 
     remainder: handling of the samples that do not fill the last step. "pad": they are distributed
         evenly, some of them twice. "drop": they are skipped. "uneven": some ranks have one more
@@ -196,7 +187,7 @@ class RankBatchSampler(Sampler[list[int]]):
             rank=self.rank,
             rank_count=self.world_size,
             step_size=self.step_size,
-            remainder=_REMAINDERS[self.remainder],
+            remainder=REMAINDERS[self.remainder],
             first_step=first_step,
             first_sample=first_sample,
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps that all ranks of a job take together, if no rank knows its number of steps.
 
-With ``shard_by_rank`` and an iterable dataset an epoch ends, on all ranks, before the first step
+With ``ranks`` and an iterable dataset an epoch ends, on all ranks, before the first step
 that some rank has no batch for (``remainder="drop"``). Each rank announces how many batches it is
 sure of, and their total once it has met its end. A step is agreed once every rank is sure of its
 batch (:func:`agree`).
