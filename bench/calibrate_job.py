@@ -14,7 +14,7 @@ from typing import Any
 import pool_samples
 import torch
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 
 SAMPLES_PER_BATCH = 4
 
@@ -26,9 +26,7 @@ def train(args: argparse.Namespace) -> dict[str, float]:
             args.batches * SAMPLES_PER_BATCH, args.worker_s / SAMPLES_PER_BATCH, values=16
         ),
         batch_size=SAMPLES_PER_BATCH,
-        pool=args.pool,
-        keys=args.keys,
-        code_paths=[pool_samples.CODE],
+        pool=Pool(args.pool, keys=args.keys, code_paths=[pool_samples.CODE]),
         timeout=60,
     )
     first_batch_s = 0.0

@@ -24,7 +24,7 @@ from figures import MeasurementError, Record, add_report_options, report, summar
 from table import aligned, number
 from torch.utils.data import IterableDataset
 
-from penstock import DataLoader
+from penstock import DataLoader, Ranks
 
 RANKS = 2
 SECONDS_MAX = 300
@@ -62,9 +62,8 @@ def rank_main(case: dict[str, Any]) -> None:
     workers = case["workers"]
     loader = DataLoader(
         Zeros(case["steps"]),
-        shard_by_rank=True,
+        ranks=Ranks(remainder=case["remainder"]),
         shards=RANKS,
-        remainder=case["remainder"],
         num_workers=workers,
         prefetch_factor=8 if workers else None,
     )

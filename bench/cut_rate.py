@@ -24,7 +24,7 @@ import torch
 from cut_training import KINDS, choose_cores, endless, fresh, prepare_trainer, steps_of
 from cut_workloads import WORKLOADS
 
-from penstock import DataLoader, offload
+from penstock import DataLoader, Pool, offload
 from penstock.graph.plan import Plan
 
 # The losses of this many steps from the first are returned for comparison. Batches that were
@@ -106,7 +106,7 @@ def workers_of(args: argparse.Namespace, pin_worker: Any) -> dict[str, Any]:
     """Options of the loader: a local worker, or a pool worker."""
     if args.pool is None:
         return {"num_workers": 1, "persistent_workers": True, "worker_init_fn": pin_worker}
-    return {"pool": args.pool, "keys": args.keys, "code_paths": [str(HERE)], "timeout": 120}
+    return {"pool": Pool(args.pool, keys=args.keys, code_paths=[str(HERE)]), "timeout": 120}
 
 
 def advance(steps: Iterator[torch.Tensor], count: int, seconds: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pool_samples
 import torch
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 
 SAMPLES_PER_BATCH = 4
 BATCHES = 16
@@ -38,8 +38,7 @@ def main() -> None:
         pool_samples.FixedCost(BATCHES * SAMPLES_PER_BATCH, 0.0, values=16),
         batch_size=SAMPLES_PER_BATCH,
         seeding="batch",
-        pool=sys.argv[1],
-        code_paths=[pool_samples.CODE],
+        pool=Pool(sys.argv[1], code_paths=[pool_samples.CODE]),
         timeout=60,
     )
     first_s = first_batch_s(loader)

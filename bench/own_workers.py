@@ -31,12 +31,12 @@ EPOCH_BATCHES = 1_000_000
 def measure(args: argparse.Namespace) -> dict[str, float]:
     import torch
 
-    from penstock import DataLoader
+    from penstock import DataLoader, Pool
 
     torch.set_num_threads(1)
     options: dict[str, Any] = {"num_workers": WORKER_COUNT, "seeding": "batch", "timeout": 60}
     if args.way == "own":
-        options |= {"pool": args.pool, "keys": args.keys, "code_paths": [pool_samples.CODE]}
+        options["pool"] = Pool(args.pool, keys=args.keys, code_paths=[pool_samples.CODE])
     loader = DataLoader(
         pool_samples.Ready(EPOCH_BATCHES, args.kib << 10), batch_size=None, **options
     )

@@ -88,7 +88,7 @@ class Growth:
     """A running job, and the events of its stream."""
 
     def __init__(self, host: PoolHost, args: argparse.Namespace) -> None:
-        from penstock import DataLoader
+        from penstock import DataLoader, Pool
 
         self._host = host
         self._args = args
@@ -99,9 +99,7 @@ class Growth:
             DataLoader(
                 dataset,
                 batch_size=SAMPLES_PER_BATCH,
-                pool=host.endpoint,
-                keys=host.keys,
-                code_paths=[pool_samples.CODE],
+                pool=Pool(host.endpoint, keys=host.keys, code_paths=[pool_samples.CODE]),
                 timeout=60,
             )
         )

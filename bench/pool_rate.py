@@ -19,7 +19,7 @@ import pool_samples
 import process_tree
 import torch
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 
 BATCHES_MIN = 24
 EPOCH_BATCHES = 1_000_000
@@ -30,9 +30,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     loader = DataLoader(
         pool_samples.Ready(EPOCH_BATCHES, args.bytes),
         batch_size=None,
-        pool=args.pool,
-        keys=args.keys,
-        code_paths=[pool_samples.CODE],
+        pool=Pool(args.pool, keys=args.keys, code_paths=[pool_samples.CODE]),
         timeout=60,
     )
     batches = iter(loader)

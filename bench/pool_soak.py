@@ -50,7 +50,7 @@ def count_all(host: PoolHost, steady_pid: int) -> Counts:
 
 def soak(host: PoolHost, args: argparse.Namespace) -> tuple[list[Counts], list[float], int]:
     """The counts after each epoch, the seconds of each, and how many workers joined and left."""
-    from penstock import DataLoader
+    from penstock import DataLoader, Pool
 
     host.start_workers(1)
     host.wait_for_workers(1)
@@ -60,9 +60,7 @@ def soak(host: PoolHost, args: argparse.Namespace) -> tuple[list[Counts], list[f
         dataset,
         batch_size=SAMPLES_PER_BATCH,
         shuffle=True,
-        pool=host.endpoint,
-        keys=host.keys,
-        code_paths=[pool_samples.CODE],
+        pool=Pool(host.endpoint, keys=host.keys, code_paths=[pool_samples.CODE]),
         persistent_workers=args.persistent,
         timeout=60,
     )

@@ -24,7 +24,7 @@ import psutil
 import torch
 from pool_host import PoolHost
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool, Ranks
 
 SECONDS = 10.0
 SAMPLE_BYTES = 4096
@@ -42,11 +42,8 @@ def read(pool: str, keys: str, rank: int, world_size: int, end: threading.Event)
     loader = DataLoader(
         Rows(),
         batch_size=32,
-        shard_by_rank=True,
-        rank=rank,
-        world_size=world_size,
-        pool=pool,
-        keys=keys,
+        ranks=Ranks(rank=rank, world_size=world_size),
+        pool=Pool(pool, keys=keys),
     )
     count = 0
     for _ in loader:

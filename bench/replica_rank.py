@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool, Ranks
 
 BATCH_SIZE, STEP_COUNT = 64, 50
 SHAPE = (3, 64, 64)  # of float32: 3 MiB a batch, which no narrower type holds
@@ -36,12 +36,8 @@ def main() -> None:
         Noise(),
         BATCH_SIZE,
         shuffle=True,
-        shard_by_rank=True,
-        rank=0,
-        world_size=1,
-        pool=given["pool"],
-        keys=given["keys"],
-        replica_group=group,
+        ranks=Ranks(rank=0, world_size=1, replica_group=group),
+        pool=Pool(given["pool"], keys=given["keys"]),
     )
     dist.barrier()
     begun = time.perf_counter()

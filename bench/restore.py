@@ -33,16 +33,14 @@ from pool_host import PoolHost
 from table import aligned, number
 from torch.utils.data import Dataset
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool, Ranks
 
 SEED = 5
 BATCH_SIZE = 16
 RANKS: dict[str, dict[str, Any]] = {
     "one process": {"batch_size": BATCH_SIZE},
-    "shard_by_rank": {
-        "shard_by_rank": True, "rank": 0, "world_size": 2, "global_batch_size": BATCH_SIZE,
-    },
-}  # fmt: skip
+    "ranks": {"ranks": Ranks(0, 2, global_batch_size=BATCH_SIZE)},
+}
 OF_TORCH = ("torch", "torchdata")
 
 
@@ -113,9 +111,10 @@ class Restored:
 
     def __init__(self, args: argparse.Namespace, ranks: str, pool: dict[str, Any]) -> None:
         self.args, self.options, self.pool = args, RANKS[ranks], pool
-        size = BATCH_SIZE // self.options.get("world_size", 1)
+        shared = self.options.get("ranks")
+        size = BATCH_SIZE // (1 if shared is None else shared.world_size)
         self.expected = expected_batch(args.step, args.count, size)
-        seeding = {} if "rank" in self.options else {"seeding": "batch"}
+        seeding = {} if shared is not None else {"seeding": "batch"}
         self.state = state_at(args.step, made(DataLoader, args.count, **self.options))
         self.state_by_batch = state_at(
             args.step, made(DataLoader, args.count, **self.options, **seeding)
@@ -148,7 +147,7 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
         host = stack.enter_context(PoolHost(Path(folder)))
         host.start_workers(2)
         host.wait_for_workers(2)
-        pool = {"pool": host.endpoint, "keys": host.keys, "num_workers": 0}
+        pool = {"pool": Pool(host.endpoint, keys=host.keys), "num_workers": 0}
         restored = {ranks: Restored(args, ranks, pool) for ranks in RANKS}
         of_torchdata = torchdata_state(args.count, args.torchdata_step)
         seen: dict[tuple[str, str, int], list[float]] = {}

@@ -46,7 +46,7 @@ class Job:
     """A loader with one worker of the given kind."""
 
     def __init__(self, kind: str, host: PoolHost, row_bytes: int) -> None:
-        from penstock import DataLoader
+        from penstock import DataLoader, Pool
 
         if kind == "processes":
             host.start_command(1)
@@ -58,9 +58,7 @@ class Job:
             DataLoader(
                 pool_samples.Rows(ROWS * BATCHES_MAX, row_bytes, ROWS),
                 batch_size=ROWS,
-                pool=host.endpoint,
-                keys=host.keys,
-                code_paths=[pool_samples.CODE],
+                pool=Pool(host.endpoint, keys=host.keys, code_paths=[pool_samples.CODE]),
                 timeout=60,
             )
         )

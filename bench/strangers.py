@@ -90,7 +90,7 @@ class Job:
     """A running job, and the processes that serve it."""
 
     def __init__(self, host: PoolHost, args: argparse.Namespace) -> None:
-        from penstock import DataLoader
+        from penstock import DataLoader, Pool
 
         self._host = host
         self._args = args
@@ -101,9 +101,7 @@ class Job:
             DataLoader(
                 dataset,
                 batch_size=SAMPLES_PER_BATCH,
-                pool=host.endpoint,
-                keys=host.keys,
-                code_paths=[pool_samples.CODE],
+                pool=Pool(host.endpoint, keys=host.keys, code_paths=[pool_samples.CODE]),
                 timeout=60,
             )
         )

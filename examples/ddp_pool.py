@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from penstock import DataLoader
+from penstock import DataLoader, Ranks
 
 
 class NoisyPoints(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -31,7 +31,7 @@ def main() -> None:
     # A step has 32 samples for any number of ranks. Each rank has one local worker in addition to
     # the pool's.
     loader = DataLoader(
-        NoisyPoints(), shuffle=True, num_workers=1, shard_by_rank=True, global_batch_size=32
+        NoisyPoints(), shuffle=True, num_workers=1, ranks=Ranks(global_batch_size=32)
     )
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

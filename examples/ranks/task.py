@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock import DataLoader
+from penstock import DataLoader, Ranks
 
 EPOCHS = 2
 
@@ -29,8 +29,8 @@ class NoisyPoints(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 def make_loader(**options: Any) -> DataLoader[Any]:
     """A step has 16 samples for any number of ranks. Call after the ranks have met."""
-    options = {"shuffle": True, "num_workers": 1, "global_batch_size": 16, **options}
-    return DataLoader(NoisyPoints(), shard_by_rank=True, **options)
+    options = {"shuffle": True, "num_workers": 1, **options}
+    return DataLoader(NoisyPoints(), ranks=Ranks(global_batch_size=16), **options)
 
 
 def make_model() -> nn.Module:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
-from penstock import DataLoader
+from penstock import DataLoader, Ranks
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
 
@@ -58,9 +58,7 @@ class PenstockDataLoader(BaseDataLoader):
             num_workers=config.num_workers,
             drop_last=True,
             pool=config.pool,
-            shard_by_rank=True,
-            rank=dp_rank,
-            world_size=dp_world_size,
+            ranks=Ranks(rank=dp_rank, world_size=dp_world_size),
         )
         self._epochs: Any = None
 

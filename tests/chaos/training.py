@@ -18,6 +18,8 @@ from typing import Any
 from pool_datasets import digest
 from streams import CODE_PATHS, Stream
 
+from penstock import Pool
+
 TIMEOUT_S = 60
 
 
@@ -40,7 +42,9 @@ def main() -> None:
     stream = Stream(**plan.stream)
     options = dict(plan.options)
     if "pool" in options:
-        options = {"code_paths": CODE_PATHS, "timeout": TIMEOUT_S, **options}
+        keys = options.pop("keys", None)
+        pool = Pool(options.pop("pool"), keys=keys, code_paths=CODE_PATHS)
+        options = {"pool": pool, "timeout": TIMEOUT_S, **options}
     warnings.simplefilter("always")
     loader = stream.loader(**options)
     place = first_epoch = 0

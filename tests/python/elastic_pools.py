@@ -17,7 +17,7 @@ import torch
 from pool_processes import SECONDS_MAX, PoolProcesses, Process
 from torch.utils.data import Dataset
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 from penstock.engines.engine import NAME_VARIABLE
 
 
@@ -161,9 +161,12 @@ def free_disk(up: Process) -> None:
     resource.prlimit(up.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
 
 
-def loader(endpoint: str, count: int, seconds: float = 0.02, **options: Any) -> Any:
+def loader(
+    endpoint: str, count: int, seconds: float = 0.02, keys: str | None = None, **options: Any
+) -> Any:
     torch.manual_seed(3)
-    return DataLoader(Slow(count, seconds), batch_size=4, shuffle=True, pool=endpoint, **options)
+    pool = Pool(endpoint, keys=keys)
+    return DataLoader(Slow(count, seconds), batch_size=4, shuffle=True, pool=pool, **options)
 
 
 def expected(count: int) -> list[list[list[float]]]:

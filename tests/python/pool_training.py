@@ -13,7 +13,7 @@ from pool_processes import PoolProcesses
 from torch import nn
 
 import penstock
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 from penstock.tracking.lazy_tensor import LazyTensor
 
 Step = Callable[[Any, dict[str, Any]], torch.Tensor]
@@ -68,8 +68,7 @@ def loader_of(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[A
     return DataLoader(
         dataset,
         batch_size=8,
-        pool=pool.endpoint,
-        code_paths=[CODE],
+        pool=Pool(pool.endpoint, code_paths=[CODE]),
         timeout=60,
         **{"shuffle": True, **options},
     )

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from forked_ranks import run_ranks
 
-from penstock import DataLoader, MixtureSampler
+from penstock import DataLoader, MixtureSampler, Ranks
 
 COUNT, STEP_SIZE = 60, 12
 
@@ -43,11 +43,7 @@ def make_loader(order: str, workers: int) -> Any:
         sampler = MixtureSampler([20, 40], [1, 1], when_exhausted="leave_out")
         options = {"sampler": sampler}
     return DataLoader(
-        Points(),
-        num_workers=workers,
-        shard_by_rank=True,
-        global_batch_size=STEP_SIZE,
-        **options,
+        Points(), num_workers=workers, ranks=Ranks(global_batch_size=STEP_SIZE), **options
     )
 
 

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from penstock import DataLoader
+from penstock import DataLoader, Ranks
 from penstock.ranks import job_store
 
 STEP_SIZE = 12
@@ -75,8 +75,7 @@ def main() -> None:
         Points(length),
         shuffle=True,
         num_workers=given.get("workers", 0),
-        shard_by_rank=True,
-        global_batch_size=STEP_SIZE,
+        ranks=Ranks(global_batch_size=STEP_SIZE),
     )
     torch.manual_seed(0)
     layers = torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)

@@ -47,8 +47,7 @@ def main() -> None:
         Slow(given["seconds"][rank]),
         shuffle=True,
         num_workers=1,
-        shard_by_rank=True,
-        global_batch_size=STEP_SIZE,
+        ranks=penstock.Ranks(global_batch_size=STEP_SIZE),
     )
     with (folder / f"rank-{rank}").open("a", buffering=1) as file:
         for step, (indices, points) in enumerate(loader):

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from forked_ranks import run_ranks
 
-from penstock import DataLoader, MixtureSampler
+from penstock import DataLoader, MixtureSampler, Ranks
 
 STEP_SIZE = 12  # divisible by 1, 2, 3 and 4 ranks
 SIZES = (1, 2, 3, 4)
@@ -63,15 +63,15 @@ class Job:
             lengths = [self.count // 3, self.count - self.count // 3]
             sampler = MixtureSampler(lengths, [1, 2], when_exhausted="leave_out")
             options = {"sampler": sampler}
-        size = {"global_batch_size": STEP_SIZE} if self.has_global_size else {}
         return DataLoader(
             Points(self.count),
-            **(size or {"batch_size": batch_size}),
-            rank=job[0],
-            world_size=job[1],
+            batch_size=1 if self.has_global_size else batch_size,
+            ranks=Ranks(
+                *job,
+                global_batch_size=STEP_SIZE if self.has_global_size else None,
+                remainder=self.remainder,
+            ),
             num_workers=workers,
-            shard_by_rank=True,
-            remainder=self.remainder,
             **options,
         )
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock import DataLoader
+from penstock import DataLoader, Ranks
 from penstock.ranks import job_store
 
 LENGTH, BATCH_SIZE = 96, 4
@@ -58,11 +58,8 @@ def loader_of(
         BATCH_SIZE,
         shuffle=True,
         num_workers=given.get("workers", 0),
-        shard_by_rank=True,
-        rank=group,
-        world_size=len(given["groups"]),
+        ranks=Ranks(rank=group, world_size=len(given["groups"]), replica_group=ranks),
         pool=given.get("pool"),
-        replica_group=ranks,
     )
 
 

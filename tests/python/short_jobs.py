@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from pool_datasets import CODE, Logarithms
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 
 
 def run_job(number: int, pool: str) -> None:
@@ -29,7 +29,9 @@ def run_job(number: int, pool: str) -> None:
         "drop_last": number % 2 == 0,
     }
     expected = batches_of(torch.utils.data.DataLoader(Logarithms(count), **options))
-    loader = DataLoader(Logarithms(count), pool=pool, code_paths=[CODE], timeout=60, **options)
+    loader = DataLoader(
+        Logarithms(count), pool=Pool(pool, code_paths=[CODE]), timeout=60, **options
+    )
     for epoch in range(2):
         found = batches_of(loader)
         assert found == expected, f"epoch {epoch} of job {number} is not torch's"

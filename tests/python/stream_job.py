@@ -21,7 +21,7 @@ from typing import Any
 import shared_streams
 import torch.distributed as dist
 
-from penstock import DataLoader, merge_states
+from penstock import DataLoader, Ranks, merge_states
 
 
 def main() -> None:
@@ -43,9 +43,7 @@ def run(folder: Path, rank: int, case: dict[str, Any]) -> dict[str, Any]:
     dataset = getattr(shared_streams, case.get("dataset", "Uneven"))(case["lengths"])
     loader = DataLoader(
         dataset,
-        shard_by_rank=True,
-        rank=rank,
-        world_size=case["ranks"],
+        ranks=Ranks(rank=rank, world_size=case["ranks"]),
         shards=len(case["lengths"]),
         **case.get("options", {}),
     )

@@ -161,7 +161,7 @@ def test_restored_loaders_are_timed(tmp_path: Path) -> None:
     done = run_bench("restore.py", "--quick", "--markdown", "--out", str(lines))
     assert done.returncode == 0, done.stderr
     assert len(lines.read_text().splitlines()) == 1 + 2 * 4 + 2
-    assert "| started   | shard_by_rank | 4,000" in done.stdout
+    assert "| started   | ranks       | 4,000" in done.stdout
 
 
 @pytest.mark.long

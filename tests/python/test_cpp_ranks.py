@@ -33,8 +33,11 @@ def python_rank(rank: int, world_size: int, **options: Any) -> Any:
         options["generator"] = torch.Generator().manual_seed(options["generator"])
     if options.pop("is_backwards", False):
         options["sampler"] = Backwards()
-    job = {"rank": rank, "world_size": world_size}
-    return penstock.DataLoader(Draws(SIZE), shard_by_rank=True, **job, **options)
+    of_ranks = {
+        name: options.pop(name) for name in ("global_batch_size", "remainder") if name in options
+    }
+    ranks = penstock.Ranks(rank, world_size, **of_ranks)
+    return penstock.DataLoader(Draws(SIZE), ranks=ranks, **options)
 
 
 def cpp_rank(rank: int, world_size: int, remainder: str = "pad", **given: Any) -> list[Any]:

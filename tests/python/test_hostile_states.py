@@ -32,7 +32,7 @@ from resumed_streams import (
 )
 from torch.utils.data import SequentialSampler
 
-from penstock import DataLoader
+from penstock import DataLoader, Ranks
 
 CASES: dict[str, Any] = {
     "map": lambda: DataLoader(Counted(), 4, shuffle=True, seeding="batch"),
@@ -40,7 +40,7 @@ CASES: dict[str, Any] = {
     "iterable": lambda: DataLoader(Shards(), 4, seeding="batch", shards=2),
     "dataset with a state": lambda: DataLoader(Remembering(), 4),
     "iterator with a state": lambda: DataLoader(WithCursor(), 4, seeding="batch", shards=2),
-    "rank": lambda: DataLoader(Counted(), 4, shard_by_rank=True, rank=0, world_size=2),
+    "rank": lambda: DataLoader(Counted(), 4, ranks=Ranks(rank=0, world_size=2)),
     "own generator": lambda: DataLoader(
         Counted(), 4, shuffle=True, generator=torch.Generator().manual_seed(3)
     ),

@@ -20,7 +20,7 @@ from cpp_loader import error_of_cpp
 from pool_datasets import CODE, Augmented, digests
 from pool_processes import PoolProcesses, pool_of
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 from penstock.errors import PenstockError, PoolWarning
 
 pytestmark = pytest.mark.slow
@@ -37,8 +37,7 @@ def pooled(pool: PoolProcesses, **options: Any) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(3)
     return DataLoader(
         Augmented(COUNT),
-        pool=pool.endpoint,
-        code_paths=[CODE],
+        pool=Pool(pool.endpoint, code_paths=[CODE]),
         timeout=60,
         generator=generator,
         **options,

@@ -22,7 +22,7 @@ from pool_datasets import CODE
 from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
 from torch.utils.data import Dataset
 
-from penstock import DataLoader, _pool
+from penstock import DataLoader, Pool, _pool
 from penstock.cli.command_parser import CommandError, CommandParser
 from penstock.cli.isolation_options import add_isolation, isolation_arguments, isolation_of
 from penstock.pool import job_proxy
@@ -441,8 +441,10 @@ def connect(port: int) -> str:
 
 
 def found_by(pool: PoolProcesses, port: int, other: int) -> dict[str, str]:
-    options: dict[str, Any] = {"batch_size": None, "timeout": 60, "code_paths": [CODE]}
-    (found,) = DataLoader(Reading(port, other), pool=pool.endpoint, **options)
+    options: dict[str, Any] = {"batch_size": None, "timeout": 60}
+    (found,) = DataLoader(
+        Reading(port, other), pool=Pool(pool.endpoint, code_paths=[CODE]), **options
+    )
     return dict(found)
 
 

@@ -23,7 +23,7 @@ from pool_datasets import CODE
 from pool_processes import PoolProcesses, pool_of
 from torch.utils.data import Dataset
 
-from penstock import DataLoader, _pool
+from penstock import DataLoader, Pool, _pool
 from penstock.cli.command_line import main
 from penstock.cli.command_parser import CommandError, CommandParser
 from penstock.cli.isolation_options import add_isolation, isolation_arguments, isolation_of
@@ -114,8 +114,8 @@ def listening() -> Iterator[int]:
 
 def tried(pool: PoolProcesses, *, keys: str, outside: Path, port: int = 0) -> dict[str, str]:
     dataset = Trying(keys, str(outside), port)
-    options: dict[str, Any] = {"batch_size": None, "timeout": 60, "code_paths": [CODE]}
-    (found,) = DataLoader(dataset, pool=pool.endpoint, **options)
+    options: dict[str, Any] = {"batch_size": None, "timeout": 60}
+    (found,) = DataLoader(dataset, pool=Pool(pool.endpoint, code_paths=[CODE]), **options)
     return dict(found)
 
 
@@ -128,7 +128,7 @@ def outside_of(folder: Path) -> Path:
 
 def expect_served(pool: PoolProcesses) -> None:
     numbers = DataLoader(
-        Numbers(), pool=pool.endpoint, batch_size=None, timeout=60, code_paths=[CODE]
+        Numbers(), pool=Pool(pool.endpoint, code_paths=[CODE]), batch_size=None, timeout=60
     )
     assert list(numbers) == list(range(6))
 
@@ -271,9 +271,9 @@ def test_private_folder_of_a_killed_job_is_removed(pool: PoolProcesses) -> None:
     note = pool.folder / "writes" / "note"
     note.parent.mkdir()
     worker = pool.start_worker("--isolate", "files", "--job-writes", str(note.parent))
-    options: dict[str, Any] = {"batch_size": None, "timeout": 60, "code_paths": [CODE]}
+    options: dict[str, Any] = {"batch_size": None, "timeout": 60}
     with pytest.raises(Exception, match="SIGKILL"):
-        list(DataLoader(Killed(str(note)), pool=pool.endpoint, **options))
+        list(DataLoader(Killed(str(note)), pool=Pool(pool.endpoint, code_paths=[CODE]), **options))
     folder = Path(note.read_text())
     assert folder.name.startswith("tmp-")
     expect_served(pool)  # by the process after it

@@ -30,7 +30,7 @@ from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of, wait_unt
 from raw_zeromq import key_bytes
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from penstock import DataLoader, _pool
+from penstock import DataLoader, Pool, _pool
 from penstock.errors import PenstockError, PoolWarning
 from penstock.pool import worker_supervisor
 from penstock.pool.worker_supervisor import ServerProgram
@@ -47,7 +47,8 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
     given = {"batch_size": None, "timeout": 60, **options}
-    return DataLoader(dataset, pool=pool.endpoint, code_paths=[CODE], **given)
+    of_pool = Pool(pool.endpoint, keys=given.pop("keys", None), code_paths=[CODE])
+    return DataLoader(dataset, pool=of_pool, **given)
 
 
 def expect_served(pool: PoolProcesses) -> None:

@@ -20,7 +20,7 @@ from pool_datasets import CODE
 from pool_processes import SECONDS_MAX, PoolProcesses, pool_of
 from torch.utils.data import Dataset
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 from penstock.pool.process_settings import JobSettings, ProcessState
 
 pytestmark = pytest.mark.slow
@@ -108,7 +108,7 @@ def batches_of(loader: DataLoader[Any]) -> list[Any]:
 
 
 def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
-    return DataLoader(dataset, pool=pool.endpoint, code_paths=[CODE], timeout=60, **options)
+    return DataLoader(dataset, pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60, **options)
 
 
 def alone(dataset: Any) -> DataLoader[Any]:

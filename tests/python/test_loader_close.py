@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import penstock
-from penstock import ClosedError, DataLoader
+from penstock import ClosedError, DataLoader, Pool
 
 COUNT = 24
 
@@ -228,7 +228,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcesses]:
 
 def pooled(pool: PoolProcesses, **options: Any) -> DataLoader[Any]:
     return DataLoader(
-        Augmented(16), 4, pool=pool.endpoint, code_paths=[CODE], timeout=60, **options
+        Augmented(16), 4, pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60, **options
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from pool_processes import pool_of
 from torch.utils.data import ConcatDataset, TensorDataset
 
-from penstock import DataLoader, MixtureSampler
+from penstock import DataLoader, MixtureSampler, Pool
 
 LENGTHS = [40, 100, 7]
 
@@ -221,7 +221,7 @@ def test_the_stream_of_a_pool_is_that_of_one_process(
 
     expected = batches()
     for pool in pool_of(tmp_path, monkeypatch):
-        options = {"pool": pool.endpoint, "timeout": 60, "code_paths": None}
+        options = {"pool": Pool(pool.endpoint, code_paths=None), "timeout": 60}
         assert batches(num_workers=1, **options) == expected
         pool.start_worker(processes=worker_count)
         assert batches(**options) == expected, f"{worker_count} workers of the pool"

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import DataLoader as TorchDataLoader
 
 import penstock
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 from penstock.errors import PoolWarning
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ class Numbered(Dataset[torch.Tensor]):
 
 def beside(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
     return DataLoader(
-        dataset, pool=pool.endpoint, num_workers=1, code_paths=[CODE], timeout=60, **options
+        dataset, pool=Pool(pool.endpoint, code_paths=[CODE]), num_workers=1, timeout=60, **options
     )
 
 

@@ -37,7 +37,7 @@ from pool_datasets import CODE
 from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
 from test_pool_worker import wait_until_dead, wait_until_draining
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 from penstock.errors import PenstockError, PoolWarning, WorkerError
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,9 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
     given = {"batch_size": None, "timeout": 60, **options}
-    return DataLoader(dataset, pool=pool.endpoint, code_paths=[CODE], **given)
+    trusts = given.pop("trust_workers", False)
+    of_pool = Pool(pool.endpoint, code_paths=[CODE], trust_workers=trusts)
+    return DataLoader(dataset, pool=of_pool, **given)
 
 
 def expect_served(pool: PoolProcesses, count: int = 6) -> None:

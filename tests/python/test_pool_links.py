@@ -34,7 +34,7 @@ from tcp_proxy import (
     open_proxy,
 )
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 from penstock.errors import PoolWarning
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ class Links:
 
     def loader(self, dataset: Any, **options: Any) -> DataLoader[Any]:
         return DataLoader(
-            dataset, pool=self.pool.endpoint, code_paths=[CODE], timeout=30, **options
+            dataset, pool=Pool(self.pool.endpoint, code_paths=[CODE]), timeout=30, **options
         )
 
 
@@ -231,7 +231,7 @@ def test_a_changed_piece_is_told_of_and_no_part_of_a_batch(links: Links) -> None
 @pytest.mark.long
 def test_a_data_port_that_nobody_can_reach_is_named(pool: PoolProcesses, dead_end: str) -> None:
     pool.start_worker("--bind", "tcp://127.0.0.1:0", "--data-advertise", dead_end).served()
-    options: dict[str, Any] = {"batch_size": 4, "pool": pool.endpoint, "code_paths": [CODE]}
+    options: dict[str, Any] = {"batch_size": 4, "pool": Pool(pool.endpoint, code_paths=[CODE])}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PoolWarning)
         said = time_out(DataLoader(Augmented(40), timeout=12, **options))
@@ -267,7 +267,7 @@ def test_a_worker_that_nobody_can_reach(pool: PoolProcesses, dead_end: str) -> N
     it."""
     dead = pool.start_worker("--bind", "tcp://127.0.0.1:0", "--advertise", dead_end)
     named = f"worker {dead.served()[0][0]} has not answered at {dead_end}; check that this machine"
-    options: dict[str, Any] = {"batch_size": 4, "pool": pool.endpoint, "code_paths": [CODE]}
+    options: dict[str, Any] = {"batch_size": 4, "pool": Pool(pool.endpoint, code_paths=[CODE])}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PoolWarning)
         said = time_out(DataLoader(Augmented(40), timeout=8, **options))
@@ -292,7 +292,9 @@ def test_workers_start_again_while_a_trainer_waits(pool: PoolProcesses) -> None:
     dataset = Augmented(200)
     expected = expected_digests(dataset, batch_size=4)
     torch.manual_seed(7)
-    loader = DataLoader(dataset, batch_size=4, pool=pool.endpoint, code_paths=[CODE], timeout=60)
+    loader = DataLoader(
+        dataset, batch_size=4, pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60
+    )
     batches = iter(loader)
     found = digests(itertools.islice(batches, 5))
     assert first.end(signal.SIGTERM) == 0

@@ -13,7 +13,7 @@ from pool_datasets import CODE, Tokens
 from pool_processes import PoolProcesses, pool_of
 from tcp_proxy import TcpProxy, open_proxy
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,9 @@ def test_a_slow_link_is_given_fewer_bytes(pool: PoolProcesses, to_pieces: TcpPro
     to_pieces.limit(SLOW)
     options: dict[str, Any] = {"batch_size": 32, "shuffle": True}
     expected = batches_of(DataLoader(Tokens(1600), seeding="batch", **options))
-    loader = DataLoader(Tokens(1600), pool=pool.endpoint, code_paths=[CODE], timeout=60, **options)
+    loader = DataLoader(
+        Tokens(1600), pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60, **options
+    )
     expect_same(batches_of(loader), expected)
     plain_bytes = sum(value.nbytes for batch in expected for value in batch.values())
     # ids to an eighth, bools too, weights to a quarter at most, 32 rows of users to 4; the first
@@ -73,5 +75,7 @@ def test_batches_that_are_kept_stay_as_they_are(pool: PoolProcesses, to_pieces: 
     torch.manual_seed(5)
     expected = list(DataLoader(Tokens(1600), seeding="batch", **options))
     torch.manual_seed(5)
-    loader = DataLoader(Tokens(1600), pool=pool.endpoint, code_paths=[CODE], timeout=60, **options)
+    loader = DataLoader(
+        Tokens(1600), pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60, **options
+    )
     expect_same(list(loader), expected)

@@ -235,9 +235,10 @@ def test_the_ranks_of_torchrun_share_the_pool(programs: Programs) -> None:
     import os
     import torch.distributed
     from torch.utils.data import DataLoader
+    from penstock import Ranks
 
     torch.distributed.init_process_group("gloo")
-    loader = DataLoader(range(8), batch_size=2, num_workers=1, shard_by_rank=True)
+    loader = DataLoader(range(8), batch_size=2, num_workers=1, ranks=Ranks())
     total = sum(batch.sum() for batch in loader)
     torch.distributed.all_reduce(total)
     print(f"{int(total)} {loader.stats().iterator} {os.environ['PENSTOCK_POOL']}", flush=True)

@@ -15,7 +15,7 @@ from pool_processes import PoolProcesses, pool_of
 from torch import nn
 
 import penstock
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +60,8 @@ def test_an_offloaded_model_trains_to_the_bit_with_a_pool(pool: PoolProcesses) -
     pool.start_worker(processes=2)
     options: dict[str, Any] = {"batch_size": 16, "shuffle": True}
     expected = losses_of(DataLoader(Images(256), seeding="batch", **options), is_offloaded=False)
-    loader = DataLoader(Images(256), pool=pool.endpoint, code_paths=[CODE], timeout=60, **options)
+    loader = DataLoader(
+        Images(256), pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60, **options
+    )
     assert losses_of(loader, is_offloaded=True) == expected
     assert loader.stats().boundary_batches > 16

@@ -43,7 +43,7 @@ from raw_zeromq import (
     worker_report,
 )
 
-from penstock import DataLoader, _pool
+from penstock import DataLoader, Pool, _pool
 from penstock.cli.command_line import main
 from penstock.errors import PenstockError
 from penstock.pool.pool_status import PoolStatus, status_text
@@ -100,8 +100,9 @@ class KeyedPool(PoolProcesses):
 
     def loader(self, keys: Path | None, **options: Any) -> DataLoader[Any]:
         dataset = Augmented(8)
-        options = {"batch_size": 4, "timeout": 30, "code_paths": [CODE], **options}
-        return DataLoader(dataset, pool=self.endpoint, keys=keys, **options)
+        options = {"batch_size": 4, "timeout": 30, **options}
+        pool = Pool(self.endpoint, keys=keys, code_paths=[CODE])
+        return DataLoader(dataset, pool=pool, **options)
 
     def expect_served(self) -> None:
         """Assert that a trainer and an operator with the right keys get the answers that they ask
@@ -194,8 +195,10 @@ def test_a_user_trains_with_keys_of_their_own_and_can_do_nothing_else(tmp_path: 
         terms.write_text('{"users": {"ann": {"quota": 1}}}')
         pool.start_controller("--keys", str(keys), "--terms", str(terms))
         pool.start_worker("--keys", str(keys), processes=2)
-        options: dict[str, Any] = {"batch_size": 4, "timeout": 30, "code_paths": [CODE]}
-        loader = DataLoader(Augmented(400), pool=pool.endpoint, keys=str(anns), **options)
+        options: dict[str, Any] = {"batch_size": 4, "timeout": 30}
+        loader = DataLoader(
+            Augmented(400), pool=Pool(pool.endpoint, keys=str(anns), code_paths=[CODE]), **options
+        )
         batches = iter(loader)
         next(batches)
         status = json.loads(_pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX))
@@ -233,8 +236,12 @@ def test_who_knows_a_trainers_id_cannot_take_its_place(tmp_path: Path) -> None:
         pool.start_controller("--keys", str(keys))
         worker = pool.start_worker("--keys", str(keys))
         ((_, worker_endpoint, _),) = worker.served()
-        options: dict[str, Any] = {"batch_size": 4, "timeout": 30, "code_paths": [CODE]}
-        loader = DataLoader(Augmented(400), pool=pool.endpoint, keys=str(folders["ben"]), **options)
+        options: dict[str, Any] = {"batch_size": 4, "timeout": 30}
+        loader = DataLoader(
+            Augmented(400),
+            pool=Pool(pool.endpoint, keys=str(folders["ben"]), code_paths=[CODE]),
+            **options,
+        )
         batches = iter(loader)
         next(batches)
         status = json.loads(_pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX))
@@ -278,9 +285,12 @@ def test_own_workers_know_a_trainer_by_the_key_that_it_shows_them(
     try:
         _pool.make_key_folder(str(keys))
         pool.start_controller("--keys", str(keys))  # which has no workers
-        options: dict[str, Any] = {"batch_size": 4, "timeout": 30, "code_paths": [CODE]}
+        options: dict[str, Any] = {"batch_size": 4, "timeout": 30}
         loader = DataLoader(
-            Augmented(8), pool=pool.endpoint, keys=str(keys), num_workers=1, **options
+            Augmented(8),
+            pool=Pool(pool.endpoint, keys=str(keys), code_paths=[CODE]),
+            num_workers=1,
+            **options,
         )
         assert [len(batch["index"]) for batch in loader] == [4, 4]
     finally:
@@ -311,8 +321,10 @@ def test_workers_serve_nobody_whom_the_controller_gives_none(tmp_path: Path) -> 
                 (answer,) = greetings.receive()
                 assert (answer[:4], answer[6]) == (b"PNT1", 2)  # refused
                 assert b"the pool's controller has not assigned it to this trainer yet" in answer
-            options: dict[str, Any] = {"batch_size": 4, "timeout": 30, "code_paths": [CODE]}
-            loader = DataLoader(Augmented(8), pool=pool.endpoint, keys=str(keys), **options)
+            options: dict[str, Any] = {"batch_size": 4, "timeout": 30}
+            loader = DataLoader(
+                Augmented(8), pool=Pool(pool.endpoint, keys=str(keys), code_paths=[CODE]), **options
+            )
             assert [len(batch["index"]) for batch in loader] == [4, 4]
     finally:
         pool.close()
@@ -325,10 +337,14 @@ def test_a_user_whose_key_is_deleted_is_out_and_a_new_one_is_let_in(tmp_path: Pa
     pool = PoolProcesses(tmp_path)
     keys = tmp_path / "keys"
     folders = {user: tmp_path / f"of {user}" for user in ("ann", "ben", "cid")}
-    options: dict[str, Any] = {"batch_size": 4, "timeout": 30, "code_paths": [CODE]}
+    options: dict[str, Any] = {"batch_size": 4, "timeout": 30}
 
     def loader(user: str) -> DataLoader[Any]:
-        return DataLoader(Augmented(40), pool=pool.endpoint, keys=str(folders[user]), **options)
+        return DataLoader(
+            Augmented(40),
+            pool=Pool(pool.endpoint, keys=str(folders[user]), code_paths=[CODE]),
+            **options,
+        )
 
     try:
         _pool.make_key_folder(str(keys))
@@ -365,7 +381,7 @@ def test_a_machine_whose_key_is_deleted_is_out_and_others_make_its_batches(tmp_p
     pool = PoolProcesses(tmp_path)
     keys = tmp_path / "keys"
     folders = {machine: tmp_path / f"of {machine}" for machine in ("beta", "gamma")}
-    options: dict[str, Any] = {"batch_size": 2, "timeout": 60, "code_paths": [CODE]}
+    options: dict[str, Any] = {"batch_size": 2, "timeout": 60}
     torch.manual_seed(7)
     expected = digests(DataLoader(Augmented(1600), seeding="batch", batch_size=2))
 
@@ -384,7 +400,11 @@ def test_a_machine_whose_key_is_deleted_is_out_and_others_make_its_batches(tmp_p
         workers = {one: pool.start_worker("--keys", str(folders[one])) for one in folders}
         dataset = Augmented(1600, seconds=0.02)  # so that both are useful
         torch.manual_seed(7)
-        batches = iter(DataLoader(dataset, pool=pool.endpoint, keys=str(keys), **options))
+        batches = iter(
+            DataLoader(
+                dataset, pool=Pool(pool.endpoint, keys=str(keys), code_paths=[CODE]), **options
+            )
+        )
         found: list[str] = []
 
         def train_until(is_over: Callable[[], bool]) -> None:
@@ -427,7 +447,7 @@ def test_keys_are_rotated_while_a_training_goes_on(tmp_path: Path) -> None:
     pool = PoolProcesses(tmp_path)
     keys = tmp_path / "keys"
     hosts = {host: tmp_path / f"{host}-host" for host in ("controller", "worker", "ann")}
-    options: dict[str, Any] = {"batch_size": 2, "timeout": 60, "code_paths": [CODE]}
+    options: dict[str, Any] = {"batch_size": 2, "timeout": 60}
     torch.manual_seed(7)
     expected = [*train(DataLoader(Augmented(10_000), seeding="batch", batch_size=2))]
 
@@ -445,7 +465,11 @@ def test_keys_are_rotated_while_a_training_goes_on(tmp_path: Path) -> None:
                 shutil.copy(path, hosts[host])
 
     def loader(folder: Path, count: int) -> DataLoader[Any]:
-        return DataLoader(Augmented(count), pool=pool.endpoint, keys=str(folder), **options)
+        return DataLoader(
+            Augmented(count),
+            pool=Pool(pool.endpoint, keys=str(folder), code_paths=[CODE]),
+            **options,
+        )
 
     try:
         manage(str(keys))
@@ -836,9 +860,9 @@ def test_a_user_with_more_connections_than_there_are_descriptors_keeps_nobody_ou
         controller = pool.start_controller("--keys", str(keys), within=within)
         worker = pool.start_worker("--keys", str(keys), processes=2, within=within)
         _, worker_endpoint, worker_pid = worker.served(2)[0]
-        options: dict[str, Any] = {"batch_size": 4, "timeout": 30, "code_paths": [CODE]}
-        pool_of_ann: dict[str, Any] = {"pool": pool.endpoint, "keys": str(folders["ann"])}
-        batches = iter(DataLoader(Augmented(400), **pool_of_ann, **options))
+        options: dict[str, Any] = {"batch_size": 4, "timeout": 30}
+        of_ann = Pool(pool.endpoint, keys=str(folders["ann"]), code_paths=[CODE])
+        batches = iter(DataLoader(Augmented(400), pool=of_ann, **options))
         next(batches)
         mallorys_id = run_id(folders["mallory"], "trainer")
         for endpoint, server, pid in (
@@ -859,7 +883,7 @@ def test_a_user_with_more_connections_than_there_are_descriptors_keeps_nobody_ou
                 begun = time.monotonic()
                 status = json.loads(_pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX))
                 assert {one["user"] for one in status["trainers"]} == {"ann"}
-                loader = DataLoader(Augmented(8), **pool_of_ann, **options)
+                loader = DataLoader(Augmented(8), pool=of_ann, **options)
                 assert [len(batch["index"]) for batch in loader] == [4, 4]
                 assert time.monotonic() - begun < SERVED_SECONDS_MAX
                 assert len(os.listdir(f"/proc/{pid}/fd")) < limit * 3 // 4

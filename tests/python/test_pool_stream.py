@@ -27,7 +27,7 @@ from pool_processes import PoolProcesses, clients, expect_clients, pool_of
 from torch.utils.data import Dataset
 
 import penstock
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 from penstock.errors import PoolWarning, WorkerError
 
 pytestmark = pytest.mark.slow
@@ -47,8 +47,11 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
     yield from pool_of(tmp_path, monkeypatch)
 
 
-def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
-    return DataLoader(dataset, pool=pool.endpoint, code_paths=[CODE], timeout=60, **options)
+def pooled(
+    pool: PoolProcesses, dataset: Any, trust_workers: bool = False, **options: Any
+) -> DataLoader[Any]:
+    of_pool = Pool(pool.endpoint, code_paths=[CODE], trust_workers=trust_workers)
+    return DataLoader(dataset, pool=of_pool, timeout=60, **options)
 
 
 def alone(dataset: Any, **options: Any) -> DataLoader[Any]:
@@ -450,7 +453,7 @@ def test_two_jobs_share_a_pool(steady_pool: PoolProcesses) -> None:
     [
         ({"seeding": "worker"}, "seeding='batch' is expected"),
         ({"pool": "localhost:7000"}, "tcp://host:7000"),
-        ({"code_paths": ["/not/there"]}, "which is not there"),
+        ({"pool": Pool("tcp://127.0.0.1:7000", code_paths=["/not/there"])}, "which is not there"),
         ({"prefetch_factor": 0}, "1 or more is expected"),
         ({"num_workers": "auto"}, "it is the pool that grows and shrinks"),
         ({"timeout": -1}, "seconds, or 0"),

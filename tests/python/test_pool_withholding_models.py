@@ -25,7 +25,7 @@ from pool_training import (
 )
 
 import penstock
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -297,7 +297,11 @@ def test_a_loader_without_workers_is_cut_where_a_pool_is_there(
     monkeypatch.setenv("PENSTOCK_POOL", pool.endpoint)
     pool.start_worker()
     loader = DataLoader(
-        Pictures(200), batch_size=8, shuffle=True, seeding="batch", code_paths=[CODE]
+        Pictures(200),
+        batch_size=8,
+        shuffle=True,
+        seeding="batch",
+        pool=Pool(None, code_paths=[CODE]),
     )
     assert loader.num_workers == 0
     assert losses_of(loader, plain_step, is_offloaded=True) == wanted

@@ -20,7 +20,7 @@ from pool_datasets import CODE, digests
 from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
 from torch.utils.data import Dataset, TensorDataset
 
-from penstock import DataLoader, _pool
+from penstock import DataLoader, Pool, _pool
 from penstock.cli.command_line import main
 from penstock.pool.pool_status import name_of
 from penstock.pool.worker_spec import WorkerAddress, worker_addresses
@@ -251,7 +251,7 @@ def test_a_worker_that_is_drained_finishes_what_it_makes(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
     worker = pool.start_worker()
-    loader = DataLoader(Blocking(tmp_path), pool=pool.endpoint, code_paths=[CODE], timeout=60)
+    loader = DataLoader(Blocking(tmp_path), pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60)
     batches = iter(loader)
     assert int(next(batches)) == 0
     pid = wait_for_block(tmp_path)
@@ -268,7 +268,7 @@ def test_a_worker_that_is_drained_finishes_what_it_makes(
 @pytest.mark.long
 def test_a_second_signal_ends_a_worker_at_once(pool: PoolProcesses, tmp_path: Path) -> None:
     worker = pool.start_worker()
-    loader = DataLoader(Blocking(tmp_path), pool=pool.endpoint, code_paths=[CODE], timeout=60)
+    loader = DataLoader(Blocking(tmp_path), pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60)
     batches = iter(loader)
     assert int(next(batches)) == 0
     pid = wait_for_block(tmp_path)

@@ -36,7 +36,7 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 import penstock
-from penstock import DataLoader
+from penstock import DataLoader, Pool, Ranks
 
 pytestmark = pytest.mark.slow
 
@@ -204,7 +204,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "persistent": {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4},
     "seeded": {"num_workers": 1, "seeding": "batch", "shuffle": True, "timeout": 60},
     "threads": {"num_workers": 1, "fetch_threads": 3, "prefetch_bytes": MIB, "in_order": False},
-    "rank": {"num_workers": 1, "shard_by_rank": True, "rank": 1, "world_size": 2, "shuffle": True},
+    "rank": {"num_workers": 1, "ranks": Ranks(rank=1, world_size=2), "shuffle": True},
 }
 
 
@@ -315,9 +315,7 @@ LONG_EPOCHS: dict[str, dict[str, Any]] = {
     "seeded samples": {"num_workers": 1, "seeding": "sample", "shuffle": True},
     "rank": {
         "num_workers": 1,
-        "shard_by_rank": True,
-        "rank": 0,
-        "world_size": 2,
+        "ranks": Ranks(rank=0, world_size=2),
         "shuffle": True,
         "generator": torch.Generator(),
         "snapshot_every_n_steps": 100,
@@ -532,8 +530,7 @@ def test_batches_of_a_long_epoch_from_a_pool_add_nothing(
         batch_size=2,
         shuffle=True,
         collate_fn=deque if trust_workers else None,
-        trust_workers=trust_workers,
-        pool=pool.endpoint,
+        pool=Pool(pool.endpoint, trust_workers=trust_workers),
         timeout=60,
         snapshot_every_n_steps=10,
     )

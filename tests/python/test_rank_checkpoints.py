@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loader with ``shard_by_rank`` in the checkpoints of torch.distributed.checkpoint (DCP)."""
+"""A loader with ``ranks=Ranks()`` in the checkpoints of torch.distributed.checkpoint (DCP)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import Dataset, TensorDataset
 from torchrun_jobs import wait_until_gone
 
-from penstock import DataLoader, MixtureSampler
+from penstock import DataLoader, MixtureSampler, Ranks
 
 PROGRAM = Path(__file__).with_name("rank_checkpoints.py")
 COUNT = 40
@@ -65,7 +65,7 @@ def make_loader(kind: str) -> Any:
     dataset: Any = Remembering() if kind == "dataset" else TensorDataset(torch.arange(COUNT))
     if kind == "mixture":
         options = {"sampler": MixtureSampler([20, 20], [1, 2], when_exhausted="leave_out")}
-    return DataLoader(dataset, shard_by_rank=True, global_batch_size=4, **options)
+    return DataLoader(dataset, ranks=Ranks(global_batch_size=4), **options)
 
 
 @pytest.mark.filterwarnings("ignore")

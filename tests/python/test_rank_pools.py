@@ -18,7 +18,7 @@ from rank_pool_job import STEP_SIZE, Slow
 from torch.utils.data import TensorDataset
 
 import penstock
-from penstock import DataLoader
+from penstock import DataLoader, Ranks
 from penstock.errors import RankError
 
 Start = Callable[..., GlooRanks]
@@ -117,10 +117,7 @@ def expected_steps(rank: int, world_size: int, count: int) -> list[Any]:
     loader = DataLoader(
         Slow(0),
         shuffle=True,
-        shard_by_rank=True,
-        rank=rank,
-        world_size=world_size,
-        global_batch_size=STEP_SIZE,
+        ranks=Ranks(rank=rank, world_size=world_size, global_batch_size=STEP_SIZE),
     )
     return [
         [indices.tolist(), points.tolist()] for indices, points in itertools.islice(loader, count)

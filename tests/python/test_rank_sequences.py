@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random lives of jobs with ``shard_by_rank``: their ranks are killed at any step and resume from a
+"""Random lives of jobs with ``ranks=Ranks()``: their ranks are killed at any step and resume from a
 state at another number of ranks, without processes. Every sample is accounted for.
 
 The oracle is the order of the job's epochs, read by one rank without an interruption.
@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from penstock import DataLoader
+from penstock import DataLoader, Ranks
 
 RANKS_MAX = 8
 
@@ -66,7 +66,9 @@ class Job:
         (whole,) = self.loaders(1, batch_size=1)
         self.orders = [[int(batch) for batch in whole] for _ in range(self.epoch_count)]
 
-    def loaders(self, world_size: int, **sizes: Any) -> list[Any]:
+    def loaders(
+        self, world_size: int, batch_size: int = 1, global_batch_size: int | None = None
+    ) -> list[Any]:
         def generator() -> Any:
             return None if self.seed is None else torch.Generator().manual_seed(self.seed)
 
@@ -75,11 +77,13 @@ class Job:
                 Indices(self.count),
                 shuffle=self.shuffle,
                 generator=generator(),
-                shard_by_rank=True,
-                rank=rank,
-                world_size=world_size,
-                remainder=self.remainder,  # type: ignore[arg-type]
-                **sizes,
+                batch_size=batch_size,
+                ranks=Ranks(
+                    rank,
+                    world_size,
+                    global_batch_size=global_batch_size,
+                    remainder=self.remainder,  # type: ignore[arg-type]
+                ),
             )
             for rank in range(world_size)
         ]
@@ -202,21 +206,17 @@ def test_ranks_have_equally_many_steps_where_samples_do_not_divide(
         world_size = chooser.randrange(2, 9)
         count = chooser.randrange(1, 200)
         remainder: Any = chooser.choice(["pad", "drop", "uneven"])
-        size = chooser.randrange(1, 9)
-        sizes: dict[str, Any] = {"batch_size": size}
+        size, whole = chooser.randrange(1, 9), None
         step_size = size * world_size
         if chooser.random() < 0.5:
             step_size += chooser.randrange(world_size) if remainder == "uneven" else 0
-            sizes = {"global_batch_size": step_size}
+            size, whole = 1, step_size
         ranks = [
             DataLoader(
                 Indices(count),
+                batch_size=size,
                 shuffle=True,
-                shard_by_rank=True,
-                rank=rank,
-                world_size=world_size,
-                remainder=remainder,
-                **sizes,
+                ranks=Ranks(rank, world_size, global_batch_size=whole, remainder=remainder),
             )
             for rank in range(world_size)
         ]

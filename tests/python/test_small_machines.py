@@ -19,7 +19,7 @@ from pool_datasets import CODE
 from pool_processes import PoolProcesses, Process, pool_of
 from torch.utils.data import Dataset
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 from penstock.errors import PenstockError, PoolWarning
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,9 @@ def small_shared_memory() -> tuple[str, ...]:
 
 
 def pooled(pool: PoolProcesses, dataset: Any) -> DataLoader[Any]:
-    return DataLoader(dataset, batch_size=None, pool=pool.endpoint, code_paths=[CODE], timeout=60)
+    return DataLoader(
+        dataset, batch_size=None, pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60
+    )
 
 
 class Large(Dataset[torch.Tensor]):

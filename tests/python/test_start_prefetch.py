@@ -39,7 +39,7 @@ from resumed_streams import (
 from torch.utils.data import Dataset, DistributedSampler
 
 import penstock
-from penstock import DataLoader, MixtureSampler
+from penstock import DataLoader, MixtureSampler, Pool, Ranks
 from penstock.errors import UnsupportedError
 
 Make = Callable[..., Any]
@@ -98,14 +98,7 @@ MADE: dict[str, Make] = {
     ),
     "auto": lambda **o: DataLoader(Augmented(), 4, num_workers="auto", seeding="batch", **o),
     "rank": lambda **o: DataLoader(
-        Augmented(),
-        shuffle=True,
-        num_workers=2,
-        shard_by_rank=True,
-        rank=1,
-        world_size=2,
-        global_batch_size=8,
-        **o,
+        Augmented(), shuffle=True, num_workers=2, ranks=Ranks(1, 2, global_batch_size=8), **o
     ),
 }  # fmt: skip
 
@@ -220,7 +213,7 @@ def test_a_pool_makes_batches_before_iter(pool: PoolProcesses, tmp_path: Path) -
     pipe = os.open(tmp_path / "pipe", os.O_RDWR)
     try:
         dataset = TellingByPipe(tmp_path / "pipe")
-        loader = DataLoader(dataset, 2, pool=pool.endpoint, code_paths=[CODE], timeout=60)
+        loader = DataLoader(dataset, 2, pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60)
         loader.start_prefetch()
         for _ in range(4):
             assert select.select([pipe], [], [], WAIT_S_MAX)[0]
@@ -237,8 +230,8 @@ def test_a_pools_stream_is_that_of_iter_in_its_place(pool: PoolProcesses, persis
     pool.start_worker(processes=2)
 
     def make() -> Any:
-        options: dict[str, Any] = {"persistent_workers": persistent, "code_paths": [CODE]}
-        return DataLoader(Augmented(), 4, shuffle=True, pool=pool.endpoint, **options)
+        of_pool = Pool(pool.endpoint, code_paths=[CODE])
+        return DataLoader(Augmented(), 4, shuffle=True, pool=of_pool, persistent_workers=persistent)
 
     assert streams(begun(make, True)) == streams(begun(make, False))
     state = state_after(make, 2)

@@ -35,7 +35,7 @@ from resumed_streams import (
 from stream_oracle import describe, error_of
 from torch.utils.data import Dataset, TensorDataset
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 
 FREE: dict[str, Any] = {"in_order": False}
 
@@ -323,7 +323,7 @@ def test_a_pools_batches_come_once_and_to_the_bit(
 ) -> None:
     for pool in pool_of(tmp_path, monkeypatch):
         pool.start_worker(processes=2)
-        workers = {"pool": pool.endpoint, "code_paths": [CODE], "timeout": 60}
+        workers = {"pool": Pool(pool.endpoint, code_paths=[CODE]), "timeout": 60}
         for options in (
             {"dataset": Uneven(5), "shuffle": True},
             {"dataset": Shards(), "shards": 3},

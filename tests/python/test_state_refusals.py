@@ -11,7 +11,7 @@ from stream_oracle import error_of
 from torch.utils.data import BatchSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from penstock import DataLoader
+from penstock import DataLoader, Ranks
 from penstock.errors import UnsupportedError
 
 
@@ -67,9 +67,7 @@ def test_what_is_no_state_of_ours_is_refused() -> None:
     ("loader", "words"),
     [
         (
-            DataLoader(
-                Counted(), num_workers=2, in_order=False, shard_by_rank=True, rank=0, world_size=1
-            ),
+            DataLoader(Counted(), num_workers=2, in_order=False, ranks=Ranks(rank=0, world_size=1)),
             "set in_order=True",
         ),
         (DataLoader(IterableWrapper(range(3))), "the dataset is a datapipe"),

@@ -18,7 +18,7 @@ from pool_datasets import CODE
 from pool_processes import SECONDS_MAX, PoolProcesses, Process, Worker, pool_of
 from test_pool_worker import reported
 
-from penstock import DataLoader, _pool
+from penstock import DataLoader, Pool, _pool
 from penstock.pool.pool_status import PoolStatus, status_text
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 def pooled(pool: PoolProcesses, dataset: Any, timeout: float = 60) -> DataLoader[Any]:
     return DataLoader(
-        dataset, pool=pool.endpoint, code_paths=[CODE], batch_size=None, timeout=timeout
+        dataset, pool=Pool(pool.endpoint, code_paths=[CODE]), batch_size=None, timeout=timeout
     )
 
 
@@ -49,12 +49,12 @@ TRAINER = """
 import sys
 from pathlib import Path
 from ending_datasets import Hanging
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 from pool_datasets import CODE
 
 endpoint, how, folder = sys.argv[1:]
 dataset = Hanging(how, Path(folder))
-batches = iter(DataLoader(dataset, pool=endpoint, code_paths=[CODE], batch_size=None))
+batches = iter(DataLoader(dataset, pool=Pool(endpoint, code_paths=[CODE]), batch_size=None))
 print([next(batches) for _ in range(3)], flush=True)
 next(batches)
 """

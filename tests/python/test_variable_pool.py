@@ -20,7 +20,7 @@ from pool_datasets import CODE, Augmented, Shards, digests
 from pool_processes import PoolProcesses, pool_of
 from torch.utils.data import Dataset, IterDataPipe
 
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 from penstock.errors import PoolWarning, UnsentBatchError
 
 NOWHERE = "tcp://127.0.0.1:9"  # without a listener
@@ -141,7 +141,7 @@ def test_a_loader_without_workers_has_from_the_pool_what_it_would_make_itself(
     monkeypatch.setenv("PENSTOCK_POOL", pool.endpoint)
     pool.start_worker()
     torch.manual_seed(7)
-    served = DataLoader(Augmented(24), code_paths=[CODE], **options)
+    served = DataLoader(Augmented(24), pool=Pool(None, code_paths=[CODE]), **options)
     assert [digests(served), digests(served)] == expected
     assert torch.rand(3).tolist() == drawn
     assert served.stats().iterator == "pool"
@@ -157,7 +157,7 @@ def test_a_loader_without_workers_makes_what_the_pool_does_not_send(
     torch.manual_seed(7)
     expected = digests(DataLoader(Augmented(12), pool="", **options))
     torch.manual_seed(7)
-    loader = DataLoader(Augmented(12), code_paths=[CODE], **options)
+    loader = DataLoader(Augmented(12), pool=Pool(None, code_paths=[CODE]), **options)
     with pytest.warns(PoolWarning, match=r"names.* come from this process: .*OrderedD"):
         assert digests(loader) == expected
 
@@ -230,7 +230,7 @@ def test_the_dataset_of_a_loader_that_the_pool_serves_is_pickled_once_for_its_fi
     variable: str, tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes"
-    loader = DataLoader(NotesPickles(notes), num_workers=1, code_paths=[CODE])
+    loader = DataLoader(NotesPickles(notes), num_workers=1, pool=Pool(None, code_paths=[CODE]))
     assert len(list(loader)) == 4
     assert notes.read_text() == "x"
 
@@ -302,7 +302,7 @@ def test_batches_that_a_pool_does_not_send_are_made_by_the_workers_that_the_prog
     expected = [digests(alone), digests(alone)]
     drawn = torch.rand(3).tolist()
     torch.manual_seed(7)
-    served = loader(code_paths=[CODE])
+    served = loader(pool=Pool(None, code_paths=[CODE]))
     assert served.pool == variable
     if case == "prefetch":
         served.start_prefetch()
@@ -320,7 +320,7 @@ def test_batches_that_a_pool_does_not_send_are_made_by_the_workers_that_the_prog
 @pytest.mark.usefixtures("_folder_of_workers")
 def test_a_loader_that_asks_for_a_pool_itself_raises_what_its_workers_do_not_send() -> None:
     loader = DataLoader(
-        Augmented(4), num_workers=1, pool=NOWHERE, collate_fn=ordered, code_paths=[CODE]
+        Augmented(4), num_workers=1, pool=Pool(NOWHERE, code_paths=[CODE]), collate_fn=ordered
     )
     with pytest.raises(UnsentBatchError, match=r"(?s)OrderedDict.*trust_workers=True") as caught:
         next(iter(loader))
@@ -330,7 +330,10 @@ def test_a_loader_that_asks_for_a_pool_itself_raises_what_its_workers_do_not_sen
 @pytest.mark.slow
 def test_a_later_batch_that_is_not_sent_names_the_variable_and_the_way_out(variable: str) -> None:
     loader = DataLoader(
-        Augmented(4), num_workers=1, collate_fn=ordered_from_the_third_on, code_paths=[CODE]
+        Augmented(4),
+        num_workers=1,
+        collate_fn=ordered_from_the_third_on,
+        pool=Pool(None, code_paths=[CODE]),
     )
     batches = iter(loader)
     next(batches), next(batches)
@@ -347,7 +350,7 @@ def test_a_state_of_a_loader_that_was_left_out_for_its_batches_resumes_it(variab
             shuffle=True,
             collate_fn=ordered,
             multiprocessing_context="fork",
-            code_paths=[CODE],
+            pool=Pool(None, code_paths=[CODE]),
         )
 
     left_out = loader()
@@ -385,7 +388,11 @@ def test_messages_name_the_variable_and_the_way_out(
     words = r'(?s)variable PENSTOCK_POOL names.*pool=""'
     worker = pool.start_worker()
     monkeypatch.setenv("PENSTOCK_POOL", pool.endpoint)
-    options: dict[str, Any] = {"num_workers": 1, "timeout": 60, "code_paths": [CODE]}
+    options: dict[str, Any] = {
+        "num_workers": 1,
+        "timeout": 60,
+        "pool": Pool(None, code_paths=[CODE]),
+    }
     assert len(list(DataLoader(Augmented(4), **options))) == 4
     monkeypatch.setenv("PENSTOCK_KEYS", str(pool.folder / "none"))
     with pytest.raises(Exception, match=words):

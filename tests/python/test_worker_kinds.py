@@ -18,7 +18,7 @@ from pool_processes import PoolProcesses, pool_of
 from torch import nn
 
 import penstock
-from penstock import _C, DataLoader
+from penstock import _C, DataLoader, Pool
 from penstock.errors import PoolWarning
 from penstock.pool.pool_status import PoolStatus, name_of, status_text
 
@@ -75,7 +75,7 @@ def test_a_worker_of_another_kind_changes_no_loss(pool: PoolProcesses) -> None:
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True}
     dataset = Images(8 * STEPS)
     expected = losses_of(DataLoader(dataset, seeding="batch", **options), is_offloaded=False)
-    loader = DataLoader(dataset, pool=pool.endpoint, code_paths=[CODE], timeout=60, **options)
+    loader = DataLoader(dataset, pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60, **options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         losses = losses_of(loader, is_offloaded=True)
@@ -98,7 +98,9 @@ def test_a_worker_of_another_kind_changes_no_loss(pool: PoolProcesses) -> None:
 def test_status_shows_which_worker_of_a_pool_is_of_another_kind(pool: PoolProcesses) -> None:
     pool.start_worker()
     other = pool.start_worker(environment=OTHER_KIND)
-    loader = DataLoader(Images(64), pool=pool.endpoint, code_paths=[CODE], timeout=60, batch_size=8)
+    loader = DataLoader(
+        Images(64), pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60, batch_size=8
+    )
     batches = iter(loader)
     next(batches)
     deadline = time.monotonic() + 60
@@ -131,7 +133,7 @@ def test_a_dataset_that_two_kinds_of_workers_compute_differently_is_told_once(
     pool.start_worker()
     pool.start_worker(environment=OTHER_KIND)
     loader = DataLoader(
-        Logarithms(200), pool=pool.endpoint, code_paths=[CODE], timeout=60, batch_size=4
+        Logarithms(200), pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60, batch_size=4
     )
     told: list[str] = []
     with warnings.catch_warnings(record=True) as caught:

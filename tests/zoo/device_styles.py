@@ -412,7 +412,8 @@ def _loader(style: Style, way: str, device: str, endpoint: str, *, is_training: 
     elif way == "followed":
         own["device"] = "auto"
     if endpoint:
-        own |= {"pool": endpoint, "seeding": "batch", "code_paths": CODE, "timeout": 60}
+        pool = penstock.Pool(endpoint, code_paths=CODE)
+        own |= {"pool": pool, "seeding": "batch", "timeout": 60}
     else:
         own["num_workers"] = 2
     return penstock.DataLoader(style.make_dataset(), **options, **own)

@@ -24,7 +24,7 @@ from pool_processes import PoolProcesses, pool_of
 from torch import nn
 
 import penstock
-from penstock import DataLoader
+from penstock import DataLoader, Pool
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 DEVICE = "simgpu:0"
@@ -131,7 +131,7 @@ def trained_by(
 ) -> tuple[Training, Training]:
     """The plain program, and the one that the pool serves."""
     environment = {"XDG_RUNTIME_DIR": pool.environment["XDG_RUNTIME_DIR"]}
-    options = {"pool": pool.endpoint, "code_paths": [CODE], "timeout": 60, **options}
+    options = {"pool": Pool(pool.endpoint, code_paths=[CODE]), "timeout": 60, **options}
     plain = run_on_simgpu(train, step, environment, backend)
     offloaded = run_on_simgpu(train, step, environment, backend, **options)
     return plain, offloaded
