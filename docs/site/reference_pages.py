@@ -19,6 +19,7 @@ RESULTS = (
     "LoaderReport",
     "StepTimes",
     "WorkerTimes",
+    "SkippedSample",
     "SlowSample",
     "EpochEnd",
     "WorkerChoice",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.grouped_arguments import Pool, Ranks
     from penstock.loader.rank_states import merge_states
+    from penstock.loader.skipped_samples import SkippedSample
     from penstock.loader.stats import LoaderReport, LoaderStats
     from penstock.loader.step_times import SlowSample, StepTimes, WorkerTimes
     from penstock.loader.variable_pool import announce_pool
@@ -70,6 +71,7 @@ __all__ = [
     "Ranks",
     "SharedList",
     "SharedMemoryError",
+    "SkippedSample",
     "SlowSample",
     "StateUnsupportedError",
     "StepTimes",
@@ -106,6 +108,7 @@ _HOMES = {
     "Pool": "penstock.loader.grouped_arguments",
     "Ranks": "penstock.loader.grouped_arguments",
     "SharedList": "penstock.worker.shared_list",
+    "SkippedSample": "penstock.loader.skipped_samples",
     "SlowSample": "penstock.loader.step_times",
     "StepTimes": "penstock.loader.step_times",
     "StepTrace": "penstock.observing.step_trace",

@@ -36,6 +36,37 @@ class Augmented(Dataset[dict[str, Any]]):
         return {"index": index, "x": noise + index, "name": f"sample {index}"}
 
 
+class Corrupt(Dataset[Any]):
+    """Samples that draw from all three global generators, and then raise for some indices."""
+
+    def __init__(self, count: int, bad: Iterable[int]) -> None:
+        self.count = count
+        self.bad = frozenset(bad)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        drawn = [torch.rand(()).item(), random.random(), float(np.random.rand())]
+        self.check(index)
+        return index, torch.tensor(drawn, dtype=torch.float64)
+
+    def check(self, index: int) -> None:
+        if index in self.bad:
+            raise LookupError(f"no sample {index}")
+
+
+class CorruptBatches(Corrupt):
+    """Indices, read by the batch."""
+
+    def __getitem__(self, index: int) -> Any:
+        self.check(index)
+        return index
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
 class Images(Dataset[tuple[torch.Tensor, int]]):
     """Images as bytes, with their classes."""
 

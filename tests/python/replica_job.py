@@ -6,7 +6,8 @@
 Each rank appends a line of JSON per step to FOLDER/rank-R: the epoch, the indices and a digest of
 the batch. Each sample that is made appends its index to FOLDER/made. "workers" are the leader's
 local workers. "epochs" are the numbers of steps after which each epoch is left. "fail" is an index
-whose sample raises. Other keys are explained where they are read.
+whose sample raises, and with "on_error" the last lines are the skipped samples. Other keys are
+explained where they are read.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def loader_of(
         num_workers=given.get("workers", 0),
         ranks=Ranks(rank=group, world_size=len(given["groups"]), replica_group=ranks),
         pool=given.get("pool"),
+        on_error=given.get("on_error", "raise"),
     )
 
 
@@ -88,6 +90,8 @@ def main() -> None:
                 file.write(json.dumps(line) + "\n")
                 if step + 1 == steps:
                     break
+        for sample in loader.skipped:
+            file.write(json.dumps([sample.index, sample.batch, sample.times]) + "\n")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -14,6 +14,7 @@ import pytest
 
 import penstock
 from penstock.graph.plan_record import CutTotals, PlannedCall, PlannedEdge, RunningPrice
+from penstock.loader.skipped_samples import SkippedSample
 from penstock.loader.stats import LoaderReport, LoaderStats
 from penstock.loader.step_times import SlowSample, StepTimes, WorkerTimes
 from penstock.ranks.steps import EpochEnd
@@ -32,6 +33,7 @@ RECORDS = (
     PlannedCall,
     PlannedEdge,
     RunningPrice,
+    SkippedSample,
     SlowSample,
     StepTimes,
     WorkerTimes,

@@ -41,6 +41,7 @@ CASES: dict[str, Any] = {
     "dataset with a state": lambda: DataLoader(Remembering(), 4),
     "iterator with a state": lambda: DataLoader(WithCursor(), 4, seeding="batch", shards=2),
     "rank": lambda: DataLoader(Counted(), 4, ranks=Ranks(rank=0, world_size=2)),
+    "skipped samples": lambda: DataLoader(Counted(failing=5), 4, on_error="skip"),
     "own generator": lambda: DataLoader(
         Counted(), 4, shuffle=True, generator=torch.Generator().manual_seed(3)
     ),

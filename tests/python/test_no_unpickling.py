@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool_datasets import CODE, Augmented, StatefulShards
+from pool_datasets import CODE, Augmented, Corrupt, StatefulShards
 from pool_processes import PoolProcesses, pool_of
 from worker_alterations import Trap
 
@@ -73,6 +73,16 @@ WHOSE_BYTES = {
         "LocalPoolIter._take",
         "penstock.worker.batch_pickle.loads",
     ): "as batch_pickle.loads",
+    (
+        "loader/local_iterator.py",
+        "LocalPoolIter._read_report",
+        "pickle.loads",
+    ): "reports that local workers sent with batches; PoolIter has a method of its own",
+    (
+        "loader/local_iterator.py",
+        "LocalPoolIter._error_of",
+        "pickle.loads",
+    ): "a part of such a report; PoolIter has a method of its own",
     (
         "loader/local_source.py",
         "LocalSource.who_is_awaited",
@@ -290,6 +300,18 @@ def test_pickled_states_are_refused_even_of_workers_that_are_trusted(pool: PoolP
         with pytest.raises(PenstockError, match="malformed"):
             loader.state_dict()
         del batches
+    assert not witness.exists()
+
+
+@pytest.mark.slow
+def test_pickled_reports_of_skipped_samples_are_refused(pool: PoolProcesses) -> None:
+    witness = pool.folder / "ran"
+    pool.start_altered_worker("send_pickled_reports", str(witness))
+    for trust in (False, True):
+        loader = pooled(pool, Corrupt(8, [1]), batch_size=4, trust_workers=trust, on_error="skip")
+        with pytest.raises(PenstockError, match="malformed"):
+            next(iter(loader))
+        assert loader.skipped == ()
     assert not witness.exists()
 
 

@@ -122,6 +122,23 @@ def test_what_a_sample_raises_reaches_every_rank(pool: PoolProcesses, start: Sta
 
 
 @pytest.mark.long
+def test_a_sample_that_fails_is_skipped_on_every_rank(pool: PoolProcesses, start: Start) -> None:
+    pool.start_worker(processes=1)
+    given = {"fail": 11, "on_error": "skip"}
+    job = start([[0, 1]], pool=pool.endpoint, **given)
+    loader = loader_of(job.folder.parent, {"groups": [[]], **given}, 0, None)
+    wanted: list[Any] = [
+        [epoch, batch["index"].tolist(), digest(batch)] for epoch in range(2) for batch in loader
+    ]
+    (skipped,) = loader.skipped
+    wanted.append([11, skipped.batch, 2])
+    for rank in (0, 1):
+        code, text = job.finish(rank)
+        assert code == 0, text
+        assert job.lines(rank) == wanted
+
+
+@pytest.mark.long
 def test_ranks_that_are_seeded_differently_are_told(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=1)
     job = start([[0, 1]], pool=pool.endpoint, other_seed=[1])

@@ -46,6 +46,12 @@ def send_pickled_states(witness: str) -> None:
     running_job._Epoch.state = lambda *_: pickle.dumps(Trap(witness))  # type: ignore[method-assign]
 
 
+def send_pickled_reports(witness: str) -> None:
+    running_job.RunningJob._report_of = (  # type: ignore[method-assign]
+        lambda *_: pickle.dumps(Trap(witness))
+    )
+
+
 def send_pickled_errors(witness: str) -> None:
     """Send a pickle as an error, under the name of a function that would load it."""
     text = pickle.dumps(Trap(witness), 0).decode("latin-1")
@@ -158,6 +164,7 @@ ALTERATIONS: dict[str, Callable[[str], None]] = {
     for alteration in (
         send_pickled_batches,
         send_pickled_states,
+        send_pickled_reports,
         send_pickled_errors,
         send_errors_that_end_programs,
         end_shards_from,

@@ -70,6 +70,7 @@ from penstock.loader.rank_agreement import (
     speaks_for_group,
 )
 from penstock.loader.rank_states import part_of_rank
+from penstock.loader.skipped_samples import SkippedSample, SkippedSamples, epoch_skips
 from penstock.loader.source import with_workers_apart
 from penstock.loader.started_prefetch import StartedPrefetch, check_can_start
 from penstock.loader.stats import LoaderReport, LoaderStats, make_report
@@ -242,6 +243,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             reproducible, because the threads share them. A dataset with ``__getitems__`` is still
             called once per batch. Iterable datasets and ``batch_size=None`` allow only 1. Default:
             1.
+        on_error (str): Handling of a sample whose dataset or transform raises an exception.
+            ``"raise"`` raises it in place of the batch. ``"skip"`` leaves the sample out of its
+            batch and continues: the batch is smaller, and a batch without any sample left is
+            omitted, so ``len(loader)`` is an upper limit. :attr:`skipped` lists the samples.
+            ``MemoryError`` and exceptions of ``collate_fn``, ``worker_init_fn`` and the sampler are
+            raised, and so is the exception of a batch without any sample left if the ranks of a job
+            take the same number of steps (``shard_by_rank``, or a ``DistributedSampler``). Requires
+            a map-style dataset. Default: ``"raise"``.
+        max_skipped (int): Limit on the number of different samples that ``on_error="skip"`` leaves
+            out over the life of the loader, including the loaders that it was resumed from; 1 or
+            more. The exception of a further one is raised. Default: 100.
         overlap_epochs (bool): With ``persistent_workers``, allow workers to make the first batches
             of the next epoch while one ends and between the two. These batches are used if the next
             epoch starts as expected (no other code drew from the generators of its order), and
@@ -351,6 +363,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         shards: int | None = None,
         prefetch_bytes: int | None = None,
         fetch_threads: int = 1,
+        on_error: Literal["raise", "skip"] = "raise",
+        max_skipped: int = 100,
         overlap_epochs: bool = True,
         pool: Pool | str | None = None,
         ranks: Ranks | None = None,
@@ -418,6 +432,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.shards = shards
         self.prefetch_bytes = prefetch_bytes
         self.fetch_threads = fetch_threads
+        self.on_error = on_error
+        self.max_skipped = max_skipped
         self.overlap_epochs = overlap_epochs
         super().__init__(
             dataset,
@@ -645,6 +661,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._parked_client = ParkedClient()
         self._replicas = None
         self._step_agreement = None
+        self._skipped_samples = SkippedSamples()
         self._travelling_code = TravellingCode()
         self._known_pickle = KnownPickle()
         self._epoch_count = 0
@@ -692,6 +709,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         return self._tuner.choice
 
+    @property
+    def skipped(self) -> tuple[SkippedSample, ...]:
+        """The samples that ``on_error="skip"`` has left out of delivered batches, each once.
+
+        They are part of :meth:`state_dict`, except with ``shard_by_rank``, where a state belongs to
+        all ranks and each rank lists the samples since its start.
+
+        Returns:
+            tuple[SkippedSample, ...]: In the order in which the samples first failed.
+
+        Example::
+
+            for sample in loader.skipped:
+                print(sample)
+        """
+        return self._skipped_samples.samples
+
     def stats(self) -> LoaderStats:
         """Return the statistics of this loader so far, over all of its iterators.
 
@@ -718,6 +752,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             fallback_reason=self._fallback_reason,
             worker_choice=self.worker_choice,
             epoch_end=None if self._step_agreement is None else self._step_agreement.epoch_end,
+            skipped_samples=self._skipped_samples.times,
             **counted,
         )
 
@@ -905,6 +940,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             state_dict = part_of_rank(self, dict(state_dict))
             leave_pool_of_another_state(self, state_dict)
             check_state(self, state_dict)
+            self._skipped_samples.load(state_dict)
         else:
             warn(
                 "load_state_dict() was given an empty dictionary, so the loader begins a new epoch "
@@ -954,6 +990,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             # A rank's state is its job's state, which a rank's place with its workers is not.
             progress.want_states(state_interval(self))
         progress.number = self._begun_count
+        progress.skips = epoch_skips(self)
         self._begun_count += 1
         self._progress = progress
         return progress
@@ -1070,6 +1107,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "_load_meter",
             "_prefixes",
             "_shipment",
+            "_skipped_samples",
             "_started",
             "_step_agreement",
             "_progress",

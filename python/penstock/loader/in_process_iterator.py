@@ -26,8 +26,10 @@ from penstock.loader.options import (
     is_seeded_by_sample,
     shard_count,
     shards_of_rank,
+    skip_limit,
 )
 from penstock.loader.rank_agreement import steps_of_job
+from penstock.loader.skipped_samples import note_reason
 from penstock.loader.step_times import InProcessLedger
 from penstock.loader.watched_steps import are_watched, watched
 from penstock.ranks.sharding import RankShards
@@ -44,6 +46,12 @@ from penstock.stream.shard_state import (
 )
 from penstock.worker.fetching import FetchSpec, InProcessFetcher
 from penstock.worker.map_fetchers import spoken_sample, timed_collate
+from penstock.worker.partial_batch import (
+    PartialBatch,
+    SkipReport,
+    described,
+    without_errors,
+)
 from penstock.worker.threaded_fetch import make_pool
 
 
@@ -157,7 +165,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         return self._timed_spec(loader).make_fetcher(self._dataset, pool)
 
     def _timed_spec(self, loader: LoaderFace, shards: RankShards | None = None) -> FetchSpec:
-        spec = FetchSpec.of(self, loader.fetch_threads, shards)
+        spec = FetchSpec.of(self, loader.fetch_threads, shards, skip_limit(loader))
         return dataclasses.replace(spec, clock=self._ledger.clock)
 
     def _time_fetches(self, loader: LoaderFace) -> None:
@@ -222,7 +230,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         if isinstance(fetcher, InProcessFetcher):
             fetcher.make_again(indices, number, first_place)
         else:
-            fetcher.fetch(indices)
+            without_errors(fetcher.fetch(indices))
 
     def _states_reader(self) -> Callable[[], list[Any]]:
         """Return a reader of the shards' states. It does not hold this iterator, whose threads end
@@ -330,18 +338,9 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             self._ledger.leave(has_batch)
 
     def _next_batch(self) -> Any:
-        try:
-            steps = self._steps
-            batch = self._make_batch() if steps is None else self._make_common(steps)
-        except StopIteration:
-            self._progress.finish()
-            raise
-        except Exception as error:
-            if sample := spoken_sample(error):
-                add_note(error, f"raised for {sample}")
-            self._note_answer(is_error=True)
-            raise
-        self._note_answer(is_error=False)
+        is_omitted = True
+        while is_omitted:
+            batch, is_omitted = self._next_made()
         if self._drawing_threads and self._dataset_fetcher.threads_drew:
             self._draw_warning.give(self._drawing_threads)
         if self._device is None:
@@ -350,6 +349,48 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         batch = move_batch(batch, self._device)
         self._ledger.note("device_s", time.perf_counter() - began_at)
         return batch
+
+    def _next_made(self) -> tuple[Any, bool]:
+        """Make the next batch. Return it, and whether none of its samples could be fetched."""
+        batch: Any = None
+        is_omitted = False
+        try:
+            steps = self._steps
+            batch = self._make_batch() if steps is None else self._make_common(steps)
+            if self._progress.skips is not None:
+                batch, is_omitted = self._without_failed(batch)
+        except StopIteration:
+            self._progress.finish()
+            raise
+        except Exception as error:
+            if sample := spoken_sample(error):
+                add_note(error, f"raised for {sample}")
+            self._note_answer(is_error=True)
+            raise
+        self._note_answer(is_error=is_omitted)
+        return batch, is_omitted
+
+    def _without_failed(self, made: Any) -> tuple[Any, bool]:
+        """Return a batch, and whether none of its samples could be fetched. Record the samples that
+        it lacks, or raise the exception of the first one."""
+        skips = self._progress.skips
+        skips.begin()
+        if type(made) is not PartialBatch:
+            return made, False
+        number = self._progress.pulled_count - 1
+        samples = described(made.failures, skips.max_skipped + 1)
+        report = SkipReport(number, made.is_omitted, samples, None)
+        error = made.failures[0].error
+        made.drop_errors()
+        reason = skips.reason_to_raise(report)
+        if not reason:
+            skips.note(report, self._progress.place_of(number))
+            return made.batch, made.is_omitted
+        note_reason(error, reason)
+        try:
+            raise error
+        finally:
+            del error  # which its frames would keep alive
 
     def record_steps(self, count_max: int) -> None:
         """Keep no records: a step itself shows when its batch was made."""

@@ -69,6 +69,8 @@ class LoaderFace(Protocol):
     shards: int | None
     prefetch_bytes: Any
     fetch_threads: Any
+    on_error: Any
+    max_skipped: Any
     overlap_epochs: Any
     pool: Any
     keys: Any
@@ -114,6 +116,7 @@ class LoaderFace(Protocol):
     _workers_apart: dict[str, str]  # as PoolClient.workers_apart
     _progress: Progress | None
     _shipment: bytes | None
+    _skipped_samples: Any  # a SkippedSamples
     _step_agreement: Any  # a StepAgreement, or None
     _provenance: ProvenanceTable | None
     _resuming: Progress | None

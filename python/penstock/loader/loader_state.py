@@ -93,7 +93,17 @@ def make_state(
     state = _state_at(loader, progress, asks_workers)
     _raise_failures(state)
     note_rank(loader, state, progress)
+    _note_skipped(loader, state, progress)
     return sealed(state) if is_same_on_all_ranks(loader) else state
+
+
+def _note_skipped(loader: LoaderFace, state: dict[str, Any], progress: Progress | None) -> None:
+    """Add the samples that were left out. Ranks with one state for all have different ones."""
+    skipped = loader._skipped_samples
+    if is_same_on_all_ranks(loader) or (loader.on_error == "raise" and len(skipped) == 0):
+        return
+    of_epoch = None if progress is None or _is_between_epochs(state) else progress.skips
+    state["skipped"] = skipped.to_state(of_epoch)
 
 
 def state_interval(loader: LoaderFace) -> int:
@@ -366,6 +376,7 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
     if is_same_on_all_ranks(loader):
         state = opened(state)
     loader._epoch_count = state["epoch"]
+    loader._skipped_samples.load(state)
     if state["_iterator_finished"] and state["base_seed"] is not None:
         loader._epoch_count += is_seeded_by_batch(loader)
         return begin()  # accelerate reached the end before the iterator did

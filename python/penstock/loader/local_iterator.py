@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import os
+import pickle
 import sys
 import time
 import weakref
@@ -33,7 +34,7 @@ from penstock.loader.device import names_device, staged_device
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.loader_state import states_at_end
 from penstock.loader.local_source import LocalSource
-from penstock.loader.lookahead import LooksAhead, NoBatch, Taken
+from penstock.loader.lookahead import OMITTED, LooksAhead, NoBatch, Taken
 from penstock.loader.options import (
     drawing_threads,
     is_seeded_by_batch,
@@ -44,8 +45,10 @@ from penstock.loader.options import (
     prefetch_factor,
     shard_count,
     shards_of_rank,
+    skip_limit,
 )
 from penstock.loader.rank_agreement import steps_of_job
+from penstock.loader.skipped_samples import note_reason
 from penstock.loader.source import STANDING_COUNTS, NativeThread, Source, StreamOptions
 from penstock.loader.step_times import PastWork
 from penstock.loader.watched_steps import are_watched, watched
@@ -57,6 +60,7 @@ from penstock.stream.indices import AskedIndices, IndexOrder, is_untouched, reco
 from penstock.stream.progress import Progress
 from penstock.worker.batch_pickle import dumps_index, loads
 from penstock.worker.fetching import FetchSpec
+from penstock.worker.partial_batch import SkipReport
 from penstock.worker.request_feed import AfterOthers, OutOfTurn
 
 if TYPE_CHECKING:
@@ -145,7 +149,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             has_timeout=self._timeout > 0,
             pins_memory=bool(self._pin_memory),
         )
-        fetch = FetchSpec.of(self, loader.fetch_threads, shards_of_rank(loader))
+        fetch = FetchSpec.of(self, loader.fetch_threads, shards_of_rank(loader), skip_limit(loader))
         self.source = self._make_source(loader, options, fetch)
         self._stream = self.source.stream
         self.watched_by: object = ()
@@ -302,28 +306,73 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             _DRAWN_NATIVELY.refuse()
         if self._steps is not None and not self._take_turn(self._steps):
             self._end_with_others()
-        if self._ahead:
-            taken = self._ahead.popleft()
-            if type(taken) is tuple:
-                self._stream.give_ahead()
-        else:
-            taken = self._take()
-        if type(taken) is not tuple:
-            self._end_or_raise(taken)
-        value, extra, shard_id, state = taken
-        if state is not None:
-            self._progress.counts.set_shard_state(shard_id, state)
-        self._unanswered()
-        if self._drawing_threads and self._stream.counters()["unrepeatable_batches"]:
-            self._draw_warning.give(self._drawing_threads)
-            self._drawing_threads = 0  # warned, no further check needed
-        if extra is True:
-            value.reraise()
-        if extra is False:
-            raise value
+        while True:
+            if self._ahead:
+                taken = self._ahead.popleft()
+                if type(taken) is tuple:
+                    self._stream.give_ahead()
+            else:
+                taken = self._take()
+            if type(taken) is not tuple:
+                self._end_or_raise(taken)
+            value, extra, shard_id, state = taken
+            report = None
+            if type(state) is SkipReport:
+                report, state = state, self._state_of(state, shard_id)
+            if state is not None:
+                self._progress.counts.set_shard_state(shard_id, state)
+            self._unanswered()
+            if self._drawing_threads and self._stream.counters()["unrepeatable_batches"]:
+                self._draw_warning.give(self._drawing_threads)
+                self._drawing_threads = 0  # warned, no further check needed
+            if extra is True:
+                value.reraise()
+            if extra is False:
+                raise value
+            if self._progress.skips is not None:
+                self._note_skips(report, extra)
+            if extra is OMITTED:
+                continue
+            if self._may_come_out_of_turn:
+                self._progress.note_delivery(extra[2])
+            return value
+
+    def _note_skips(self, report: SkipReport | None, extra: Any) -> None:
+        """Record the samples that a batch lacks, or raise the exception of the first one."""
+        progress = self._progress
+        progress.skips.begin()
+        if report is None or not report.samples:
+            return
+        reason = progress.skips.reason_to_raise(report)
+        if reason:
+            if extra is not OMITTED:
+                progress.counts.note_error()
+            error = self._error_of(report)
+            note_reason(error, reason)
+            raise error
+        number = progress.answered_count - 1
         if self._may_come_out_of_turn:
-            self._progress.note_delivery(extra[2])
-        return value
+            number = report.number if extra is OMITTED else extra[2]
+            if extra is OMITTED:
+                progress.note_delivery(number)
+        progress.skips.note(report, progress.place_of(number))
+
+    def _read_report(self, state: bytes) -> SkipReport:
+        """Return the report that a worker has sent with a batch."""
+        report: SkipReport = pickle.loads(state)  # a child of this process wrote it
+        return report
+
+    def _state_of(self, report: SkipReport, shard_id: int) -> bytes | None:
+        """Return the dataset's state that a worker has sent with a report."""
+        return report.state
+
+    def _error_of(self, report: SkipReport) -> Exception:
+        """Return the exception of the first sample of a report, as torch raises it."""
+        try:
+            pickle.loads(report.error).reraise()
+        except Exception as error:
+            return error.with_traceback(None)
+        raise AssertionError("reraise() returned")
 
     def _take_turn(self, steps: CommonSteps) -> bool:
         self._stream.begin_ranks()
@@ -375,6 +424,9 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             if kind == _BATCH:
                 if type(extra) is not bool:
                     value, extra = self._delivery.take(value, extra)
+                if state is not None and self._progress.skips is not None:
+                    report = self._read_report(state)
+                    return value, OMITTED if report.is_omitted else extra, shard_id, report
                 return value, extra, shard_id, state
             if kind == _END:
                 self.source.end_epoch()

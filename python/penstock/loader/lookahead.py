@@ -38,8 +38,11 @@ class NoBatch(enum.Enum):
     LATE = enum.auto()  # no answer within the loader's timeout
 
 
+# The details of a batch of which no sample is left, with on_error="skip"; next() passes over it.
+OMITTED = object()
 # A batch with its details (its leaves, or True or False if the value is to be raised), its shard
-# and the shard's state; or the exception that next() raises in its place.
+# and the shard's state (with on_error="skip", a SkipReport with that state); or the exception that
+# next() raises in its place.
 Taken = tuple[Any, Any, int, Any] | Exception | NoBatch
 
 
@@ -87,8 +90,8 @@ class LooksAhead:
             return self._indices_ahead(batch_count)
         self._check_depth(batch_count)
         self._take_ahead(batch_count)
-        taken = itertools.takewhile(_is_batch, [*itertools.islice(self._ahead, batch_count)])
-        return [select(batch[0]) for batch in taken]  # type: ignore[index]
+        taken: Any = itertools.takewhile(_is_batch, [*itertools.islice(self._ahead, batch_count)])
+        return [select(batch[0]) for batch in taken if batch[1] is not OMITTED]
 
     def _indices_ahead(self, batch_count: int) -> list[Any]:
         if self._dataset_kind == DatasetKind.Iterable:

@@ -49,6 +49,8 @@ DEFAULTS: dict[str, Any] = {
     "shards": None,
     "prefetch_bytes": None,
     "fetch_threads": 1,
+    "on_error": "raise",
+    "max_skipped": 100,
     "overlap_epochs": True,
     "pool": None,
     "ranks": None,
@@ -76,6 +78,7 @@ _BEYOND_TORCH: dict[str, Any] = {
     "shards": None,
     "prefetch_bytes": None,
     "fetch_threads": 1,
+    "on_error": "raise",
     "code_paths": (),
     "trust_workers": False,
 }
@@ -97,6 +100,7 @@ def check_options(loader: LoaderFace) -> None:
     _check_shards(loader)
     _check_prefetch_bytes(loader)
     _check_fetch_threads(loader)
+    _check_on_error(loader)
     _check_num_workers(loader)
     check_pool_options(loader)
     _check_ranks(loader)
@@ -168,6 +172,12 @@ def drawing_threads(loader: LoaderFace) -> int:
     ``seeding="batch"`` should repeat; 0 if it can repeat them.
     """
     return loader.fetch_threads if is_seeded_by_batch(loader) and loader.fetch_threads > 1 else 0
+
+
+def skip_limit(loader: LoaderFace) -> int | None:
+    """Return the number of samples that may be left out of their batches; None if their exceptions
+    are raised."""
+    return loader.max_skipped if loader.on_error == "skip" else None
 
 
 def prefetch_factor(loader: LoaderFace) -> int | None:
@@ -480,6 +490,32 @@ def _check_ranks(loader: LoaderFace) -> None:
             f"new loader"
         )
     check_ranks(ranks)
+
+
+def _check_on_error(loader: LoaderFace) -> None:
+    if loader.on_error not in ("raise", "skip"):
+        raise ValueError(
+            f"on_error must be 'raise' or 'skip', got {loader.on_error!r}; 'skip' leaves samples "
+            f"that raise an exception out of their batches"
+        )
+    if type(loader.max_skipped) is not int:
+        raise TypeError(f"max_skipped must be an int of 1 or more, got {loader.max_skipped!r}")
+    if loader.max_skipped < 1:
+        raise ValueError(
+            f"max_skipped must be 1 or more, got {loader.max_skipped}; pass on_error='raise' to "
+            f"skip no sample"
+        )
+    if loader.on_error == "raise" and loader.max_skipped != DEFAULTS["max_skipped"]:
+        raise ValueError(
+            f"max_skipped={loader.max_skipped} requires on_error='skip', got on_error='raise', "
+            f"which skips no sample; pass on_error='skip', or leave max_skipped out"
+        )
+    if loader.on_error == "skip" and loader._dataset_kind == DatasetKind.Iterable:
+        raise ValueError(
+            f"on_error='skip' requires a map-style dataset, got the IterableDataset "
+            f"{type(loader.dataset).__name__}, whose iterator is over once it has raised; handle "
+            f"exceptions in its __iter__, or leave on_error out"
+        )
 
 
 def _check_code_paths(code_paths: Any) -> None:

@@ -10,6 +10,7 @@ import sys
 from types import TracebackType
 from typing import Any, NoReturn
 
+from penstock import _C
 from penstock.compat.iterators import DatasetKind
 from penstock.errors import PenstockError, UnsentBatchError
 from penstock.graph.link import Link
@@ -20,10 +21,13 @@ from penstock.loader.options import shard_count
 from penstock.loader.pool_source import PoolSource
 from penstock.loader.source import StreamOptions
 from penstock.loader.variable_pool import way_out
+from penstock.pool.worker_errors import make_error
 from penstock.program_line import warn
 from penstock.worker.fetching import FetchSpec
+from penstock.worker.partial_batch import SkipReport
 
 _ITERATORS_OWN = ("penstock.", "torch.utils.data.")
+_AHEAD_MAX = 1 << 20  # requests after the last answer, more than a trainer makes
 
 
 @functools.cache  # once in a process
@@ -101,6 +105,26 @@ class PoolIter(LocalPoolIter):
         if type(taken) is tuple and isinstance(taken[0], UnsentBatchError):
             self._blame_pool(taken[0])
         return taken
+
+    def _read_report(self, state: bytes) -> SkipReport:
+        report = SkipReport.of_plain(_C.decode_value(state))  # data of others, never unpickled
+        point = self._progress.point
+        first = 0 if point is None else point.left.delivered_count
+        if not first <= report.number < self._progress.answered_count + _AHEAD_MAX:
+            raise PenstockError(
+                f"a worker reports skipped samples of batch {report.number}, which was not "
+                f"requested; trainer and workers must run the same version of penstock"
+            )
+        return report
+
+    def _state_of(self, report: SkipReport, shard_id: int) -> bytes | None:
+        # The native account has taken the report for a dataset state, of which there is none here.
+        self._progress.counts.set_shard_state(shard_id, b"")
+        return None
+
+    def _error_of(self, report: SkipReport) -> Exception:
+        type_name, text = report.error
+        return make_error(type_name, text, "in a penstock worker")
 
     def first_answer(self) -> Any:
         """Return the first batch, or the exception in its place; None if there is neither. It waits

@@ -83,6 +83,8 @@ def facts_of_replica(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any
         "sampler": type(loader.sampler).__qualname__,
         "batch_sampler": type(loader.batch_sampler).__qualname__,
         "batch_size": loader.batch_size,
+        "on_error": loader.on_error,
+        "max_skipped": loader.max_skipped,
         "generator state (SHA-256)": _digest(generator),
         **place,
     }

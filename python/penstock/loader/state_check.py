@@ -29,6 +29,9 @@ _COUNT_MAX = 1 << 53  # epochs and batches below it can be counted further
 _SEED_MAX = 1 << 63
 _MT19937_WORDS = 624
 _PHILOX_WORDS = 4
+# The parts of a skipped sample, in addition to its index.
+_SKIPPED_TEXTS = ("error", "message", "place")
+_SKIPPED_COUNTS = ("epoch", "batch", "times")
 
 
 class Part:
@@ -100,6 +103,7 @@ def check_form(loader: LoaderFace, state: Mapping[str, Any]) -> None:
     first = _check_left(whole["left"], answered_count)
     _check_sampler(loader, whole, first)
     _check_of_dataset(loader, whole)
+    _check_skipped(whole["skipped"])
     is_between = whole["base_seed"].value is None or whole["_iterator_finished"].value
     if is_between:
         return
@@ -209,6 +213,24 @@ def _check_sampler(loader: LoaderFace, whole: Part, first: int) -> None:
         of_place["samples"].integer(0, whole["samples"].integer())
     if isinstance(index_sampler, RankBatchSampler):
         of_place["pulls"].integer(0, first)
+
+
+def _check_skipped(skipped: Part) -> None:
+    if skipped.value is None:
+        return
+    skipped.dictionary("epoch", "samples")
+    skipped["epoch"].integer()
+    for sample in skipped["samples"].sequence():
+        sample.dictionary("index", *_SKIPPED_TEXTS, *_SKIPPED_COUNTS)
+        if len(sample.value) > 1 + len(_SKIPPED_TEXTS) + len(_SKIPPED_COUNTS):
+            sample.expect("a dictionary without other parts")
+        if type(sample["index"].value) not in (int, str):
+            sample["index"].expect("an integer or a text")
+        for name in _SKIPPED_TEXTS:
+            if type(sample[name].value) is not str:
+                sample[name].expect("a text")
+        for name in _SKIPPED_COUNTS:
+            sample[name].integer()
 
 
 def _check_of_dataset(loader: LoaderFace, whole: Part) -> None:

@@ -41,8 +41,8 @@ class LoaderStats:
     """Counts over all iterators of a loader, including live ones; returned by ``loader.stats()``.
 
     ``print(loader.stats())`` shows them as text. With ``num_workers=0`` and no pool, only
-    ``iterator``, ``fallback_reason``, ``ledger`` and ``slow_samples`` are counted. Fields that end
-    in ``_s`` are wall-clock seconds, ``_bytes`` bytes, and ``_j`` joules.
+    ``iterator``, ``fallback_reason``, ``ledger``, ``slow_samples`` and ``skipped_samples`` are
+    counted. Fields that end in ``_s`` are wall-clock seconds, ``_bytes`` bytes, and ``_j`` joules.
 
     Attributes:
         iterator (str | None): ``"penstock"``; ``"pool"``; ``"torch"``, torch's in-process iterator
@@ -99,6 +99,8 @@ class LoaderStats:
         workers (Mapping[int, WorkerTimes]): Times of each worker, by its number, or by its identity
             in a pool.
         slow_samples (tuple[SlowSample, ...]): Slowest samples, slowest first.
+        skipped_samples (int): Number of times that ``on_error="skip"`` left a sample out of its
+            batch, also with ``num_workers=0``.
     """
 
     iterator: str | None = None
@@ -138,6 +140,7 @@ class LoaderStats:
     ledger: StepTimes = StepTimes()
     workers: Mapping[int, WorkerTimes] = field(default_factory=dict)
     slow_samples: tuple[SlowSample, ...] = ()
+    skipped_samples: int = 0
 
     @property
     def pool_energy_j(self) -> float | None:
@@ -151,6 +154,8 @@ class LoaderStats:
         if self.iterator is None:
             return "DataLoader has not been iterated over"
         end = "" if self.epoch_end is None else f"\n  {self.epoch_end}"
+        if self.skipped_samples:
+            end += f"\n  samples were left out of batches {self.skipped_samples} times"
         if not self.batches:
             steps = f"; {self.ledger}" if self.ledger.steps else ""
             return f"DataLoader ({self.iterator}) has counted no batch{steps}{end}"

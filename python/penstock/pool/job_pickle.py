@@ -197,7 +197,7 @@ class KnownPickle:
         if found is None:
             return None
         options = (fetch.dataset_kind, fetch.auto_collation, fetch.drop_last, fetch.fetch_threads)
-        return (*options, fetch.shards), found
+        return (*options, fetch.shards, fetch.max_skipped), found
 
 
 class Unpicklable(NamedTuple):

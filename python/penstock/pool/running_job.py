@@ -27,6 +27,7 @@ from penstock.stream.table_rows import plain_rows
 from penstock.worker.batch_pickle import dumps
 from penstock.worker.fetching import BatchPlace, FetchSpec, SeededFetcher, copy_for_shard
 from penstock.worker.fingerprint import Fingerprint, fingerprint
+from penstock.worker.partial_batch import PartialBatch, SkipReport, described
 from penstock.worker.request_feed import in_its_place, indices_of
 from penstock.worker.slab_collate import collating_into
 from penstock.worker.threaded_fetch import FetchPool, make_pool
@@ -35,6 +36,8 @@ _EPOCHS_MAX = 2  # the last batches of one epoch and the first of the next may a
 _LOOK_S_MIN = 0.005
 _BATCH_COUNT = struct.Struct("<Q")
 _SEEDS = struct.Struct("<qqq")  # as loader::EpochSeeds writes them
+# The answer in the place of a batch without samples; the trainer reads the report with it.
+_OMITTED = ("penstock.OmittedBatch", "no sample of the batch could be fetched")
 
 
 class RunningJob:
@@ -163,13 +166,21 @@ class RunningJob:
             raised = self._describe_error(error)
         if raised is None and epoch is not None:
             try:
+                sample_count = self._sample_count(indices)
+                if type(batch) is PartialBatch:  # of a map-style dataset, which has no state here
+                    state = self._report_of(batch, work)
+                    if batch.is_omitted:
+                        self._server.answer_error(work, *_OMITTED, state)
+                        return
+                    sample_count -= len(batch.failures)
+                    batch = batch.batch
                 self._server.answer(
                     work,
                     batch,
                     epoch.fetcher.threads_drew,
                     state,
                     self._dumps,
-                    self._sample_count(indices),
+                    sample_count,
                     self._told_size,
                 )
                 return
@@ -181,6 +192,13 @@ class RunningJob:
                 raised = self._describe_error(error)
         assert raised is not None
         self._server.answer_error(work, *raised, state)
+
+    def _report_of(self, batch: PartialBatch, work: _C.PoolWork) -> bytes:
+        samples = described(batch.failures, (self._job.fetch.max_skipped or 0) + 1)
+        error = self._describe_error(batch.failures[0].error)
+        batch.drop_errors()
+        report = SkipReport(work.sequence, batch.is_omitted, samples, error)
+        return _C.encode_value(report.to_plain(), "the list of skipped samples")
 
     def _describe(self, work: _C.PoolWork) -> None:
         """Send the dataset's kind and size to a trainer that cannot inspect it."""

@@ -177,6 +177,7 @@ class Progress:
         self.samplers_before: dict[str, Any] | None = None  # their states before the epoch
         self.counts = _C.EpochProgress(shard_count)
         self.share: _C.RankShare | None = None  # of the rank, if ranks share an order
+        self.skips: Any = None  # the account of left-out samples, with on_error="skip"
         # In the trainer process, states are taken when they are requested: the program may have
         # changed the dataset, or drawn, since the last answer.
         self.shard_states_now: Callable[[], list[Any]] | None = None
@@ -350,6 +351,8 @@ class Progress:
 
     def finish(self) -> None:
         self.counts.finish()
+        if self.skips is not None:
+            self.skips.end()
 
 
 Take = Callable[[], dict[str, Any]]

@@ -47,6 +47,7 @@ from penstock.worker.map_fetchers import (
     TimedMapFetcher,
     timed_collate,
 )
+from penstock.worker.partial_batch import skipping, without_errors
 from penstock.worker.threaded_fetch import (
     FetchPool,
     ThreadedMapFetcher,
@@ -68,10 +69,15 @@ class FetchSpec:
     rows: SampleRows | None = None  # of the worker's batches, if default_collate makes them
     shards: RankShards | None = None  # of an iterable dataset that ranks share
     clock: _C.FetchClock | None = None  # in the process that makes the batches
+    # The number of samples that may be left out of their batches; None if their errors are raised.
+    max_skipped: int | None = None
 
     @staticmethod
     def of(
-        iterator: BaseIterator, fetch_threads: int, shards: RankShards | None = None
+        iterator: BaseIterator,
+        fetch_threads: int,
+        shards: RankShards | None = None,
+        max_skipped: int | None = None,
     ) -> FetchSpec:
         return FetchSpec(
             iterator._dataset_kind,
@@ -81,15 +87,19 @@ class FetchSpec:
             iterator._drop_last,
             fetch_threads,
             shards=shards,
+            max_skipped=max_skipped,
         )
 
     def make_fetcher(self, dataset: Any, pool: FetchPool | None) -> Any:
         """Return torch's fetcher over ``dataset``, which fetches samples on ``pool`` if there is
-        one; start the iteration of an iterable dataset.
+        one; start the iteration of an iterable dataset. With ``max_skipped``, it returns a
+        :class:`.PartialBatch` for a batch with failed samples.
         """
         clock, collate_fn = self.clock, self.collate_fn
         if clock is not None:
             collate_fn = timed_collate(clock, collate_fn)
+        if self.max_skipped is not None:
+            dataset, collate_fn = skipping(dataset, collate_fn)
         if pool is not None:
             return ThreadedMapFetcher(
                 dataset, self.auto_collation, collate_fn, self.drop_last, pool
@@ -444,7 +454,7 @@ class InProcessFetcher:
     def make_again(self, indices: Any, number: int, first_place: int) -> None:
         """Make a batch of a map-style dataset and discard it."""
         with GeneratorsKept():
-            self._fetcher.fetch(indices, BatchPlace(number, 0, first_place))
+            without_errors(self._fetcher.fetch(indices, BatchPlace(number, 0, first_place)))
 
     def _states(self) -> list[dict[str, Any] | StateFailure | None]:
         return [self._state(shard_id) for shard_id in range(self._shard_count)]

@@ -25,6 +25,7 @@ from penstock import _C
 from penstock.stream.batch_seeds import generator_states, put_back
 from penstock.worker.dataset_watch import Watch
 from penstock.worker.fetching import BatchPlace
+from penstock.worker.partial_batch import without_errors
 
 # One wait for a request; the native side detects a dead trainer and signals by itself.
 _IDLE_S = 3600.0
@@ -175,7 +176,7 @@ def make_others(
     for others, number, first_place in indices.others:
         begin()
         try:
-            fetch(others, BatchPlace(number, place.shard_id, first_place))
+            without_errors(fetch(others, BatchPlace(number, place.shard_id, first_place)))
         except Exception:
             pass  # it was also raised before the state was taken
     begin()

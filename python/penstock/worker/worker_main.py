@@ -54,6 +54,7 @@ from penstock.worker.fetching import (
 )
 from penstock.worker.fingerprint import Fingerprint, fingerprint
 from penstock.worker.map_fetchers import name_sample, spoken_sample
+from penstock.worker.partial_batch import PartialBatch, SkipReport, described
 from penstock.worker.request_feed import RequestFeed, in_its_place, indices_of, make_others
 from penstock.worker.slab_collate import collating_into, lend_slabs_to_torch
 from penstock.worker.threaded_fetch import FetchPool, make_pool
@@ -280,6 +281,11 @@ def _serve(
                 batch.exc_msg = name_sample(batch.exc_msg, sample)
             if every is not None and is_state_due(request.sequence, every, spec.shard_count):
                 state_after = _state_after(last, request.shard_id)
+            if fetch.max_skipped is not None:
+                batch, is_omitted, state_after = _reported(
+                    batch, state_after, request.sequence, fetch.max_skipped, where
+                )
+                raises = raises or is_omitted
         stays = repeats is not None and repeats.note_batch(time.monotonic() - began_at)
         marks = AnswerMarks(raises, threads_drew, stays, state_after)
         try:
@@ -310,7 +316,40 @@ class AnswerMarks(NamedTuple):
     raises: bool
     threads_drew: bool
     dataset_stays: bool  # the batches made so far have not changed it, as far as can be detected
-    state: bytes | None  # pickled: of the dataset and its iterator after the batch
+    # Pickled: the state of the dataset and its iterator after the batch; a SkipReport with it if
+    # samples are skipped.
+    state: bytes | None
+
+
+def _reported(
+    batch: Any, state: bytes | None, number: int, max_skipped: int, where: str
+) -> tuple[Any, bool, bytes | None]:
+    """Return the batch itself, whether no sample is left for it, and the report that is sent with
+    it; None if there is nothing to report."""
+    if type(batch) is not PartialBatch:
+        report = None if state is None else SkipReport(number, False, (), None, state)
+        return batch, False, None if report is None else pickle.dumps(report)
+    samples = described(batch.failures, max_skipped + 1)
+    error = _pickled_error(batch.failures[0].error, where)
+    batch.drop_errors()
+    report = SkipReport(number, batch.is_omitted, samples, error, state)
+    return batch.batch, batch.is_omitted, pickle.dumps(report)
+
+
+def _pickled_error(error: Exception, where: str) -> bytes:
+    wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where=where)
+    wrapper.exc_msg = name_sample(wrapper.exc_msg, spoken_sample(error))
+    try:
+        return pickle.dumps(wrapper)
+    except Exception:
+        return pickle.dumps(_as_text(wrapper.exc_msg, where))
+
+
+def _as_text(text: str, where: str) -> ExceptionWrapper:
+    """Return the wrapper of an exception whose type cannot be pickled; its text can."""
+    wrapper = ExceptionWrapper((RuntimeError, RuntimeError(text), None), where=where)
+    wrapper.exc_msg = text
+    return wrapper
 
 
 def _state_after(fetcher: Fetcher | None, shard_id: int) -> bytes | None:
@@ -341,11 +380,8 @@ def _answer(
     except ClosedError:
         raise
     except Exception as error:
-        if marks.raises:  # the user's exception type cannot be pickled; its text can
-            wrapper = ExceptionWrapper(
-                (RuntimeError, RuntimeError(batch.exc_msg), None), where=where
-            )
-            wrapper.exc_msg = batch.exc_msg
+        if marks.raises and batch is not None:
+            wrapper = _as_text(batch.exc_msg, where)
         else:
             wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where=where)
         server.answer(request, wrapper, True, False, marks.dataset_stays, marks.state, dumps)
